@@ -1,10 +1,24 @@
-"""."""
+"""Origins: what a scheme, a host and a port are together, and which hosts are this machine's.
+
+Owns: default ports, how host and port are written, what is loopback or private.
+May not know: how a name is looked up.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Any, NamedTuple
+
+DEFAULT_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
+
+# RFC 6052 section 2.1: the IPv4 address is in the last 32 bits.
+_NAT64 = IPv6Network("64:ff9b::/96")
+
+# `127.1`, `2130706433` and `0x7f.1`: no name of a host ends in a number.
+_NUMBER_LAST = r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)"
+_LOCAL_NAMES = r"(?:.*\.)?localhost|metadata\.google\.internal"
 
 
 class Origin(NamedTuple):
@@ -13,47 +27,56 @@ class Origin(NamedTuple):
     scheme: str
     host: str
     port: int
-    via: Any = None  # by whose configuration it is reached: trust, client certificate, proxy
+    # The Registry (of config.model, which is above) by whose configuration it is reached: trust,
+    # client certificate, proxy.
+    via: Any = None
 
     @property
     def authority(self) -> str:
         """The Host header: brackets for IPv6, no default port."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return (
-            host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
-        )
+        return format_authority(self.scheme, self.host, self.port)
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}"
 
 
-DEFAULT_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
+def format_authority(scheme: str, host: str, port: int) -> str:
+    """Return `host` or `host:port`: brackets for IPv6, no port that is the scheme's own."""
+    bracketed = f"[{host}]" if ":" in host else host
+    # What has no scheme is shown as http.
+    default = DEFAULT_PORTS.get(scheme, DEFAULT_PORTS["http"])
+    return bracketed if port == default else f"{bracketed}:{port}"
 
 
 def is_loopback(host: str) -> bool:
+    """Ask whether a name or address without brackets is this machine's own."""
     return host in ("localhost", "::1") or re.fullmatch(r"127(?:\.[0-9]{1,3}){3}", host) is not None
 
 
 def is_private(host: str) -> bool:
-    """Say whether a host is an address, or a name for one, that a stranger must not send us to."""
-    from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-
+    """Ask whether a host is an address, or a name for one, that a stranger must not send us to."""
     host = host.rstrip(".").lower()
     try:
         address = ip_address(host)
     except ValueError:
-        # `127.1`, `2130706433` and `0x7f.1` are addresses to the resolver, whatever they name.
-        return bool(
-            re.fullmatch(
-                r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*|localhost)|metadata\.google\.internal", host
-            )
-        )
+        return is_address_in_disguise(host) or re.fullmatch(_LOCAL_NAMES, host) is not None
+
     if isinstance(address, IPv6Address):
-        # The IPv4 address inside: mapped, 6to4, or behind a NAT64 gateway (RFC 6052 section 2.1).
-        nat64 = (
-            IPv4Address(int(address) & 0xFFFFFFFF)
-            if address in IPv6Network("64:ff9b::/96")
-            else None
-        )
-        address = address.ipv4_mapped or address.sixtofour or nat64 or address
+        address = _ipv4_inside(address) or address
     return not address.is_global or address.is_multicast
+
+
+def is_address_in_disguise(host: str) -> bool:
+    """Ask whether the resolver would take a lower-case name for an IPv4 address, as `127.1`."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return re.fullmatch(_NUMBER_LAST, host) is not None
+    return False
+
+
+def _ipv4_inside(address: IPv6Address) -> IPv4Address | None:
+    """Return the address that is meant: of a mapped one, of 6to4, behind a NAT64 gateway."""
+    if address in _NAT64:
+        return IPv4Address(int(address) & 0xFFFFFFFF)
+    return address.ipv4_mapped or address.sixtofour

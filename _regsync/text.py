@@ -1,12 +1,23 @@
-"""."""
+"""Text from elsewhere is made safe to print; sizes and durations are put into words.
+
+Owns: which characters a line may have, how secrets are taken out of a text, how a cut is shown.
+May not know: whose secrets they are, who prints.
+Invariants: secrets go before a text is cut, since the beginning of one would not be found. What is
+printed of others' text is one line without controls (R18).
+"""
 
 from __future__ import annotations
 
 import json
-import posixpath
 import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
+
+Secrets = Callable[[], Iterable[str]]
 
 # What obeys, reorders, hides or breaks a terminal's line: controls, bidirectional ones, marks
 # without width (R18).
@@ -21,77 +32,140 @@ _INVISIBLE = {
     0xFEFF,
     *range(0xE0000, 0xE0080),
 }
+_SPACES = (0x09, 0x0A, 0x0D, 0x2028, 0x2029)
+_PRINTABLE = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys(_SPACES, " ")
+
+_MASK = "***"
+
+# Characters of a text in which secrets are looked for. Four times as many bytes are fewer than what
+# is read of an error's body, so a secret that was cut there is never among them.
+_MOST_SEARCHED = 16 * 1024 - 1
+
+# Who knows the secrets that the text of the present task may hold: see `redacting`.
+_SECRETS_IN_USE: ContextVar[tuple[Secrets, ...]] = ContextVar("secrets in use", default=())
 
 
-_CLEANING = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys((0x09, 0x0A, 0x0D, 0x2028, 0x2029), " ")
+def one_line(text: str, limit: int = 500) -> str:
+    """Return `text` on one line, without control characters, at most `limit` characters long, `…`
+    where it was cut. Secrets stay in it.
+    """
+    shown = text[: 4 * limit].translate(_PRINTABLE).strip()
+    if len(shown) <= limit and len(text) <= 4 * limit:
+        return shown
+    return shown[: limit - 1] + "…"
 
 
 def clean(text: str, limit: int = 500) -> str:
-    """Return `text` on one line, without control characters, at most `limit` characters long, `…`
-    where it was cut.
+    """Return others' text as `one_line` does, without the secrets in use (see `redacting`)."""
+    secrets = [secret for give in _SECRETS_IN_USE.get() for secret in give()]
+    if any(secrets):
+        text = redact(text, secrets)
+    return one_line(text, limit)
+
+
+def clean_beginning(body: bytes, limit: int) -> str:
+    """Return the beginning of others' bytes as `clean` does, however many they are."""
+    # UTF-8 has at most four bytes a character: what is cut here is longer than what is searched.
+    most = 4 * (_MOST_SEARCHED + 1)
+    return clean(body[:most].decode("utf-8", "replace"), limit)
+
+
+@contextmanager
+def redacting(secrets: Secrets) -> Iterator[None]:
+    """Have `clean` take these secrets out of every text in the block, before it cuts the text.
+
+    Who cuts a text (a header, a manifest, a host) does not know which secrets were sent to where it
+    comes from; who asked does.
     """
-    shown = text[: 4 * limit].translate(_CLEANING).strip()
-    return shown if len(shown) <= limit and len(text) <= 4 * limit else shown[: limit - 1] + "…"
+    outer = _SECRETS_IN_USE.get()
+    _SECRETS_IN_USE.set((*outer, secrets))
+    try:
+        yield
+    finally:
+        _SECRETS_IN_USE.set(outer)
+
+
+def redact(text: str, secrets: Iterable[str]) -> str:
+    """Return a text on one line, with `***` for each secret in it; to be called before it is cut.
+
+    A secret is found as it is, in lower case, JSON-escaped and percent-encoded once or twice. What
+    percent-encoding there is gets decoded. The result may be cut, as said at `_MOST_SEARCHED`.
+    """
+    if not text:
+        return text
+    forms = {form for secret in secrets for form in _written_forms(secret)}
+    # The longest first: one secret may be the beginning of another.
+    ordered = sorted(forms, key=lambda form: (-len(form), form))
+    is_cut = len(text) > _MOST_SEARCHED
+    text = text[:_MOST_SEARCHED].replace("\\/", "/")
+    text = _without_controls(unquote(unquote(text)))
+    for form in ordered:
+        text = text.replace(form, _MASK)
+    if is_cut:
+        # The end may be the beginning of a secret.
+        longest = max(map(len, ordered), default=0)
+        text = f"{text[: max(0, len(text) - longest)]}…"
+    return text
+
+
+# The same secrets are looked for in the texts of a whole run. Twice as many as a login remembers.
+@lru_cache(maxsize=1024)
+def _written_forms(secret: str) -> frozenset[str]:
+    """Return what a secret may look like in a text that was decoded twice."""
+    forms: set[str] = set()
+    writings = (
+        secret,
+        json.dumps(secret)[1:-1],
+        secret.lower(),  # in the name of a host
+    )
+    for writing in writings:
+        once = unquote(writing)
+        forms |= {_without_controls(form) for form in (writing, once, unquote(once))}
+    return frozenset(filter(None, forms))
+
+
+def _without_controls(text: str) -> str:
+    if text.isprintable():
+        return text.strip()
+    return text.translate(_PRINTABLE).strip()
 
 
 def without_logins(text: str) -> str:
     """Return a text without `user:password@`, wherever it was written by mistake."""
-    return re.sub(
-        r"""(?<![^\s'"])[^\s'"]*@(?!sha(?:256|512):)""",
-        lambda it: "***@" if ":" in it[0] else it[0],
-        text,
-    )
+
+    def mask(match: re.Match[str]) -> str:
+        has_password = ":" in match[0]
+        return "***@" if has_password else match[0]
+
+    # A digest follows an `@` too.
+    return re.sub(r"""(?<![^\s'"])[^\s'"]*@(?!sha(?:256|512):)""", mask, text)
 
 
 def plain(text: str) -> str:
     """Return what is written where a name belongs; asterisks for what may be a secret in a wrong
     place.
     """
-    return text if re.fullmatch("!?[A-Za-z_.-]{1,24}", text) else "***"
-
-
-def hide(text: str, *secrets: str) -> str:
-    """Take secrets out of a text that a server sent, however it writes them, and what a cut has
-    left of them.
-    """
-    text = clean(unquote(unquote(text.replace("\\/", "/"))), len(text) + 1)
-    for secret in filter(None, secrets):
-        for form in dict.fromkeys(
-            map(unquote, (secret, unquote(secret), json.dumps(secret)[1:-1], secret.lower()))
-        ):
-            at = text.find(
-                begin := form[:8]
-            )  # in linear time: what has its beginning again goes wherever it begins
-            while at >= 0:
-                end = at + len(posixpath.commonprefix([form, text[at : at + len(form)]]))
-                if (
-                    begin in form[1:]
-                    or end == at + len(form)
-                    or text[end : end + 1] in "…\ufffd'\"%\\"
-                ):
-                    text = f"{text[:at]}***{text[end:]}"
-                    end = at
-                at = text.find(begin, max(at + 1, end - 7))
-    return text
+    return text if re.fullmatch("!?[A-Za-z_.-]{1,24}", text) else _MASK
 
 
 def json_object(text: bytes) -> dict[str, Any] | None:
     """Return the JSON object that a text is, None for anything else."""
     try:
-        found = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return document if isinstance(document, dict) else None
 
 
 def size_text(count: int) -> str:
     """Return a size in SI units: `0 B`, `512 B`, `31.5 MB`."""
     if count < 1000:
         return f"{count} B"
-    power = next(
-        (power for power in (1, 2, 3) if count / 1000**power < 999.95), 4
-    )  # more would be shown as 1000.0
-    return f"{count / 1000**power:.1f} {'BKMGT'[power]}B"
+    for power, unit in enumerate(("KB", "MB", "GB"), start=1):
+        size = count / 1000**power
+        if size < 999.95:  # more would be shown as 1000.0
+            return f"{size:.1f} {unit}"
+    return f"{count / 1000**4:.1f} TB"
 
 
 def duration_text(seconds: float) -> str:
@@ -99,6 +173,6 @@ def duration_text(seconds: float) -> str:
     if seconds < 9.95:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
-    return f"{minutes // 60}h{minutes % 60:02d}m"
+    if minutes >= 60:
+        return f"{minutes // 60}h{minutes % 60:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"

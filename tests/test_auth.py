@@ -7,7 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import tracemalloc
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.addresses import Origin, is_private
+from _regsync.addresses import Origin, format_authority, is_address_in_disguise, is_private
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges
+from _regsync.auth.cloud import Answer
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
 from _regsync.errors import AuthError, ConnectFailed, RegistryError, Side, SyncError
@@ -26,7 +27,6 @@ REALM = "https://auth.example.org/token"
 BEARER = f'Bearer realm="{REALM}",service="registry.example.org",scope="repository:team/app:pull"'
 USER = Credential("someone", "hunter2", origin="credentials of registry 'mine'")
 BASIC = "Basic " + base64.b64encode(b"someone:hunter2").decode()
-Answer = tuple[int, dict[str, str], bytes]
 
 
 class Tokens:
@@ -43,7 +43,7 @@ class Tokens:
 
     async def fetch(
         self, method: str, url: str, headers: list[tuple[str, str]], body: bytes
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    ) -> Answer:
         self.asked.append((method, url, headers, body))
         number = len(self.asked)
         await self.open.wait()
@@ -55,7 +55,7 @@ class Tokens:
         document: dict[str, Any] = {"token": f"t{number}"}
         if self.expires_in is not None:
             document["expires_in"] = self.expires_in
-        return 200, {}, json.dumps(document).encode()
+        return Answer(200, {}, json.dumps(document).encode())
 
     def scopes(self) -> list[list[str]]:
         """The scopes of each request, without `repository:`."""
@@ -105,7 +105,8 @@ async def challenged(
 
 def answer(status: int = 200, document: object = None, **headers: str) -> Answer:
     lowered = {name.replace("_", "-"): value for name, value in headers.items()}
-    return status, lowered, b"" if document is None else json.dumps(document).encode()
+    body = b"" if document is None else json.dumps(document).encode()
+    return Answer(status, lowered, body)
 
 
 def jwt(**claims: object) -> str:
@@ -351,6 +352,36 @@ def test_no_stranger_sends_us_to_a_private_address(host: str, secret: bool) -> N
 )
 def test_public_names_and_addresses_are_not_private(host: str) -> None:
     assert not is_private(host)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_one"),
+    [
+        *((host, True) for host in ("127.1", "2130706433", "0x7f.1", "a.1", "0x")),
+        *((host, False) for host in ("127.0.0.1", "::1", "a.example", "1.example", "0x7f.g")),
+    ],
+)
+def test_a_name_that_ends_in_a_number_is_an_address_to_the_resolver(
+    host: str, is_one: bool
+) -> None:
+    assert is_address_in_disguise(host) is is_one
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "port", "shown"),
+    [
+        ("https", "a.example", 443, "a.example"),
+        ("https", "a.example", 80, "a.example:80"),
+        ("http", "a.example", 80, "a.example"),
+        ("http", "::1", 80, "[::1]"),
+        ("https", "::1", 5000, "[::1]:5000"),
+    ],
+)
+def test_host_and_port_are_written_as_in_a_host_header(
+    scheme: str, host: str, port: int, shown: str
+) -> None:
+    assert format_authority(scheme, host, port) == shown
+    assert str(Origin(scheme, host, port)) == f"{scheme}://{shown}"
 
 
 def test_an_anonymous_login_may_go_to_any_public_https_realm() -> None:
@@ -690,7 +721,7 @@ async def narrowed(at: Authenticator, tokens: Tokens) -> None:
         for number in (1, 2):
             assert await at.authorization(f"team/{number}", "pull") == f"Bearer t{asked + number}"
     assert tokens.scopes()[asked:] == [["team/1:pull"], ["team/2:pull"]]
-    assert at._one_scope
+    assert at.learnt[1]
 
 
 @pytest.mark.anyio
@@ -700,7 +731,7 @@ async def test_a_403_to_a_wide_token_makes_the_host_one_scope() -> None:
     for number in (1, 2):
         at.declare(f"team/{number}", "pull,push")
     used = await at.authorization("team/1", "pull")
-    assert not at._one_scope
+    assert not at.learnt[1]
     assert at.forbidden(used)
     await narrowed(at, tokens)
     # A second 403 that comes in for the wide token is worth a repetition, one for an exact token is
@@ -718,7 +749,7 @@ async def test_a_403_to_an_exact_token_or_to_none_is_final() -> None:
     assert not at.forbidden(used)
     assert not at.forbidden(None)
     assert not at.forbidden(BASIC)
-    assert not at._one_scope
+    assert not at.learnt[1]
 
 
 @pytest.mark.anyio
@@ -756,7 +787,7 @@ async def test_a_repository_that_spoils_a_wide_request_is_left_out(status: int) 
         at.declare(f"team/{number}", "pull")
     assert await at.authorization("team/1", "pull") == "Bearer t2"
     assert tokens.scopes() == [["team/1:pull", "team/2:pull"], ["team/1:pull"]]
-    assert at._one_scope
+    assert at.learnt[1]
 
 
 @pytest.mark.anyio
@@ -996,7 +1027,7 @@ async def test_a_401_without_challenge_to_a_token_renews_it() -> None:
         pytest.param(
             answer(404, {"error": "unknown"}), None, "status 404: unknown", False, id="error-field"
         ),
-        pytest.param((404, {}, b"<html>"), None, "status 404", False, id="html"),
+        pytest.param(Answer(404, {}, b"<html>"), None, "status 404", False, id="html"),
         pytest.param(
             answer(302, None, location="https://evil.test/"),
             USER,
@@ -1004,8 +1035,10 @@ async def test_a_401_without_challenge_to_a_token_renews_it() -> None:
             False,
             id="redirect",
         ),
-        pytest.param((200, {}, b""), USER, "without a usable token", False, id="empty"),
-        pytest.param((200, {}, b"[" * 200_000), USER, "without a usable token", False, id="deep"),
+        pytest.param(Answer(200, {}, b""), USER, "without a usable token", False, id="empty"),
+        pytest.param(
+            Answer(200, {}, b"[" * 200_000), USER, "without a usable token", False, id="deep"
+        ),
         pytest.param(answer(200, []), USER, "without a usable token", False, id="list"),
         pytest.param(
             answer(200, {"token": ""}), USER, "without a usable token", False, id="empty-token"
@@ -1155,6 +1188,14 @@ async def test_recall_does_not_overrule_what_this_run_was_told() -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("length", [10, 16_000, 40_000])
+async def test_a_challenge_that_repeats_a_secret_is_not_kept(length: int) -> None:
+    challenge = f'Bearer realm="{REALM}",service="{"x" * length} hunter2"'
+    at = await challenged(Tokens(), USER, challenge=challenge)
+    assert at.learnt == [None, False]
+
+
+@pytest.mark.anyio
 async def test_an_identity_token_in_use_is_hidden_whatever_else_was_to_be_hidden_since() -> None:
     tokens = Tokens(answer(200, {"access_token": "a1", "refresh_token": "the-successor"}))
     at = await challenged(tokens, IDENTITY)
@@ -1171,7 +1212,7 @@ async def test_an_identity_token_in_use_is_hidden_whatever_else_was_to_be_hidden
 async def test_of_what_signs_a_url_no_more_is_kept_than_a_line_shows() -> None:
     at = await challenged(Tokens())
     at.conceal("/blob?signature=0123456789abcdef&token=" + "y" * 2000)
-    assert at.redact(f"0123456789abcdef, {'y' * 2000}, {'y' * 9}") == "***, ***, ***"
+    assert at.redact(f"0123456789abcdef, {'y' * 2000}") == "***, ***"
     tracemalloc.start()
     try:
         for number in range(512):

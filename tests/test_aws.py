@@ -14,7 +14,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -38,9 +38,10 @@ from moto import mock_aws
 from moto.core.models import botocore_stubber
 
 from _regsync.auth import aws
-from _regsync.auth.aws import present, sign
-from _regsync.auth.cloud import Login, Machine
+from _regsync.auth.aws import is_configured
+from _regsync.auth.cloud import Answer, Login, Machine
 from _regsync.auth.credentials import Credential
+from _regsync.auth.sigv4 import Request, sign
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConnectFailed
 from _regsync.providers import kind_of
@@ -110,13 +111,14 @@ class World:
         headers: list[tuple[str, str]],
         body: bytes,
         seconds: float | None = None,
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    ) -> Answer:
         await anyio.lowlevel.checkpoint()
         self.patience.append(seconds)
         if urlsplit(url).hostname in self.down:
             raise ConnectFailed(f"no connection to {urlsplit(url).hostname}")
         answer = self.answer(method, url, [("Accept", "application/json"), *headers], body)
-        return answer.status, {name.lower(): value for name, value in answer.headers}, answer.data
+        heads = {name.lower(): value for name, value in answer.headers}
+        return Answer(answer.status, heads, answer.data)
 
     @property
     def machine(self) -> Machine:
@@ -128,9 +130,11 @@ class World:
         )
 
     async def log_in(
-        self, host: str = PRIVATE, *, guessed: bool = False, **options: Any
+        self, host: str = PRIVATE, *, probing_metadata: bool = False, **options: Any
     ) -> Login | None:
-        return await aws.log_in(self.machine, registry(host, **options), guessed=guessed)
+        return await aws.log_in(
+            self.machine, registry(host, **options), probing_metadata=probing_metadata
+        )
 
     async def who(self, host: str = PRIVATE, **options: Any) -> str:
         """Log in, and return whose password that is."""
@@ -241,7 +245,7 @@ def test_published_vectors(
     signature: str,
 ) -> None:
     keys = EXAMPLE._replace(identity_token=session)
-    sent = dict(sign(keys, method, url, headers, body, service, "us-east-1", THEN))
+    sent = dict(sign(keys, Request(method, url, headers, body, service, "us-east-1"), THEN))
     assert sent["Authorization"].endswith(f"Signature={signature}")
     assert (
         f"Credential=AKIDEXAMPLE/20150830/us-east-1/{service}/aws4_request, "
@@ -286,7 +290,8 @@ def test_signatures_are_botocores(
     url = f"https://{service}.eu-west-1.amazonaws.com/{'/'.join(path)}"
     url += f"?{urlencode(query, quote_via=quote)}" if query else ""
     keys = EXAMPLE._replace(identity_token=session)
-    ours = dict(sign(keys, method, url, [*headers.items()], body, service, "eu-west-1", now))
+    request = Request(method, url, [*headers.items()], body, service, "eu-west-1")
+    ours = dict(sign(keys, request, now))
     theirs = botocore.awsrequest.AWSRequest(
         method=method, url=url, headers=dict(headers), data=body
     )
@@ -338,7 +343,7 @@ def test_the_services_here_take_a_good_signature_and_no_other(
         "sts" if change == "service" else "ecr",
         "us-east-1" if change == "region" else "eu-west-1",
     )
-    sent = sign(keys, "POST", url, ECR, body, service, region, now)
+    sent = sign(keys, Request("POST", url, ECR, body, service, region), now)
     if change == "added header":
         sent.append(("X-Amz-Content-Sha256", "unsigned"))
     if change == "unsigned":
@@ -1044,18 +1049,18 @@ async def test_a_host_of_another_name_needs_a_region(world: World) -> None:
 
 
 async def test_a_guess_asks_the_metadata_service_alone(world: World) -> None:
-    assert await world.log_in(guessed=True) is None
+    assert await world.log_in(probing_metadata=True) is None
     assert world.aws.requests == ["imds", "imds"], (
         "which is there, and has no role for this machine"
     )
     assert world.patience == [1.0, 1.0]
     instance(world)
-    assert await world.who(guessed=True) == "instance:worker"
+    assert await world.who(probing_metadata=True) == "instance:worker"
     credentials_file(world)
-    assert await world.who(guessed=True) == "instance:worker", "a file is not a guess"
+    assert await world.who(probing_metadata=True) == "instance:worker", "a file is not a guess"
     world.down.add("169.254.169.254")
     world.patience.clear()
-    assert await world.log_in(guessed=True) is None
+    assert await world.log_in(probing_metadata=True) is None
     assert world.patience == [1.0]
 
 
@@ -1063,27 +1068,31 @@ async def test_a_machines_role_that_knows_nothing_of_public_images_is_nobody(wor
     instance(world)
     given = world.aws._given
     world.aws._given = lambda name, may: given(name, frozenset({"ecr"}))  # type: ignore[method-assign]
-    assert await world.log_in("public.ecr.aws", guessed=True) == Login(Credential(), math.inf)
-    assert await world.who(guessed=True) == "instance:worker"
+    assert await world.log_in("public.ecr.aws", probing_metadata=True) == Login(
+        Credential(), math.inf
+    )
+    assert await world.who(probing_metadata=True) == "instance:worker"
 
 
 @pytest.mark.parametrize("source", sorted(SOURCES))
 def test_what_is_configured_is_seen_without_asking(world: World, source: str) -> None:
     SOURCES[source][0](world)
-    assert present(world.machine) == (not source.startswith("instance") or "profile" in source)
+    assert is_configured(world.machine) == (
+        not source.startswith("instance") or "profile" in source
+    )
     assert world.aws.requests == []
 
 
 def test_a_file_with_a_region_alone_is_no_identity(world: World) -> None:
-    assert not present(world.machine)
+    assert not is_configured(world.machine)
     world.write(
         ".aws/config",
         "[default]\nregion = eu-west-1\noutput = json\n[profile a]\naws_access_key_id = x\n",
     )
-    assert not present(world.machine)
+    assert not is_configured(world.machine)
     world.write(".aws/credentials", "nonsense")
     with pytest.raises(AuthError, match="is not a file of profiles"):
-        present(world.machine)
+        is_configured(world.machine)
 
 
 # Services that fail for a while, or answer nonsense.
@@ -1100,7 +1109,7 @@ def answering(world: World, *answers: tuple[int, dict[str, str], bytes]) -> None
         if not left:
             return await fetch(method, url, headers, body, seconds)
         world.aws.requests.append("instead")
-        return left.pop(0)
+        return Answer(*left.pop(0))
 
     world.fetch = instead  # type: ignore[method-assign]
 
@@ -1225,14 +1234,15 @@ async def test_nonsense_is_an_error_that_says_so(world: World, body: bytes) -> N
 
 async def of_moto(
     method: str, url: str, headers: list[tuple[str, str]], body: bytes, seconds: float | None = None
-) -> tuple[int, Mapping[str, str], bytes]:
+) -> Answer:
     await anyio.lowlevel.checkpoint()
     sent = botocore.awsrequest.AWSPreparedRequest(
         method, url, HTTPHeaders.from_pairs(headers), body, False
     )
     status, answered, content = botocore_stubber.process_request(sent)  # type: ignore[misc]
     data = content.encode() if isinstance(content, str) else bytes(content)
-    return status, {str(name).lower(): str(value) for name, value in answered.items()}, data
+    heads = {str(name).lower(): str(value) for name, value in answered.items()}
+    return Answer(status, heads, data)
 
 
 @pytest.mark.parametrize(
@@ -1242,7 +1252,7 @@ async def test_moto_takes_it_too(world: World, source: str) -> None:
     SOURCES[source][0](world)
     machine = world.machine._replace(fetch=of_moto)
     with mock_aws():
-        login = await aws.log_in(machine, registry(), guessed=False)
+        login = await aws.log_in(machine, registry(), probing_metadata=False)
     assert login is not None
     assert login.credential.username == "AWS"
     assert login.credential.password == f"{ACCOUNT}-auth-token"

@@ -24,8 +24,8 @@ import msal
 import pytest
 
 from _regsync.auth import azure
-from _regsync.auth.azure import present
-from _regsync.auth.cloud import Login, Machine
+from _regsync.auth.azure import is_configured
+from _regsync.auth.cloud import Answer, Login, Machine
 from _regsync.auth.credentials import Credential
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConnectFailed, RegistryError
@@ -155,7 +155,7 @@ class World:
         headers: list[tuple[str, str]],
         body: bytes,
         seconds: float | None = None,
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    ) -> Answer:
         parts = urlsplit(url)
         self.asked.append(f"{method} {parts.netloc}{parts.path}")
         self.headers.append(headers)
@@ -169,11 +169,12 @@ class World:
         given = site.request(
             method, f"{parts.path}?{parts.query}", [("host", parts.netloc), *headers], body or None
         )
-        return given.status, {name.lower(): value for name, value in given.headers}, given.data
+        heads = {name.lower(): value for name, value in given.headers}
+        return Answer(given.status, heads, given.data)
 
-    async def log_in(self, *, guessed: bool = False) -> Login | None:
+    async def log_in(self, *, probing_metadata: bool = False) -> Login | None:
         registry = Registry("mine", "https", self.host, 443, "acr")
-        return await azure.log_in(self.machine, registry, guessed=guessed)
+        return await azure.log_in(self.machine, registry, probing_metadata=probing_metadata)
 
     async def refused(self) -> AuthError:
         with pytest.raises(AuthError) as caught:
@@ -311,11 +312,11 @@ async def test_nothing_found_names_every_place_and_what_a_pod_needs() -> None:
 @pytest.mark.parametrize("name", sorted(SOURCES))
 async def test_what_names_an_identity_is_present(name: str) -> None:
     world = World()
-    assert not present(world.machine)
+    assert not is_configured(world.machine)
     world.files[f"{HOME}/.azure/azureProfile.json"] = b'\xef\xbb\xbf{"subscriptions": []}'
-    assert not present(world.machine), "after az logout"
+    assert not is_configured(world.machine), "after az logout"
     SOURCES[name][0](world)
-    assert present(world.machine) == (name != "machine")
+    assert is_configured(world.machine) == (name != "machine")
     assert world.asked == []
 
 
@@ -535,7 +536,7 @@ async def test_a_client_id_chooses_among_identities() -> None:
 async def test_the_metadata_service_has_a_second_to_be_there_and_longer_to_give() -> None:
     world = World()
     by_machine(world)
-    assert await world.log_in(guessed=True) is not None
+    assert await world.log_in(probing_metadata=True) is not None
     assert world.seconds == [1.0, 30.0, None]
     assert "resource" not in world.forms[0]
 
@@ -545,15 +546,15 @@ async def test_another_clouds_metadata_service_is_none(status: int) -> None:
     world, other = World(), Directory(CLOUDS["io"])
     other.intercept = lambda request: Response(status)
     world.sites["169.254.169.254"] = other
-    assert await world.log_in(guessed=True) is None
+    assert await world.log_in(probing_metadata=True) is None
     assert len(world.asked) == 1
 
 
 async def test_a_guess_that_finds_no_identity_is_no_login() -> None:
     world = World(environ={"AZURE_CLIENT_SECRET": "not even looked at"})
-    assert await world.log_in(guessed=True) is None
+    assert await world.log_in(probing_metadata=True) is None
     world.sites["169.254.169.254"] = world.directory
-    assert await world.log_in(guessed=True) is None
+    assert await world.log_in(probing_metadata=True) is None
     assert set(world.asked) == {"GET 169.254.169.254/metadata/identity/oauth2/token"}
 
 
@@ -562,7 +563,7 @@ async def test_a_guess_that_the_registry_refuses_is_anonymous_there() -> None:
     world = World()
     by_machine(world)
     world.exchange.tenants = ("33333333-3333-4333-8333-333333333333",)
-    assert await world.log_in(guessed=True) == Login(Credential(), math.inf)
+    assert await world.log_in(probing_metadata=True) == Login(Credential(), math.inf)
 
 
 async def test_a_machine_without_an_identity_leaves_it_to_the_command_line() -> None:
@@ -674,7 +675,7 @@ async def test_a_token_that_the_command_line_has_got_is_taken_while_it_is_good(c
 async def test_the_directory_of_the_session_is_configurable() -> None:
     world = World(environ={"AZURE_CONFIG_DIR": "/other"})
     world.files |= {f"/other/{name}": text for name, text in session().items()}
-    assert present(world.machine)
+    assert is_configured(world.machine)
     assert await world.log_in() is not None
 
 

@@ -56,14 +56,16 @@ class Cloud:
         self.looked = 0
         self.broken: SyncError | ConfigError | None = None
 
-    def present(self, machine: Machine) -> bool:
+    def is_configured(self, machine: Machine) -> bool:
         self.looked += 1
         if self.broken:
             raise self.broken
         return self.here
 
-    async def log_in(self, machine: Machine, registry: Registry, *, guessed: bool) -> Login | None:
-        self.asked.append((registry.authority, guessed))
+    async def log_in(
+        self, machine: Machine, registry: Registry, *, probing_metadata: bool
+    ) -> Login | None:
+        self.asked.append((registry.authority, probing_metadata))
         await anyio.sleep(self.takes)
         if self.given:
             found = self.given.pop(0)
@@ -685,5 +687,16 @@ async def test_a_metadata_service_that_comes_later_is_found_by_the_next_run(clou
     assert isinstance(one, Chain)
     assert await one.credential() is None
     assert await one.credential() is None
-    made.absent.clear()  # as the transport does (`begin`)
+    made.reload()  # as the transport does (`begin`)
     assert await one.credential() == cloud.credential(2)
+
+
+async def test_an_identity_that_comes_later_is_found_by_the_next_run(cloud: Cloud) -> None:
+    cloud.here = False
+    made = Clouds(machine(), registry_transport._cloud)
+    for _ in range(2):
+        assert isinstance(made.find(registry(ECR), "app", IN_FILE.get), Credential)
+    assert cloud.looked == 1, "once a run"
+    cloud.here = True
+    made.reload()
+    assert isinstance(made.find(registry(ECR), "app", IN_FILE.get), Chain)

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _regsync.auth import azure
-from _regsync.auth.azure import present
-from _regsync.auth.cloud import Login, Machine
+from _regsync.auth.azure import is_configured
+from _regsync.auth.cloud import Answer, Login, Machine
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, RegistryError
 from tests.fuzzing import fuzz, scraps, trees
@@ -37,13 +37,13 @@ def log_in(
         method: str, url: str, headers: Any, body: bytes, seconds: float | None = None
     ) -> Any:
         # What is no URL is refused by what asks (`resolve_location`), not here.
-        return left.pop(0) if left else GOOD
+        return Answer(*(left.pop(0) if left else GOOD))
 
     machine = Machine(environ, "/home/u", files.get, lambda: 1000.0, fetch)
-    present(machine)
+    is_configured(machine)
     try:
         azure.log_in(
-            machine, Registry("a", "https", "a.azurecr.io", 443, "acr"), guessed=False
+            machine, Registry("a", "https", "a.azurecr.io", 443, "acr"), probing_metadata=False
         ).send(None)
     except StopIteration as done:
         login = done.value

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import pytest
@@ -199,11 +198,9 @@ def test_any_token_answers_give_a_header_or_one_error(
     asked: list[str] = []
     waiting = iter(answers)
 
-    async def fetch(
-        method: str, url: str, headers: list[Pair], body: bytes
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    async def fetch(method: str, url: str, headers: list[Pair], body: bytes) -> Answer:
         asked.append(urlsplit(url).netloc)
-        return next(waiting, (404, {}, b""))
+        return Answer(*next(waiting, (404, {}, b"")))
 
     async def work() -> None:
         now, shown = 0.0, list[str]()

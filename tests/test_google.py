@@ -20,7 +20,7 @@ import anyio
 import pytest
 
 from _regsync.auth import google as auth_google
-from _regsync.auth.cloud import Login, Machine
+from _regsync.auth.cloud import Answer, Login, Machine
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError, ConnectFailed
 from conformance.google import CLIENT, HOSTS, METADATA, Google, make_key
@@ -65,11 +65,12 @@ class Host:
         headers: list[tuple[str, str]],
         body: bytes,
         seconds: float | None = None,
-    ) -> tuple[int, Mapping[str, str], bytes]:
+    ) -> Answer:
         await anyio.lowlevel.checkpoint()
         self.seconds.append(seconds)
         answer = self.answer(method, url, dict(headers), body)
-        return answer.status, {name.lower(): value for name, value in answer.headers}, answer.data
+        heads = {name.lower(): value for name, value in answer.headers}
+        return Answer(answer.status, heads, answer.data)
 
     def answer(self, method: str, url: str, headers: dict[str, str], body: bytes) -> Response:
         parts = urlsplit(url)
@@ -99,8 +100,8 @@ class Host:
         if path == NAMED:
             self.environ["GOOGLE_APPLICATION_CREDENTIALS"] = NAMED
 
-    async def log_in(self, *, guessed: bool = False) -> Login | None:
-        return await auth_google.log_in(self.machine, REGISTRY, guessed=guessed)
+    async def log_in(self, *, probing_metadata: bool = False) -> Login | None:
+        return await auth_google.log_in(self.machine, REGISTRY, probing_metadata=probing_metadata)
 
     async def refused(self) -> AuthError:
         """Log in, which has to fail with an error for people that shows no secret."""
@@ -223,7 +224,7 @@ async def test_each_kind_of_file_logs_in_with_one_request_to_each_service(
     write, services, who = KINDS[kind]
     path = NAMED if place == "named" else WELL_KNOWN
     host.write(write(host), path)
-    assert auth_google.present(host.machine)
+    assert auth_google.is_configured(host.machine)
     login = await host.log_in()
     assert login is not None
     assert host.google.asked == services
@@ -407,7 +408,7 @@ async def test_the_first_place_is_taken_as_by_google_auth(
         )
     if folder:
         host.environ["CLOUDSDK_CONFIG"] = folder
-    assert auth_google.present(host.machine) is (named or well_known)
+    assert auth_google.is_configured(host.machine) is (named or well_known)
     login = await host.log_in()
     assert login is not None
     tokens = [login.credential.password, theirs().token]
@@ -418,16 +419,16 @@ async def test_the_first_place_is_taken_as_by_google_auth(
 def test_on_windows_the_file_is_below_appdata(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth_google, "os", SimpleNamespace(name="nt", path=os.path))
     host.environ["APPDATA"] = "/appdata"
-    assert not auth_google.present(host.machine)
+    assert not auth_google.is_configured(host.machine)
     host.files["/appdata/gcloud/application_default_credentials.json"] = b"{}"
-    assert auth_google.present(host.machine)
+    assert auth_google.is_configured(host.machine)
 
 
 def test_without_a_home_there_is_no_well_known_file(host: Host) -> None:
     host.home = None
-    assert not auth_google.present(host.machine)
+    assert not auth_google.is_configured(host.machine)
     host.environ["GCE_METADATA_HOST"] = "169.254.169.254"
-    assert auth_google.present(host.machine)
+    assert auth_google.is_configured(host.machine)
 
 
 # Files that are of no use.
@@ -822,7 +823,7 @@ async def test_nothing_found_names_every_place(host: Host) -> None:
 @pytest.mark.parametrize("name", ["GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"])
 async def test_a_metadata_server_is_where_the_environment_says(host: Host, name: str) -> None:
     host.environ[name] = "metadata.google.internal"
-    assert auth_google.present(host.machine)
+    assert auth_google.is_configured(host.machine)
     assert await host.log_in() is not None
     assert [urlsplit(asked[1]).netloc for asked in host.asked] == ["metadata.google.internal"]
 
@@ -831,7 +832,7 @@ async def test_a_metadata_server_is_where_the_environment_says(host: Host, name:
 async def test_another_service_at_that_address_is_not_believed(host: Host) -> None:
     host.instead["169.254.169.254"] = echo(b'{"access_token": "t", "expires_in": 60}', 200)
     assert "not Google's" in (await host.refused()).message
-    assert await host.log_in(guessed=True) is None
+    assert await host.log_in(probing_metadata=True) is None
 
 
 @pytest.mark.anyio
@@ -839,18 +840,18 @@ async def test_a_guess_is_one_request_of_one_second_to_the_metadata_server_alone
     host: Host,
 ) -> None:
     host.write(host.google.service_account())
-    login = await host.log_in(guessed=True)
+    login = await host.log_in(probing_metadata=True)
     assert login is not None
     assert login.credential.origin == "the metadata server 169.254.169.254"
     assert (host.google.asked, host.seconds) == (["metadata"], [1.0])
     for instead in (ConnectFailed("nobody"), echo(b"", 503), echo(b"", 404)):
         host.asked.clear()
         host.instead["169.254.169.254"] = instead
-        assert await host.log_in(guessed=True) is None
+        assert await host.log_in(probing_metadata=True) is None
         assert len(host.asked) == 1
     host.environ["NO_GCE_CHECK"] = "true"
     host.asked.clear()
-    assert await host.log_in(guessed=True) is None
+    assert await host.log_in(probing_metadata=True) is None
     assert host.asked == []
 
 
@@ -883,9 +884,9 @@ async def test_a_well_known_file_that_cannot_be_read_is_no_reason_to_look_elsewh
 
     machine = host.machine._replace(read=read)
     with pytest.raises(ConfigError, match="Permission denied"):
-        auth_google.present(machine)
+        auth_google.is_configured(machine)
     with pytest.raises(ConfigError, match="Permission denied"):
-        await auth_google.log_in(machine, REGISTRY, guessed=False)
+        await auth_google.log_in(machine, REGISTRY, probing_metadata=False)
 
 
 @pytest.mark.anyio

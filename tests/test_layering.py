@@ -31,7 +31,7 @@ oci:       reference manifest
 net:       tls proxy streams http1 pool
 config:    fields model yaml lint reader
 state:     database knowledge
-auth:      challenge credentials cloud tokens aws google azure
+auth:      challenge credentials cloud tokens sigv4 aws google azure
 registry:  throttle admission transport repository upload
 sync:      report mappings claims image discovery referrers staging relay transfer dry_run schedule run
 app:       version health console progress commands access watch cli
@@ -63,7 +63,8 @@ ABOVE = {name for name in ORDER if name.startswith(("sync.", "app."))} - PURE
 # threads.
 # fmt: off
 PURE_LIBRARY = {
-    "__future__", "abc", "base64", "binascii", "bisect", "codecs", "collections", "contextlib", "copy",
+    "__future__", "abc", "base64", "binascii", "bisect", "codecs", "collections", "contextlib", "contextvars",
+    "copy",
     "datetime", "difflib", "email.utils", "enum", "functools", "heapq", "html", "ipaddress",
     "itertools", "json", "math", "numbers", "operator", "posixpath", "re", "string", "struct", "textwrap",
     "types", "typing", "unicodedata", "urllib.parse", "zlib",

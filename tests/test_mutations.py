@@ -708,7 +708,7 @@ def the_source_is_asked_for_push(patch: pytest.MonkeyPatch, struck: Struck) -> N
 
 @mutant("token_twice", tokens)
 def tokens_are_not_kept(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    always(patch, struck, auth_tokens.Authenticator, "_serves", False)
+    always(patch, struck, auth_tokens._TokenCache, "has_rights", False)
 
 
 @mutant("challenge_twice", passwords)

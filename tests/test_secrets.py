@@ -287,6 +287,41 @@ async def test_a_refresh_token_that_was_renewed_since_is_no_less_a_secret() -> N
         assert secret not in ran.out + ran.err, secret
 
 
+@pytest.mark.rule("R10")
+@pytest.mark.parametrize("kind", ["manifest", "tag_list"])
+@pytest.mark.parametrize("length", [50, 500, 1000, 2000, 60_000])
+async def test_of_a_long_token_that_a_document_repeats_no_part_is_told(
+    kind: str, length: int
+) -> None:
+    """Only the beginning of such a document is, which the token may be."""
+    token = "".join(f"{number:x}." for number in range(length))[:length]
+    async with virtual() as world:
+        app = world.registry("source.test").app
+        world.registry("target.test")
+        Seed(1).image().load_into(app, "app", tag="v1")
+        app.intercept = lambda request: (
+            Response(200, [("Content-Type", token)], f"Bearer {token}".encode())
+            if request.kind == kind
+            else None
+        )
+        source = {"url": "http://source.test", "auth_type": "static_token", "token": token}
+        app.auth = Static()
+        app.auth.check = lambda *_: (  # type: ignore[method-assign]
+            Response(401, [("WWW-Authenticate", 'Bearer realm="https://elsewhere.test/"')], b"{}")
+            if not app.journal.entries[-1].request.header("authorization")
+            else None
+        )
+        glob = {"glob": ["*" if kind == "tag_list" else "v1"]}
+        text = document(
+            {"source": source, "target": "http://target.test"}, {"from": "app", "tags": glob}
+        )
+        ran = await world.run("sync", "-vv", "--json", "-c", "-", stdin=text)
+    assert ran.status == 2
+    assert token[:8] not in ran.out + ran.err
+    # Of more than is searched nothing is shown, since its end may be the beginning of a secret.
+    assert ("***" if length < 10_000 else "…") in ran.err
+
+
 def refusing(check: Callable[..., Any], status: int) -> Callable[..., Any]:
     """Refuse whoever logs in, with what challenges there are."""
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TextIO
 
 from _regsync.errors import RegsyncError
 from _regsync.sync.report import Outcome, Report
-from _regsync.text import clean, duration_text, size_text
+from _regsync.text import duration_text, one_line, size_text
 
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
 COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
@@ -118,7 +118,7 @@ class Console:
             self._write_line(self._err, json.dumps({**entry, **fields}, default=str))
             return
 
-        text = clean(text, LONGEST_LINE)
+        text = one_line(text, LONGEST_LINE)
         if level in self._colours:
             word, blank, rest = text.partition(" ")
             text = f"{self._colours[level]}{word}{NO_COLOUR}{blank}{rest}"
@@ -126,7 +126,7 @@ class Console:
         hint = fields.get("hint")
         if hint and hint not in self.hinted:  # once for all failures that it helps against
             self.hinted.add(hint)
-            self._write_line(self._err, clean(f"hint: {hint}", LONGEST_LINE))
+            self._write_line(self._err, one_line(f"hint: {hint}", LONGEST_LINE))
 
     def outcome(self, outcome: Outcome) -> None:
         """Show one image: what was done on standard output, what failed on standard error."""
@@ -176,7 +176,7 @@ class Console:
 
     def line(self, text: str) -> None:
         """Write a result."""
-        self._write_line(self._out, clean(text, LONGEST_LINE))
+        self._write_line(self._out, one_line(text, LONGEST_LINE))
 
     def progress(self, now: Snapshot) -> None:
         """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""

@@ -1,8 +1,11 @@
-"""Logging in to ECR by the identity that AWS gave to this machine; keys are a Credential: access
-key, secret, session. Owns: SigV4, the names of AWS's services, its chain of keys. May not know:
-challenges, sockets, files. Invariant: a secret goes to AWS's own names or a metadata service, into
-no message; a source that is named or broken is an error. Follows docs/protocol-facts.md section 4
-(all numbers here), 9.2 (R8, R19: nothing is written back)."""
+"""Logging in to ECR and ECR Public by the identity that AWS gave to this machine.
+
+Owns: the names of AWS's services, the exchange with them, the chain of sources of keys.
+May not know: challenges, sockets, files.
+Invariants: a secret goes to AWS's own names or to a metadata service, into no message. A source
+that is named or broken is an error; nothing is written back (R8, R19).
+Follows: docs/protocol-facts.md section 4 (all numbers here) and section 9.2.
+"""
 
 from __future__ import annotations
 
@@ -12,507 +15,620 @@ import math
 import re
 import time
 from base64 import b64decode
-from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
 
 import anyio
 
-from _regsync.auth.cloud import Login, Machine
+from _regsync.auth.cloud import Answer, Login, Machine
 from _regsync.auth.credentials import Credential, Pair
+from _regsync.auth.sigv4 import Request, sign
 from _regsync.config.model import Registry
-from _regsync.crypto import hash_hex, hmac_bytes, name_hash
+from _regsync.crypto import name_hash
 from _regsync.errors import AuthError, WireError
-from _regsync.text import clean, hide
+from _regsync.text import clean, redact, redacting
 
-# Section 4.1: how a partition's regions begin, its suffix, that of its dual-stack APIs; the last
-# has all others.
+
+class _Partition(NamedTuple):
+    """How its regions begin, its suffix, that of its dual-stack APIs (section 4.1)."""
+
+    region_start: str
+    suffix: str
+    dual_suffix: str
+
+
+# The last has all other regions.
 _PARTITIONS = (
-    ("us-gov-", "amazonaws.com", "api.aws"),
-    ("cn-", "amazonaws.com.cn", "api.amazonwebservices.com.cn"),
-    ("eusc-", "amazonaws.eu", "api.amazonwebservices.eu"),
-    ("us-iso-", "c2s.ic.gov", "api.aws.ic.gov"),
-    ("us-isob-", "sc2s.sgov.gov", "api.aws.scloud"),
-    ("eu-isoe-", "cloud.adc-e.uk", "api.cloud-aws.adc-e.uk"),
-    ("us-isof-", "csp.hci.ic.gov", "api.aws.hci.ic.gov"),
-    ("", "amazonaws.com", "api.aws"),
+    _Partition("us-gov-", "amazonaws.com", "api.aws"),
+    _Partition("cn-", "amazonaws.com.cn", "api.amazonwebservices.com.cn"),
+    _Partition("eusc-", "amazonaws.eu", "api.amazonwebservices.eu"),
+    _Partition("us-iso-", "c2s.ic.gov", "api.aws.ic.gov"),
+    _Partition("us-isob-", "sc2s.sgov.gov", "api.aws.scloud"),
+    _Partition("eu-isoe-", "cloud.adc-e.uk", "api.cloud-aws.adc-e.uk"),
+    _Partition("us-isof-", "csp.hci.ic.gov", "api.aws.hci.ic.gov"),
+    _Partition("", "amazonaws.com", "api.aws"),
 )
 
+# Variables, without AWS_ and in lower case, as a profile names the same.
+_ACCESS_KEY = "access_key_id"
+_TOKEN_FILE = "web_identity_token_file"
+_CONTAINER_PATH = "container_credentials_relative_uri"
+_CONTAINER_URL = "container_credentials_full_uri"
+_PROFILE_NAMES = ("default_profile", "profile")
 
-# Variables of sources, without AWS_: keys, a token file, what asks the two kinds of containers,
-# names of profiles.
-_KEYS, _IDENTITY, _RELATIVE, _FULL, *_PROFILES = (
-    "access_key_id",
-    "web_identity_token_file",
-    "container_credentials_relative_uri",
-    "container_credentials_full_uri",
-    "default_profile",
-    "profile",
-)
+# Of a profile, what is about no identity.
+_OTHER_SETTINGS = {"region", "output"}
 
-
+# Where a container's credentials may come from: https, or this machine's own addresses.
 _NEARBY = r"https://.+|http://(localhost|127(\.\d+){3}|169\.254\.170\.23?|\[(::1|fd00:ec2::23)\])(:\d+)?(/.*)?"
 
+# ACCOUNT.dkr.ecr[-fips].REGION.SUFFIX, or ACCOUNT.dkr-ecr[-fips].REGION.on.aws.
+_ECR_HOST = r"[0-9]{12}\.dkr[.-]ecr(?P<fips>-fips)?\.(?P<region>[a-z0-9-]+)\.(?P<dual>on\.aws)?"
 
-def sign(
-    keys: Credential,
-    method: str,
-    url: str,
-    headers: list[Pair],
-    body: bytes,
-    service: str,
-    region: str,
-    now: float,
-) -> list[Pair]:
-    """Return a request's headers with its date, the keys' session and the signature over all of
-    them (4.4).
-    """
-    parts = urlsplit(url)
-    date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-    scope = f"{date[:8]}/{region}/{service}/aws4_request"
-    session = keys.identity_token
-    sent = [
-        *headers,
-        ("X-Amz-Date", date),
-        *([("X-Amz-Security-Token", session)] if session else []),
-    ]
-    signed = sorted(
-        (name.lower(), " ".join(value.split())) for name, value in [("host", parts.netloc), *sent]
-    )
-    query = sorted(
-        (quote(name, "~"), quote(value, "~")) for name, value in parse_qsl(parts.query, True)
-    )
-    names = ";".join(name for name, _ in signed)
-    lines = [f"{name}:{value}" for name, value in signed]
-    canonical = "\n".join(
-        (
-            method,
-            quote(parts.path, "/~") or "/",
-            "&".join(map("=".join, query)),
-            *lines,
-            "",
-            names,
-            hash_hex("sha256", body),
-        )
-    )
-    text = "\n".join(("AWS4-HMAC-SHA256", date, scope, hash_hex("sha256", canonical.encode())))
-    key = f"AWS4{keys.password}".encode()
-    for part in (*scope.split("/"), text):
-        key = hmac_bytes(key, part.encode())
-    proof = f"Credential={keys.username}/{scope}, SignedHeaders={names}, Signature={key.hex()}"
-    return [*sent, ("Authorization", f"AWS4-HMAC-SHA256 {proof}")]
+_ATTEMPTS = 3
+
+# Seconds.
+_PAUSE = 1.0
+_CONTAINER_SECONDS = 2.0
+_INSTANCE_SECONDS = 1.0
+_SSO_MARGIN = 60.0
+
+# Names of errors that pass.
+_PASSING_ERRORS = "Throttl|TooMany|IDPComm"
 
 
 def endpoint(service: str, region: str, fips: bool = False, dual: bool = False) -> str:
     """Return the host of `ecr`, `ecr-public`, `sts`, `portal.sso` or `oidc` in a region (4.2)."""
-    start, suffix, dual_suffix = next(row for row in _PARTITIONS if region.startswith(row[0]))
-    registry = service.startswith("ecr") and not dual
+    partition = next(row for row in _PARTITIONS if region.startswith(row.region_start))
+    is_registry = service.startswith("ecr") and not dual
     # The SDKs' rule has `api.ecr-fips` everywhere; documented, in the two common partitions, is
     # `ecr-fips`.
-    api = (
-        "api." if registry and not (fips and service == "ecr" and suffix == "amazonaws.com") else ""
-    )
-    fips = fips and (
-        registry or dual or start != "us-gov-"
-    )  # GovCloud's others are FIPS under their plain names
-    return f"{api}{service}{'-fips' if fips else ''}.{region}.{dual_suffix if dual else suffix}"
+    is_plain_fips = fips and service == "ecr" and partition.suffix == "amazonaws.com"
+    api = "api." if is_registry and not is_plain_fips else ""
+    # GovCloud's others are FIPS under their plain names.
+    says_fips = fips and (is_registry or dual or partition.region_start != "us-gov-")
+    mark = "-fips" if says_fips else ""
+    suffix = partition.dual_suffix if dual else partition.suffix
+    return f"{api}{service}{mark}.{region}.{suffix}"
 
 
-def present(machine: Machine) -> bool:
-    """Say whether a variable or a file offers an identity; AuthError, ConfigError: a broken file is
+def is_configured(machine: Machine) -> bool:
+    """Ask whether a variable or a file offers an identity; AuthError, ConfigError: a broken file is
     there.
     """
-    chain = _Chain(machine, None)
-    offers = any(map(chain.get, (_KEYS, _IDENTITY, _RELATIVE, _FULL, *_PROFILES)))
-    return offers or bool(
-        chain.profile.keys() - {"region", "output"}
-    )  # which are about no identity
+    settings = _Settings(machine, None)
+    names = (_ACCESS_KEY, _TOKEN_FILE, _CONTAINER_PATH, _CONTAINER_URL, *_PROFILE_NAMES)
+    if any(settings.variables.get(name) for name in names):
+        return True
+    return bool(settings.profile.keys() - _OTHER_SETTINGS)
 
 
-async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Login | None:
-    """Get a password for ECR or ECR Public (4.3): by the whole chain; `guessed`: by IMDS alone,
-    None if it is mute, and nobody's login if this machine's role knows nothing of public images."""
-    public = registry.kind == "ecr_public"
-    service = registry.kind.replace("_", "-")
+async def log_in(machine: Machine, registry: Registry, *, probing_metadata: bool) -> Login | None:
+    """Get a password for ECR or ECR Public (section 4.3) by the whole chain of keys.
+
+    `probing_metadata`: by IMDS alone. It returns None if that does not answer, and nobody's login
+    if this machine's role knows nothing of public images.
+    """
+    is_public = registry.kind == "ecr_public"
+    settings = _Settings(machine, registry.cloud_profile)
     # The kind was decided by the whole name, or is the configuration's word for another.
-    found = re.match(r"[0-9]{12}\.dkr[.-]ecr(-fips)?\.([a-z0-9-]+)\.(on\.aws)?", registry.host)
-    chain = _Chain(machine, registry.cloud_profile)
-    chain.region = "us-east-1" if public else found[2] if found else chain.sts_region or ""
-    keys = await (chain.instance() if guessed else chain.keys())
-    if keys is None and guessed:
-        return None
+    host = re.match(_ECR_HOST, registry.host)
+    region = host["region"] if host else settings.sts_region
+    if is_public:
+        region = "us-east-1"
+
+    client = _Client(machine, settings)
+    chain = AwsCredentialChain(machine, settings, client, region)
+    if probing_metadata:
+        keys = await chain.from_instance()
+        if keys is None:
+            return None
+    else:
+        keys = await chain.find()
     if keys is None:
-        hint = "give this machine or container a role, set AWS_PROFILE or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY"
         raise _error(
-            f"no AWS credentials for {registry.host}; looked at {', '.join(chain.looked)}", hint
+            f"no AWS credentials for {registry.host}; looked at {', '.join(chain.looked)}",
+            "give this machine or container a role, set AWS_PROFILE or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
         )
-    target = "SpencerFrontendService" if public else "AmazonEC2ContainerRegistry_V20150921"
-    kind = [
+
+    if host:
+        client.fips = client.fips or host["fips"] is not None
+        client.dual = client.dual or host["dual"] is not None
+    service = registry.kind.replace("_", "-")
+    request = client.request(service, region, _token_headers(is_public), b"{}")
+    hint = f"allow this identity {service}:GetAuthorizationToken"
+    if is_public:
+        hint += " and sts:GetServiceBearerToken, or use auth_type: anonymous"
+    try:
+        document = await client.ask(request, hint, keys=keys)
+    except AuthError:
+        if probing_metadata and is_public:
+            return Login(Credential(), math.inf)
+        raise
+    return _read_login(document, service, keys.origin)
+
+
+def _token_headers(is_public: bool) -> list[Pair]:
+    target = "SpencerFrontendService" if is_public else "AmazonEC2ContainerRegistry_V20150921"
+    return [
         ("Content-Type", "application/x-amz-json-1.1"),
         ("X-Amz-Target", f"{target}.GetAuthorizationToken"),
     ]
-    if found:
-        chain.fips = chain.fips or bool(found[1])
-        chain.dual = chain.dual or bool(found[3])
-    more = " and sts:GetServiceBearerToken, or use auth_type: anonymous" if public else ""
-    chain.hint = f"allow this identity {service}:GetAuthorizationToken{more}"
+
+
+def _read_login(document: dict[str, Any], service: str, origin: str) -> Login:
     try:
-        given = await chain.ask(service, chain.region, kind, b"{}", keys=keys)
-        user, password = (
-            b64decode(given["authorizationToken"], validate=True).decode("ascii").split(":", 1)
-        )
-        return Login(
-            Credential(user, password, origin=keys.origin),
-            float(str(given.get("expiresAt", math.inf))),
-        )
+        token = b64decode(document["authorizationToken"], validate=True).decode("ascii")
+        user, password = token.split(":", 1)
+        expires = float(str(document.get("expiresAt", math.inf)))
     except (TypeError, LookupError, ValueError):
         raise _error(f"{service} answered without a usable token") from None
-    except AuthError:
-        if not (guessed and public):
-            raise
-        return Login(Credential(), math.inf)
+    return Login(Credential(user, password, origin=origin), expires)
 
 
 def _error(message: str, hint: str | None = None, code: str = AuthError.code) -> AuthError:
     return AuthError(message, hint=hint, fatal=True, code=code)
 
 
-def _document(text: str) -> dict[str, Any]:
+def _flatten(text: str) -> dict[str, Any]:
     """Read what an answer says at any depth, where names differ: JSON, or the XML of STS, without
     entities.
     """
-    found = dict[str, Any]()
+    document: dict[str, Any] = {}
     try:
-        json.loads(text, object_pairs_hook=found.update)
+        json.loads(text, object_pairs_hook=document.update)
     except (ValueError, RecursionError):
-        found.update(re.findall(r"<(\w+)>([^<]*)</\1>", text))
-    return found
+        document.update(re.findall(r"<(\w+)>([^<]*)</\1>", text))
+    return document
 
 
-def _keys(document: dict[str, Any], origin: str, *secrets: str) -> Credential:
-    given = {
+def _keys_in(document: dict[str, Any], origin: str, *secrets: str) -> Credential:
+    """Return the keys that variables, a profile or an answer hold; AuthError for none.
+
+    `secrets`: what was sent for them, and an answer may repeat.
+    """
+    fields = {
         re.sub("^aws|_", "", name.lower()): str(value) for name, value in document.items() if value
     }
-    session = given.get("sessiontoken") or given.get("token") or ""
-    found = Credential(
-        given.get("accesskeyid", ""), given.get("secretaccesskey", ""), session, origin=origin
-    )
-    if found.username and found.password and re.fullmatch("[ -~]+", "".join(found[:3])):
-        return found
-    said = (
-        given.get("message")
-        or given.get("code")
-        or "the key or its secret is missing, or no text of ASCII"
-    )
-    raise _error(
-        f"{origin} gives no AWS credentials: {clean(hide(clean(said, 2**20), *secrets), 200)}"
-    )
+    access_key = fields.get("accesskeyid", "")
+    secret_key = fields.get("secretaccesskey", "")
+    session = fields.get("sessiontoken") or fields.get("token") or ""
+    # They stand in headers.
+    is_ascii = re.fullmatch("[ -~]+", access_key + secret_key + session)
+    if access_key and secret_key and is_ascii:
+        return Credential(access_key, secret_key, session, origin=origin)
+    default = "the key or its secret is missing, or no text of ASCII"
+    said = fields.get("message") or fields.get("code") or default
+    raise _error(f"{origin} gives no AWS credentials: {clean(redact(said, secrets), 200)}")
 
 
-class _Chain:
-    """One walk along the sources of 4.5; `looked` says where it has been, `hint` what may help
-    where it is.
+class _Settings:
+    """What the variables and files of AWS's programs say; AuthError for a broken file.
+
+    `variables` are by name without AWS_, in lower case: a profile has the same names. `profile` is
+    the one in force, empty where there is none.
     """
 
     def __init__(self, machine: Machine, cloud_profile: str | None) -> None:
         self._machine = machine
-        self._alone = cloud_profile
-        given = machine.environ.items()
-        self._set = {name[4:].lower(): value for name, value in given if name.startswith("AWS_")}
-        self.get = self._set.get
-        self.looked = list[str]()
-        self.region = ""
-        self.hint = ""
-        self._files = list[str]()
-        self._sections = dict[str, dict[str, str]]()
-        for variable, file in (
-            ("config_file", "config"),
-            ("shared_credentials_file", "credentials"),
-        ):
-            self._files.append(path := self.get(variable) or f"~/.aws/{file}")
-            parser = configparser.RawConfigParser(default_section="")
-            try:
-                parser.read_string(self._read(path))
-            except configparser.Error:  # whose own words quote the line
-                raise _error(
-                    f"{path} is not a file of profiles as AWS's programs read it"
-                ) from None
-            for name in parser.sections():
-                whole = file == "config" and name != "default"
-                key = (
-                    re.sub(r"""\s+["']?|["']$""", " ", name).strip() if whole else f"profile {name}"
-                )
-                self._sections.setdefault(key, {}).update(parser.items(name))
-        self._named = next(filter(None, (cloud_profile, *map(self.get, _PROFILES))), None)
-        self.profile = self._sections.get(f"profile {self._named or 'default'}", {})
-        self.fips, self.dual = (
-            self._is_set("use_fips_endpoint"),
-            self._is_set("use_dualstack_endpoint"),
+        self.variables = {
+            name.removeprefix("AWS_").lower(): value
+            for name, value in machine.environ.items()
+            if name.startswith("AWS_")
+        }
+        self.config_file = self.variables.get("config_file") or "~/.aws/config"
+        self.credentials_file = (
+            self.variables.get("shared_credentials_file") or "~/.aws/credentials"
         )
-        region = self.get("region") or self.get("default_region") or self.profile.get("region")
+        # By `profile NAME`, `sso-session NAME`.
+        self._sections: dict[str, dict[str, str]] = {}
+        self._read_sections(self.config_file, is_config=True)
+        self._read_sections(self.credentials_file, is_config=False)
+
+        # The configuration's profile is the only source; one that a variable names has to be there.
+        self.only_profile = cloud_profile
+        names = (cloud_profile, *map(self.variables.get, _PROFILE_NAMES))
+        self.named_profile = next(filter(None, names), None)
+        self.profile_name = self.named_profile or "default"
+        self.profile = self.section(f"profile {self.profile_name}") or {}
+        region = (
+            self.variables.get("region")
+            or self.variables.get("default_region")
+            or self.profile.get("region")
+            or ""
+        )
         self.sts_region = "us-east-1" if region == "aws-global" else region
 
-    def _is_set(self, name: str) -> bool:
-        return (self.get(name) or self.profile.get(name, "")).lower() == "true"
+    def _read_sections(self, path: str, *, is_config: bool) -> None:
+        parser = configparser.RawConfigParser(default_section="")
+        try:
+            parser.read_string(self.read(path))
+        except configparser.Error:  # whose own words quote the line
+            raise _error(f"{path} is not a file of profiles as AWS's programs read it") from None
+        for name in parser.sections():
+            if is_config and name != "default":
+                # `[profile "NAME"]`: names may be quoted, after any number of blanks.
+                key = re.sub(r"""\s+["']?|["']$""", " ", name).strip()
+            else:
+                key = f"profile {name}"
+            self._sections.setdefault(key, {}).update(parser.items(name))
 
-    def _read(self, path: str, why: str = "") -> str:
-        data = (
-            self._machine.read(re.sub("^~(?=/)", lambda _: self._machine.home or "", path)) or b""
-        )
-        if why and not data:
-            raise _error(f"{why}: {clean(path)} is missing or empty", self.hint)
+    def section(self, name: str) -> dict[str, str] | None:
+        """Return `profile NAME` or `sso-session NAME`; what both files say of a profile is one."""
+        return self._sections.get(name)
+
+    def is_set(self, name: str) -> bool:
+        """Ask whether a variable, or else the profile, says `true`."""
+        value = self.variables.get(name) or self.profile.get(name, "")
+        return value.lower() == "true"
+
+    def read(self, path: str) -> str:
+        """Return a file's text, empty where there is no such file."""
+        home = self._machine.home or ""
+        data = self._machine.read(re.sub("^~(?=/)", lambda _: home, path)) or b""
         return data.decode("utf-8", "replace")
+
+    def read_named(self, path: str, who: str, hint: str | None = None) -> str:
+        """Return the text of a file that `who` names; AuthError where there is none."""
+        text = self.read(path)
+        if not text:
+            raise _error(f"{who}: {clean(path)} is missing or empty", hint)
+        return text
+
+
+class _Failure(NamedTuple):
+    """Why an exchange gave nothing, in words that may hold secrets."""
+
+    text: str
+    hint: str | None
+    code: str
+    may_pass: bool
+
+    def __repr__(self) -> str:
+        return "<Failure>"
+
+
+class _Client:
+    """Exchanges with AWS's services, each tried three times at most."""
+
+    def __init__(self, machine: Machine, settings: _Settings) -> None:
+        self._machine = machine
+        self.fips = settings.is_set("use_fips_endpoint")
+        self.dual = settings.is_set("use_dualstack_endpoint")
+
+    def request(
+        self, service: str, region: str, headers: list[Pair], body: bytes = b"", path: str = "/"
+    ) -> Request:
+        """Return a request to a service of AWS in a region; AuthError where none is known."""
+        if not re.fullmatch("[a-z0-9-]+", region):
+            raise _error(f"no region: {region!r}", "set AWS_REGION")
+        url = f"https://{endpoint(service, region, self.fips, self.dual)}{path}"
+        method = "POST" if body else "GET"
+        return Request(method, url, headers, body, service, region)
 
     async def ask(
         self,
-        service: str,
-        region: str,
-        headers: list[Pair],
-        body: bytes = b"",
-        path: str = "/",
+        request: Request,
+        hint: str,
+        *,
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
     ) -> dict[str, Any]:
-        """Do one exchange with a service of AWS, or (its `path` a URL) with a container's; three
-        times at most.
-        """
-        if service and not re.fullmatch("[a-z0-9-]+", region):
-            raise _error(f"no region: {region!r}", "set AWS_REGION")
-        url = (
-            f"https://{endpoint(service, region, self.fips, self.dual)}{path}" if service else path
-        )
-        method = "POST" if body else "GET"
-        trouble = ""
-        seconds = None if service else 2.0
-        for pause in (1.0, 1.0, 0.0):
-            sent = (
-                sign(keys, method, url, headers, body, service, region, self._machine.wall())
-                if keys
-                else headers
-            )
-            try:
-                status, answered, content = await self._machine.fetch(
-                    method, url, sent, body, seconds
-                )
-            except WireError as error:
-                trouble = error.message
-                hint = error.hint if service else self.hint
-                code = error.code
-            else:
-                code = WireError.code if status > 499 else AuthError.code
-                told = _document(content.decode("utf-8", "replace"))
-                hint = self.hint
-                if status == 200 and told:
-                    return told
-                name = str(
-                    told.get("__type") or answered.get("x-amzn-errortype") or told.get("Code") or ""
-                )
-                trouble = (
-                    f"status {status} {name} {told.get('message') or told.get('Message') or ''}"
-                )
-                if service and not (
-                    status in (200, 429)
-                    or status > 499
-                    or re.search("Throttl|TooMany|IDPComm", name)
-                ):
-                    break
-            await anyio.sleep(pause)
-        trouble = clean(hide(clean(trouble, 2**20), *secrets, *(keys or Credential()).secrets), 300)
-        raise _error(
-            f"{keys.origin if keys else 'no keys'}: {url.split('/')[2]}: {trouble}", hint, code
-        )
+        """Return what the answer says at any depth; AuthError with `hint` for a refusal.
 
-    async def keys(self) -> Credential | None:
+        The request is signed with `keys`; `secrets` are what it holds besides.
+        """
+        held = secrets if keys is None else (*secrets, *keys.secrets)
+        for attempt in range(_ATTEMPTS):
+            if attempt > 0:
+                await anyio.sleep(_PAUSE)
+            with redacting(lambda: held):
+                outcome = await self._attempt(request, hint, keys)
+            if not isinstance(outcome, _Failure):
+                return outcome
+            failure = outcome
+            if not failure.may_pass:
+                break
+        who = keys.origin if keys else "no keys"
+        host = request.url.split("/")[2]
+        said = clean(redact(failure.text, held), 300)
+        raise _error(f"{who}: {host}: {said}", failure.hint, failure.code)
+
+    async def _attempt(
+        self, request: Request, hint: str, keys: Credential | None
+    ) -> dict[str, Any] | _Failure:
+        headers = sign(keys, request, self._machine.wall()) if keys else request.headers
+        seconds = None if request.service else _CONTAINER_SECONDS
+        try:
+            answer = await self._machine.fetch(
+                request.method, request.url, headers, request.body, seconds
+            )
+        except WireError as error:
+            wire_hint = error.hint if request.service else hint
+            return _Failure(error.message, wire_hint, error.code, may_pass=True)
+        document = _flatten(answer.body.decode("utf-8", "replace"))
+        if answer.status == 200 and document:
+            return document
+        return _describe_failure(request, answer, document, hint)
+
+
+def _describe_failure(
+    request: Request, answer: Answer, document: dict[str, Any], hint: str
+) -> _Failure:
+    name = document.get("__type") or answer.headers.get("x-amzn-errortype") or document.get("Code")
+    name = str(name or "")
+    message = document.get("message") or document.get("Message") or ""
+    is_broken = answer.status >= 500
+    may_pass = (
+        # A container's service may not be there yet.
+        not request.service
+        or is_broken
+        or answer.status in (200, 429)
+        or re.search(_PASSING_ERRORS, name) is not None
+    )
+    code = WireError.code if is_broken else AuthError.code
+    return _Failure(f"status {answer.status} {name} {message}", hint, code, may_pass)
+
+
+class AwsCredentialChain:
+    """One walk along the sources of keys of section 4.5; `looked` says where it has been."""
+
+    def __init__(self, machine: Machine, settings: _Settings, client: _Client, region: str) -> None:
+        self._machine = machine
+        self._settings = settings
+        self._variables = settings.variables
+        self._client = client
+        self._region = region  # the registry's, for who has set none
+        self.looked: list[str] = []
+
+    async def find(self) -> Credential | None:
         """Return the first keys that there are; a profile that the configuration names stands for
         all sources.
         """
-        if self._alone:
-            return await self._of_profile(self._alone)
-        if keys := await self._own():
+        settings = self._settings
+        if settings.only_profile:
+            return await self._from_profile(settings.only_profile)
+        if keys := await self._from_variables():
             return keys
         self.looked.append("AWS_WEB_IDENTITY_TOKEN_FILE")
-        if self.get(_IDENTITY):
-            return await self._assume(self._set, self.looked[-1])
+        if self._variables.get(_TOKEN_FILE):
+            return await self._assume_by_token(self._variables, "AWS_WEB_IDENTITY_TOKEN_FILE")
         return (
-            await self._of_profile(self._named or "default")
-            or await self._container()
-            or await self.instance()
+            await self._from_profile(settings.profile_name)
+            or await self._from_container()
+            or await self.from_instance()
         )
 
-    async def _own(self) -> Credential | None:
+    async def _from_variables(self) -> Credential | None:
         self.looked.append("AWS_ACCESS_KEY_ID")
-        given = {name: self.get(name) for name in (_KEYS, "secret_access_key", "session_token")}
-        return _keys(given, self.looked[-1]) if given[_KEYS] else None
+        if not self._variables.get(_ACCESS_KEY):
+            return None
+        names = (_ACCESS_KEY, "secret_access_key", "session_token")
+        fields = {name: self._variables.get(name) for name in names}
+        return _keys_in(fields, "AWS_ACCESS_KEY_ID")
+
+    # A role.
+
+    async def _assume_by_token(self, fields: dict[str, str], origin: str) -> Credential:
+        """Assume the role of variables or a profile by the token in its file."""
+        token = self._settings.read_named(fields[_TOKEN_FILE], origin).strip()
+        form = [
+            ("Action", "AssumeRoleWithWebIdentity"),
+            *self._role_fields(fields, origin),
+            ("WebIdentityToken", token),
+        ]
+        return await self._assume(form, fields, origin, secrets=(token,))
+
+    async def _assume_by_keys(
+        self, fields: dict[str, str], origin: str, keys: Credential
+    ) -> Credential:
+        form = [
+            ("Action", "AssumeRole"),
+            *self._role_fields(fields, origin),
+            ("ExternalId", fields.get("external_id", "")),
+            ("DurationSeconds", fields.get("duration_seconds", "")),
+        ]
+        return await self._assume(form, fields, origin, keys=keys)
+
+    def _role_fields(self, fields: dict[str, str], origin: str) -> list[Pair]:
+        role = fields.get("role_arn", "")
+        session = fields.get("role_session_name") or f"regsync-{self._machine.wall():.0f}"
+        if not role or not (role + session).isprintable():
+            raise _error(f"{origin}: no AWS_ROLE_ARN or role_arn as text")
+        return [("Version", "2011-06-15"), ("RoleArn", role), ("RoleSessionName", session)]
 
     async def _assume(
-        self, given: dict[str, str], origin: str, keys: Credential | None = None
+        self,
+        form: list[Pair],
+        fields: dict[str, str],
+        origin: str,
+        *,
+        keys: Credential | None = None,
+        secrets: tuple[str, ...] = (),
     ) -> Credential:
-        role = given.get("role_arn", "")
-        token = "" if keys else self._read(given["web_identity_token_file"], origin)
-        session = given.get("role_session_name") or f"regsync-{self._machine.wall():.0f}"
-        more = given if keys else {}
-        if not (role and (role + session).isprintable()):
-            raise _error(f"{origin}: no AWS_ROLE_ARN or role_arn as text")
-        form = [
-            ("Action", "AssumeRole" if keys else "AssumeRoleWithWebIdentity"),
-            ("Version", "2011-06-15"),
-            ("RoleArn", role),
-            ("RoleSessionName", session),
-            ("WebIdentityToken", token.strip()),
-            ("ExternalId", more.get("external_id")),
-            ("DurationSeconds", more.get("duration_seconds")),
-        ]
-        kind = "application/x-www-form-urlencoded; charset=utf-8"
-        body = urlencode([pair for pair in form if pair[1]])
-        origin = f"role {clean(role, 200)} ({origin})"
-        self.hint = "check the role's name, and who may assume it"
-        return _keys(
-            await self.ask(
-                "sts",
-                self.sts_region or self.region,
-                [("Content-Type", kind)],
-                body.encode(),
-                keys=keys,
-                secrets=(token.strip(),),
-            ),
-            origin,
-            token.strip(),
-            *(keys or Credential()).secrets,
-        )
+        body = urlencode([(name, value) for name, value in form if value]).encode()
+        headers = [("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")]
+        region = self._settings.sts_region or self._region
+        request = self._client.request("sts", region, headers, body)
+        hint = "check the role's name, and who may assume it"
+        document = await self._client.ask(request, hint, keys=keys, secrets=secrets)
+        origin = f"role {clean(fields['role_arn'], 200)} ({origin})"
+        sent = secrets if keys is None else keys.secrets
+        return _keys_in(document, origin, *sent)
 
-    async def _of_profile(self, name: str, *way: str) -> Credential | None:
+    # A profile.
+
+    async def _from_profile(self, name: str, *way: str) -> Credential | None:
         """Follow a profile; `way`: those whose source it is. It has to give keys then, and where it
         alone counts.
         """
-        profile = self._sections.get(f"profile {name}")
+        settings = self._settings
+        profile = settings.section(f"profile {name}")
         origin = f"profile {clean(name, 60)!r}"
-        self.looked.append(f"{origin} in {' and '.join(self._files)}")
-        if profile is None and not way and not self._named:
-            return None
+        place = f"{origin} in {settings.config_file} and {settings.credentials_file}"
+        self.looked.append(place)
         if profile is None:
-            raise _error(
-                f"there is no {self.looked[-1]}", "`aws configure list-profiles` shows them"
-            )
-        static = "aws_access_key_id" in profile
-        by_token = "web_identity_token_file" in profile
-        if "role_arn" in profile and not by_token and not (way and static):
-            source = profile.get("source_profile")
-            other = profile.get("credential_source", "")
-            others = {
-                "EcsContainer": self._container,
-                "Ec2InstanceMetadata": self.instance,
-                "Environment": self._own,
-            }
-            if name in way:
-                raise _error(f"{origin} is its own source: {clean(' -> '.join((*way, name)))}")
-            if "mfa_serial" in profile:
-                raise _error(f"{origin} has mfa_serial, and nobody is here to type a code")
-            if bool(source) == bool(other) or not (source or other in others):
-                raise _error(
-                    f"{origin} needs either source_profile or credential_source ({', '.join(others)})"
-                )
-            keys = await (self._of_profile(source, *way, name) if source else others[other]())
-            if keys:
-                return await self._assume(profile, origin, keys)
-            raise _error(f"{origin}: its credential_source gives nothing: {self.looked[-1]}")
-        if by_token:
-            return await self._assume(profile, origin)
+            if way or settings.named_profile:
+                raise _error(f"there is no {place}", "`aws configure list-profiles` shows them")
+            return None
+
+        has_keys = "aws_access_key_id" in profile
+        # A source's own keys go before its role.
+        is_source_with_keys = bool(way) and has_keys
+        if _TOKEN_FILE in profile:
+            return await self._assume_by_token(profile, origin)
+        if "role_arn" in profile and not is_source_with_keys:
+            keys = await self._source_of(profile, name, origin, way)
+            return await self._assume_by_keys(profile, origin, keys)
         if "sso_account_id" in profile or "sso_role_name" in profile:
-            return await self._of_sso(profile, origin)
-        if static:
-            return _keys(profile, origin)
+            return await self._from_sso(profile, origin)
+        if has_keys:
+            return _keys_in(profile, origin)
+
         if unable := {"login_session", "credential_process"} & profile.keys():
             raise _error(
                 f"{origin} has {unable.pop()}, which needs another program, and this one starts none",
                 "set the variables that `aws configure export-credentials` prints",
             )
-        if way or self._alone:
+        if way or settings.only_profile:
             raise _error(f"{origin} has no credentials")
         return None
 
-    async def _of_sso(self, profile: dict[str, str], origin: str) -> Credential:
+    async def _source_of(
+        self, profile: dict[str, str], name: str, origin: str, way: tuple[str, ...]
+    ) -> Credential:
+        """Return the keys by which a profile's role is assumed."""
+        source_profile = profile.get("source_profile")
+        source = profile.get("credential_source", "")
+        sources: dict[str, Callable[[], Awaitable[Credential | None]]] = {
+            "EcsContainer": self._from_container,
+            "Ec2InstanceMetadata": self.from_instance,
+            "Environment": self._from_variables,
+        }
+        if name in way:
+            raise _error(f"{origin} is its own source: {clean(' -> '.join((*way, name)))}")
+        if "mfa_serial" in profile:
+            raise _error(f"{origin} has mfa_serial, and nobody is here to type a code")
+        has_one = bool(source_profile) != bool(source)
+        if not has_one or not (source_profile or source in sources):
+            raise _error(
+                f"{origin} needs either source_profile or credential_source ({', '.join(sources)})"
+            )
+        if source_profile:
+            keys = await self._from_profile(source_profile, *way, name)
+        else:
+            keys = await sources[source]()
+        if keys is None:
+            raise _error(f"{origin}: its credential_source gives nothing: {self.looked[-1]}")
+        return keys
+
+    async def _from_sso(self, profile: dict[str, str], origin: str) -> Credential:
         session = profile.get("sso_session", "")
-        soon = time.gmtime(self._machine.wall() + 60)
-        given = {**profile, **self._sections.get(f"sso-session {session}", {})}
+        fields = {**profile, **(self._settings.section(f"sso-session {session}") or {})}
         names = ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name")
         lacking = [
             name
             for name in names
-            if not given.get(name) or profile.get(name, given[name]) != given[name]
+            if not fields.get(name) or profile.get(name, fields[name]) != fields[name]
         ]
         if lacking:
             raise _error(
                 f"{origin}: missing, or not as its sso-session has it: {', '.join(lacking)}"
             )
-        start, region, account, role = map(given.__getitem__, names)
-        self.hint = f"run `aws sso login` for {origin}"
-        query = urlencode({"role_name": role, "account_id": account})
-        cached = _document(
-            self._read(f"~/.aws/sso/cache/{name_hash(session or start)}.json", origin)
-        )
-        if str(cached.get("expiresAt"))[:19] < time.strftime(
-            "%Y-%m-%dT%H:%M:%S", soon
-        ):  # UTC both: sorts as text
-            form = {name: cached.get(name) for name in ("clientId", "clientSecret", "refreshToken")}
-            if not session or not all(form.values()):
-                raise _error(f"{origin}: its SSO login has expired", self.hint)
-            body = json.dumps({**form, "grantType": "refresh_token"})
-            kind = [("Content-Type", "application/json")]
-            cached = await self.ask(
-                "oidc", region, kind, body.encode(), "/token", secrets=(*map(str, form.values()),)
-            )
-        token = str(cached.get("accessToken"))
-        return _keys(
-            await self.ask(
-                "portal.sso",
-                region,
-                [("x-amz-sso_bearer_token", token)],
-                secrets=(token,),
-                path=f"/federation/credentials?{query}",
-            ),
-            origin,
-            token,
-        )
 
-    async def _container(self) -> Credential | None:
-        name = _RELATIVE if self.get(_RELATIVE) else _FULL
-        self.looked.append(what := f"AWS_{name.upper()}")
-        if not (url := self.get(name)):
+        hint = f"run `aws sso login` for {origin}"
+        token = await self._sso_token(session, fields, origin, hint)
+        query = urlencode(
+            {"role_name": fields["sso_role_name"], "account_id": fields["sso_account_id"]}
+        )
+        request = self._client.request(
+            "portal.sso",
+            fields["sso_region"],
+            [("x-amz-sso_bearer_token", token)],
+            path=f"/federation/credentials?{query}",
+        )
+        document = await self._client.ask(request, hint, secrets=(token,))
+        return _keys_in(document, origin, token)
+
+    async def _sso_token(self, session: str, fields: dict[str, str], origin: str, hint: str) -> str:
+        """Return the token that `aws sso login` left, renewed in memory where it has ended."""
+        name = name_hash(session or fields["sso_start_url"])
+        cached = _flatten(self._settings.read_named(f"~/.aws/sso/cache/{name}.json", origin, hint))
+        # UTC both: sorts as text.
+        soon = time.gmtime(self._machine.wall() + _SSO_MARGIN)
+        is_live = str(cached.get("expiresAt"))[:19] >= time.strftime("%Y-%m-%dT%H:%M:%S", soon)
+        if is_live:
+            return str(cached.get("accessToken"))
+
+        form = {name: cached.get(name) for name in ("clientId", "clientSecret", "refreshToken")}
+        if not session or not all(form.values()):
+            raise _error(f"{origin}: its SSO login has expired", hint)
+        body = json.dumps({**form, "grantType": "refresh_token"}).encode()
+        headers = [("Content-Type", "application/json")]
+        request = self._client.request("oidc", fields["sso_region"], headers, body, "/token")
+        secrets = tuple(str(value) for value in form.values())
+        renewed = await self._client.ask(request, hint, secrets=secrets)
+        return str(renewed.get("accessToken"))
+
+    # This machine.
+
+    async def _from_container(self) -> Credential | None:
+        """Ask the service that a container's variables name."""
+        is_relative = bool(self._variables.get(_CONTAINER_PATH))
+        variable = _CONTAINER_PATH if is_relative else _CONTAINER_URL
+        origin = f"AWS_{variable.upper()}"
+        self.looked.append(origin)
+        url = self._variables.get(variable)
+        if not url:
             return None
-        url = f"http://169.254.170.2{url}" if name == _RELATIVE else url
+        if is_relative:
+            url = f"http://169.254.170.2{url}"
         if not re.fullmatch(_NEARBY, url):
-            raise _error(f"{what}: {clean(url, 99)} is neither https nor a metadata address")
-        path = self.get("container_authorization_token_file")
-        token = self.get("container_authorization_token") or ""
-        token = self._read(path, what) if path else token
-        self.hint = f"{what} leads there"
-        login = [("Authorization", token)] if token else []
-        return _keys(await self.ask("", "", login, path=url, secrets=(token,)), what, token)
+            raise _error(f"{origin}: {clean(url, 99)} is neither https nor a metadata address")
+        token = self._variables.get("container_authorization_token") or ""
+        path = self._variables.get("container_authorization_token_file")
+        if path:
+            token = self._settings.read_named(path, origin)
+        headers = [("Authorization", token)] if token else []
+        request = Request("GET", url, headers)
+        document = await self._client.ask(request, f"{origin} leads there", secrets=(token,))
+        return _keys_in(document, origin, token)
 
-    async def instance(self) -> Credential | None:
-        """Ask IMDSv2 for the keys of this machine's role."""
-        ipv6 = (self.get("ec2_metadata_service_endpoint_mode") or "").lower() == "ipv6"
-        base = (
-            self.get("ec2_metadata_service_endpoint")
-            or f"http://{'[fd00:ec2::254]' if ipv6 else '169.254.169.254'}"
-        )
-        login = ("x-aws-ec2-metadata-token-ttl-seconds", "21600")
-        role = ""
-        at = "meta-data/iam/security-credentials/"
-        self.looked.append(f"the EC2 metadata service at {clean(base.rstrip('/'), 100)}")
+    async def from_instance(self) -> Credential | None:
+        """Ask IMDSv2 for the keys of this machine's role; None where it does not answer."""
+        is_ipv6 = self._variables.get("ec2_metadata_service_endpoint_mode", "").lower() == "ipv6"
+        address = "[fd00:ec2::254]" if is_ipv6 else "169.254.169.254"
+        base = self._variables.get("ec2_metadata_service_endpoint") or f"http://{address}"
+        base = base.rstrip("/")
+        origin = f"the EC2 metadata service at {clean(base, 100)}"
+        self.looked.append(origin)
         try:
-            if self._is_set("ec2_metadata_disabled"):
+            if self._settings.is_set("ec2_metadata_disabled"):
                 raise WireError("AWS_EC2_METADATA_DISABLED")
-            for path in ("api/token", at, at):
-                method = "GET" if path == at else "PUT"
-                url = f"{base.rstrip('/')}/latest/{path}{role}"
-                status, _, body = await self._machine.fetch(method, url, [login], b"", 1.0)
-                if status != 200:
-                    raise WireError(f"status {status}")
-                if path == at:
-                    role = quote(body.split(b"\n")[0])
-                else:
-                    login = ("x-aws-ec2-metadata-token", body.decode("latin-1"))
-            return _keys(_document(body.decode("utf-8", "replace")), self.looked[-1], login[1])
+            token, answer = await self._ask_instance(f"{base}/latest")
         except WireError as error:
             self.looked[-1] += f" ({clean(error.message, 150)})"
-        return None
+            return None
+        return _keys_in(_flatten(answer), origin, token)
+
+    async def _ask_instance(self, base: str) -> tuple[str, str]:
+        """Return the session's token and the answer that has the keys; WireError for none."""
+
+        async def fetch(method: str, path: str, header: Pair) -> bytes:
+            answer = await self._machine.fetch(
+                method, f"{base}/{path}", [header], b"", _INSTANCE_SECONDS
+            )
+            if answer.status != 200:
+                raise WireError(f"status {answer.status}")
+            return answer.body
+
+        ttl = ("x-aws-ec2-metadata-token-ttl-seconds", "21600")
+        token = (await fetch("PUT", "api/token", ttl)).decode("latin-1")
+        session = ("x-aws-ec2-metadata-token", token)
+        roles = "meta-data/iam/security-credentials/"
+        with redacting(lambda: (token,)):
+            listed = await fetch("GET", roles, session)
+            role = quote(listed.split(b"\n")[0])
+            document = await fetch("GET", f"{roles}{role}", session)
+        return token, document.decode("utf-8", "replace")

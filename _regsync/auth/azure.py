@@ -1,15 +1,18 @@
-"""The identity that this machine has at Azure, made into a login at an Azure Container Registry.
-Owns: where an identity is looked for, the words of the directory, metadata services and the
-exchange. May not know: sockets, challenges, retries. Invariant: a secret goes to its authority, a
-metadata service or the registry, into no message; a source that is broken is an error. Follows
-docs/specification.md 5.2, docs/protocol-facts.md 6 (numbers below)."""
+"""Logging in to an Azure Container Registry by the identity that Azure gave to this machine.
+
+Owns: where an identity is looked for, the words of the directory, metadata services, the exchange.
+May not know: sockets, challenges, retries.
+Invariants: a secret goes to its authority, to a metadata service or to the registry, into no
+message. A source that is broken is an error.
+Follows: docs/specification.md section 5.2, docs/protocol-facts.md section 6 (numbers below).
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from _regsync.auth.cloud import Login, Machine, life_of
@@ -17,293 +20,392 @@ from _regsync.auth.credentials import Credential, Pair
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, RegistryError, WireError
 from _regsync.net.http1 import parse_retry_after
-from _regsync.text import clean, hide, json_object
+from _regsync.text import clean, json_object, redact, redacting
 
-_SECRET = "AZURE_CLIENT_SECRET"
+_SECRET_VARIABLE = "AZURE_CLIENT_SECRET"
+_FILE_VARIABLE = "AZURE_FEDERATED_TOKEN_FILE"
+_SERVICE_VARIABLE = "IDENTITY_ENDPOINT"
 
+_METADATA_URL = "http://169.254.169.254/metadata/identity/oauth2/token"
+_METADATA_VERSION = "2018-02-01"
+_METADATA_NAME = "the metadata service 169.254.169.254"
+_SERVICE_VERSION = "2019-08-01"
 
-_FILE = "AZURE_FEDERATED_TOKEN_FILE"
+_ASSERTION_TYPE = (
+    "client_assertion_type",
+    "urn:ietf:params:oauth:client-assertion-type:jwt-bearer",
+)
 
+# Seconds: to find out whether there is a metadata service, for one to give a token, of life that a
+# token of the command line has to have left.
+_PROBE_SECONDS = 1.0
+_TOKEN_SECONDS = 30.0
+_LEAST_TOKEN_LIFE = 300.0
 
-_SERVICE = "IDENTITY_ENDPOINT"
+# The command line's own client id, and the user that a refresh token is sent with (section 6.1).
+_COMMAND_LINE_CLIENT = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
+_TOKEN_USER = "00000000-0000-0000-0000-000000000000"
 
+# Errors of the directory that say that it does not know an audience (section 6.2).
+_UNKNOWN_AUDIENCE = "AADSTS(?:500011|65001)|invalid_resource"
 
-_METADATA = "http://169.254.169.254/metadata/identity/oauth2/token"
-
-
-_MACHINE = "the metadata service 169.254.169.254"
-
-
-_ASSERTION = ("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer")
-
-
-# seconds; client id
-_SEEN = 1.0
-
-
-_GIVEN = 30.0
-
-
-_GOOD = 300.0
-
-
-_COMMAND_LINE = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
-
-
-_ROLE = (
+_ROLE_HINT = (
     "AZURE_CLIENT_ID chooses an identity, to which the cloud's operator grants AcrPull (at targets AcrPush); for "
     "public images use auth_type: anonymous"
 )
-
-
-_POD = (
+_IDENTITY_HINT = (
     "in Kubernetes the service account needs the annotation azure.workload.identity/client-id, the pod the label "
-    f'azure.workload.identity/use: "true"; elsewhere set {_SECRET}, or run az login; {_ROLE}'
+    f'azure.workload.identity/use: "true"; elsewhere set {_SECRET_VARIABLE}, or run az login; {_ROLE_HINT}'
 )
+_COMMAND_LINE_HINT = "run az login again as a user (a keyring? before it, az config set core.encrypt_token_cache=false)"
 
 
-_KEYRING = "run az login again as a user (a keyring? before it, az config set core.encrypt_token_cache=false)"
+class _Cloud(NamedTuple):
+    """One of Azure's clouds; audiences stand in the order in which they are tried."""
+
+    name: str
+    authority: str
+    audiences: tuple[str, ...]
 
 
-# What a suffix selects (6.2): the cloud's name, its authority, audiences in the order in which they
-# are tried.
+# By the suffix of the registry's name (section 6.2).
 _CLOUDS = {
-    "io": (
+    "io": _Cloud(
         "AzureCloud",
         "login.microsoftonline.com",
-        "containerregistry.azure.net",
-        "management.azure.com",
+        ("containerregistry.azure.net", "management.azure.com"),
     ),
-    "cn": (
+    "cn": _Cloud(
         "AzureChinaCloud",
         "login.chinacloudapi.cn",
-        "containerregistry.azure.cn",
-        "containerregistry.azure.net",
-        "management.core.chinacloudapi.cn/",
+        (
+            "containerregistry.azure.cn",
+            "containerregistry.azure.net",
+            "management.core.chinacloudapi.cn/",
+        ),
     ),
-    "us": (
+    "us": _Cloud(
         "AzureUSGovernment",
         "login.microsoftonline.us",
-        "containerregistry.azure.us",
-        "containerregistry.azure.net",
-        "management.core.usgovcloudapi.net/",
+        (
+            "containerregistry.azure.us",
+            "containerregistry.azure.net",
+            "management.core.usgovcloudapi.net/",
+        ),
     ),
 }
 
 
 class _Source(NamedTuple):
-    """What gives a token of the directory: an authority (POST, for a scope) or a metadata service
-    (GET, a resource).
+    """What gives a token: an authority (POST, for a scope) or a metadata service (GET, for a
+    resource), which has `headers`.
     """
 
     origin: str
     url: str
     fields: tuple[Pair, ...]
     hint: str
-    secret: str  # what no message may show; without a URL it is the token
-    headers: tuple[Pair, ...] = ()  # a metadata service's
+    secret: str  # of the request; no message may show it
+    headers: tuple[Pair, ...] = ()
 
     def __repr__(self) -> str:
         return "<Source>"  # it holds secrets
 
 
-def present(machine: Machine) -> bool:
-    """Say whether the environment or a session of the command line names an identity."""
-    return any(map(machine.environ.get, (_SECRET, _FILE, _SERVICE))) or b"tenantId" in _session(
-        machine, "azureProfile"
-    )
+class _DirectoryToken(NamedTuple):
+    """A token of the directory, and whose."""
+
+    origin: str
+    value: str
+
+    def __repr__(self) -> str:
+        return "<DirectoryToken>"
 
 
-async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Login | None:
-    """Log in by the first identity there is, whose token is good for a refresh token (6.1); None
-    for a wrong guess.
+def is_configured(machine: Machine) -> bool:
+    """Ask whether the environment or a session of the command line names an identity."""
+    names = (_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE)
+    if any(machine.environ.get(name) for name in names):
+        return True
+    return b"tenantId" in _session_file(machine, "azureProfile")
+
+
+async def log_in(machine: Machine, registry: Registry, *, probing_metadata: bool) -> Login | None:
+    """Log in by the first identity there is, whose token is good for a refresh token (section 6.1).
+
+    `probing_metadata`: only by the metadata service, and None where it gives no token.
     """
-    cloud, authority, *audiences = _CLOUDS.get(
-        registry.host.rpartition(".azurecr.")[2], _CLOUDS["io"]
-    )
-    looked = [_SECRET, _FILE, _SERVICE, _MACHINE]
-    source = None if guessed else _named(machine, authority)
-    source = source or await _of_machine(machine, audiences, looked)
-    if source is None and guessed:
+    suffix = registry.host.rpartition(".azurecr.")[2]
+    cloud = _CLOUDS.get(suffix, _CLOUDS["io"])
+    token = await _directory_token(machine, cloud, probing_metadata)
+    if token is None:
         return None
-    source = source or _signed_in(machine, ", ".join(looked), cloud, authority, audiences[0])
-    token = await _token(machine, source, audiences) if source.url else source.secret
-    fields = (("grant_type", "access_token"), ("service", registry.host), ("access_token", token))
-    url = f"{registry.scheme}://{registry.authority}/oauth2/exchange"
-    try:
-        value = await _ask(
-            machine, _Source(source.origin, url, fields, _ROLE, token), "refresh_token"
-        )
-    except AuthError:
-        if not guessed:
-            raise
-        return Login(
-            Credential(), math.inf
-        )  # this registry does not know the machine, but may let anybody pull
-    user = "00000000-0000-0000-0000-000000000000"
-    life = life_of(value, now := machine.wall())
-    return Login(
-        Credential(user, identity_token=value, origin=source.origin),
-        math.inf if life is None else now + life,
+
+    fields = (
+        ("grant_type", "access_token"),
+        ("service", registry.host),
+        ("access_token", token.value),
     )
+    url = f"{registry.scheme}://{registry.authority}/oauth2/exchange"
+    exchange = _Source(token.origin, url, fields, _ROLE_HINT, token.value)
+    try:
+        refresh_token = await _ask(machine, exchange, "refresh_token")
+    except AuthError:
+        if not probing_metadata:
+            raise
+        # This registry does not know the machine, but may let anybody pull.
+        return Login(Credential(), math.inf)
+
+    now = machine.wall()
+    life = life_of(refresh_token, now)
+    expires = math.inf if life is None else now + life
+    credential = Credential(_TOKEN_USER, identity_token=refresh_token, origin=token.origin)
+    return Login(credential, expires)
 
 
-def _named(machine: Machine, authority: str) -> _Source | None:
-    """Find what the environment names: a secret, a federated token (6.2), a service of managed
-    identities (6.3).
+async def _directory_token(
+    machine: Machine, cloud: _Cloud, probing_metadata: bool
+) -> _DirectoryToken | None:
+    """Get a token from the first identity there is; None when only probing, and AuthError else."""
+    if not probing_metadata:
+        source = _named_source(machine, cloud.authority)
+        if source is not None:
+            return _DirectoryToken(source.origin, await _token(machine, source, cloud.audiences))
+
+    looked = [_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE]
+    try:
+        value = await _machine_token(machine, cloud.audiences)
+    except (AuthError, WireError) as error:
+        looked.append(f"{_METADATA_NAME} ({error.message})")
+    else:
+        looked.append(_METADATA_NAME)
+        if value is not None:
+            return _DirectoryToken(_METADATA_NAME, value)
+    if probing_metadata:
+        return None
+    return await _command_line_token(machine, cloud, looked)
+
+
+def _named_source(machine: Machine, authority: str) -> _Source | None:
+    """Find what the environment names: a secret, a federated token (section 6.2), a service of
+    managed identities (section 6.3).
     """
     environ = machine.environ
-    if (name := next(filter(environ.get, (_SECRET, _FILE, _SERVICE)), None)) is None:
+    names = (_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE)
+    name = next((name for name in names if environ.get(name)), None)
+    if name is None:
         return None
-    needed = ("IDENTITY_HEADER",) if name == _SERVICE else ("AZURE_CLIENT_ID", "AZURE_TENANT_ID")
-    if lacking := " and ".join(each for each in needed if not environ.get(each)):
-        raise AuthError(f"{name} is set without {lacking}", hint=_POD, fatal=True)
-    proof = environ[name]
-    own = [environ[each] for each in needed]
-    if name == _SERVICE:
-        return _managed(machine, name, proof, "2019-08-01", ("X-IDENTITY-HEADER", own[0]))
-    if name == _FILE and not (
-        proof := (machine.read(proof) or b"").decode("utf-8", "replace").strip()
-    ):
-        raise AuthError(
-            f"{clean(environ[name])}, which {name} names, is not there", hint=_POD, fatal=True
-        )
-    proven = (
-        (("client_secret", proof),)
-        if name == _SECRET
-        else (_ASSERTION, ("client_assertion", proof))
+    needed = ["AZURE_CLIENT_ID", "AZURE_TENANT_ID"]
+    if name == _SERVICE_VARIABLE:
+        needed = ["IDENTITY_HEADER"]
+    if lacking := " and ".join(variable for variable in needed if not environ.get(variable)):
+        raise AuthError(f"{name} is set without {lacking}", hint=_IDENTITY_HINT, fatal=True)
+
+    if name == _SERVICE_VARIABLE:
+        secret = environ["IDENTITY_HEADER"]
+        header = ("X-IDENTITY-HEADER", secret)
+        return _metadata_source(machine, name, environ[name], _SERVICE_VERSION, header)
+    if name == _FILE_VARIABLE:
+        secret = _federated_token(machine)
+        proof = [_ASSERTION_TYPE, ("client_assertion", secret)]
+    else:
+        secret = environ[name]
+        proof = [("client_secret", secret)]
+    fields = (
+        ("grant_type", "client_credentials"),
+        ("client_id", environ["AZURE_CLIENT_ID"]),
+        *proof,
     )
-    fields = (("grant_type", "client_credentials"), ("client_id", own[0]), *proven)
     host = re.sub("^https?://|/+$", "", environ.get("AZURE_AUTHORITY_HOST") or authority)
-    return _Source(
-        name,
-        f"https://{host}/{quote(own[1], errors='replace')}/oauth2/v2.0/token",
-        fields,
-        _POD,
-        proof,
-    )
+    url = _authority_url(host, environ["AZURE_TENANT_ID"])
+    return _Source(name, url, fields, _IDENTITY_HINT, secret)
 
 
-def _managed(machine: Machine, origin: str, url: str, version: str, *own: Pair) -> _Source:
-    fields = (("api-version", version), ("client_id", machine.environ.get("AZURE_CLIENT_ID", "")))
-    return _Source(
-        origin, url, fields, _ROLE, own[0][1] if own else "", (("Metadata", "true"), *own)
-    )
+def _authority_url(host: str, tenant: str) -> str:
+    return f"https://{host}/{quote(tenant, errors='replace')}/oauth2/v2.0/token"
 
 
-async def _of_machine(machine: Machine, wanted: list[str], looked: list[str]) -> _Source | None:
-    """Ask the metadata service of a virtual machine (6.3); None elsewhere, and where the machine
-    has no identity.
-    """
-    source = _managed(machine, looked[-1], _METADATA, "2018-02-01")
-    try:
-        # A token may take seconds, where there is somebody to give it: who that is refuses this at
-        # once.
-        status, _, _ = await machine.fetch(
-            "GET", f"{_METADATA}?api-version=2018-02-01", [], b"", _SEEN
+def _federated_token(machine: Machine) -> str:
+    path = machine.environ[_FILE_VARIABLE]
+    token = (machine.read(path) or b"").decode("utf-8", "replace").strip()
+    if not token:
+        raise AuthError(
+            f"{clean(path)}, which {_FILE_VARIABLE} names, is not there",
+            hint=_IDENTITY_HINT,
+            fatal=True,
         )
-        if status not in (401, 403, 404):
-            return source._replace(url="", secret=await _token(machine, source, wanted))
-    except (AuthError, WireError) as error:
-        looked[-1] += f" ({error.message})"
-    return None
+    return token
 
 
-def _session(machine: Machine, name: str) -> bytes:
+def _metadata_source(
+    machine: Machine, origin: str, url: str, version: str, header: Pair | None = None
+) -> _Source:
+    """Return a service of managed identities; `header` proves that we may ask."""
+    fields = (("api-version", version), ("client_id", machine.environ.get("AZURE_CLIENT_ID", "")))
+    headers: tuple[Pair, ...] = (("Metadata", "true"),)
+    secret = ""
+    if header is not None:
+        _, secret = header
+        headers = (*headers, header)
+    return _Source(origin, url, fields, _ROLE_HINT, secret, headers)
+
+
+async def _machine_token(machine: Machine, audiences: tuple[str, ...]) -> str | None:
+    """Ask the metadata service of a virtual machine (section 6.3); None where there is none.
+
+    AuthError or WireError where it gives no token, as for a machine without an identity.
+    """
+    # A token may take seconds, where there is somebody to give it: who that is refuses this at
+    # once.
+    url = f"{_METADATA_URL}?api-version={_METADATA_VERSION}"
+    answer = await machine.fetch("GET", url, [], b"", _PROBE_SECONDS)
+    if answer.status in (401, 403, 404):
+        return None
+    source = _metadata_source(machine, _METADATA_NAME, _METADATA_URL, _METADATA_VERSION)
+    return await _token(machine, source, audiences)
+
+
+# The command line's session, whose files are never written (section 6.4).
+
+
+def _session_file(machine: Machine, name: str) -> bytes:
     folder = machine.environ.get("AZURE_CONFIG_DIR") or f"{machine.home or ''}/.azure"
     return machine.read(f"{folder}/{name}.json") or b"{}"
 
 
-def _signed_in(machine: Machine, looked: str, cloud: str, host: str, audience: str) -> _Source:
-    """Find a token of the command line's session in a cloud (6.4), whose files are never written."""
+async def _command_line_token(
+    machine: Machine, cloud: _Cloud, looked: list[str]
+) -> _DirectoryToken:
+    """Return the token that az login left for a cloud, or exchange its refresh token."""
     try:
-        profile, cache = (
-            json.loads(_session(machine, name)) for name in ("azureProfile", "msal_token_cache")
-        )
-        mine = [one for one in profile.get("subscriptions", ()) if one["environmentName"] == cloud]
-        if not mine:
+        profile = json.loads(_session_file(machine, "azureProfile"))
+        cache = json.loads(_session_file(machine, "msal_token_cache"))
+        subscription = _subscription(profile, cloud)
+        if subscription is None:
+            places = ", ".join((*looked, "az login's ~/.azure"))
             raise AuthError(
-                f"no identity at Azure; looked at {looked}, az login's ~/.azure",
-                hint=_POD,
-                fatal=True,
+                f"no identity at Azure; looked at {places}", hint=_IDENTITY_HINT, fatal=True
             )
-        own = max(mine, key=lambda one: one.get("isDefault") is True)
-        who = [
-            one["home_account_id"]
-            for one in cache["Account"].values()
-            if one["username"] == own["user"]["name"]
-        ]
-        held = [
-            [
-                one
-                for one in cache[kind].values()
-                if one["home_account_id"] in who and one["environment"] == host
-            ]
-            for kind in ("AccessToken", "RefreshToken")
-        ]
-        for one in held[0]:
-            fits = one["realm"] == own["tenantId"] and one["target"].startswith(
-                f"https://{audience}/"
-            )
-            if fits and float(one["expires_on"]) > machine.wall() + _GOOD:
-                return _Source("az login", "", (), "", "" + one["secret"])
-        secret = "" + max(held[1], key=lambda one: int(one["last_modification_time"]))["secret"]
-        fields = (
-            ("grant_type", "refresh_token"),
-            ("client_id", _COMMAND_LINE),
-            ("refresh_token", secret),
-        )
-        return _Source(
-            "az login",
-            f"https://{host}/{quote(own['tenantId'], errors='replace')}/oauth2/v2.0/token",
-            fields,
-            _KEYRING,
-            secret,
-        )
+        access_tokens = _entries(cache, "AccessToken", subscription, cloud)
+        refresh_tokens = _entries(cache, "RefreshToken", subscription, cloud)
+        until = machine.wall() + _LEAST_TOKEN_LIFE
+        value = _cached_token(access_tokens, subscription, cloud, until)
+        if value is not None:
+            return _DirectoryToken("az login", value)
+        source = _refresh_source(refresh_tokens, subscription, cloud)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         raise AuthError(
-            "az login has left no token in its files", hint=_KEYRING, fatal=True
+            "az login has left no token in its files", hint=_COMMAND_LINE_HINT, fatal=True
         ) from None
+    return _DirectoryToken(source.origin, await _token(machine, source, cloud.audiences))
 
 
-async def _token(machine: Machine, source: _Source, audiences: list[str]) -> str:
-    """Return a source's token for the first audience that the directory knows (6.2)."""
-    wanted = (
-        ("resource", f"https://{audiences[0]}")
-        if source.headers
-        else ("scope", f"https://{audiences[0]}/.default")
+# The next four raise what reading a document of any shape may raise; their caller says what that
+# means.
+
+
+def _subscription(profile: Any, cloud: _Cloud) -> Any | None:
+    subscriptions = [
+        subscription
+        for subscription in profile.get("subscriptions", ())
+        if subscription["environmentName"] == cloud.name
+    ]
+    if not subscriptions:
+        return None
+    return max(subscriptions, key=lambda subscription: subscription.get("isDefault") is True)
+
+
+def _entries(cache: Any, section: str, subscription: Any, cloud: _Cloud) -> list[Any]:
+    """Return a section's entries of the subscription's user in a cloud."""
+    accounts = [
+        account["home_account_id"]
+        for account in cache["Account"].values()
+        if account["username"] == subscription["user"]["name"]
+    ]
+    return [
+        entry
+        for entry in cache[section].values()
+        if entry["home_account_id"] in accounts and entry["environment"] == cloud.authority
+    ]
+
+
+def _cached_token(entries: list[Any], subscription: Any, cloud: _Cloud, until: float) -> str | None:
+    """Return an access token that lives longer than `until`."""
+    target = f"https://{cloud.audiences[0]}/"
+    for entry in entries:
+        is_ours = entry["realm"] == subscription["tenantId"] and entry["target"].startswith(target)
+        if is_ours and float(entry["expires_on"]) > until:
+            return _text(entry["secret"])
+    return None
+
+
+def _refresh_source(entries: list[Any], subscription: Any, cloud: _Cloud) -> _Source:
+    youngest = max(entries, key=lambda entry: int(entry["last_modification_time"]))
+    secret = _text(youngest["secret"])
+    fields = (
+        ("grant_type", "refresh_token"),
+        ("client_id", _COMMAND_LINE_CLIENT),
+        ("refresh_token", secret),
     )
-    try:
-        return await _ask(machine, source._replace(fields=(*source.fields, wanted)), "access_token")
-    except AuthError as error:
-        if len(audiences) == 1 or not re.search(
-            "AADSTS(?:500011|65001)|invalid_resource", error.message
-        ):
-            raise
-    return await _token(machine, source, audiences[1:])
+    url = _authority_url(cloud.authority, subscription["tenantId"])
+    return _Source("az login", url, fields, _COMMAND_LINE_HINT, secret)
 
 
-async def _ask(machine: Machine, source: _Source, wanted: str) -> str:
-    """Do one exchange; RegistryError when it may be repeated, AuthError with the other end's words
-    (6.2).
-    """
-    form = urlencode([*filter(all, source.fields)], errors="replace")
-    kind = [("Content-Type", "application/x-www-form-urlencoded")]
-    status, told, body = await (
-        machine.fetch("GET", f"{source.url}?{form}", [*source.headers], b"", _GIVEN)
-        if source.headers
-        else machine.fetch("POST", source.url, kind, form.encode())
-    )
-    value = (json_object(body) or {}).get(wanted)
-    if status == 200 and isinstance(value, str):
+def _text(value: object) -> str:
+    if isinstance(value, str):
         return value
-    # Code and first line: what follows names tenants and users.
+    raise TypeError("not a text")
+
+
+# Exchanges.
+
+
+async def _token(machine: Machine, source: _Source, audiences: tuple[str, ...]) -> str:
+    """Return a source's token for the first audience that the directory knows (section 6.2)."""
+    *others, last = audiences
+    for audience in others:
+        try:
+            return await _token_for(machine, source, audience)
+        except AuthError as error:
+            if not re.search(_UNKNOWN_AUDIENCE, error.message):
+                raise
+    return await _token_for(machine, source, last)
+
+
+async def _token_for(machine: Machine, source: _Source, audience: str) -> str:
+    resource = ("resource", f"https://{audience}")
+    scope = ("scope", f"https://{audience}/.default")
+    wanted = resource if source.headers else scope
+    return await _ask(machine, source._replace(fields=(*source.fields, wanted)), "access_token")
+
+
+async def _ask(machine: Machine, source: _Source, field: str) -> str:
+    """Do one exchange, and return a field of the answer.
+
+    RegistryError when it may be repeated, AuthError with the other end's words (section 6.2).
+    """
+    form = urlencode([(name, value) for name, value in source.fields if value], errors="replace")
+    with redacting(lambda: (source.secret,)):
+        if source.headers:
+            url = f"{source.url}?{form}"
+            answer = await machine.fetch("GET", url, [*source.headers], b"", _TOKEN_SECONDS)
+        else:
+            headers = [("Content-Type", "application/x-www-form-urlencoded")]
+            answer = await machine.fetch("POST", source.url, headers, form.encode())
+    value = (json_object(answer.body) or {}).get(field)
+    if answer.status == 200 and isinstance(value, str):
+        return value
+
+    place = source.url.partition("?")[0]
+    said = _said(redact(answer.body.decode("utf-8", "replace"), [source.secret]))
+    message = clean(f"{place} refuses {source.origin}: status {answer.status}: {said}")
+    if answer.status == 429 or answer.status >= 500:
+        wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall())
+        raise RegistryError(message, status=answer.status, retry_after=wait)
+    raise AuthError(message, hint=source.hint, fatal=True)
+
+
+def _said(text: str) -> str:
+    """Return code and first line of an error: what follows names tenants and users."""
     words = r'"(?:error|code|error_description|message)" *: *"([^"\\]*)'
-    said = hide(body.decode("utf-8", "replace"), source.secret)
-    said = ": ".join(re.findall(words, said)[:2]).partition(" Trace ID")[0]
-    said = clean(f"{source.url.partition('?')[0]} refuses {source.origin}: status {status}: {said}")
-    if status != 429 and status < 500:
-        raise AuthError(said, hint=source.hint, fatal=True)
-    raise RegistryError(
-        said, status=status, retry_after=parse_retry_after(told.get("retry-after"), machine.wall())
-    )
+    return ": ".join(re.findall(words, text)[:2]).partition(" Trace ID")[0]

@@ -1,4 +1,10 @@
-"""."""
+"""What a registry says when it lets nobody in: ways to log in, and error bodies.
+
+Owns: the grammar of WWW-Authenticate, which realms may get credentials, the shapes of error bodies.
+May not know: credentials, tokens, sockets.
+Invariants: a realm that `check_realm` refused gets no request (R2, R9).
+Follows: docs/protocol-facts.md sections 1.12, 2.1 and 2.7.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +29,35 @@ class Challenge(NamedTuple):
 
 
 # A word, and its value when `=` follows: quoted (the closing quote may be missing) or bare.
-_WORD = (
-    r"""(?s)([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"?|([^\s,"]*)))?"""
+_WORD = re.compile(
+    r"""(?sx)
+    (?P<name> [!#$%&'*+.^_`|~0-9A-Za-z-]+ )
+    (?: [ \t]* = [ \t]* (?: "(?P<quoted> (?:[^"\\]|\\.)* )"? | (?P<bare> [^\s,"]* ) ) )?
+    """
 )
 
 
 def parse_challenges(values: Iterable[str]) -> list[Challenge]:
-    """Read WWW-Authenticate lines as seen in the wild (docs/protocol-facts.md 2.1): a word without
-    `=` opens a challenge.
+    """Read WWW-Authenticate lines as seen in the wild (docs/protocol-facts.md section 2.1).
+
+    A word without `=` opens a challenge; those with `=` up to the next one are its parameters.
     """
-    found: list[dict[str, str]] = []
+    challenges: list[dict[str, str]] = []
     for value in values:
-        inside: dict[str, str] = {}
-        for word in re.finditer(_WORD, value):
-            name = word.group(1).lower()
-            quoted = word.group(2)
-            bare = word.group(3)
-            if quoted is None and bare is None:
-                found.append(inside := {"scheme": name})
+        parameters: dict[str, str] = {}  # those in front of all challenges are lost
+        for word in _WORD.finditer(value):
+            name = word["name"].lower()
+            if word["quoted"] is not None:
+                parameters.setdefault(name, re.sub(r"(?s)\\(.)", r"\1", word["quoted"]))
+            elif word["bare"] is not None:
+                parameters.setdefault(name, word["bare"])
             else:
-                inside.setdefault(
-                    name, bare if quoted is None else re.sub(r"(?s)\\(.)", r"\1", quoted)
-                )
-    return [Challenge(*(given.get(name, "") for name in Challenge._fields)) for given in found]
+                parameters = {"scheme": name}
+                challenges.append(parameters)
+    return [
+        Challenge(*(parameters.get(field, "") for field in Challenge._fields))
+        for parameters in challenges
+    ]
 
 
 # Parents below which strangers have names (docs/protocol-facts.md section 2.7), and ends of
@@ -60,15 +72,29 @@ _SHARED = r"""(?x)(?:.*\.)?(?:
     ) |  (?:ac|co|com|edu|go|gob|gov|ltd|me|mil|ne|net|nhs|nom|or|org|plc|sch)\.[a-z]{2} | [0-9.]+"""
 
 
+class _Objection(NamedTuple):
+    """Why a realm is not asked: the end of a sentence, and what may help."""
+
+    text: str
+    hint: str | None = None
+
+
 def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -> None:
-    """Raise AuthError unless the host `registry` may send us to `realm` (docs/protocol-facts.md
-    section 2.7).
+    """Raise AuthError unless the host `registry`, which is asked by `scheme`, may send us to the
+    URL `realm` (docs/protocol-facts.md section 2.7).
     """
-    hint = None
-    parent = registry.partition(".")[2]
-    # A realm of the same owner is below the registry's own name, or below that name's unshared
-    # parent.
-    kin = [registry] if re.fullmatch(_SHARED, parent) else [registry, parent]
+    objection = _objection_to(realm, scheme, registry, has_credentials)
+    if objection is not None:
+        # Without query and user info.
+        shown = clean(realm.partition("?")[0].rpartition("@")[2], 100)
+        raise AuthError(
+            f"{registry} asks for a login at {shown!r}, {objection.text}", hint=objection.hint
+        )
+
+
+def _objection_to(
+    realm: str, scheme: str, registry: str, has_credentials: bool
+) -> _Objection | None:
     try:
         parts = urlsplit(realm)
         host = (parts.hostname or "").rstrip(".")
@@ -76,49 +102,73 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
     except ValueError:
         host = ""
     if not host or not realm.isascii() or not realm.isprintable() or " " in realm:
-        trouble = "which is not a URL"
-    elif "@" in parts.netloc or "#" in realm:
-        trouble = "with user info or a fragment, refused"
-    elif parts.scheme not in ("https", scheme):
-        trouble = "which is not https"
+        return _Objection("which is not a URL")
+    if "@" in parts.netloc or "#" in realm:
+        return _Objection("with user info or a fragment, refused")
+    if parts.scheme not in ("https", scheme):
         hint = "the registry's operator has to correct its realm"
-    elif host == registry or (is_loopback(host) and is_loopback(registry)):
-        return  # one machine with several ports, as in a test set-up, has several names for itself
-    elif is_private(host):
-        trouble = "a private address, refused"
-    elif has_credentials and not any(
-        "." in name and f".{host}".endswith(f".{name}") for name in kin
-    ):
-        trouble = "a host that may have another owner: the credentials are not sent"
-        hint = "use auth_type: anonymous if the images are public"
-    else:
-        return
-    shown = clean(realm.partition("?")[0].rpartition("@")[2], 100)
-    raise AuthError(f"{registry} asks for a login at {shown!r}, {trouble}", hint=hint)
+        return _Objection("which is not https", hint)
+
+    # One machine with several ports, as in a test set-up, has several names for itself.
+    is_same_machine = is_loopback(host) and is_loopback(registry)
+    if host == registry or is_same_machine:
+        return None
+    if is_private(host):
+        return _Objection("a private address, refused")
+    if has_credentials and not _has_same_owner(host, registry):
+        return _Objection(
+            "a host that may have another owner: the credentials are not sent",
+            "use auth_type: anonymous if the images are public",
+        )
+    return None
+
+
+def _has_same_owner(host: str, registry: str) -> bool:
+    """Ask whether a host is below the registry's own name, or below that name's unshared parent."""
+    parent = registry.partition(".")[2]
+    owned = [registry]
+    if not re.fullmatch(_SHARED, parent):
+        owned.append(parent)
+    return any("." in name and f".{host}".endswith(f".{name}") for name in owned)
+
+
+class _ErrorEntry(NamedTuple):
+    """Of one error; what is no text is none."""
+
+    code: str = ""
+    message: str = ""
 
 
 def words(body: bytes) -> tuple[tuple[str, ...], str]:
-    """Return an error's codes and words, in any shape of docs/protocol-facts.md section 1.12; a
-    page for people has none.
+    """Return an error's codes and words, in any shape of docs/protocol-facts.md section 1.12.
+
+    A page for people has none. The words are the server's own, of any length: take secrets out,
+    then cut.
     """
-    if (document := json_object(body)) is None:
-        return (), "" if b"<" in body[:2000] else clean(body.decode("utf-8", "replace"), 2000)
-    entries = document.get("errors")
-    shapes = ("message", "error_description", "details", "error")
-    told = (
-        [(each.get("code"), each.get("message")) for each in entries if isinstance(each, dict)]
-        if isinstance(entries, list)
-        else []
-    )
-    told = told or [
-        (
-            None,
-            next(
-                (each for each in map(document.get, shapes) if isinstance(each, str) and each), None
-            ),
-        )
+    document = json_object(body)
+    if document is None:
+        is_page = b"<" in body[:2000]
+        return (), "" if is_page else body.decode("utf-8", "replace")
+
+    entries = _error_entries(document.get("errors"))
+    if not entries:
+        shapes = ("message", "error_description", "details", "error")
+        texts = filter(None, (_as_text(document.get(shape)) for shape in shapes))
+        entries = [_ErrorEntry(message=next(texts, ""))]
+    codes = tuple(entry.code for entry in entries if entry.code)
+    sentences = (" ".join(filter(None, entry)) for entry in entries)
+    return codes, "; ".join(dict.fromkeys(filter(None, sentences)))
+
+
+def _error_entries(errors: object) -> list[_ErrorEntry]:
+    if not isinstance(errors, list):
+        return []
+    return [
+        _ErrorEntry(_as_text(error.get("code")), _as_text(error.get("message")))
+        for error in errors
+        if isinstance(error, dict)
     ]
-    said = (" ".join(text for text in pair if isinstance(text, str) and text) for pair in told)
-    return tuple(code for code, _ in told if isinstance(code, str)), "; ".join(
-        dict.fromkeys(filter(None, said))
-    )
+
+
+def _as_text(value: object) -> str:
+    return value if isinstance(value, str) else ""

@@ -1,4 +1,11 @@
-"""."""
+"""What proves who we are at a registry, and where it is found.
+
+Owns: credentials, the order of their sources, the grammar of container clients' files.
+May not know: challenges, clouds, sockets; files and variables are arguments.
+Invariants: a source that is named or broken is an error, never a reason to try another (R8); no
+text of a credential shows its secrets.
+Follows: docs/protocol-facts.md sections 3.1 to 3.4 and 7.1.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +13,25 @@ import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from _regsync.addresses import is_loopback
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError
 from _regsync.text import clean, json_object
 
-_Read = Callable[[str], bytes | None]
+# Of a path: the file's bytes, None where there is no such file; ConfigError for one that cannot be
+# read.
+ReadFile = Callable[[str], bytes | None]
 
-
+# A name and a value.
 Pair = tuple[str, str]
+
+_DOCKER_HUB_KEY = "https://index.docker.io/v1/"
+
+# KIND PROGRAM: what a cloud's credential helper does, its kind's own login does, which comes next
+# (docs/protocol-facts.md section 3.4).
+_CLOUD_HELPERS = "ecr(_public)? ecr-login|g[ac]r (gcloud|gcr)|acr acr-(env|linux)"
 
 
 class Credential(NamedTuple):
@@ -34,135 +49,193 @@ class Credential(NamedTuple):
     @property
     def basic(self) -> str | None:
         """The Authorization header of the Basic scheme, None where there is no such pair."""
-        secret = self.password or self.identity_token
-        pair = b64encode(f"{self.username}:{secret}".encode("utf-8", "surrogatepass")).decode(
-            "ascii"
-        )
-        return f"Basic {pair}" if self.username and secret else None
+        pair = self._basic_pair
+        return f"Basic {pair}" if pair else None
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        return self.password, self.identity_token, self.registry_token, (self.basic or "")[6:]
+        """All that no text may show; some are empty."""
+        return self.password, self.identity_token, self.registry_token, self._basic_pair
+
+    @property
+    def _basic_pair(self) -> str:
+        secret = self.password or self.identity_token
+        if not (self.username and secret):
+            return ""
+        pair = f"{self.username}:{secret}".encode("utf-8", "surrogatepass")
+        return b64encode(pair).decode("ascii")
 
 
 def find_credential(
     registry: Registry,
     environ: Mapping[str, str],
     home: str | None,
-    read: _Read,
+    read: ReadFile,
     repository: str | None = None,
 ) -> Credential | None:
-    """Find what to log in with (None: anonymous); AuthError for a source that cannot be used, and
-    where it looked.
+    """Find what to log in with; None is anonymous.
+
+    AuthError for a source that cannot be used, and where the configuration names a kind of source
+    that has nothing.
     """
     method = registry.auth_type
     where = f"registry {registry.alias!r}"
-    looked = list[str]()
     if method == "anonymous":
         return None
     if method == "basic":
-        return Credential(
-            registry.username or "", registry.password or "", origin=f"credentials of {where}"
-        )
+        origin = f"credentials of {where}"
+        return Credential(registry.username or "", registry.password or "", origin=origin)
     if method == "static_token":
         return Credential(registry_token=registry.token or "", origin=f"token of {where}")
+
+    looked: list[str] = []
     if (method or registry.kind) == "ghcr":
         looked.append("the environment variable GITHUB_TOKEN")
-        if token := environ.get("GITHUB_TOKEN"):
-            if registry.scheme != "https" and not is_loopback(registry.host):
-                raise AuthError(f"{where}: GITHUB_TOKEN is not sent over plain http", fatal=True)
-            # Any user name goes with a token (docs/protocol-facts.md section 7.1); Actions sets the
-            # real one.
-            return Credential(
-                environ.get("GITHUB_ACTOR") or "regsync", token, origin="GITHUB_TOKEN"
-            )
-    for place, text in _files(environ, home, read) if method != "ghcr" else ():
-        looked.append(place)
-        if text is not None and (found := _look_up(place, text, registry, repository)) is not None:
-            return found
+        credential = _github_credential(registry, environ)
+        if credential is not None:
+            return credential
+    if method != "ghcr":
+        for place, text in _credential_files(environ, home, read):
+            looked.append(place)
+            credential = _look_up(place, text, registry, repository)
+            if credential is not None:
+                return credential
     if method is None:
         return None
-    hint = "log in with a container client, or use auth_type: basic with credentials"
-    places = ", ".join(looked)
     raise AuthError(
-        f"{where}: no credentials for {registry.authority}; looked at {places}",
-        hint=hint,
+        f"{where}: no credentials for {registry.authority}; looked at {', '.join(looked)}",
+        hint="log in with a container client, or use auth_type: basic with credentials",
         fatal=True,
     )
 
 
-def _files(
-    environ: Mapping[str, str], home: str | None, read: _Read
+def _github_credential(registry: Registry, environ: Mapping[str, str]) -> Credential | None:
+    token = environ.get("GITHUB_TOKEN")
+    if not token:
+        return None
+    if registry.scheme != "https" and not is_loopback(registry.host):
+        where = f"registry {registry.alias!r}"
+        raise AuthError(f"{where}: GITHUB_TOKEN is not sent over plain http", fatal=True)
+    # Any user name goes with a token (docs/protocol-facts.md section 7.1); Actions sets the real
+    # one.
+    username = environ.get("GITHUB_ACTOR") or "regsync"
+    return Credential(username, token, origin="GITHUB_TOKEN")
+
+
+def _credential_files(
+    environ: Mapping[str, str], home: str | None, read: ReadFile
 ) -> Iterator[tuple[str, bytes | None]]:
     """Yield the places of docs/protocol-facts.md section 3.1 with what they hold, docker's before
     podman's.
     """
+    inline = environ.get("DOCKER_AUTH_CONFIG", "").encode("utf-8", "surrogateescape")
+    yield "the environment variable DOCKER_AUTH_CONFIG", inline or None
 
-    def below(directory: str | None, *names: str) -> str | None:
-        return os.path.join(directory, *names) if directory else None
-
-    given = environ.get("DOCKER_AUTH_CONFIG", "").encode("utf-8", "surrogateescape")
-    yield "the environment variable DOCKER_AUTH_CONFIG", given or None
-    # no further `containers` below it
-    alone = f"/run/containers/{getattr(os, 'getuid', int)()}/auth.json"
-    for path in (
+    docker_directory = environ.get("DOCKER_CONFIG") or _path_below(home, ".docker")
+    config_directory = environ.get("XDG_CONFIG_HOME") or _path_below(home, ".config")
+    # Windows has no user numbers.
+    user_number = getattr(os, "getuid", int)()
+    paths = (
         environ.get("REGISTRY_AUTH_FILE"),
-        below(environ.get("DOCKER_CONFIG") or below(home, ".docker"), "config.json"),
-        below(environ.get("XDG_RUNTIME_DIR"), "containers", "auth.json") or alone,
-        below(environ.get("XDG_CONFIG_HOME") or below(home, ".config"), "containers", "auth.json"),
-        below(home, ".dockercfg"),
-    ):
+        _path_below(docker_directory, "config.json"),
+        _path_below(environ.get("XDG_RUNTIME_DIR"), "containers", "auth.json")
+        or f"/run/containers/{user_number}/auth.json",
+        _path_below(config_directory, "containers", "auth.json"),
+        _path_below(home, ".dockercfg"),
+    )
+    for path in filter(None, paths):
         try:
-            if path:
-                yield path, read(path)
+            text = read(path)
         except ConfigError as error:
             raise AuthError(error.message, fatal=True) from error
+        yield path, text
+
+
+def _path_below(directory: str | None, *names: str) -> str | None:
+    return os.path.join(directory, *names) if directory else None
+
+
+class _CredentialFile(NamedTuple):
+    """A container client's file: its `auths`, its helpers by registry, the helper for all others."""
+
+    place: str
+    is_legacy: bool
+    auths: dict[str, Any]
+    helpers: dict[str, Any]
+    store: object
+
+    def __repr__(self) -> str:
+        return f"_CredentialFile({self.place!r})"  # it holds secrets
+
+
+def _parse_file(place: str, text: bytes) -> _CredentialFile:
+    """Read a file of docs/protocol-facts.md section 3.2; AuthError for anything else."""
+    is_legacy = place.endswith(".dockercfg")
+    document = json_object(text)
+    if is_legacy and document is not None:
+        document = {"auths": document}
+    if document is not None:
+        auths = document.get("auths") or {}
+        helpers = document.get("credHelpers") or {}
+        if isinstance(auths, dict) and isinstance(helpers, dict):
+            return _CredentialFile(place, is_legacy, auths, helpers, document.get("credsStore"))
+    raise AuthError(f"{place} is not a container client's credential file", fatal=True)
 
 
 def _look_up(
-    place: str, text: bytes, registry: Registry, repository: str | None
+    place: str, text: bytes | None, registry: Registry, repository: str | None
 ) -> Credential | None:
     """Find a registry in one credential file (docs/protocol-facts.md sections 3.2 to 3.4)."""
-    legacy = place.endswith(".dockercfg")
-    found = json_object(text)
-    document = {"auths": found} if legacy else found or {}
-    auths = document.get("auths") or {}
-    programs = document.get("credHelpers") or {}
-    if found is None or not isinstance(auths, dict) or not isinstance(programs, dict):
-        raise AuthError(f"{place} is not a container client's credential file", fatal=True)
+    if text is None:
+        return None
+    file = _parse_file(place, text)
+    names = _names_in_files(registry)
+    helper = next(filter(None, map(file.helpers.get, names)), None)
+    if helper:
+        _refuse_helper(place, helper, "credHelpers", registry)
+        return None
+
+    keys = _keys_of_entries(file, names, repository)
+    for key in keys:
+        credential = _read_entry(place, file.auths[key], registry)
+        if credential is not None:
+            return credential
+    # `docker login` leaves an empty entry for what the store has; without one, it has nothing
+    # (nativeStore.Store).
+    may_be_in_store = keys or registry.auth_type is not None
+    if file.store and may_be_in_store:
+        _refuse_helper(place, file.store, "credsStore", registry)
+    return None
+
+
+def _names_in_files(registry: Registry) -> list[str]:
     names = [registry.authority, f"{registry.host}:{registry.port}"]
     if registry.host == "docker.io":
-        names = ["https://index.docker.io/v1/", *names, "index.docker.io", "registry-1.docker.io"]
-    section = "credHelpers"
-    program = next(filter(None, map(programs.get, names)), None)
-    if not program:
-        path = (repository or "").split("/")
-        scoped = [
-            f"{name}/{'/'.join(path[:end])}" for end in range(len(path), 0, -1) for name in names
-        ]
-        keys = [key for key in (*scoped, *names) if key in auths]
-        # Keys may be URLs, in the legacy file without a scheme; elsewhere a path means more than
-        # the host.
-        url = r"(?:https?://)?([^/]*).*" if legacy else r"https?://([^/]*).*"
-        keys += [
-            key
-            for key in auths
-            if key not in keys and re.sub(url, r"\1", key.lower(), count=1) in names
-        ]
-        for key in keys:
-            if (credential := _read_entry(place, auths[key], registry)) is not None:
-                return credential
-        # `docker login` leaves an empty entry for what the store has; without one, it has nothing
-        # (nativeStore.Store).
-        section = "credsStore"
-        program = document.get("credsStore")
-        if not program or not (keys or registry.auth_type is not None):
-            return None
-    # What a cloud's helper does, its kind's own chain does, which comes next
-    # (docs/protocol-facts.md section 3.4).
-    own = "ecr(_public)? ecr-login|g[ac]r (gcloud|gcr)|acr acr-(env|linux)"
-    if registry.auth_type is None and re.fullmatch(own, f"{registry.kind} {program}"):
-        return None
+        return [_DOCKER_HUB_KEY, *names, "index.docker.io", "registry-1.docker.io"]
+    return names
+
+
+def _keys_of_entries(file: _CredentialFile, names: list[str], repository: str | None) -> list[str]:
+    """Return the keys of `auths` that are about a repository, the longest path first, or about its
+    registry.
+    """
+    path = (repository or "").split("/")
+    wanted = [f"{name}/{'/'.join(path[:end])}" for end in range(len(path), 0, -1) for name in names]
+    keys = [key for key in (*wanted, *names) if key in file.auths]
+    # Keys may be URLs, in the legacy file without a scheme; elsewhere a path means more than the
+    # host.
+    url = r"(?:https?://)?([^/]*).*" if file.is_legacy else r"https?://([^/]*).*"
+    for key in file.auths:
+        host = re.sub(url, r"\1", key.lower(), count=1)
+        if key not in keys and host in names:
+            keys.append(key)
+    return keys
+
+
+def _refuse_helper(place: str, program: object, section: str, registry: Registry) -> None:
+    """Raise AuthError for a credential helper, unless the cloud's own login does what it does."""
+    if registry.auth_type is None and re.fullmatch(_CLOUD_HELPERS, f"{registry.kind} {program}"):
+        return
     helper = f"credential helper docker-credential-{clean(str(program), 40)} ({section})"
     raise AuthError(
         f"{place} delegates {registry.authority} to the {helper}, and this program starts no other programs",
@@ -176,25 +249,25 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
     """Read one `auths` entry; None for the empty one that a credential store leaves behind."""
     broken = AuthError(f"{place}: the entry for {registry.authority} does not parse", fatal=True)
     names = ("auth", "username", "password", "identitytoken", "registrytoken")
-    if not isinstance(entry, dict) or not all(
-        isinstance(entry.get(name) or "", str) for name in names
-    ):
+    if not isinstance(entry, dict):
         raise broken
-    auth, username, password, identity_token, registry_token = (
-        entry.get(name) or "" for name in names
-    )
+    values = [entry.get(name) or "" for name in names]
+    if not all(isinstance(value, str) for value in values):
+        raise broken
+    auth, username, password, identity_token, registry_token = values
     if auth:
         try:
-            username, password = (
-                b64decode(auth, validate=True).decode().rstrip("\0").split(":", 1)
-            )  # old dockers pad
+            # Old versions of docker pad it.
+            pair = b64decode(auth, validate=True).decode().rstrip("\0")
+            username, password = pair.split(":", 1)
         except ValueError:
             raise broken from None
         if not username:
             raise broken
-    identity_token = identity_token or (password if username == "<token>" else "")
+    if username == "<token>":
+        identity_token = identity_token or password
     if not (registry_token or identity_token or (username and password)):
         return None
-    return Credential(
-        username, "" if identity_token else password, identity_token, registry_token, place
-    )
+    if identity_token:
+        password = ""
+    return Credential(username, password, identity_token, registry_token, place)

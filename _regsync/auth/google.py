@@ -1,7 +1,11 @@
-"""Google's application default credentials: an access token by whatever identity the machine has.
-Owns: the places' order, the kinds of files, what is asked. May not know: sockets, challenges.
-Invariant: a named place that is broken is an error; secrets go by https or to this machine, into no
-message. Follows docs/protocol-facts.md 5.2-4."""
+"""Logging in to Artifact Registry by Google's application default credentials.
+
+Owns: the order of the places of an identity, the kinds of credential files, what is asked.
+May not know: sockets, challenges.
+Invariants: a place that is named and broken is an error. Secrets go by https or to this machine,
+into no message.
+Follows: docs/protocol-facts.md sections 5.2 to 5.4.
+"""
 
 from __future__ import annotations
 
@@ -19,292 +23,364 @@ from _regsync.auth.cloud import Answer, Login, Machine
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, WireError
-from _regsync.text import clean, hide, json_object, plain
+from _regsync.text import clean, json_object, plain, redact, redacting
 
-_NAMED = "GOOGLE_APPLICATION_CREDENTIALS"
-
-
-_METADATA = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
-
+_FILE_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
+_METADATA_VARIABLES = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
+_METADATA_ADDRESS = "169.254.169.254"
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-
-
 _URN = "urn:ietf:params:oauth:"
+_TOKENS_URL = "https://oauth2.googleapis.com/token"
+
+# The field of a file that names an account to act for.
+_IMPERSONATION = "service_account_impersonation_url"
+
+_LOGIN_HINT = "run `gcloud auth application-default login`"
+_ATTACH_HINT = "attach a service account to this machine"
+_GRANT_HINT = (
+    "grant roles/iam.serviceAccountTokenCreator (to a workload: roles/iam.workloadIdentityUser) "
+    "on that account"
+)
+
+# Seconds: how long a token lives that is asked for, pauses between attempts, how long a metadata
+# service may take, and that at the last attempt, which may be the only one, as a guess.
+_LIFE = 3600
+_PAUSES = (1.0, 2.0)
+_METADATA_SECONDS = 3.0
+_LAST_METADATA_SECONDS = 1.0
+
+# Where secrets may go, and come from: metadata services have no https.
+_SAFE_URL = r"(https://[^/?#@\s]+|http://(localhost|127\.[0-9.]+|\[::1\]|169\.254\.[0-9.]+)(:[0-9]+)?)([/?]\S*)?"
 
 
-_TOKENS = "https://oauth2.googleapis.com/token"
+class _Kind(NamedTuple):
+    """What one kind of file asks with."""
+
+    url_field: str
+    default_url: str
+    grant_type: str
+    form_fields: tuple[str, ...]
+    hint: str
 
 
-_ACCOUNT = "service_account_impersonation_url"
-
-
-_LOGIN = "run `gcloud auth application-default login`"
-
-
-_ATTACH = "attach a service account to this machine"
-
-
-_GRANT = "grant roles/iam.serviceAccountTokenCreator (to a workload: roles/iam.workloadIdentityUser) on that account"
-
-
-# What each kind of file asks with: the field that has the URL, its default, the grant, more fields;
-# what may help.
 _KINDS = {
-    "authorized_user": (
+    "authorized_user": _Kind(
         "token_uri",
-        _TOKENS,
+        _TOKENS_URL,
         "refresh_token",
-        "refresh_token client_id client_secret",
-        _LOGIN,
+        ("refresh_token", "client_id", "client_secret"),
+        _LOGIN_HINT,
     ),
-    "external_account_authorized_user": ("token_url", "", "refresh_token", "refresh_token", _LOGIN),
-    "service_account": (
+    "external_account_authorized_user": _Kind(
+        "token_url", "", "refresh_token", ("refresh_token",), _LOGIN_HINT
+    ),
+    "service_account": _Kind(
         "token_uri",
-        _TOKENS,
-        f"{_URN}grant-type:jwt-bearer",
-        "",
+        _TOKENS_URL,
+        f"{_URN}grant-type:jwt-bearer",  # RFC 7523
+        (),
         "is the key good, the clock right?",
     ),
-    "external_account": (
+    "external_account": _Kind(
         "token_url",
         "https://sts.googleapis.com/v1/token",
-        f"{_URN}grant-type:token-exchange",
-        "audience subject_token_type",
+        f"{_URN}grant-type:token-exchange",  # RFC 8693
+        ("audience", "subject_token_type"),
         "check issuer, audiences and conditions of the pool's provider",
     ),
 }
 
 
-# Where secrets may go, and come from: metadata services have no https.
-_SAFE = r"(https://[^/?#@\s]+|http://(localhost|127\.[0-9.]+|\[::1\]|169\.254\.[0-9.]+)(:[0-9]+)?)([/?]\S*)?"
+def is_configured(machine: Machine) -> bool:
+    """Ask whether something of this machine names a Google identity; without a request."""
+    if any(machine.environ.get(name) for name in (_FILE_VARIABLE, *_METADATA_VARIABLES)):
+        return True
+    path = _well_known_file(machine)
+    return bool(path) and machine.read(path) is not None
 
 
-def present(machine: Machine) -> bool:
-    """Say whether something of this machine names a Google identity; without a request."""
-    path = _well_known(machine)
-    return any(map(machine.environ.get, (_NAMED, *_METADATA))) or bool(
-        path and machine.read(path) is not None
-    )
-
-
-def _well_known(machine: Machine) -> str:
-    home, below = (
-        (machine.environ.get("APPDATA"), "gcloud")
-        if os.name == "nt"
-        else (machine.home, ".config/gcloud")
-    )
-    folder = machine.environ.get("CLOUDSDK_CONFIG") or (home and os.path.join(home, below))
+def _well_known_file(machine: Machine) -> str:
+    """Return where gcloud leaves its credentials, empty where there is no home directory."""
+    if os.name == "nt":
+        parent = machine.environ.get("APPDATA")
+        name = "gcloud"
+    else:
+        parent = machine.home
+        name = ".config/gcloud"
+    folder = machine.environ.get("CLOUDSDK_CONFIG")
+    if not folder and parent:
+        folder = os.path.join(parent, name)
     return os.path.join(folder, "application_default_credentials.json") if folder else ""
 
 
-async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Login | None:
-    """Return an access token by the first place that is there; for none AuthError, where `guessed`
-    None.
+async def log_in(machine: Machine, registry: Registry, *, probing_metadata: bool) -> Login | None:
+    """Return an access token by the first place that is there; for none AuthError, where
+    `probing_metadata` None.
     """
-    named = machine.environ.get(_NAMED)
-    path = _well_known(machine)
-    if not guessed and (place := named or path):
-        file = _Fields(machine, f"{named} ({_NAMED})" if named else path, {})
-        if (text := machine.read(place)) is not None:
-            return await file._replace(info=json_object(text) or {}).log_in()
-        if named:
-            raise file.error("there is no such file", f"correct or unset {_NAMED}")
-    host = clean(next(filter(None, map(machine.environ.get, _METADATA)), "169.254.169.254"), 100)
-    server = _Fields(machine, f"the metadata server {host}", {})
-    url = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token?scopes={quote(_SCOPE, safe='')}"
+    if not probing_metadata:
+        file = _find_file(machine)
+        if file is not None:
+            return await file.log_in()
     try:
-        if machine.environ.get("NO_GCE_CHECK") == "true":
-            raise server.error("not asked because of NO_GCE_CHECK")
-        # google-auth sends a ping first; here the answer itself has to say whose it is.
-        answer = await server.ask(
-            "GET", url, [("Metadata-Flavor", "Google")], more=0 if guessed else 2
-        )
-        if answer[1].get("metadata-flavor") != "Google":
-            raise server.error("not Google's")
-        return server.read(answer, _ATTACH)
+        return await _ask_metadata(machine, probing_metadata)
     except AuthError as error:
-        if guessed:
+        if probing_metadata:
             return None
-        places = f"the environment variable {_NAMED}, {path or 'no home directory'}, {error}"
-        message = f"registry {registry.alias!r}: no Google identity for {registry.authority}; looked at {places}"
-        hint = f"{_LOGIN}, name a key file by {_NAMED}, or {_ATTACH}; for public images use auth_type: anonymous"
-        raise AuthError(message, hint=hint, fatal=True) from error
+        path = _well_known_file(machine) or "no home directory"
+        places = f"the environment variable {_FILE_VARIABLE}, {path}, {error}"
+        raise AuthError(
+            f"registry {registry.alias!r}: no Google identity for {registry.authority}; looked at {places}",
+            hint=f"{_LOGIN_HINT}, name a key file by {_FILE_VARIABLE}, or {_ATTACH_HINT}; "
+            "for public images use auth_type: anonymous",
+            fatal=True,
+        ) from error
 
 
-class _Fields(NamedTuple):
+def _find_file(machine: Machine) -> _CredentialFile | None:
+    """Read the file that a variable names, or else the well-known one; None where there is none."""
+    named = machine.environ.get(_FILE_VARIABLE)
+    path = named or _well_known_file(machine)
+    if not path:
+        return None
+    where = f"{named} ({_FILE_VARIABLE})" if named else path
+    text = machine.read(path)
+    if text is not None:
+        return _CredentialFile(machine, where, json_object(text) or {})
+    if named:
+        missing = _CredentialFile(machine, where, {})
+        raise missing.error("there is no such file", f"correct or unset {_FILE_VARIABLE}")
+    return None
+
+
+async def _ask_metadata(machine: Machine, probing: bool) -> Login:
+    """Ask the metadata server for the token of this machine's account; AuthError for none."""
+    addresses = (machine.environ.get(name) for name in _METADATA_VARIABLES)
+    host = clean(next(filter(None, addresses), _METADATA_ADDRESS), 100)
+    server = _CredentialFile(machine, f"the metadata server {host}", {})
+    if machine.environ.get("NO_GCE_CHECK") == "true":
+        raise server.error("not asked because of NO_GCE_CHECK")
+
+    account = f"http://{host}/computeMetadata/v1/instance/service-accounts/default"
+    url = f"{account}/token?scopes={quote(_SCOPE, safe='')}"
+    pauses = () if probing else _PAUSES
+    answer = await server.ask("GET", url, [("Metadata-Flavor", "Google")], pauses=pauses)
+    # google-auth sends a ping first; here the answer itself has to say whose it is.
+    if answer.headers.get("metadata-flavor") != "Google":
+        raise server.error("not Google's")
+    return server.read_token(answer, _ATTACH_HINT)
+
+
+class _CredentialFile(NamedTuple):
     """What a credential file, or an object in one, says, and where it stands."""
 
     machine: Machine
     where: str
-    info: dict[str, Any]
+    fields: dict[str, Any]
 
     def __repr__(self) -> str:
-        return "<Fields>"  # it holds secrets
+        return "<CredentialFile>"  # it holds secrets
 
     def error(self, text: str, hint: str | None = None, code: str = AuthError.code) -> AuthError:
+        """Return an error that says where it is."""
         return AuthError(f"{self.where}: {text}", hint=hint, fatal=True, code=code)
 
     def text(self, name: str, default: str = "", form: str = "(?s).+") -> str:
-        value = self.info.get(name) or default
+        """Return a field that is a text of a form; AuthError for anything else."""
+        value = self.fields.get(name) or default
         if isinstance(value, str) and re.fullmatch(form, value):
             return value
         raise self.error(f"{name} is not an https URL" if value else f"there is no {name}")
 
-    def owned(self, name: str, default: str = "") -> str:
+    def google_url(self, name: str, default: str = "") -> str:
         """Return a URL that secrets are sent to: on this host, Google's, or the file's own
         universe's (section 5.3).
         """
-        url = self.text(name, default, _SAFE)
-        host = re.split("[/?:]+", self.text(name, default))[1].lower()
-        domains = ("googleapis.com", str(self.info.get("universe_domain") or "googleapis.com"))
-        if url.startswith("http:") or f".{host}".endswith(tuple(f".{each}" for each in domains)):
+        url = self.text(name, default, _SAFE_URL)
+        host = re.split("[/?:]+", url)[1].lower()
+        domains = ("googleapis.com", str(self.fields.get("universe_domain") or "googleapis.com"))
+        is_google = f".{host}".endswith(tuple(f".{domain}" for domain in domains))
+        if url.startswith("http:") or is_google:
             return url
         raise self.error(f"{name} names {clean(host, 100)}, which is not Google's")
 
-    def part(self, name: str) -> _Fields:
-        value = self.info.get(name)
-        return self._replace(
-            where=f"{self.where}, {name}", info=value if isinstance(value, dict) else {}
-        )
+    def part(self, name: str) -> _CredentialFile:
+        """Return an object in this one; what is none is empty."""
+        value = self.fields.get(name)
+        fields = value if isinstance(value, dict) else {}
+        return self._replace(where=f"{self.where}, {name}", fields=fields)
+
+    # Exchanges.
 
     async def ask(
-        self, method: str, url: str, headers: list[Pair], body: bytes = b"", more: int = 2
+        self,
+        method: str,
+        url: str,
+        headers: list[Pair],
+        body: bytes = b"",
+        *,
+        secrets: tuple[str, ...] = (),
+        pauses: tuple[float, ...] = _PAUSES,
     ) -> Answer:
-        seconds = (
-            None if url.startswith("https:") else 3.0 if more else 1.0
-        )  # a metadata service's is plain http,
-        passing = (
-            (403, 404, 429) if seconds else (429,)
-        )  # and may refuse for a while after a pod's start (section 5.4)
-        try:
-            answer = await self.machine.fetch(method, url, headers, body, seconds)
-            if not more or (answer[0] < 500 and answer[0] not in passing):
-                return answer
-        except WireError as error:
-            if not more:
-                raise self.error(error.message, error.hint, error.code) from error
-        await anyio.sleep(3.0 - more)
-        return await self.ask(method, url, headers, body, more - 1)
+        """Do one exchange, again after each of the pauses; AuthError where there is no answer.
 
-    def read(self, answer: Answer, hint: str, *secrets: str | None, life: object = None) -> Login:
-        document = json_object(answer[2]) or {}
+        `secrets`: what the request holds.
+        """
+        # A metadata service is asked in plain http, and may refuse for a while after a pod's start
+        # (section 5.4).
+        is_metadata = not url.startswith("https:")
+        passing = (403, 404, 429) if is_metadata else (429,)
+        fetch = self.machine.fetch
+        with redacting(lambda: secrets):
+            for pause in pauses:
+                seconds = _METADATA_SECONDS if is_metadata else None
+                try:
+                    answer = await fetch(method, url, headers, body, seconds)
+                except WireError:
+                    await anyio.sleep(pause)  # if it does not pass, the last attempt will tell
+                    continue
+                if answer.status < 500 and answer.status not in passing:
+                    return answer
+                await anyio.sleep(pause)
+            seconds = _LAST_METADATA_SECONDS if is_metadata else None
+            try:
+                return await fetch(method, url, headers, body, seconds)
+            except WireError as error:
+                raise self.error(error.message, error.hint, error.code) from error
+
+    def read_token(
+        self, answer: Answer, hint: str, *, secrets: tuple[str, ...] = (), life: object = None
+    ) -> Login:
+        """Take the access token from an answer; AuthError for none.
+
+        `life`: its seconds, where the answer does not say.
+        """
+        document = json_object(answer.body) or {}
         token = document.get("access_token") or document.get("accessToken")
-        said = str(document.get("expires_in", life))
-        if answer[0] == 200 and isinstance(token, str) and re.fullmatch("[!-~]+", token):
-            life = float(said) if re.fullmatch("[0-9]{1,9}", said) else math.inf  # STS may quote it
-            return Login(
-                Credential("oauth2accesstoken", token, origin=self.where),
-                self.machine.wall() + life,
-            )
-        text = hide(
-            answer[2].decode("utf-8", "replace"), *map(str, filter(None, (*secrets, token)))
-        )
-        code = WireError.code if answer[0] > 499 else AuthError.code
-        raise self.error(
-            f"status {answer[0]}, no token {clean(text, 200) if answer[0] != 200 else ''}",
-            hint,
-            code,
-        )
+        if answer.status == 200 and isinstance(token, str) and re.fullmatch("[!-~]+", token):
+            told = str(document.get("expires_in", life))  # STS may quote it
+            seconds = float(told) if re.fullmatch("[0-9]{1,9}", told) else math.inf
+            credential = Credential("oauth2accesstoken", token, origin=self.where)
+            return Login(credential, self.machine.wall() + seconds)
+
+        said = ""
+        if answer.status != 200:
+            shown = (*secrets, str(token or ""))
+            said = clean(redact(answer.body.decode("utf-8", "replace"), shown), 200)
+        code = WireError.code if answer.status > 499 else AuthError.code
+        raise self.error(f"status {answer.status}, no token {said}", hint, code)
+
+    # Kinds of identities.
 
     async def log_in(self) -> Login:
-        if (kind := str(self.info.get("type"))) in _KINDS:
-            name, default, grant, fields, hint = _KINDS[kind]
-            form = {"grant_type": grant, **{each: self.text(each) for each in fields.split()}}
-            if kind == "service_account":
-                form["assertion"] = self.assertion()  # RFC 7523; the exchange is RFC 8693
-            if kind == "external_account":
-                project = not self.info.get("client_id") and self.info.get(
-                    "workforce_pool_user_project"
-                )
-                form |= {"options": quote(json.dumps({"userProject": project}))} if project else {}
-                form |= {
-                    "scope": _SCOPE,
-                    "requested_token_type": f"{_URN}token-type:access_token",
-                    "subject_token": await self.part("credential_source").subject(),
-                }
-            login = await self.post(self.owned(name, default), form, hint)
-            if _ACCOUNT not in self.info:
-                return login
-        elif kind == "impersonated_service_account":
+        """Return an access token by what the file is; AuthError for one that gives none."""
+        kind = str(self.fields.get("type"))
+        if kind == "impersonated_service_account":
             login = await self.part("source_credentials").log_in()
+        elif kind in _KINDS:
+            login = await self._exchange(kind)
+            if _IMPERSONATION not in self.fields:
+                return login
         else:
+            known = ", ".join(_KINDS)
             raise self.error(
-                f"type {plain(kind)!r} is none of {', '.join(_KINDS)}, impersonated_service_account"
+                f"type {plain(kind)!r} is none of {known}, impersonated_service_account"
             )
-        life = self.part("service_account_impersonation").info.get("token_lifetime_seconds") or 3600
+        return await self._impersonate(login.credential.password)
+
+    async def _exchange(self, kind: str) -> Login:
+        """Exchange what the file holds for an access token."""
+        row = _KINDS[kind]
+        form = {"grant_type": row.grant_type}
+        form |= {name: self.text(name) for name in row.form_fields}
+        if kind == "service_account":
+            form["assertion"] = self._assertion()
+        if kind == "external_account":
+            project = self.fields.get("workforce_pool_user_project")
+            if project and not self.fields.get("client_id"):
+                form["options"] = quote(json.dumps({"userProject": project}))
+            form["scope"] = _SCOPE
+            form["requested_token_type"] = f"{_URN}token-type:access_token"
+            form["subject_token"] = await self.part("credential_source").subject_token()
+        url = self.google_url(row.url_field, row.default_url)
+
+        client = Credential(
+            str(self.fields.get("client_id") or ""), str(self.fields.get("client_secret") or "")
+        )
+        headers = [("Content-Type", "application/x-www-form-urlencoded")]
+        if client.basic and kind.startswith("external"):
+            headers.append(("Authorization", client.basic))
+        proofs = (form.get(name, "") for name in ("assertion", "refresh_token", "subject_token"))
+        secrets = (*client.secrets, *proofs)
+        body = urlencode(form, errors="surrogatepass").encode()
+        at = self._at(url)
+        answer = await at.ask("POST", url, headers, body, secrets=secrets)
+        return at.read_token(answer, row.hint, secrets=secrets)
+
+    async def _impersonate(self, token: str) -> Login:
+        """Exchange a token for one of the account that the file names."""
+        options = self.part("service_account_impersonation").fields
+        life = options.get("token_lifetime_seconds") or _LIFE
         wanted = {
-            "delegates": self.info.get("delegates") or [],
+            "delegates": self.fields.get("delegates") or [],
             "scope": [_SCOPE],
             "lifetime": f"{life}s",
         }
-        return await self.post(
-            self.owned(_ACCOUNT), wanted, _GRANT, login.credential.password, life
-        )
+        url = self.google_url(_IMPERSONATION)
+        headers = [("Content-Type", "application/json"), ("Authorization", f"Bearer {token}")]
+        secrets = (token, str(self.fields.get("client_secret") or ""))
+        at = self._at(url)
+        answer = await at.ask("POST", url, headers, json.dumps(wanted).encode(), secrets=secrets)
+        return at.read_token(answer, _GRANT_HINT, secrets=secrets, life=life)
 
-    async def post(
-        self, url: str, form: dict[str, Any], hint: str, token: str = "", life: object = None
-    ) -> Login:
-        kind = str(self.info["type"])
-        body = urlencode(form, errors="surrogatepass")
-        coded = "x-www-form-urlencoded"
-        client = Credential(
-            *(str(self.info.get(name) or "") for name in ("client_id", "client_secret"))
-        )
-        login = (client.basic or "") if kind.startswith("external") else ""
-        if token:
-            login = f"Bearer {token}"
-            body = json.dumps(form)
-            coded = "json"
-        headers = [
-            ("Content-Type", f"application/{coded}"),
-            *([("Authorization", login)] if login else []),
-        ]
-        at = self._replace(where=f"{self.where}, {kind} at {urlsplit(url).netloc}")
-        shown = (
-            *login.split()[1:],
-            *client.secrets,
-            *map(form.get, ("assertion", "refresh_token", "subject_token")),
-        )
-        return at.read(await at.ask("POST", url, headers, body.encode()), hint, *shown, life=life)
+    def _at(self, url: str) -> _CredentialFile:
+        """Return the same, for errors of a service."""
+        kind = self.fields["type"]
+        return self._replace(where=f"{self.where}, {kind} at {urlsplit(url).netloc}")
 
-    def assertion(self) -> str:
+    def _assertion(self) -> str:
+        """Return a JWT signed with the account's key; AuthError for a key that cannot be used."""
         from _regsync.crypto import sign_rs256
 
         now = int(self.machine.wall())
         header = {"typ": "JWT", "alg": "RS256", "kid": self.text("private_key_id")}
         claims = {
             "iat": now,
-            "exp": now + 3600,
+            "exp": now + _LIFE,
             "iss": self.text("client_email"),
-            "aud": _TOKENS,
+            "aud": _TOKENS_URL,
             "scope": _SCOPE,
         }
-        signed = b".".join(
-            urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in (header, claims)
-        )
+        signed = f"{_base64url(json.dumps(header))}.{_base64url(json.dumps(claims))}"
         try:
-            signature = urlsafe_b64encode(sign_rs256(self.text("private_key"), signed)).rstrip(b"=")
+            signature = sign_rs256(self.text("private_key"), signed.encode())
         except ValueError as error:
             raise self.error(f"private_key {error}") from error
-        return f"{signed.decode()}.{signature.decode()}"
+        return f"{signed}.{_base64url(signature)}"
 
-    async def subject(self) -> str:
-        status = 200
-        text = b""
+    async def subject_token(self) -> str:
+        """Return the token of another provider, from a file or a URL (section 5.3)."""
         form = self.part("format")
-        if "file" in self.info:
+        if "file" in self.fields:
             text = self.machine.read(self.text("file")) or b""
-        elif "url" in self.info and "environment_id" not in self.info:
-            headers = [(name, str(value)) for name, value in self.part("headers").info.items()]
-            status, _, text = await self.ask("GET", self.text("url", form=_SAFE), headers)
+        elif "url" in self.fields and "environment_id" not in self.fields:
+            url = self.text("url", form=_SAFE_URL)
+            headers = [(name, str(value)) for name, value in self.part("headers").fields.items()]
+            secrets = tuple(value for _, value in headers)
+            answer = await self.ask("GET", url, headers, secrets=secrets)
+            text = answer.body if answer.status == 200 else b""
         else:
-            raise self.error(
-                f"{', '.join(self.info) or 'nothing'} is not supported; use a file or url"
-            )
-        name = "token"
-        found = {"token": text.decode("utf-8", "replace").strip()}
-        if form.info.get("type") == "json":
+            known = ", ".join(self.fields) or "nothing"
+            raise self.error(f"{known} is not supported; use a file or url")
+
+        if form.fields.get("type") == "json":
             name = form.text("subject_token_field_name")
-            found = json_object(text) or {}
-        return self._replace(info=found if status == 200 else {}).text(name)
+            return self._replace(fields=json_object(text) or {}).text(name)
+        token = text.decode("utf-8", "replace").strip()
+        return self._replace(fields={"token": token}).text("token")
+
+
+def _base64url(data: str | bytes) -> str:
+    if isinstance(data, str):
+        data = data.encode()
+    return urlsafe_b64encode(data).rstrip(b"=").decode("ascii")

@@ -1,59 +1,159 @@
-"""Who we are at one registry, and what has to be sent to it so that it lets us in. Owns: where a
-credential comes from (configuration, a cloud's own identity, container clients' files), challenges,
-realms, tokens. May not know: sockets, permits, how a cloud does it; files are arguments.
+"""Who we are at one registry, and what has to be sent to it so that it lets us in.
+
+Owns: the challenge in force, tokens and their scopes, the exchange with the token service.
+May not know: sockets, permits, where a credential was found, how a cloud does it.
 Invariants: a secret goes to its own registry and to a realm that `check_realm` let pass, into no
-message or log (I6); a source that is named or broken is an error, never a reason to try another; a
-cloud is asked when somebody has to log in, once for all. Follows docs/design.md 3, 6, 9,
-docs/protocol-facts.md 2, 3, 4.3, 9.2 (R2, R8, R9, R18, R19)."""
+message or log (I6). A refused password is not sent again: accounts get locked.
+Follows: docs/design.md sections 3, 6 and 9, docs/protocol-facts.md sections 2 and 9.2 (R2, R9, R18,
+R19).
+"""
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from urllib.parse import urlencode
 
 import anyio
 
 from _regsync.addresses import Origin
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges, words
-from _regsync.auth.cloud import Answer, Chain, _Fetch, life_of
+from _regsync.auth.cloud import Answer, Chain, Fetch, life_of
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.errors import AuthError, RegistryError, SyncError
 from _regsync.net.http1 import parse_retry_after
-from _regsync.text import clean, hide, json_object
+from _regsync.text import clean, json_object, one_line, redact
 
-_Scopes = Mapping[
-    str, str
-]  # repository -> actions ("pull" or "pull,push"), the one needed now first
-
+# Repository -> actions ("pull" or "pull,push"), the one needed now first.
+_Scopes = Mapping[str, str]
 
 # docs/design.md section 6, rule 2. Eight scopes of the longest names stay below any server's limit
 # on a URL.
 _MOST_REPOSITORIES = 8
 
-
+# Seconds. A token whose life nobody tells is not used for a body, which cannot be sent twice, when
+# it is older.
 _UNKNOWN_LIFE_BEFORE_BODY = 60.0
 
-
+# The share of its life after which a token is renewed.
 _REFRESH_AT = 0.9
 
-
-# the token specification's minimum, as which shorter ones are read (docs/protocol-facts.md 2.5)
+# Seconds: the token specification's minimum, as which shorter ones are read
+# (docs/protocol-facts.md section 2.5).
 _SHORTEST_LIFE = 60.0
+
+# Statuses of a token service that has no POST, or half of it (Artifactory 401, ACR 400).
+_WITHOUT_POST = (400, 401, 404, 405)
+
+# Statuses that one repository, or the number of them, may cause for all in the request (ghcr: 403).
+_SPOILT_BY_ONE = (400, 403, 404, 413, 414, 431)
+
+# Values that sign a URL: shorter ones are found in any text, longer ones do not fit into a line.
+_SIGNATURES = "=([^&]{8,2048})"
+
+# Secrets to remember beside those in use: each is looked for in each error.
+_MOST_SECRETS_SEEN = 512
 
 
 class _Token:
-    def __init__(self, scopes: _Scopes, wide: bool, born: float) -> None:
-        # asked for when; wide: for more than one request needed
+    """A token, or the request for one, which has ended when `done` is set: with `value` or `error`.
+
+    Without both the request was cancelled, or it covered more than the registry allows.
+    """
+
+    def __init__(self, scopes: _Scopes, covers_more: bool, requested_at: float) -> None:
         self.scopes = scopes
-        self.wide = wide
-        self.born = born
+        self.covers_more = covers_more  # than the request that caused it needs
+        self.requested_at = requested_at
+        self.expires: float | None = None  # when to renew it; None: nobody tells its life
         self.value = ""
-        self.done = anyio.Event()
-        self.expires: float | None = None
         self.error: SyncError | None = None
+        self.done = anyio.Event()
+
+
+class _TokenCache:
+    """The tokens of one registry, and the requests for more that are under way."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._tokens: dict[frozenset[Pair], _Token] = {}
+        self.pending: list[_Token] = []
+        self.needs_exact = False  # each request needs a token for exactly what it touches
+        self.any_serves = False  # what a token is for does not depend on repositories
+
+    def values(self) -> list[str]:
+        """Return the tokens as they are sent."""
+        return [token.value for token in self._tokens.values()]
+
+    def sent_in(self, authorization: str | None) -> _Token | None:
+        """Return the token that a request carried, None when it is not held any more."""
+        for token in self._tokens.values():
+            if authorization == f"Bearer {token.value}":
+                return token
+        return None
+
+    def is_live(self, token: _Token, before_body: bool) -> bool:
+        """Ask whether a token can be sent now."""
+        if token.expires is not None:
+            return self._now() < token.expires
+        return not before_body or self._now() - token.requested_at < _UNKNOWN_LIFE_BEFORE_BODY
+
+    def has_rights(self, token: _Token, needed: _Scopes) -> bool:
+        """Ask whether a token is for what a request touches."""
+        if self.needs_exact:
+            return token.scopes == needed
+        if self.any_serves:
+            return True
+        return all(
+            name in token.scopes and _union(token.scopes[name], actions) == token.scopes[name]
+            for name, actions in needed.items()
+        )
+
+    def find(self, needed: _Scopes, before_body: bool) -> _Token | None:
+        """Return the youngest token that serves a request, or else the youngest request for one."""
+        held = [*self._tokens.values()]
+        if self.needs_exact:
+            # There may be thousands, and only one can serve.
+            exact = self._tokens.get(frozenset(needed.items()))
+            held = [exact] if exact else []
+        serving = [
+            token
+            for token in [*held, *self.pending]
+            if self.has_rights(token, needed) and self.is_live(token, before_body)
+        ]
+        return max(serving, key=lambda token: (bool(token.value), token.requested_at), default=None)
+
+    def covered_scopes(self, before_body: bool) -> set[Pair]:
+        """Return what live tokens are for, and those under way."""
+        tokens = [*self._tokens.values(), *self.pending]
+        return {
+            scope
+            for token in tokens
+            if self.is_live(token, before_body)
+            for scope in token.scopes.items()
+        }
+
+    def add(self, token: _Token) -> None:
+        """Hold a new token, and drop those that have ended."""
+        live = {
+            key: held for key, held in self._tokens.items() if self.is_live(held, before_body=False)
+        }
+        self._tokens = live | {frozenset(token.scopes.items()): token}
+
+    def drop(self, refused: _Token, needed: _Scopes) -> list[str]:
+        """Drop a token that was refused, and older ones that would be tried in its place; return
+        their values.
+
+        They end before it, and after a second 401 a request has failed.
+        """
+        dropped = [
+            key
+            for key, token in self._tokens.items()
+            if token is refused
+            or (token.requested_at <= refused.requested_at and self.has_rights(token, needed))
+        ]
+        return [self._tokens.pop(key).value for key in dropped]
 
 
 def _union(*actions: str) -> str:
@@ -64,6 +164,9 @@ def _union(*actions: str) -> str:
 class Authenticator:
     """What is sent to one registry with one credential; its methods may run at once, and be
     cancelled.
+
+    `login` says how credentials get here, `advice` what may help where the registry does not let us
+    do what we ask; `proven`: the present credential has let a request in.
     """
 
     def __init__(
@@ -71,7 +174,7 @@ class Authenticator:
         *,
         origin: Origin,
         credential: Credential | Chain | None,
-        fetch: _Fetch,
+        fetch: Fetch,
         now: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
@@ -81,123 +184,139 @@ class Authenticator:
         self._fetch = fetch
         self._now = now
         self._wall = wall
-        # How credentials get here, and what may help where the registry does not let us do what we
-        # ask.
-        cloud = "set auth_type (ecr, gar, acr) to see why no cloud logs in, or " * isinstance(
-            credential, Chain
-        )
-        self.login = f"{cloud}log in with a container client (docker login {self._name}), or configure auth_type: basic"
-        self.chain = credential if isinstance(credential, Chain) else None
-        self._shown = deque[Credential](maxlen=512)
-        self._take(
-            None if isinstance(credential, Chain) else credential
-        )  # `proven`: it has let a request in
-        self._challenge: Challenge | None = None
-        self._seen = False  # in this run; a challenge from the state may be out of date
-        self._one_scope = False  # whether each request needs a token for exactly itself
-        self._declared: dict[str, str] = {}
-        self._worded: dict[
-            Pair | None, str
-        ] = {}  # the registry's words for a scope where ours fail; None: for all
-        self._tokens: dict[frozenset[Pair], _Token] = {}
-        self._pending: list[_Token] = []
+        self.login = f"log in with a container client (docker login {self._name}), or configure auth_type: basic"
+        self.chain: Chain | None = None
+        if isinstance(credential, Chain):
+            self.chain = credential
+            self.login = (
+                f"set auth_type (ecr, gar, acr) to see why no cloud logs in, or {self.login}"
+            )
+            credential = None
+        self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)
+        self._use(credential)
 
-    def _take(self, credential: Credential | None) -> None:
+        self._challenge: Challenge | None = None
+        # Whether the challenge is of this run: one from the state may be out of date.
+        self._was_challenged = False
+        self._planned_scopes: dict[str, str] = {}
+        self._tokens = _TokenCache(now)
+        # The registry's own words for the scope of a repository and actions, where ours fail.
+        self._scope_overrides: dict[Pair, str] = {}
+        self._scope_for_all = ""
+
+    def _use(self, credential: Credential | None) -> None:
         self.anonymous = credential is None
         self.credential = credential or Credential()
         self.proven = False
-        self._shown.append(self.credential)
+        self._secrets_seen.extend(filter(None, self.credential.secrets))
         self._refresh_token = self.credential.identity_token
-        self.advice = (
-            f"no credentials are in use: {self.login}; or check the name, absent may look private"
-            if self.anonymous
-            else f"check what the credentials ({self.credential.origin}) are allowed to do there"
-        )
+        if credential is None:
+            self.advice = f"no credentials are in use: {self.login}; or check the name, absent may look private"
+        else:
+            self.advice = (
+                f"check what the credentials ({credential.origin}) are allowed to do there"
+            )
 
     async def _log_in(self, refused: Credential | None = None) -> bool:
-        """Hold a login that lives, another than one `refused` that was good; say whether it is
+        """Get a login that lives, another than one `refused` that was good; say whether it is
         another than before.
         """
         if self.chain is None or (refused == self.credential and not self.proven):
             return False
         before = refused or self.credential
-        found = await self.chain.credential(refused)
-        if (found or Credential()) != self.credential:
-            self._take(found)
+        credential = await self.chain.credential(refused)
+        if (credential or Credential()) != self.credential:
+            self._use(credential)
         return self.credential != before
+
+    # What the rest of the program tells it, and asks of it.
 
     def begin(self) -> None:
         """Let another run begin: what it uses is declared anew, and the way to log in may have
         changed.
         """
-        self._declared = {}
-        self._seen = False
+        self._planned_scopes = {}
+        self._was_challenged = False
+
+    def declare(self, repository: str, actions: str) -> None:
+        """Say that this run uses a repository; tokens will cover it as far as rule 2 allows."""
+        planned = self._planned_scopes.get(repository, actions)
+        self._planned_scopes[repository] = _union(planned, actions)
 
     @property
-    def learnt(self) -> list[Any]:
+    def learnt(self) -> list[list[str] | bool | None]:
         """What the state keeps (JSON): the challenge, and whether a token may cover one request
         only.
         """
-        words = [*(self._challenge or ())]
-        return [
-            None if not words or "***" in self.redact(" ".join(words)) else words,
-            self._one_scope,
-        ]
+        challenge = [*self._challenge] if self._challenge else None
+        if challenge:
+            shown = self.redact(" ".join(challenge))
+            # One that repeats a secret is not kept, nor one too long to be searched.
+            if "***" in shown or shown.endswith("…"):
+                challenge = None
+        return [challenge, self._tokens.needs_exact]
 
-    def recall(self, learnt: Any) -> None:
+    def recall(self, learnt: object) -> None:
         """Take back `learnt` of an earlier run, which saves the bare request. The realm is checked
         at use.
         """
         match learnt:
-            case [None | [str(), str(), str(), str(), str()] as words, bool(one_scope)]:
-                # Basic over http only after this run was asked for it (docs/protocol-facts.md
-                # section 2.6).
-                if words and (words[0] == "bearer" or self._scheme == "https"):
-                    self._challenge = self._challenge or Challenge(*words)
-                self._one_scope = self._one_scope or one_scope
+            case [None | [str(), str(), str(), str(), str()] as fields, bool(needs_exact)]:
+                if fields and self._challenge is None:
+                    challenge = Challenge(*fields)
+                    # Basic over http only after this run was asked for it
+                    # (docs/protocol-facts.md section 2.6).
+                    if challenge.scheme == "bearer" or self._scheme == "https":
+                        self._challenge = challenge
+                if needs_exact:
+                    self._tokens.needs_exact = True
+
+    def secrets(self) -> Iterator[str]:
+        """Give all that no text may show: what is in use, and the last that was; some are empty."""
+        yield self._refresh_token
+        yield from self._tokens.values()
+        yield from self.credential.secrets
+        yield from self._secrets_seen
 
     def redact(self, text: str) -> str:
-        shown = (secret for each in (self.credential, *self._shown) for secret in each.secrets)
-        return hide(
-            text, self._refresh_token, *(token.value for token in self._tokens.values()), *shown
-        )
+        """Return a text on one line without our secrets; to be called before it is cut."""
+        return redact(text, self.secrets())
 
     def conceal(self, target: str) -> None:
-        """Hide what signs a URL that the registry gives us as if it were a secret of ours."""
-        self._shown.extend(
-            Credential(registry_token=each) for each in re.findall("=([^&]{8,2048})", target)
-        )
+        """Treat what signs a URL that the registry gives us as secrets of ours."""
+        self._secrets_seen.extend(re.findall(_SIGNATURES, target))
 
-    def declare(self, repository: str, actions: str) -> None:
-        """Say that this run uses a repository; tokens will cover it as far as rule 2 allows."""
-        self._declared[repository] = _union(self._declared.get(repository, actions), actions)
+    # What a request carries.
 
     async def authorization(
         self, repository: str, actions: str, extra: Iterable[Pair] = (), before_body: bool = False
     ) -> str | None:
-        """Return a request's Authorization header, None: none; SyncError for no token. It touches
-        `extra` as well.
+        """Return a request's Authorization header, None: none; SyncError for no token.
+
+        `extra`: further repositories, each with its actions, that the request touches.
+        `before_body`: it carries a body, which cannot be sent twice.
         """
         challenge = self._challenge
-        fixed = self.credential.registry_token
-        if fixed and (challenge is not None or self._scheme == "https"):
-            return f"Bearer {fixed}"
+        fixed_token = self.credential.registry_token
+        if fixed_token and (challenge is not None or self._scheme == "https"):
+            return f"Bearer {fixed_token}"
         if challenge is None:
             return None
         if challenge.scheme == "basic":
             await self._log_in()
             return self.credential.basic
+
         needed = {repository: actions}
         for name, rights in extra:
             needed[name] = _union(needed.get(name, rights), rights)
         try:
-            return f"Bearer {await self._token(needed, before_body)}"
+            return f"Bearer {await self._token_for(needed, before_body)}"
         except (AuthError, RegistryError) as error:
-            if error.retryable or self._seen or getattr(error, "fatal", False):
-                raise  # a refused password is not tried twice: accounts get locked
-        self._challenge = (
-            None  # the state led to a place that no longer serves: be told the way again
-        )
+            was_refused = isinstance(error, AuthError) and error.fatal
+            if error.retryable or self._was_challenged or was_refused:
+                raise
+        # The state led to a place that no longer serves: have the registry tell the way again.
+        self._challenge = None
         return None
 
     async def refused(
@@ -208,244 +327,242 @@ class Authenticator:
         """
         offered = parse_challenges(challenges)
         known = self._challenge if used is not None else None
-        # Who has asked this run for tokens gets no password: a stray Basic would be repeated with
-        # every request.
-        settled = self._seen and known is not None and known.scheme == "bearer"
-        usable = [
-            each
-            for each in offered
-            if (each.scheme == "basic" and not settled) or (each.scheme == "bearer" and each.realm)
-        ]
-        # Bearer first: its tokens are narrow and short-lived, a password is neither (Quay offers
-        # both).
-        chosen = max(usable, key=lambda each: each.scheme == "bearer", default=known)
+        chosen = self._choose(offered, known)
         if chosen is None:
             if not offered:
                 return False
             schemes = clean(", ".join(each.scheme for each in offered), 60)
             raise AuthError(f"{self._name} asks for a login by {schemes}, which is not supported")
+
         if self.credential.registry_token:
             if used is not None:
                 raise self._refusal(self._name, fatal=False)
         elif chosen.scheme == "basic":
-            await self._log_in()
-            if self.credential.basic is None:
-                lack = (
-                    "none are configured or found"
-                    if self.anonymous
-                    else f"{self.credential.origin} has none"
-                )
-                message = f"{self._name} asks for user name and password, {lack}"
-                raise AuthError(message, hint=self.login, fatal=not self.anonymous)
-            if used == self.credential.basic and not await self._log_in(self.credential):
-                raise self._refusal(self._name)
+            await self._prepare_basic(used)
         else:
             check_realm(chosen.realm, self._scheme, self._host, not self.anonymous)
             self._learn(chosen, used, repository, actions)
         self._challenge = chosen._replace(scope="", error="")
-        self._seen = True
+        self._was_challenged = True
         return True
+
+    def _choose(self, offered: list[Challenge], known: Challenge | None) -> Challenge | None:
+        # Who has asked this run for tokens gets no password: a stray Basic would be repeated with
+        # every request.
+        wants_tokens = self._was_challenged and known is not None and known.scheme == "bearer"
+        # Bearer first: its tokens are narrow and short-lived, a password is neither (Quay offers
+        # both).
+        for challenge in offered:
+            if challenge.scheme == "bearer" and challenge.realm:
+                return challenge
+        for challenge in offered:
+            if challenge.scheme == "basic" and not wants_tokens:
+                return challenge
+        return known
+
+    async def _prepare_basic(self, used: str | None) -> None:
+        """Have a password, another than the one that was refused."""
+        await self._log_in()
+        if self.credential.basic is None:
+            empty = f"{self.credential.origin} has none"
+            lack = "none are configured or found" if self.anonymous else empty
+            message = f"{self._name} asks for user name and password, {lack}"
+            raise AuthError(message, hint=self.login, fatal=not self.anonymous)
+        if used == self.credential.basic and not await self._log_in(self.credential):
+            raise self._refusal(self._name)
 
     def forbidden(self, used: str | None) -> bool:
         """Take in a 403 to a request that carried `used`; say whether an exact token may do better."""
         if not (used or "").startswith("Bearer ") or self.credential.registry_token:
             return False
-        held = self._held_as(used)
-        self._one_scope = self._one_scope or (held is not None and held.wide)
-        return (
-            held is None or held.wide
-        )  # one no longer held was replaced because of another request's answer
+        token = self._tokens.sent_in(used)
+        if token is None:
+            return True  # another request's answer has replaced it
+        if token.covers_more:
+            self._tokens.needs_exact = True
+        return token.covers_more
 
     def _refusal(self, who: str, *, fatal: bool = True) -> AuthError:
         hint = "check the user name, and whether the password or token has expired or is too narrow"
-        return AuthError(
-            f"{who} refused the credentials ({self.credential.origin})", hint=hint, fatal=fatal
-        )
+        message = f"{who} refused the credentials ({self.credential.origin})"
+        return AuthError(message, hint=hint, fatal=fatal)
 
-    def _learn(self, given: Challenge, used: str | None, repository: str, actions: str) -> None:
-        """Forget the one token that was refused, and how not to word a scope
-        (docs/protocol-facts.md 2.2, 2.3).
+    def _learn(self, offered: Challenge, used: str | None, repository: str, actions: str) -> None:
+        """Drop the one token that was refused, and learn how not to word a scope
+        (docs/protocol-facts.md sections 2.2 and 2.3).
         """
-        held = self._held_as(used)
-        scope = given.scope
-        lacking = given.error == "insufficient_scope" and used is not None
-        alien = ":" in scope and f" repository:{repository}:" not in f" {scope}"
+        token = self._tokens.sent_in(used)
+        scope = offered.scope
+        is_too_narrow = offered.error == "insufficient_scope" and used is not None
+        is_of_another = ":" in scope and f" repository:{repository}:" not in f" {scope}"
+        needs_exact = is_of_another
+
         if scope and ":" not in scope:
-            self._worded[None] = scope  # ECR Public: `aws`, whatever the repository
-        elif scope and (alien or lacking):
-            self._worded[repository, actions] = scope
-        if held is not None:
-            # Nor is an older one tried, which has ended before it: after a second 401 a request has
-            # failed.
-            for key, each in [*self._tokens.items()]:
-                if each is held or (
-                    each.born <= held.born and self._serves(each, {repository: actions})
-                ):
-                    self._shown.append(
-                        Credential(registry_token=self._tokens.pop(key).value)
-                    )  # answers may repeat it
+            # ECR Public: `aws`, whatever the repository.
+            self._scope_for_all = scope
+            self._tokens.any_serves = True
+        elif scope and (is_of_another or is_too_narrow):
+            self._scope_overrides[repository, actions] = scope
+
+        if token is not None:
+            # Answers may repeat them.
+            self._secrets_seen.extend(self._tokens.drop(token, {repository: actions}))
             # "Some registries only look at the first scope": refused before its time, and not as
             # invalid.
-            early = self._is_live(held, True) and given.error != "invalid_token"
-            alien = alien or (held.wide and (lacking or early))
-        self._one_scope = self._one_scope or alien
+            is_early = (
+                self._tokens.is_live(token, before_body=True) and offered.error != "invalid_token"
+            )
+            needs_exact = needs_exact or (token.covers_more and (is_too_narrow or is_early))
+        if needs_exact:
+            self._tokens.needs_exact = True
 
-    def _held_as(self, used: str | None) -> _Token | None:
-        return next(
-            (token for token in self._tokens.values() if used == f"Bearer {token.value}"), None
-        )
+    # How a token is got.
 
-    def _is_live(self, token: _Token, before_body: bool) -> bool:
-        if token.expires is not None:
-            return self._now() < token.expires
-        return not before_body or self._now() - token.born < _UNKNOWN_LIFE_BEFORE_BODY
-
-    def _serves(self, token: _Token, needed: _Scopes) -> bool:
-        held = token.scopes
-        if self._one_scope:
-            return held == needed
-        covers = (
-            name in held and _union(held[name], actions) == held[name]
-            for name, actions in needed.items()
-        )
-        return None in self._worded or all(covers)
-
-    async def _token(self, needed: _Scopes, before_body: bool) -> str:
+    async def _token_for(self, needed: _Scopes, before_body: bool) -> str:
+        """Return a token, held or asked for; those who need the same wait for one request."""
         while True:
-            # With one scope each there may be thousands, and only the exact one can serve.
-            keys = [frozenset(needed.items())] if self._one_scope else [*self._tokens]
-            held = [self._tokens[key] for key in keys if key in self._tokens] + self._pending
-            able = [
-                each
-                for each in held
-                if self._serves(each, needed) and self._is_live(each, before_body)
-            ]
-            youngest = max(able, key=lambda each: (bool(each.value), each.born), default=None)
-            token = youngest or await self._ask(needed, before_body)
+            token = self._tokens.find(needed, before_body)
+            if token is None:
+                token = await self._request_token(needed, before_body)
             if token.value:
                 return token.value
             if not token.done.is_set():
                 await token.done.wait()
-            # Without value and error its asker was cancelled, or it covered too much: the first to
-            # look again asks.
-            if token.error is not None and self._serves(token, needed):
+            # Without an error its request was cancelled, or covered too much: look again, and the
+            # first to do so asks.
+            if token.error is not None and self._tokens.has_rights(token, needed):
                 raise token.error.again() from token.error
 
-    async def _ask(self, needed: _Scopes, before_body: bool) -> _Token:
-        """Ask for a token, for all who wait for it, that covers what is needed, then what this run
-        will need next.
-        """
-        chosen = {**needed}
-        if not self._one_scope and None not in self._worded:
-            chosen = {
-                name: _union(held, self._declared.get(name, held)) for name, held in needed.items()
-            }
-            live = [
-                token
-                for token in (*self._tokens.values(), *self._pending)
-                if self._is_live(token, before_body)
-            ]
-            covered = {pair for token in live for pair in token.scopes.items()}
-            for pair in self._declared.items():
-                if len(chosen) < _MOST_REPOSITORIES and pair not in covered:
-                    chosen.setdefault(*pair)
-        self._pending.append(token := _Token(chosen, chosen != needed, self._now()))
+    async def _request_token(self, needed: _Scopes, before_body: bool) -> _Token:
+        """Ask for a token that covers what is needed, then what this run will need next."""
+        scopes = self._scopes_to_ask(needed, before_body)
+        token = _Token(scopes, scopes != needed, self._now())
+        self._tokens.pending.append(token)
         try:
             await self._log_in()
-            used = self.credential
+            credential = self.credential
             answer = await self._exchange(token.scopes)
-            if answer[0] == 401 and await self._log_in(used):
+            if answer.status == 401 and await self._log_in(credential):
                 answer = await self._exchange(token.scopes)
-            # One repository may spoil it for all (ghcr: 403). Not again after a 401 to a password:
-            # accounts get locked.
-            spoilt = answer[0] in (400, 403, 404, 413, 414, 431) or (
-                answer[0] == 401 and self.anonymous
+            # Not again after a 401 to a password: accounts get locked.
+            may_be_spoilt = answer.status in _SPOILT_BY_ONE or (
+                answer.status == 401 and self.anonymous
             )
-            if spoilt and token.wide:
-                self._one_scope = True
+            if may_be_spoilt and token.covers_more:
+                self._tokens.needs_exact = True
             else:
-                self._read(answer, token)
-                kept = {
-                    key: held for key, held in self._tokens.items() if self._is_live(held, False)
-                }
-                self._tokens = kept | {frozenset(token.scopes.items()): token}
+                self._read_token(answer, token)
+                self._tokens.add(token)
         except SyncError as error:
             token.error = error
         finally:
-            self._pending.remove(token)
+            self._tokens.pending.remove(token)
             token.done.set()
         return token
+
+    def _scopes_to_ask(self, needed: _Scopes, before_body: bool) -> _Scopes:
+        if self._tokens.needs_exact or self._tokens.any_serves:
+            return {**needed}
+        scopes = {
+            name: _union(actions, self._planned_scopes.get(name, actions))
+            for name, actions in needed.items()
+        }
+        covered = self._tokens.covered_scopes(before_body)
+        for name, actions in self._planned_scopes.items():
+            if len(scopes) < _MOST_REPOSITORIES and (name, actions) not in covered:
+                scopes.setdefault(name, actions)
+        return scopes
 
     async def _exchange(self, scopes: _Scopes) -> Answer:
         """Do one token request; docs/protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity
         tokens).
         """
         challenge = self._challenge or Challenge("bearer")
-        basic = self.credential.basic
-        realm = challenge.realm
-        query = [("service", challenge.service)] if challenge.service else []
-        check_realm(realm, self._scheme, self._host, not self.anonymous)
-        worded = [
-            self._worded.get(pair) or f"repository:{pair[0]}:{pair[1]}" for pair in scopes.items()
-        ]
-        scope = self._worded.get(None) or " ".join(worded)
+        check_realm(challenge.realm, self._scheme, self._host, not self.anonymous)
+        scope = self._scope_text(scopes)
         if self._refresh_token:
-            form = [
-                ("grant_type", "refresh_token"),
-                *query,
-                ("client_id", "regsync"),
-                ("scope", scope),
-            ]
-            form.append(("refresh_token", self._refresh_token))
-            kind = [("Content-Type", "application/x-www-form-urlencoded")]
-            answer = await self._fetch(
-                "POST", realm, kind, urlencode(form, errors="surrogatepass").encode()
-            )
-            # Where the POST flow is missing or half there (Artifactory 401, ACR 400), GET may do.
-            if answer[0] not in (400, 401, 404, 405) or basic is None:
+            answer = await self._post(challenge, scope)
+            if answer.status not in _WITHOUT_POST or self.credential.basic is None:
                 return answer
-        query += [("scope", word) for word in dict.fromkeys(scope.split())]
-        query += [("account", self.credential.username)] if basic else []
-        url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query, errors='surrogatepass')}"
-        answer = await self._fetch("GET", url, [("Authorization", basic)] if basic else [], b"")
-        if answer[0] == 200:
+        answer = await self._get(challenge, scope)
+        if answer.status == 200:
             self._refresh_token = ""  # it did: no more POSTs
         return answer
 
-    def _read(self, answer: Answer, token: _Token) -> None:
-        status, headers, body = answer
+    def _scope_text(self, scopes: _Scopes) -> str:
+        if self._scope_for_all:
+            return self._scope_for_all
+        return " ".join(
+            self._scope_overrides.get((name, actions)) or f"repository:{name}:{actions}"
+            for name, actions in scopes.items()
+        )
+
+    async def _post(self, challenge: Challenge, scope: str) -> Answer:
+        form = [
+            ("grant_type", "refresh_token"),
+            *_service_of(challenge),
+            ("client_id", "regsync"),
+            ("scope", scope),
+            ("refresh_token", self._refresh_token),
+        ]
+        headers = [("Content-Type", "application/x-www-form-urlencoded")]
+        body = urlencode(form, errors="surrogatepass").encode()
+        return await self._fetch("POST", challenge.realm, headers, body)
+
+    async def _get(self, challenge: Challenge, scope: str) -> Answer:
+        query = _service_of(challenge)
+        query += [("scope", word) for word in dict.fromkeys(scope.split())]
+        headers: list[Pair] = []
+        basic = self.credential.basic
+        if basic:
+            query.append(("account", self.credential.username))
+            headers.append(("Authorization", basic))
+        joint = "&" if "?" in challenge.realm else "?"
+        url = f"{challenge.realm}{joint}{urlencode(query, errors='surrogatepass')}"
+        return await self._fetch("GET", url, headers, b"")
+
+    def _read_token(self, answer: Answer, token: _Token) -> None:
+        """Take the token from an answer; AuthError or RegistryError when there is none."""
         who = f"the token service of {self._name}"
-        document = json_object(body) or {}
-        said = words(body)[1]
-        said = clean(self.redact(clean(f": {said}" if said else "", 4**6)), 200)
-        if status == 401 and not self.anonymous:
-            raise self._refusal(who)
-        if status in (408, 429) or status >= 500:
-            wait = parse_retry_after(headers.get("retry-after"), self._wall())
-            raise RegistryError(f"{who} answered {status}{said}", status=status, retry_after=wait)
-        if not 200 <= status < 300:
-            asked = ", ".join(
-                f"{name} ({actions})" for name, actions in [*token.scopes.items()][:2]
-            )
-            login = (
-                "without credentials"
-                if self.anonymous
-                else f"to the credentials from {self.credential.origin}"
-            )
-            message = f"{who} gives no token for {asked} {login}: status {status}{said}"
-            raise AuthError(message, hint=self.advice)
+        if not 200 <= answer.status < 300:
+            raise self._failure(answer, token, who)
+        document = json_object(answer.body) or {}
         value = document.get("token") or document.get("access_token")
         if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]{1,65536}", value):
             raise AuthError(f"{who} answered without a usable token")
+
         renewed = document.get("refresh_token")
         if self._refresh_token and isinstance(renewed, str) and renewed:
             self._refresh_token = renewed
-            self._shown.append(Credential(identity_token=renewed))
-        life = (
-            life_of(value, self._wall()) if (told := document.get("expires_in")) is None else told
-        )
+            self._secrets_seen.append(renewed)
+        life = document.get("expires_in")
+        if life is None:
+            life = life_of(value, self._wall())
         try:
-            token.expires = token.born + max(_SHORTEST_LIFE, float(str(life))) * _REFRESH_AT
+            seconds = max(_SHORTEST_LIFE, float(str(life)))
+            token.expires = token.requested_at + seconds * _REFRESH_AT
         except ValueError:
             pass  # neither the answer nor the token says
         token.value = value
+
+    def _failure(self, answer: Answer, token: _Token, who: str) -> SyncError:
+        status = answer.status
+        if status == 401 and not self.anonymous:
+            return self._refusal(who)
+        _, said = words(answer.body)
+        if said:
+            said = one_line(self.redact(f": {said}"), 200)
+        if status in (408, 429) or status >= 500:
+            wait = parse_retry_after(answer.headers.get("retry-after"), self._wall())
+            message = f"{who} answered {status}{said}"
+            return RegistryError(message, status=status, retry_after=wait)
+        first_two = [*token.scopes.items()][:2]
+        asked = ", ".join(f"{name} ({actions})" for name, actions in first_two)
+        source = f"to the credentials from {self.credential.origin}"
+        login = "without credentials" if self.anonymous else source
+        message = f"{who} gives no token for {asked} {login}: status {status}{said}"
+        return AuthError(message, hint=self.advice)
+
+
+def _service_of(challenge: Challenge) -> list[Pair]:
+    return [("service", challenge.service)] if challenge.service else []

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from _regsync.errors import ContentError
 from _regsync.oci.reference import check_digest, digest_of, split_digest
-from _regsync.text import clean
+from _regsync.text import clean, clean_beginning
 
 _T = TypeVar("_T")
 
@@ -235,10 +235,7 @@ def parse_manifest(
 
 def _description(body: bytes, answered_type: str) -> str:
     """Return what messages say of an answer: its type and how its body begins."""
-    beginning = "no body"
-    if body:
-        text = body[:999].decode("utf-8", "replace")
-        beginning = f"beginning {clean(text, 60)!r}"
+    beginning = f"beginning {clean_beginning(body, 60)!r}" if body else "no body"
     return f"received {clean(answered_type, 80) or 'no content type'}, {beginning}"
 
 

@@ -18,7 +18,7 @@ from _regsync.oci.manifest import Manifest
 from _regsync.oci.reference import check_digest, is_tag
 from _regsync.providers import ROWS, api_repository
 from _regsync.registry.transport import Call, Host, Transport, resolve_location
-from _regsync.text import clean
+from _regsync.text import clean, clean_beginning, redacting
 
 _MANIFEST_LIMIT = 4 * 1024 * 1024
 
@@ -78,7 +78,8 @@ class Repository:
     def located(self, operation: str, reference: str) -> Iterator[None]:
         """Add side, operation and reference to every error of the block."""
         try:
-            yield
+            with redacting(self.host.authenticator.secrets):
+                yield
         except SyncError as error:
             error.located(self.side, operation, reference)
             error.message = self.host.authenticator.redact(
@@ -304,7 +305,7 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
         document = json.loads(body)
         tags = [] if document["tags"] is None else document["tags"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        began = clean(body[:999].decode("utf-8", "replace"), 60)
+        began = clean_beginning(body, 60)
         raise ContentError(
             f"the tag listing is not what the specification says: {began}"
         ) from error

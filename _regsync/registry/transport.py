@@ -63,7 +63,7 @@ from _regsync.registry.throttle import (
     Want,
     parse_quota,
 )
-from _regsync.text import clean, duration_text
+from _regsync.text import clean, duration_text, one_line
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -269,7 +269,7 @@ class Transport:
         self.bytes = 0
         for counted in (self.requests, self.throttled):
             counted.clear()
-        self._clouds.absent.clear()  # a metadata service may come later than a pod
+        self._clouds.reload()
         for key, host in hosts.items():
             if host.registry not in registries:
                 self.gate.limits.pop(host.key, None)
@@ -417,7 +417,8 @@ class Transport:
                 response = await lease.exchange(Request(method, target, sent, body))
                 # Without the path: on some hosts it is all that a metadata service asks for.
                 self.edge.log("trace", "request", f"{method} {origin} -> {response.status}")
-                return response.status, dict(response.headers), await response.read(_TOKEN_BODY)
+                content = await response.read(_TOKEN_BODY)
+                return Answer(response.status, dict(response.headers), content)
         raise TimedOut(f"{origin} did not answer within {seconds:g} s")
 
     def count(self, origin: Origin, action: str) -> None:
@@ -667,7 +668,7 @@ class Transport:
         body = answer.body
         codes, said = words(body)
         # Some servers repeat the request: our secrets go, and what follows a URL's `?` (R10).
-        said = clean(re.sub(_QUERY, "?...", login.redact(clean(said, 4**6))))
+        said = one_line(re.sub(_QUERY, "?...", login.redact(said)))
         error = RegistryError(
             f"status {status}" + (f": {said}" if said else ""),
             status=status,

@@ -36,6 +36,7 @@ from _regsync.sync.staging import (
     StagingFailed,
     read_whole,
 )
+from _regsync.text import redacting
 
 # docs/design.md section 6 rule 16: a blob starts again at most twice; when a lost answer is asked
 # for; how long a source is waited for in all, which a target's own time-outs allow; how far apart
@@ -138,7 +139,8 @@ class Mover:
         while True:
             try:
                 upload.begun = False
-                return await self._bring_once(upload, step, relay, keep)
+                with redacting(target.host.authenticator.secrets):
+                    return await self._bring_once(upload, step, relay, keep)
             except _Unanswered as lost:
                 await upload.lease.settle()
                 error: SyncError = lost.args[0]

@@ -1,0 +1,74 @@
+"""Requests to AWS's services, and their signature.
+
+Owns: Signature Version 4. Keys are a Credential: the access key is the user name, the secret the
+password, the session the identity token.
+May not know: where keys come from, sockets.
+Follows: docs/protocol-facts.md section 4.4.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from _regsync.auth.credentials import Credential, Pair
+from _regsync.crypto import hash_hex, hmac_bytes
+
+
+class Request(NamedTuple):
+    """What is asked of a service of AWS; `service` is empty for a container's own service."""
+
+    method: str
+    url: str
+    headers: list[Pair]
+    body: bytes = b""
+    service: str = ""
+    region: str = ""
+
+    def __repr__(self) -> str:
+        return "<Request>"  # it holds secrets
+
+
+def sign(keys: Credential, request: Request, now: float) -> list[Pair]:
+    """Return a request's headers with its date, the keys' session and the signature over all of
+    them; `now` in seconds since 1970.
+    """
+    date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    scope = f"{date[:8]}/{request.region}/{request.service}/aws4_request"
+    headers = [*request.headers, ("X-Amz-Date", date)]
+    if keys.identity_token:
+        headers.append(("X-Amz-Security-Token", keys.identity_token))
+
+    host = urlsplit(request.url).netloc
+    signed = sorted(
+        (name.lower(), " ".join(value.split())) for name, value in [("host", host), *headers]
+    )
+    names = ";".join(name for name, _ in signed)
+    canonical = _canonical_request(request, signed, names)
+    text = "\n".join(("AWS4-HMAC-SHA256", date, scope, hash_hex("sha256", canonical.encode())))
+
+    signature = f"AWS4{keys.password}".encode()
+    for part in (*scope.split("/"), text):
+        signature = hmac_bytes(signature, part.encode())
+    proof = (
+        f"Credential={keys.username}/{scope}, SignedHeaders={names}, Signature={signature.hex()}"
+    )
+    return [*headers, ("Authorization", f"AWS4-HMAC-SHA256 {proof}")]
+
+
+def _canonical_request(request: Request, signed: list[Pair], names: str) -> str:
+    parts = urlsplit(request.url)
+    query = sorted(
+        (quote(name, "~"), quote(value, "~")) for name, value in parse_qsl(parts.query, True)
+    )
+    lines = (
+        request.method,
+        quote(parts.path, "/~") or "/",
+        "&".join(f"{name}={value}" for name, value in query),
+        *(f"{name}:{value}" for name, value in signed),
+        "",
+        names,
+        hash_hex("sha256", request.body),
+    )
+    return "\n".join(lines)
