@@ -26,8 +26,9 @@ from _regsync.errors import ContentError, ProtocolBroken, Side, SyncError, WireE
 from _regsync.net.streams import Stream
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, digest_of, is_tag
+from _regsync.registry.redirects import resolve_location
 from _regsync.registry.repository import Repository, _tags_of
-from _regsync.registry.transport import Edge, Transport, resolve_location
+from _regsync.registry.transport import Edge, Transport
 from _regsync.registry.upload import Upload
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 from tests.wires import Blob, Item, Told, Wire

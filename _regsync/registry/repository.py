@@ -17,7 +17,8 @@ from _regsync.oci import manifest as oci_manifest
 from _regsync.oci.manifest import Manifest
 from _regsync.oci.reference import check_digest, is_tag
 from _regsync.providers import ROWS, api_repository
-from _regsync.registry.transport import Call, Host, Transport, resolve_location
+from _regsync.registry.redirects import resolve_location
+from _regsync.registry.transport import Call, Host, Transport
 from _regsync.text import clean
 
 _MANIFEST_LIMIT = 4 * 1024 * 1024
