@@ -23,7 +23,6 @@ import anyio
 import pytest
 import trustme
 
-from _regsync.oci import manifest
 from _regsync.registry import repository
 from conformance.images import Seed
 from conformance.messages import Request, Response
@@ -44,7 +43,7 @@ def crash(*_: object, **__: object) -> Any:
 @contextlib.contextmanager
 def crashed(scene: Scene) -> Iterator[None]:
     with (
-        mock.patch.object(manifest, "parse_manifest", crash),
+        mock.patch.object(repository, "parse_manifest", crash),
         mock.patch.object(repository, "_tags_of", crash),
     ):
         yield

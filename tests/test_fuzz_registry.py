@@ -427,7 +427,7 @@ def test_the_first_link_to_the_next_page_is_followed(
     world = World("https", "unknown", False, [])
     value = f"{blank},{blank}".join(spelled(*link) for link in links)
     try:
-        found = world.repository._linked(
+        found = world.repository._next_page(
             world.repository.call("tag_list", "GET", "tags/list"), Told(200, [("link", value)], b"")
         )
     except ProtocolBroken:

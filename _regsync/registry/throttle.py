@@ -51,8 +51,8 @@ _USUAL_QUOTA = 60.0
 # A moment in seconds since 1970 is larger than this, a duration is smaller.
 _LEAST_MOMENT = 1e9
 
-# A count, and the length of the window that it is about: `100;w=21600`.
-_QUOTA = "([0-9]{1,12})(?:;.*w=([0-9]{1,9}))?"
+# A count, and the seconds of the window that it is about: `100;w=21600`.
+_QUOTA = "(?P<count>[0-9]{1,12})(?:;.*w=(?P<window>[0-9]{1,9}))?"
 
 # The part of a token by which a bucket is read as fuller than it is: sums of gaps are rounded.
 _ROUNDING = 1e-4
@@ -411,15 +411,14 @@ class Remaining(NamedTuple):
 def parse_quota(header: Callable[[str], str | None], wall_now: float) -> Remaining | None:
     """Read what is left of a quota from an answer's headers; None where nothing is said."""
     for prefix in ("", "x-"):
-        told = header(f"{prefix}ratelimit-remaining")
-        if not told:
-            continue
-        remaining = re.match(_QUOTA, told)
-        if remaining is None:
-            continue
-        limit = re.match(_QUOTA, header(f"{prefix}ratelimit-limit") or "")
-        reset = re.match(_QUOTA, header(f"{prefix}ratelimit-reset") or "")
-        return Remaining(int(remaining[1]), _seconds_of(reset, remaining, limit, wall_now))
+        name = f"{prefix}ratelimit"
+        value = header(f"{name}-remaining")
+        remaining = re.match(_QUOTA, value) if value else None
+        if remaining is not None:
+            limit = re.match(_QUOTA, header(f"{name}-limit") or "")
+            reset = re.match(_QUOTA, header(f"{name}-reset") or "")
+            seconds = _seconds_of(reset, remaining, limit, wall_now)
+            return Remaining(int(remaining["count"]), seconds)
     return None
 
 
@@ -430,11 +429,11 @@ def _seconds_of(
     wall_now: float,
 ) -> float:
     """Return the seconds until a quota is back: as it says itself, else the length of its window."""
-    if reset is not None and reset[1]:
-        seconds = float(reset[1])
+    if reset is not None:
+        seconds = float(reset["count"])
         return seconds - wall_now if seconds > _LEAST_MOMENT else seconds
-    if remaining[2]:
-        return float(remaining[2])
-    if limit is not None and limit[2]:
-        return float(limit[2])
+    if remaining["window"]:
+        return float(remaining["window"])
+    if limit is not None and limit["window"]:
+        return float(limit["window"])
     return _USUAL_QUOTA
