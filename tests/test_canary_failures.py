@@ -267,12 +267,12 @@ MIDDLES = {
 }
 MIDDLE = """
 import os, runpy, sys, anyio
-from _regsync import registry
+from _regsync.registry.upload import Upload
 async def stop(*_, **__):
     with open('/proc/self/cmdline', 'rb') as title, open(os.environ['TMPDIR'] + '/title', 'wb') as file:
         file.write(title.read())
     {}
-registry.Upload.start = registry.Upload.whole = stop
+Upload.start = stop
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name='__main__')
 """

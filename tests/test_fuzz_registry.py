@@ -211,8 +211,6 @@ class World:
 async def upload(world: World, way: str) -> object:
     async with world.transport.pool.lease(world.host.origin) as lease:
         sent = Upload(world.repository, world.transport, lease, BLOB)
-        if way == "whole":
-            return await sent.whole(b"blob")
         if not await sent.start("lib" if way == "mount" else None):
             await sent.lease.settle()
             if way == "cancel":
@@ -259,7 +257,6 @@ METHODS: dict[str, Callable[[World], Awaitable[object]]] = {
     "upload": lambda world: upload(world, "start"),
     "cancel": lambda world: upload(world, "cancel"),
     "chunks": lambda world: upload(world, "chunks"),
-    "whole": lambda world: upload(world, "whole"),
 }
 
 

@@ -523,11 +523,8 @@ class Transport:
 
     def want(self, host: Host, call: Call) -> Want:
         """Say what a request draws on; a PUT with the body is two steps."""
-        steps = [call.action]
-        if call.action == "upload_body" and call.method == "PUT":
-            steps = ["upload_finish", "upload_body"]
-        if call.action == "upload_start" and call.body:
-            steps += ["upload_body", "upload_finish"]
+        is_whole_body = call.action == "upload_body" and call.method == "PUT"
+        steps = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
         meters = self.gate.limits[host.key].meters_of(call.repository, *steps)
         return Want(host.key, meters=meters, discovers=call.action in DISCOVERY)
 

@@ -118,25 +118,10 @@ class Upload:
             call = call._replace(also=((mount_from, "pull"),))
         return await self._post(call, ok=(201, 202))
 
-    async def whole(self, body: bytes) -> bool:
-        """Upload in one POST (section 1.7, D): True when taken; else a session may be open
-        (`session`).
-        """
-        query = f"?digest={self.blob.digest}"
-        call = self.repository.call(
-            "upload_start", "POST", f"blobs/uploads/{query}", _OCTETS, body=body
-        )
-        try:
-            return await self._post(call, ok=(201, 202))
-        except RegistryError as error:
-            if error.retryable or error.status in (401, 403):
-                raise
-            return False
-
     async def _post(self, call: Call, ok: tuple[int, ...]) -> bool:
         """Return whether the answer is that the blob is there (201); else it opens a session."""
         host = self.repository.host
-        self.begun = bool(call.body)
+        self.begun = False
         async with self._transport.opened(host, call, ok, lease=self.lease) as response:
             if response.status == 202:
                 self._open(call, response, 0)
