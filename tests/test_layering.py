@@ -32,7 +32,7 @@ net:       tls proxy streams http1 pool
 config:    fields model yaml lint reader
 state:     database knowledge
 auth:      challenge credentials cloud tokens aws google azure
-registry:  throttle admission redirects dialer transport repository upload
+registry:  throttle admission redirects dialer host transport repository upload
 sync:      report mappings claims image discovery referrers staging relay transfer dry_run schedule run
 app:       version health console commands watch cli
 """

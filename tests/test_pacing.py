@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+from bisect import bisect_left
 
 import pytest
 from hypothesis import given, settings
@@ -250,6 +252,37 @@ def test_a_bucket_gives_its_burst_at_once_then_its_rate(rate: int, burst: int) -
             now = next_opening(held, (want,), now)
     assert taken[:burst] == pytest.approx([100.0] * burst, abs=1e-5)
     assert taken[-1] == pytest.approx(100 + 3, abs=1e-3)
+
+
+@pytest.mark.parametrize("seconds", [0.005, 0.01, 0.02, 0.05, 0.1, 0.2])
+@pytest.mark.parametrize(("action", "cap"), [("upload_start", 100), ("upload_body", 500)])
+def test_handshakes_that_delay_requests_leave_ecrs_caps_alone(
+    action: str, cap: int, seconds: float
+) -> None:
+    """A token is taken before a connection is made, which for TLS 1.3 takes two round trips: those
+    who find a connection catch up with those who wait for one.
+    """
+    pace = next(each for each in ROWS["ecr"].paces if each.actions == action)
+    held, want = metered(pace)
+    meter = held["a"].meters[want.meters[0]]
+    now, idle, arrived = 0.0, 0, list[float]()
+    answers: list[tuple[float, int]] = []
+    while now < 5:
+        if slots := places(held, (want,), now):
+            delay = 0.0 if idle else 2 * seconds
+            idle = max(0, idle - 1)
+            arrived.append(now + delay)
+            heapq.heappush(answers, (now + delay + seconds, slots[0].number))
+            continue
+        opens = next_opening(held, (want,), now)
+        times = [at for at, _ in answers[:1]]
+        now = min([opens, *times] if opens > now else times)
+        while answers and answers[0][0] <= now:
+            at, number = heapq.heappop(answers)
+            meter.end(number, 200, at)
+            idle += 1
+    arrived.sort()
+    assert all(bisect_left(arrived, at + 1 - 1e-9) - n <= cap for n, at in enumerate(arrived))
 
 
 def test_a_request_draws_a_token_of_every_step_it_does() -> None:

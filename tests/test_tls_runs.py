@@ -661,15 +661,15 @@ def test_a_watch_reads_the_directory_again_and_keeps_what_was_good(scene: Scene)
     edge = Edge({}, str(scene.home), lambda path: None, lambda: 0.5, lambda: 0.0, log)
     connected = Transport(edge)
     connected.prepare(registry)
-    first = connected._context(registry)
+    first = connected._dialer._context(registry)
     (directory / "client.key").write_text("alone")
-    assert connected._context(registry) is first, "in one cycle it is what it was"
+    assert connected._dialer._context(registry) is first, "in one cycle it is what it was"
     with pytest.raises(ConfigError, match=r"client\.key has no client\.cert beside it"):
         connected.renew([registry])
-    assert connected._context(registry) is first
+    assert connected._dialer._context(registry) is first
     (directory / "client.key").unlink()
     connected.renew([registry])
-    assert connected._context(registry) is not first
+    assert connected._dialer._context(registry) is not first
 
 
 # Sessions.

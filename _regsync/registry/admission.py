@@ -44,15 +44,35 @@ class Permit:
 
 
 class Turn:
-    """One request, from its admission to its end: a place in a window, and a permit."""
+    """What one request holds from its admission to its end: a place in a window, a permit, and a
+    connection unless it goes over the caller's.
+
+    The connection goes back to the pool before the permit does, so that the next holder can use it
+    again.
+    """
 
     def __init__(self, gate: Gate, permit: Permit, slot: Slot, *, owns_permit: bool) -> None:
         self.meter = slot.meter
         self.number = slot.number
+        self.connection: Lease | None = None
         self._gate = gate
         self._permit = permit
         self._owns_permit = owns_permit
         permit.requests_in_flight += 1
+
+    async def __aenter__(self) -> Turn:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self.settle()
+        finally:
+            self.end()
+
+    async def settle(self) -> None:
+        """Let go of the connection."""
+        if self.connection is not None:
+            await self.connection.settle()
 
     def succeed_at(self, moment: float) -> None:
         """Give the window back at a time when nothing is heard until then: a body is under way."""
@@ -60,6 +80,7 @@ class Turn:
         self._gate.wake()
 
     def end(self) -> None:
+        """Leave the window, and give back the permit when it is the request's own."""
         self._permit.requests_in_flight -= 1
         self.meter.end(self.number)
         if self._owns_permit:
@@ -125,7 +146,7 @@ class Gate:
 
     async def enter(self, want: Want, rank: float | None, lease: Lease | None) -> Turn:
         """Wait for a request's turn, as a part of what this task holds where it holds a permit of
-        that registry. The caller ends the turn.
+        that registry: `async with` ends the turn.
         """
         work = self.at_work.get()
         if work is not None and any(held.host == want.host for held in work.wants):

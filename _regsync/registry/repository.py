@@ -20,8 +20,9 @@ from _regsync.net.http1 import Response
 from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, is_tag
 from _regsync.providers import ROWS, api_repository
+from _regsync.registry.host import Host
 from _regsync.registry.redirects import resolve_location
-from _regsync.registry.transport import Call, Host, Transport
+from _regsync.registry.transport import Call, Transport
 from _regsync.text import clean
 
 # Limits of answers, in bytes.

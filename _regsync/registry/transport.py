@@ -1,22 +1,21 @@
 """One authenticated, admitted, repeated exchange with a registry.
 
-Owns: each registry's `Host`, logins and their renewal, redirects, repetition (not of what goes with
-a blob: the transfer does that), how an answer becomes an error, counts per action.
+Owns: the registries of a run, the way of a request, redirects, repetition (not of what goes with a
+blob: the transfer does that), what answers say about how often to ask, counts per action.
 May not know: what a manifest or a blob is.
 Invariants: I6 (a credential is attached hop by hop, to its own origin only, never again once
 redirects have left it), I7 (a body is sent once), I8 (nothing is held while waiting).
 Follows: docs/design.md sections 6, 7 and 9, docs/protocol-facts.md sections 1.12, 1.13 and 9.2 (R1,
-R2, R4, R10, R14, R15, R18).
+R2, R4, R14, R15).
 """
 
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,14 +23,11 @@ import anyio
 
 from _regsync import __version__
 from _regsync.addresses import Origin
-from _regsync.auth.challenge import words
 from _regsync.auth.cloud import Answer, Chain, Clouds, Machine
 from _regsync.auth.credentials import Credential, Pair
-from _regsync.auth.tokens import Authenticator
 from _regsync.config.model import Registry
 from _regsync.errors import (
     AuthError,
-    ConnectFailed,
     Disconnected,
     ProtocolBroken,
     RegistryError,
@@ -43,10 +39,10 @@ from _regsync.errors import (
 from _regsync.net.http1 import Pieces, Request, Response, parse_retry_after
 from _regsync.net.pool import Lease, Pool
 from _regsync.net.streams import Stream, Timeouts
-from _regsync.net.tls import SHOW
-from _regsync.providers import ROWS, api_host
+from _regsync.providers import ROWS
 from _regsync.registry.admission import Gate, Turn
 from _regsync.registry.dialer import Dialer
+from _regsync.registry.host import Host
 from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.registry.throttle import (
     ATTEMPTS,
@@ -63,24 +59,15 @@ from _regsync.registry.throttle import (
     Want,
     parse_quota,
 )
-from _regsync.text import clean, duration_text
+from _regsync.text import duration_text
 
 # R4: how many redirects are followed.
 _MOST_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
 
-# How many failed connections without an answer between them stop a registry.
-_UNREACHABLE_AFTER = 3
-
 # R14: an error's body is read so far, in bytes. A manifest and a listing have limits of their own.
 ERROR_BODY = 64 * 1024
 _TOKEN_BODY = 1024 * 1024
-
-# The part of a URL or a path that may hold signatures; it matches in linear time.
-_QUERY = r"\?\S+"
-
-# Characters of an error's body that are looked at for words.
-_WORDS = 4096
 
 # Files that a process needs for itself, beside those of its connections.
 _OWN_FILES = 24
@@ -166,89 +153,6 @@ class _Hop(NamedTuple):
     authorization: str | None
     number: int = 0  # of redirects before it
     has_left: bool = False  # whether the chain has been elsewhere than at the registry
-
-
-class Host:
-    """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
-
-    def __init__(
-        self, transport: Transport, registry: Registry, credential: Credential | Chain | None
-    ) -> None:
-        self.registry = registry
-        self.key = registry.authority
-        self.origin = Origin(registry.scheme, api_host(registry.host), registry.port, registry)
-        self.authenticator = Authenticator(
-            origin=self.origin,
-            credential=credential,
-            fetch=partial(transport.fetch, self),
-            now=anyio.current_time,
-            wall=transport.edge.wall,
-        )
-
-        # Whether a run has used it since the last one began.
-        self.used = True
-
-        # Why it is asked nothing more in this run (docs/design.md section 9), and when a later run
-        # may ask again.
-        self.stopped: SyncError | None = None
-        self.reopens = -math.inf
-
-        # Rule 1: one request goes first, and the others wait for its answer.
-        self.has_answered = False
-        self.first_contact = anyio.Lock()
-
-        # What could not be asked since the last answer. Repetitions of one request are one failure.
-        self._failed_connects = 0
-        self._failed_paths: set[str] = set()
-
-        # Rule 16: until a question about the session of a broken upload fails.
-        self.resumes = True
-
-        # What to say where a registry by http may speak https only.
-        self.https_hint: str | None = None
-        if registry.scheme == "http":
-            secure = self.origin._replace(scheme="https")
-            self.https_hint = f"if it serves HTTPS, write {secure} as its url"
-
-    @contextmanager
-    def stopping_on_fatal_auth(self) -> Iterator[None]:
-        """Stop this registry at once when an error in the block says that its login is beyond use:
-        accounts get locked.
-        """
-        try:
-            yield
-        except AuthError as error:
-            if error.fatal:
-                self.stopped = error.again()
-            raise
-
-    def record_answer(self) -> None:
-        self.has_answered = True
-        self._failed_connects = 0
-        self._failed_paths.clear()
-
-    def record_failure(self, path: str, error: WireError) -> None:
-        """Count what could not be asked, and stop this registry after three in a row. A host that
-        takes connections and has never answered is as good as one that takes none.
-        """
-        is_silent = isinstance(error, TimedOut) and not self.has_answered
-        if not is_silent and not isinstance(error, ConnectFailed):
-            if not self.has_answered:
-                error.hint = self.https_hint or error.hint
-            return
-        if self.has_answered and path in self._failed_paths:
-            return
-        self._failed_paths.add(path)
-        self._failed_connects += 1
-        if self._failed_connects >= _UNREACHABLE_AFTER:
-            self.stopped = error.again()
-
-    def reopen(self) -> None:
-        """Let it be tried again: by a first contact, after which one failure stops it anew."""
-        self.stopped = None
-        self.has_answered = False
-        self._failed_paths.clear()
-        self._failed_connects = _UNREACHABLE_AFTER - 1
 
 
 def _cloud(name: str) -> Any:
@@ -357,7 +261,7 @@ class Transport:
         key = (registry.authority, stopped.message if stopped else credential, way)
         host = self._hosts.get(key)
         if host is None:
-            host = Host(self, registry, credential)
+            host = Host(registry, credential, fetch=self.fetch, wall=self.edge.wall)
             self._hosts[key] = host
             self._known.setdefault(host.origin[:3], host)
         host.used = True
@@ -393,13 +297,6 @@ class Transport:
         budget = Patience(ATTEMPTS)
         while True:
             try:
-                if host.has_answered and not host.first_contact.locked():
-                    return await self._attempt(host, call, ok, limit)
-
-                # Rule 1: one real request goes to a new host, and the others wait for its outcome.
-                async with host.first_contact:
-                    if not host.has_answered:
-                        return await self._attempt(host, call, ok, limit)
                 return await self._attempt(host, call, ok, limit)
             except SyncError as error:
                 pause = self.pause_after(error, budget, host, call=call)
@@ -408,6 +305,16 @@ class Transport:
             await anyio.sleep(pause)
 
     async def _attempt(self, host: Host, call: Call, ok: Collection[int], limit: int) -> Response:
+        """Do an exchange with its body. Rule 1: one real request goes to a new host, and the others
+        wait for its outcome.
+        """
+        if not host.has_answered or host.first_contact.locked():
+            async with host.first_contact:
+                if not host.has_answered:
+                    return await self._exchange(host, call, ok, limit)
+        return await self._exchange(host, call, ok, limit)
+
+    async def _exchange(self, host: Host, call: Call, ok: Collection[int], limit: int) -> Response:
         async with self.opened(host, call, ok) as response:
             await response.read(limit)
             return response
@@ -424,10 +331,10 @@ class Transport:
     ) -> AsyncIterator[Response]:
         """Do one exchange and give its answer unread; SyncError for a status not in `ok`.
 
-        The request gets its login, then its turn, then a connection, then its answer. `lease` is the
-        caller's own connection, which outlives this exchange (a POST before its PUT). With `body`
-        the exchange is not repeated after a new login (I7), and an answer that came too early is the
-        caller's to judge.
+        A request gets its login, then its turn (permit, place in a window, token of a bucket), then
+        a connection, then its answer. `lease` is the caller's own connection, which outlives this
+        exchange (a POST before its PUT). With a `body` nothing is repeated (I7): a refused login,
+        and a success before the last byte, are the caller's to judge.
         """
         want = self.want(host, call)
         rank = _FIRST if call.action == "manifest_put" else None
@@ -436,60 +343,56 @@ class Transport:
             authorization = await self.login(host, call, before_body=body is not None)
             origin = call.origin or host.origin
             hop = _Hop(call, origin, authorization, has_left=origin != host.origin)
-            turn = await self.gate.enter(want, rank, lease)
-            connection = lease
-            try:
+
+            async with await self.gate.enter(want, rank, lease) as turn:
                 self._check_open(host, want)  # it may have been stopped meanwhile
                 self._watch_body(call, turn, body, authorization)
-                while True:
-                    if lease is not None and lease.origin == hop.origin:
-                        connection = lease
-                    else:
-                        connection = self._lease(host, hop.origin)
-                    response = await self._send(host, hop, connection, body)
-                    if response.status not in _REDIRECTS or call.method not in ("GET", "HEAD"):
-                        break
-                    if connection is not lease:
-                        await connection.settle()  # it serves others meanwhile
+                response = await self._send(host, hop, turn, lease, body)
+                while response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
+                    await turn.settle()  # its connection serves others meanwhile
                     hop = await self._next_hop(host, hop, response)
+                    response = await self._send(host, hop, turn, lease, body)
                 self._record_pace(host, call, turn, response)
 
                 is_refused = response.status in (401, 403)
                 if authorization is not None and not is_refused:
                     host.authenticator.proven = True
-                if body is not None or hop.number or not is_refused:
+                if not is_refused or body is not None or hop.number > 0:
                     if response.early and body is None and response.status in (200, 201):
                         raise Disconnected("the registry answered before the request was sent")
                     await self.raise_unless(host, response, ok)
                     yield response
                     return
                 await response.read(ERROR_BODY)
-            finally:
-                try:
-                    if connection is not None and connection is not lease:
-                        await connection.settle()
-                finally:
-                    turn.end()
             await self.refresh_login(host, call, authorization, response)
         raise self.refusal(host, response)
 
-    async def _send(self, host: Host, hop: _Hop, lease: Lease, body: Body | None) -> Response:
-        """Send one request of a chain, and return its answer."""
+    async def _send(
+        self, host: Host, hop: _Hop, turn: Turn, lease: Lease | None, body: Body | None
+    ) -> Response:
+        """Send one request of a chain, over the caller's `lease` where that leads there, and return
+        its answer.
+        """
         call = hop.call
-        self._count(hop.origin if hop.number else host.origin, call.action)
+        is_home = hop.origin == host.origin
+        connection = lease
+        if connection is None or connection.origin != hop.origin:
+            connection = (self.pool if is_home else self.abroad).lease(hop.origin)
+            turn.connection = connection
         seconds: float | None = None
         if body is not None:
             seconds = body.seconds
         elif call.action == "manifest_put":
             seconds = self.edge.timeouts.manifest_put
 
+        self._count(hop.origin if hop.number else host.origin, call.action)
         try:
-            response = await lease.exchange(call.request(hop.authorization), seconds, body)
+            response = await connection.exchange(call.request(hop.authorization), seconds, body)
         except WireError as error:
-            if hop.origin == host.origin and body is None:
+            if is_home and body is None:
                 host.record_failure(call.path, error)
             raise
-        if hop.origin == host.origin:
+        if is_home:
             host.record_answer()
         path = call.path.partition("?")[0]
         trace = f"{call.method} {hop.origin}{path} -> {response.status}"
@@ -516,10 +419,6 @@ class Transport:
         has_left = hop.has_left or origin != host.origin
         authorization = None if has_left else await self.login(host, call)
         return _Hop(call, origin, authorization, hop.number + 1, has_left)
-
-    def _lease(self, host: Host, origin: Origin) -> Lease:
-        pool = self.pool if origin == host.origin else self.abroad
-        return pool.lease(origin)
 
     def want(self, host: Host, call: Call) -> Want:
         """Say what a request draws on; a PUT with the body is two steps."""
@@ -589,7 +488,8 @@ class Transport:
         self._count(origin, "token")
         own = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"))
         request = Request(method, target, (*own, *headers), body)
-        lease = self.pool.lease(origin) if host is None else self._lease(host, origin)
+        is_abroad = host is not None and origin != host.origin
+        lease = (self.abroad if is_abroad else self.pool).lease(origin)
         with anyio.move_on_after(seconds):
             async with lease:
                 response = await lease.exchange(request)
@@ -706,39 +606,7 @@ class Transport:
             raise self.refusal(host, answer)
 
     def refusal(self, host: Host, answer: Response) -> RegistryError:
-        """Turn an answer into an error with the registry's own words, cleaned (R18), and count what
-        is throttled.
-        """
-        login = host.authenticator
-        status = answer.status
-        codes, said = words(answer.body)
-        # Some servers repeat the request: our secrets go, and what follows a URL's `?` (R10).
-        said = clean(re.sub(_QUERY, "?...", login.redact(clean(said, _WORDS))))
-        digests = re.findall("sha(?:256|512):[0-9a-f]{64,128}", answer.body.decode("latin-1"))
-        error = RegistryError(
-            f"status {status}: {said}" if said else f"status {status}",
-            status=status,
-            codes=codes,
-            digests=frozenset(digests),
-            retry_after=parse_retry_after(answer.headers.get("retry-after"), self.edge.wall()),
-        )
-        if status == 429:
+        """Turn an answer into an error, and count what is throttled."""
+        if answer.status == 429:
             self.throttled[host.key] += 1
-            error.paced = True
-        error.hint = _hint(host, answer)
-        return error
-
-
-def _hint(host: Host, answer: Response) -> str | None:
-    """Say what may help against a refusal, where its status tells."""
-    login = host.authenticator
-    body = answer.body
-    if answer.status == 429 and login.anonymous:
-        return f"who logs in may ask more often: {login.login}"
-    if answer.status in (401, 403):
-        return login.advice
-    if answer.status == 400 and b"SSL certificate" in body:
-        return SHOW  # as nginx words it
-    if answer.status == 400 and (not body or b"HTTPS" in body):
-        return host.https_hint  # as Go and nginx word it; the answer to a HEAD has no words
-    return None
+        return host.error_of(answer, self.edge.wall())
