@@ -23,7 +23,7 @@ import trustme
 from _regsync.addresses import Origin
 from _regsync.errors import ProtocolBroken
 from _regsync.net.streams import Timeouts
-from _regsync.registry.transport import check_foreign, resolve_location
+from _regsync.registry.redirects import check_foreign, resolve_location
 from conformance.app import App
 from conformance.exchange import Reception, Site
 from conformance.images import Image, Seed, encode

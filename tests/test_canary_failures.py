@@ -23,7 +23,6 @@ import anyio
 import pytest
 import trustme
 
-from _regsync.oci import manifest
 from _regsync.registry import repository
 from conformance.images import Seed
 from conformance.messages import Request, Response
@@ -44,7 +43,7 @@ def crash(*_: object, **__: object) -> Any:
 @contextlib.contextmanager
 def crashed(scene: Scene) -> Iterator[None]:
     with (
-        mock.patch.object(manifest, "parse_manifest", crash),
+        mock.patch.object(repository, "parse_manifest", crash),
         mock.patch.object(repository, "_tags_of", crash),
     ):
         yield
@@ -273,7 +272,7 @@ async def stop(*_, **__):
     with open('/proc/self/cmdline', 'rb') as title, open(os.environ['TMPDIR'] + '/title', 'wb') as file:
         file.write(title.read())
     {}
-Upload.start = Upload.whole = stop
+Upload.start = stop
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name='__main__')
 """

@@ -26,8 +26,9 @@ from _regsync.errors import ContentError, ProtocolBroken, Side, SyncError, WireE
 from _regsync.net.streams import Stream
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, digest_of, is_tag
+from _regsync.registry.redirects import resolve_location
 from _regsync.registry.repository import Repository, _tags_of
-from _regsync.registry.transport import Edge, Transport, resolve_location
+from _regsync.registry.transport import Edge, Transport
 from _regsync.registry.upload import Upload
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 from tests.wires import Blob, Item, Told, Wire
@@ -210,8 +211,6 @@ class World:
 async def upload(world: World, way: str) -> object:
     async with world.transport.pool.lease(world.host.origin) as lease:
         sent = Upload(world.repository, world.transport, lease, BLOB)
-        if way == "whole":
-            return await sent.whole(b"blob")
         if not await sent.start("lib" if way == "mount" else None):
             await sent.lease.settle()
             if way == "cancel":
@@ -258,7 +257,6 @@ METHODS: dict[str, Callable[[World], Awaitable[object]]] = {
     "upload": lambda world: upload(world, "start"),
     "cancel": lambda world: upload(world, "cancel"),
     "chunks": lambda world: upload(world, "chunks"),
-    "whole": lambda world: upload(world, "whole"),
 }
 
 
@@ -426,7 +424,7 @@ def test_the_first_link_to_the_next_page_is_followed(
     world = World("https", "unknown", False, [])
     value = f"{blank},{blank}".join(spelled(*link) for link in links)
     try:
-        found = world.repository._linked(
+        found = world.repository._next_page(
             world.repository.call("tag_list", "GET", "tags/list"), Told(200, [("link", value)], b"")
         )
     except ProtocolBroken:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from _regsync.providers import Pace
 from _regsync.registry import admission, throttle
-from _regsync.registry.admission import Gate, _Permit
+from _regsync.registry.admission import Gate, Permit, Turn
 from _regsync.registry.throttle import Limit, Want
 
 A, B = Want("a"), Want("b")
@@ -39,7 +39,7 @@ def is_idle(gate: Gate) -> bool:
             (limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0})
             for limit in limits
         )
-        and not any(meter.inside for limit in limits for meter in limit.meters.values())
+        and not any(meter.window.inside for limit in limits for meter in limit.meters.values())
         and not any(gate._queues.values())
     )
 
@@ -244,7 +244,7 @@ async def test_returning_a_permit_does_not_ask_everybody_who_waits(
     asked = 0
     real = throttle.admit
 
-    def counting(*arguments: object) -> bool:
+    def counting(*arguments: object) -> object:
         nonlocal asked
         asked += 1
         return real(*arguments)  # type: ignore[arg-type]
@@ -345,21 +345,18 @@ def windowed(cap: int, *paces: Pace) -> tuple[Gate, dict[str, Want]]:
 
 
 async def request(
-    gate: Gate, permit: _Permit, want: Want, seconds: float, status: int = 200
+    gate: Gate, permit: Permit, want: Want, seconds: float, status: int = 200
 ) -> None:
     """Do what a transport does about one request: a place is taken with it, and left with its
     answer.
     """
     await gate.take(permit, want)
-    at = [place for place, *_ in permit.entered].index(want.place)
-    _, meter, number = permit.entered.pop(at)
-    permit.busy += 1
+    turn = Turn(gate, permit, permit.take_slot(want), owns_permit=False)
     try:
         await anyio.sleep(seconds)
     finally:
-        permit.busy -= 1
-        meter.end(number, status, anyio.current_time(), 0.0, 1.0)
-        gate.wake()
+        turn.meter.end(turn.number, status, anyio.current_time(), 0.0, 1.0)
+        turn.end()
 
 
 @pytest.mark.virtual_time
@@ -419,7 +416,7 @@ async def test_two_that_copy_to_and_fro_do_not_wait_for_each_other() -> None:
             group.start_soon(copy, "b", "a")
             await anyio.sleep(1.5)
             for host in "ab":
-                gate.limits[host].meters[window[host].meters[0]].width = 1.0
+                gate.limits[host].meters[window[host].meters[0]].window.width = 1.0
     assert is_idle(gate)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
 import math
+from bisect import bisect_left
 
 import pytest
 from hypothesis import given, settings
@@ -14,14 +16,14 @@ from _regsync.registry.throttle import (
     LARGE_BODY,
     UNDER_WAY,
     Limit,
-    Meter,
+    Remaining,
     Want,
-    admit,
     backoff,
-    due,
+    next_opening,
     parse_quota,
     release,
 )
+from _regsync.registry.throttle import admit as places
 
 A, B = Want("a"), Want("b")
 READ_A, READ_B, WRITE_A, WRITE_B = (Want(host, body) for body in ("read", "write") for host in "ab")
@@ -34,6 +36,11 @@ def limits(**caps: int) -> dict[str, Limit]:
 
 def state(held: dict[str, Limit]) -> dict[str, tuple[int, int, dict[str, int]]]:
     return {host: (limit.in_use, limit.bodies, dict(limit.large)) for host, limit in held.items()}
+
+
+def admit(held: dict[str, Limit], wants: tuple[Want, ...], now: float = 0.0) -> bool:
+    """Take all that `wants` name, or nothing."""
+    return places(held, wants, now) is not None
 
 
 def filled(held: dict[str, Limit], wants: tuple[Want, ...]) -> int:
@@ -226,7 +233,7 @@ def test_no_second_has_more_than_rate_and_burst(
         now += wait
         for _ in range(burst + 5):
             if not admit(held, (want,), now):
-                now = due(held, (want,), now)
+                now = next_opening(held, (want,), now)
                 assert admit(held, (want,), now), "it said when"
             taken.append(now)
     for first, at in enumerate(taken):
@@ -242,23 +249,54 @@ def test_a_bucket_gives_its_burst_at_once_then_its_rate(rate: int, burst: int) -
         if admit(held, (want,), now):
             taken.append(now)
         else:
-            now = due(held, (want,), now)
+            now = next_opening(held, (want,), now)
     assert taken[:burst] == pytest.approx([100.0] * burst, abs=1e-5)
     assert taken[-1] == pytest.approx(100 + 3, abs=1e-3)
+
+
+@pytest.mark.parametrize("seconds", [0.005, 0.01, 0.02, 0.05, 0.1, 0.2])
+@pytest.mark.parametrize(("action", "cap"), [("upload_start", 100), ("upload_body", 500)])
+def test_handshakes_that_delay_requests_leave_ecrs_caps_alone(
+    action: str, cap: int, seconds: float
+) -> None:
+    """A token is taken before a connection is made, which for TLS 1.3 takes two round trips: those
+    who find a connection catch up with those who wait for one.
+    """
+    pace = next(each for each in ROWS["ecr"].paces if each.actions == action)
+    held, want = metered(pace)
+    meter = held["a"].meters[want.meters[0]]
+    now, idle, arrived = 0.0, 0, list[float]()
+    answers: list[tuple[float, int]] = []
+    while now < 5:
+        if slots := places(held, (want,), now):
+            delay = 0.0 if idle else 2 * seconds
+            idle = max(0, idle - 1)
+            arrived.append(now + delay)
+            heapq.heappush(answers, (now + delay + seconds, slots[0].number))
+            continue
+        opens = next_opening(held, (want,), now)
+        times = [at for at, _ in answers[:1]]
+        now = min([opens, *times] if opens > now else times)
+        while answers and answers[0][0] <= now:
+            at, number = heapq.heappop(answers)
+            meter.end(number, 200, at)
+            idle += 1
+    arrived.sort()
+    assert all(bisect_left(arrived, at + 1 - 1e-9) - n <= cap for n, at in enumerate(arrived))
 
 
 def test_a_request_draws_a_token_of_every_step_it_does() -> None:
     held = {"a": Limit(50, ROWS["ecr"].paces)}
     whole = Want("a", meters=held["a"].meters_of("app", "upload_finish", "upload_body"))
     for meter in held["a"].meters.values():
-        meter.width = 50.0
+        meter.window.width = 50.0
     assert [admit(held, (whole,), 1e-5 * (number == 17)) for number in range(19)] == [True] * 18 + [
         False
     ]
     assert held["a"].in_use == 18, "nothing was taken for the one that lacks a token"
-    assert due(held, (whole,), 0.0) == pytest.approx(1 / 80, abs=1e-5)
+    assert next_opening(held, (whole,), 0.0) == pytest.approx(1 / 80, abs=1e-5)
     body = Want("a", meters=held["a"].meters_of("app", "upload_body"))
-    assert due(held, (body,), 0.0) <= 0.0, "the other bucket has more"
+    assert next_opening(held, (body,), 0.0) <= 0.0, "the other bucket has more"
 
 
 # Windows.
@@ -272,9 +310,9 @@ class Window:
         self.meter = self.held["a"].meters["x"]
 
     def enter(self, now: float, *, discovers: bool = False) -> int | None:
-        entered: list[tuple[tuple[str, ...], Meter, int]] = []
         want = self.want._replace(discovers=discovers)
-        return entered[0][2] if admit(self.held, (want,), now, entered) else None
+        slots = places(self.held, (want,), now)
+        return None if slots is None else slots[0].number
 
     def entered(self, now: float) -> int:
         number = self.enter(now)
@@ -372,9 +410,9 @@ def test_what_is_asked_for_pauses_the_window_unless_nobody_waits_so_long(
 def test_a_body_holds_its_place_for_a_second_and_then_counts_as_a_success() -> None:
     window = Window(1, 50)
     number = window.entered(5.0)
-    window.meter.inside[number] = 5.5 + UNDER_WAY
+    window.meter.window.inside[number] = 5.5 + UNDER_WAY
     assert window.enter(6.49) is None
-    assert due(window.held, (window.want,), 6.0) == 6.5
+    assert next_opening(window.held, (window.want,), 6.0) == 6.5
     assert window.enter(6.5) is not None
     assert window.meter.width == 2
     window.meter.end(number, 201, 9.0)
@@ -386,7 +424,7 @@ def test_a_body_holds_its_place_for_a_second_and_then_counts_as_a_success() -> N
 def test_a_short_request_holds_its_place_until_it_is_answered() -> None:
     window = Window(1, 50)
     window.entered(0.0)
-    assert due(window.held, (window.want,), 0.0) == math.inf
+    assert next_opening(window.held, (window.want,), 0.0) == math.inf
     assert window.enter(1e9) is None
 
 
@@ -396,7 +434,7 @@ def test_one_piece_of_work_may_draw_twice_on_a_window_of_one() -> None:
     """
     held = {"a": Limit(2, ROWS["gar"].paces, per_project=True)}
     meters = held["a"].meters_of("p/app", "blob_get")
-    held["a"].meters[meters[0]].width = 1.0
+    held["a"].meters[meters[0]].window.width = 1.0
     get, put = Want("a", "read", meters=meters), Want("a", "write", meters=meters)
     assert admit(held, (get, put), 0.0)
 
@@ -419,12 +457,12 @@ def test_projects_of_a_google_host_have_windows_of_their_own() -> None:
     ("headers", "quota"),
     [
         ({}, None),
-        ({"ratelimit-remaining": "20;w=21600", "ratelimit-limit": "100;w=21600"}, (20, 100, 21600)),
-        ({"ratelimit-remaining": "0", "ratelimit-limit": "100;w=3600"}, (0, 100, 3600)),
-        ({"ratelimit-remaining": "7", "ratelimit-reset": "30"}, (7, 0, 30)),
-        ({"x-ratelimit-remaining": "7", "x-ratelimit-reset": "2000000050"}, (7, 0, 50)),
-        ({"x-ratelimit-remaining": "7"}, (7, 0, 60)),
-        ({"ratelimit-remaining": "5;q=1;w=9"}, (5, 0, 9)),
+        ({"ratelimit-remaining": "20;w=21600", "ratelimit-limit": "100;w=21600"}, (20, 21600)),
+        ({"ratelimit-remaining": "0", "ratelimit-limit": "100;w=3600"}, (0, 3600)),
+        ({"ratelimit-remaining": "7", "ratelimit-reset": "30"}, (7, 30)),
+        ({"x-ratelimit-remaining": "7", "x-ratelimit-reset": "2000000050"}, (7, 50)),
+        ({"x-ratelimit-remaining": "7"}, (7, 60)),
+        ({"ratelimit-remaining": "5;q=1;w=9"}, (5, 9)),
         ({"ratelimit-limit": "100;w=60"}, None),
         ({"ratelimit-remaining": "many"}, None),
         ({"ratelimit-remaining": "-1"}, None),
@@ -432,7 +470,7 @@ def test_projects_of_a_google_host_have_windows_of_their_own() -> None:
     ],
 )
 def test_what_is_left_of_a_quota_is_read_from_headers(
-    headers: dict[str, str], quota: tuple[int, int, float] | None
+    headers: dict[str, str], quota: tuple[int, float] | None
 ) -> None:
     assert parse_quota(headers.get, 2e9) == quota
 
@@ -445,20 +483,32 @@ def test_what_is_left_of_a_quota_is_read_from_headers(
 )
 def test_no_quota_is_a_crash(headers: dict[str, str]) -> None:
     found = parse_quota({f"ratelimit-{name}": value for name, value in headers.items()}.get, 1e9)
-    assert found is None or (found[0] >= 0 and found[1] >= 0)
+    assert found is None or found.requests >= 0
 
 
-def test_discovery_slows_down_in_the_last_tenth_of_a_quota_and_execution_does_not() -> None:
+def test_discovery_rests_when_a_quota_is_used_up_and_execution_does_not() -> None:
     window = Window(16, 50)
     discovering = window.want._replace(discovers=True)
-    for step, (left, gap) in enumerate(((100, 0), (11, 0), (10, 6), (5, 12), (0, 60), (50, 0))):
+    for step, (left, pause) in enumerate(((100, 0), (1, 0), (0, 60), (0, 60), (50, 0))):
         now = 1000.0 * step
         number = window.entered(now)
-        assert admit(window.held, (discovering,), now)
-        assert window.meter.tell(now, number, left, 100, 60.0)
-        window.meter.end(number)
-        assert max(now, due(window.held, (discovering,), now)) == now + gap
+        window.meter.end(number, 200, now)
+        assert window.meter.update_quota(now, number, Remaining(left, 60.0))
+        assert max(now, next_opening(window.held, (discovering,), now)) == now + pause
         window.meter.end(window.entered(now))  # execution goes on
+
+
+def test_after_a_rest_one_request_asks_whether_there_is_room_again() -> None:
+    window = Window(16, 50)
+    window.meter.update_quota(0.0, window.entered(0.0), Remaining(0, 60.0))
+    window.meter.end(1, 200, 0.0)
+    number = window.enter(60.0, discovers=True)
+    assert number is not None
+    assert window.enter(60.0, discovers=True) is None
+    window.meter.end(number, 200, 61.0)
+    assert window.meter.update_quota(61.0, number, Remaining(3, 60.0))
+    asked = [window.enter(61.0, discovers=True) for _ in range(4)]
+    assert [number is not None for number in asked] == [True, True, True, False]
 
 
 def test_no_more_are_sent_than_the_quota_has_left_whatever_answers_overtake() -> None:
@@ -466,12 +516,12 @@ def test_no_more_are_sent_than_the_quota_has_left_whatever_answers_overtake() ->
     numbers = [window.entered(0.0) for _ in range(4)]
     for left, number in ((4, numbers[3]), (6, numbers[1]), (7, numbers[0]), (5, numbers[2])):
         window.meter.end(number, 200, 1.0)
-        assert window.meter.tell(1.0, number, left, 10, 21600.0)
+        assert window.meter.update_quota(1.0, number, Remaining(left, 21600.0))
     # Of those that were inside when 4 were left all three may have come after that.
     assert [window.enter(1.0, discovers=True) for _ in range(2)] == [5, None]
     assert window.enter(1.0) == 6, "execution goes on"
     window.meter.end(5, 200, 2.0)
-    assert window.meter.tell(2.0, 5, 3, 10, 21600.0)
+    assert window.meter.update_quota(2.0, 5, Remaining(3, 21600.0))
     assert [window.enter(2.0, discovers=True) for _ in range(3)] == [7, 8, None]
 
 
@@ -479,7 +529,7 @@ def test_answers_that_never_come_do_not_block_a_quota_for_ever() -> None:
     window = Window(16, 50)
     first, lost = window.entered(0.0), window.entered(0.0)
     window.meter.end(first, 200, 1.0)
-    assert window.meter.tell(1.0, first, 2, 10, 21600.0)
+    assert window.meter.update_quota(1.0, first, Remaining(2, 21600.0))
     number = window.enter(1.0, discovers=True)
     assert number is not None
     assert window.enter(1.0, discovers=True) is None
@@ -494,4 +544,4 @@ def test_answers_that_never_come_do_not_block_a_quota_for_ever() -> None:
 def test_a_quota_that_is_used_up_for_longer_than_a_run_waits_is_said(
     left: int, seconds: float, goes_on: bool
 ) -> None:
-    assert Window(16, 50).meter.tell(0.0, 0, left, 100, seconds) is goes_on
+    assert Window(16, 50).meter.update_quota(0.0, 0, Remaining(left, seconds)) is goes_on

@@ -16,7 +16,7 @@ import pytest
 
 from _regsync.providers import Pace
 from _regsync.registry.admission import Gate
-from _regsync.registry.throttle import Limit, Meter, Want
+from _regsync.registry.throttle import CongestionWindow, Limit, Want
 from _regsync.registry.transport import Call
 from conformance.app import App
 from conformance.images import Image, Part, Seed, compose
@@ -418,12 +418,14 @@ async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_it
     async with narrow() as (transport, host):
 
         async def put(seconds: float, *, told: bool) -> None:
-            async with transport.metered(host, body, None) as hear:
-                entered.append(anyio.current_time())
-                if told:
-                    await anyio.sleep(0.3)
-                    hear()
-                await anyio.sleep(seconds)
+            turn = await transport.gate.enter(transport.want(host, body), None, None)
+            transport._watch_body(body, turn, None, None)
+            entered.append(anyio.current_time())
+            if told:
+                await anyio.sleep(0.3)
+                transport._record_under_way(turn)
+            await anyio.sleep(seconds)
+            turn.end()
 
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: put(10, told=False))
@@ -433,7 +435,7 @@ async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_it
             # The window has widened by the first success: two of a second's length.
             meter = next(iter(transport.gate.limits[host.key].meters.values()))
             await anyio.sleep(1.1)
-            meter.width = 1.0
+            meter.window.width = 1.0
             group.start_soon(lambda: put(10, told=False))
             await anyio.sleep(1)
             assert transport.gate.limits[host.key].in_use == 3
@@ -445,7 +447,10 @@ async def test_a_large_body_does_not_hold_up_other_uploads_of_a_window_of_one(
 ) -> None:
     """6 MB at 2 MB/s: the next upload starts when the first mebibyte is through."""
     monkeypatch.setattr(
-        Meter, "width", property(lambda self: 1.0, lambda self, value: None), raising=False
+        CongestionWindow,
+        "width",
+        property(lambda self: 1.0, lambda self, value: None),
+        raising=False,
     )
     async with virtual() as world:
         source = world.registry("source.test")

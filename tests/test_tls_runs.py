@@ -19,7 +19,7 @@ import trustme
 from _regsync.config.model import Registry
 from _regsync.errors import ConfigError
 from _regsync.net import tls
-from _regsync.registry import transport
+from _regsync.registry import dialer
 from _regsync.registry.transport import Edge, Transport
 from conformance.app import App
 from conformance.images import Seed
@@ -638,7 +638,7 @@ def test_looking_costs_six_failed_listings_at_most(
 
 
 def test_plain_http_looks_for_no_directory(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "certs_d", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr(dialer, "certs_d", lambda *_: pytest.fail("looked"))
     plain = scene.serve()
     scene.image.load_into(plain.app, "app", tag="v1")  # type: ignore[arg-type]
     assert scene.copy(plain).status == 0
@@ -656,12 +656,12 @@ def test_a_watch_reads_the_directory_again_and_keeps_what_was_good(scene: Scene)
     edge = Edge({}, str(scene.home), lambda path: None, lambda: 0.5, lambda: 0.0, log)
     connected = Transport(edge)
     connected.prepare(registry)
-    first = connected._context(registry)
+    first = connected._dialer._context(registry)
     (directory / "client.key").write_text("alone")
-    assert connected._context(registry) is first, "in one cycle it is what it was"
+    assert connected._dialer._context(registry) is first, "in one cycle it is what it was"
     with pytest.raises(ConfigError, match=r"client\.key has no client\.cert beside it"):
         connected.renew([registry])
-    assert connected._context(registry) is first
+    assert connected._dialer._context(registry) is first
     (directory / "client.key").unlink()
     connected.renew([registry])
-    assert connected._context(registry) is not first
+    assert connected._dialer._context(registry) is not first

@@ -1,4 +1,12 @@
-"""."""
+"""Who may ask which registry next: the queue in front of permits, windows and buckets.
+
+Owns: permits that work holds, turns of requests, the order of those who wait.
+May not know: what a request says; how long anything takes.
+Invariants: I8 (one synchronous decision admits; who waits holds nothing, unless a request of the
+same work is under way), I9 (who is cancelled leaves nothing behind). The lowest rank goes first,
+then who came first, among those that fit.
+Follows: docs/design.md section 9.
+"""
 
 from __future__ import annotations
 
@@ -7,132 +15,252 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from itertools import count
 
 import anyio
 
 from _regsync.net.pool import Lease
-from _regsync.registry.throttle import Limit, Meter, Want, admit, due, release
+from _regsync.registry.throttle import Limit, Slot, Want, admit, next_opening, release
 
 
-class _Permit:
-    """What one piece of work holds: permits of registries, places in windows (`entered`) for its
-    next requests.
-    """
+class Permit:
+    """What one piece of work holds, a blob's transfer or a single request."""
 
     def __init__(self, wants: tuple[Want, ...], rank: float) -> None:
         self.wants = wants
         self.rank = rank
-        self.holds = False
-        self.busy = 0
-        self.entered = list[tuple[tuple[str, ...], Meter, int]]()
-        self.drawn = dict[Meter, tuple[float, float]]()  # when, and the bucket behind it
-        self.turn = anyio.Event()
-        self.scope = anyio.CancelScope()
+        self.is_held = False
+
+        # Places in windows, taken for requests that have not begun.
+        self.slots: list[Slot] = []
+
+        self.requests_in_flight = 0
+
+    def take_slot(self, want: Want) -> Slot:
+        """Take out the place that is there for a request."""
+        index = [slot.want.place for slot in self.slots].index(want.place)
+        return self.slots.pop(index)
+
+
+class Turn:
+    """What one request holds from its admission to its end: a place in a window, a permit, and a
+    connection unless it goes over the caller's.
+
+    The connection goes back to the pool before the permit does, so that the next holder can use it
+    again.
+    """
+
+    def __init__(self, gate: Gate, permit: Permit, slot: Slot, *, owns_permit: bool) -> None:
+        self.meter = slot.meter
+        self.number = slot.number
+        self.connection: Lease | None = None
+        self._gate = gate
+        self._permit = permit
+        self._owns_permit = owns_permit
+        permit.requests_in_flight += 1
+
+    async def __aenter__(self) -> Turn:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self.settle()
+        finally:
+            self.end()
+
+    async def settle(self) -> None:
+        """Let go of the connection."""
+        if self.connection is not None:
+            await self.connection.settle()
+
+    def succeed_at(self, moment: float) -> None:
+        """Give the window back at a time when nothing is heard until then: a body is under way."""
+        self.meter.window.inside[self.number] = moment
+        self._gate.wake()
+
+    def end(self) -> None:
+        """Leave the window, and give back the permit when it is the request's own."""
+        self._permit.requests_in_flight -= 1
+        self.meter.end(self.number)
+        if self._owns_permit:
+            self._gate.give_back(self._permit)
+        else:
+            self._gate.wake()
+
+
+@dataclass(order=True)
+class _Waiter:
+    """Work in the queue, in the order of its rank, then of its arrival."""
+
+    rank: float
+    arrival: int
+    permit: Permit = field(compare=False)
+    needs: tuple[Want, ...] = field(compare=False)
+    is_admitted: anyio.Event = field(compare=False, default_factory=anyio.Event)
+
+    # Where it sleeps; the deadline is when time alone may let it in.
+    scope: anyio.CancelScope = field(compare=False, default_factory=anyio.CancelScope)
 
 
 class Gate:
-    """The waiting in front of permits: by rank, then first come, first served among those that fit."""
+    """The waiting in front of registries."""
 
     def __init__(self) -> None:
+        # By host:port.
         self.limits: dict[str, Limit] = {}
-        # Those who wait for the same fit or not together: only the first of each heap is ever
-        # asked.
-        self._queues: dict[tuple[Want, ...], list[tuple[float, int, _Permit]]] = {}
-        # so neither discovery nor execution waits for ever
-        self._arrivals = count()
+
+        # The rank of the youngest image: questions without one queue behind what is under way, so
+        # that neither discovery nor execution waits for ever.
         self.youngest = 0.0
-        # What a task holds: its request at a registry that it holds a permit of takes no other.
-        self.at_work: ContextVar[_Permit | None] = ContextVar("at work", default=None)
+
+        # What this task holds: its requests at a registry of which it holds a permit take no other.
+        self.at_work: ContextVar[Permit | None] = ContextVar("at work", default=None)
+
+        # Those whose needs are the same fit or do not fit together: of each heap only the first is
+        # ever looked at.
+        self._queues: dict[tuple[Want, ...], list[_Waiter]] = {}
+        self._arrivals = count()
 
     @asynccontextmanager
     async def admitted(
         self, wants: tuple[Want, ...], rank: float | None = None, lease: Lease | None = None
-    ) -> AsyncIterator[_Permit]:
-        """Hold the permits for `wants` inside the block; the lowest `rank` goes first, by default
-        the youngest's. Who comes next finds the connection of `lease` in the pool."""
-        self.youngest = max(self.youngest, rank or 0.0)
-        permit = _Permit(wants, self.youngest if rank is None else rank)
+    ) -> AsyncIterator[Permit]:
+        """Hold permits for `wants` while the block runs.
+
+        Waiters are served by ascending `rank` (default: the rank of the youngest image). The
+        lease's connection goes back to the pool before the permits do, so that the next holder can
+        use it again.
+        """
+        permit = Permit(wants, self._rank(rank))
         outer = self.at_work.set(permit)
         try:
-            await self.take(permit)
+            await self._admit(permit, wants)
             yield permit
             if lease is not None:
                 await lease.settle()
         finally:
             self.at_work.reset(outer)
-            self._give_back(permit)
+            self.give_back(permit)
             permit.wants = ()
 
-    async def take(self, permit: _Permit, *wants: Want, lease: Lease | None = None) -> None:
-        """Add what the next requests draw. To wait it gives back all (I8) unless a request of it is
-        under way.
+    async def enter(self, want: Want, rank: float | None, lease: Lease | None) -> Turn:
+        """Wait for a request's turn, as a part of what this task holds where it holds a permit of
+        that registry: `async with` ends the turn.
         """
-        entered = [place for place, *_ in permit.entered]
-        begun = {want.place for want in permit.wants}
-        wants = tuple(want._replace(within=True) for want in wants if want.place not in entered)
-        needs = wants if permit.holds else permit.wants
-        if self._queues:
-            self.wake()  # by time alone others may fit by now, and they came first
-        if not needs or self._admit(permit, needs, anyio.current_time()):
-            return
-        if permit.holds and not permit.busy:
-            if lease is not None:
-                await lease.settle()  # what waits without a permit holds none
-            held = tuple(Want(host, meters=tuple(meters), within=True) for host, *meters in entered)
-            self._give_back(permit)
-            # One place for what both name: a second one nobody would leave, and the window would be
-            # narrower for good.
-            needs = (*permit.wants, *(want for want in (*held, *wants) if want.place not in begun))
-        waiting = (permit.rank, next(self._arrivals), permit)
-        permit.turn = anyio.Event()
-        heapq.heappush(self._queues.setdefault(needs, []), waiting)
+        work = self.at_work.get()
+        if work is not None and any(held.host == want.host for held in work.wants):
+            await self.take(work, want, lease=lease)
+            return Turn(self, work, work.take_slot(want), owns_permit=False)
+
+        permit = Permit((want,), self._rank(rank))
         try:
-            while not permit.turn.is_set():
-                with anyio.CancelScope() as permit.scope:  # until time alone may have made room
-                    self.wake()
-                    await permit.turn.wait()
-        finally:
-            if not permit.turn.is_set():
-                self._queues[needs].remove(waiting)
-                heapq.heapify(self._queues[needs])
-                self.wake()
+            await self._admit(permit, permit.wants)
+        except BaseException:
+            self.give_back(permit)
+            raise
+        return Turn(self, permit, permit.take_slot(want), owns_permit=True)
 
-    def _admit(self, permit: _Permit, needs: tuple[Want, ...], now: float) -> bool:
-        admitted = admit(self.limits, needs, now, permit.entered)
-        permit.holds = permit.holds or admitted
-        for meter in (
-            self.limits[want.host].meters[name] for want in needs * admitted for name in want.meters
-        ):
-            permit.drawn[meter] = now, meter.full
-        return admitted
+    async def take(self, permit: Permit, *wants: Want, lease: Lease | None = None) -> None:
+        """Take the places in windows, and the tokens, for the next requests of admitted work.
 
-    def _give_back(self, permit: _Permit) -> None:
-        for _, meter, number in permit.entered:
-            meter.end(number)
-        if permit.holds:
+        Where they are not free at once, all is given back and waited for anew (I8), the lease's
+        connection too, unless a request of the work is under way.
+        """
+        entered = {slot.want.place for slot in permit.slots}
+        needs = tuple(want._replace(within=True) for want in wants if want.place not in entered)
+        if not needs or self._admits_at_once(permit, needs):
+            return
+        if permit.requests_in_flight == 0:
+            if lease is not None:
+                await lease.settle()
+            needs = self._all_needs(permit, needs)
+            self.give_back(permit)
+        await self._wait(permit, needs)
+
+    def give_back(self, permit: Permit) -> None:
+        """Give back the permits, and leave the windows that no request has used."""
+        for slot in permit.slots:
+            slot.meter.end(slot.number)
+        permit.slots = []
+        if permit.is_held:
             release(self.limits, permit.wants)
-        permit.entered = []
-        permit.holds = False
+            permit.is_held = False
         self.wake()
 
     def wake(self) -> None:
-        """Let in whoever fits; who comes first of the others looks again when time alone may have
+        """Let in whoever fits; the first of those that do not looks again when time alone may have
         made room.
         """
-        heads = [(*queue[0], needs) for needs, queue in self._queues.items() if queue]
+        heads = [queue[0] for queue in self._queues.values()]
         heapq.heapify(heads)
         while heads:
-            *_, permit, needs = heapq.heappop(heads)
-            now = (
-                anyio.current_time()
-            )  # once for both: too early to go must not seem too late to wait for
-            if self._admit(permit, needs, now):
-                heapq.heappop(self._queues[needs])
-                permit.turn.set()
-                if self._queues[needs]:
-                    heapq.heappush(heads, (*self._queues[needs][0], needs))
+            waiter = heapq.heappop(heads)
+
+            # One look at the clock: who was too early by one must not be late by another, or it
+            # would wait for ever.
+            now = anyio.current_time()
+            if self._takes(waiter.permit, waiter.needs, now):
+                queue = self._queues[waiter.needs]
+                heapq.heappop(queue)
+                waiter.is_admitted.set()
+                if queue:
+                    heapq.heappush(heads, queue[0])
+                else:
+                    del self._queues[waiter.needs]
             else:
-                later = due(self.limits, needs, now)
-                permit.scope.deadline = later if later > now else math.inf
-        self._queues = {needs: queue for needs, queue in self._queues.items() if queue}
+                opens = next_opening(self.limits, waiter.needs, now)
+                waiter.scope.deadline = opens if opens > now else math.inf
+
+    def _rank(self, rank: float | None) -> float:
+        if rank is None:
+            return self.youngest
+        self.youngest = max(self.youngest, rank)
+        return rank
+
+    def _all_needs(self, permit: Permit, needs: tuple[Want, ...]) -> tuple[Want, ...]:
+        """Return all that work needs which begins to wait: its permits, its places, and `needs`.
+
+        Both lists may name the same window. It is entered once: a second place would never be left,
+        and the window would stay one place narrower.
+        """
+        first = {want.place for want in permit.wants}
+        held = (slot.want._replace(within=True) for slot in permit.slots)
+        return (*permit.wants, *(want for want in (*held, *needs) if want.place not in first))
+
+    async def _admit(self, permit: Permit, needs: tuple[Want, ...]) -> None:
+        if needs and not self._admits_at_once(permit, needs):
+            await self._wait(permit, needs)
+
+    def _admits_at_once(self, permit: Permit, needs: tuple[Want, ...]) -> bool:
+        if self._queues:
+            self.wake()  # others came first; they may fit by now, by time alone
+        return self._takes(permit, needs, anyio.current_time())
+
+    def _takes(self, permit: Permit, needs: tuple[Want, ...], now: float) -> bool:
+        slots = admit(self.limits, needs, now)
+        if slots is None:
+            return False
+        permit.slots += slots
+        permit.is_held = True
+        return True
+
+    async def _wait(self, permit: Permit, needs: tuple[Want, ...]) -> None:
+        waiter = _Waiter(permit.rank, next(self._arrivals), permit, needs)
+        heapq.heappush(self._queues.setdefault(needs, []), waiter)
+        try:
+            while not waiter.is_admitted.is_set():
+                with anyio.CancelScope() as waiter.scope:
+                    self.wake()
+                    await waiter.is_admitted.wait()
+        finally:
+            if not waiter.is_admitted.is_set():
+                self._leave_queue(waiter)
+
+    def _leave_queue(self, waiter: _Waiter) -> None:
+        queue = self._queues[waiter.needs]
+        queue.remove(waiter)
+        heapq.heapify(queue)
+        if not queue:
+            del self._queues[waiter.needs]
+        self.wake()

@@ -1,8 +1,11 @@
-"""The distribution specification from the client's side: one method per endpoint. Owns: paths,
-headers, statuses, the reading of answers. May not know: what is copied where, or why. Invariants:
-I3 (a manifest is what its digest says, or the registry is in error), I6 (a Location elsewhere gets
-no credentials), an error names side, operation, reference. Follows OCI distribution-spec 1.1,
-docs/protocol-facts.md section 1 (numbers below)."""
+"""The distribution specification from the client's side: one method for each endpoint.
+
+Owns: paths, headers, statuses, the reading of answers. The endpoints of an upload are in `upload`.
+May not know: what is copied where, or why.
+Invariants: I3 (a manifest is what its digest says, or the registry is in error), I6 (a next page
+elsewhere is refused). An error names side, operation, reference.
+Follows: OCI distribution-spec 1.1, docs/protocol-facts.md section 1 (numbers below).
+"""
 
 from __future__ import annotations
 
@@ -10,42 +13,44 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import Any
 
 from _regsync.errors import ContentError, ProtocolBroken, RegistryError, Side, SyncError
 from _regsync.net.http1 import Response
-from _regsync.oci import manifest as oci_manifest
-from _regsync.oci.manifest import Manifest
+from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, is_tag
 from _regsync.providers import ROWS, api_repository
-from _regsync.registry.transport import Call, Host, Transport, resolve_location
+from _regsync.registry.host import Host
+from _regsync.registry.redirects import resolve_location
+from _regsync.registry.transport import Call, Transport
 from _regsync.text import clean, clean_beginning, redacting
 
+# Limits of answers, in bytes.
 _MANIFEST_LIMIT = 4 * 1024 * 1024
-
-
 _TAGS_LIMIT = 8 * 1024 * 1024
 
-
-# A listing is in memory; the largest known repositories have some 100,000 tags.
+# A listing is held in memory; the largest known repositories have some 100,000 tags.
 _MOST_PAGES = 10_000
-
-
 _MOST_TAGS = 1_000_000
 
-
+# Of one list of referrers: pages, entries, and KiB.
 _MOST_REFERRERS = 10_000
 
+# The page size that every registry takes (section 1.11).
+_SMALL_PAGE = 100
+
+# How an index is asked for, which a list of referrers is: the first of the types.
+_INDEX = ACCEPT_MANIFESTS.partition(",")[0]
 
 # RFC 8288: <target>; parameters, whose quotes may hold separators. A target has no `<`: 64 KiB must
 # not cost a square.
 _LINK = r'<([^<>]*)>((?:[^,"]|"[^"]*")*)'
 
-
 # The first `rel` outside of quotes; blanks belong to one place only, for the same reason.
 _NEXT = r'(?i)(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])'
 
-
-_BELOW = r"/(?![^?]*(?i:\.|%2e){2})"  # and no segment of dots leads out again
+# What follows a repository's own path, and no segment of dots leads out again.
+_BELOW = r"/(?![^?]*(?i:\.|%2e){2})"
 
 
 class Repository:
@@ -58,21 +63,23 @@ class Repository:
         self.host = host
         self.name = name
         self.side = side
-        self.rights = (
-            "pull" if reads_only or side is Side.SOURCE else "pull,push"
-        )  # asking to push creates it on Quay
-        self.api_name = api_repository(
-            host.registry.host, name
-        )  # Docker Hub's `library/` is on the wire only
+        self.row = ROWS[host.registry.kind]
+
+        # Quay creates a repository when push is asked for.
+        self.rights = "pull" if reads_only or side is Side.SOURCE else "pull,push"
+
+        # Docker Hub's `library/` is on the wire only.
+        self.api_name = api_repository(host.registry.host, name)
         self.key = (host.key, self.api_name)
         self._base = f"/v2/{self.api_name}"
-        self.row = ROWS[host.registry.kind]
 
     def __str__(self) -> str:
         return f"{self.host.key}/{self.name}"
 
     def reference(self, reference: str) -> str:
-        return f"{self}{'@' if ':' in reference else ':'}{reference}"
+        """Return how an error names a tag or digest of this repository."""
+        separator = "@" if ":" in reference else ":"
+        return f"{self}{separator}{reference}"
 
     @contextmanager
     def located(self, operation: str, reference: str) -> Iterator[None]:
@@ -82,93 +89,102 @@ class Repository:
                 yield
         except SyncError as error:
             error.located(self.side, operation, reference)
-            error.message = self.host.authenticator.redact(
-                error.message
-            )  # what is no listing may repeat the request,
-            error.__cause__ = None  # and a traceback shows causes
+            # An answer that is not what it should be may repeat our request, and a traceback shows
+            # causes.
+            error.message = self.host.authenticator.redact(error.message)
+            error.__cause__ = None
             raise
 
     def call(
         self, action: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b""
     ) -> Call:
+        """Word a request to a path below this repository's own."""
         return Call(
             action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body
         )
+
+    # Tags.
 
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return every tag, with its digest where the listing has it (Google's); None where no
         repository is known.
         """
-        # hashes: a Link may have 64 KiB
-        size = self.row.page_size
-        tags = dict[str, str | None]()
-        asked = set[int]()
-        call = self.call("tag_list", "GET", f"tags/list?n={size}")
         with self.located("list tags of", str(self)):
-            while len(asked) < _MOST_PAGES:
-                asked.add(hash(call.path))
+            page_size = self.row.page_size
+            while True:
                 try:
-                    answer = await self._transport.request(
-                        self.host, call, ok=(200,), limit=_TAGS_LIMIT
-                    )
+                    return await self._list_tags(page_size)
                 except RegistryError as error:
-                    if error.status == 404 and not tags:
-                        return None
-                    if "PAGINATION_NUMBER_INVALID" not in error.codes or size <= 100:
+                    is_too_large = "PAGINATION_NUMBER_INVALID" in error.codes
+                    if not is_too_large or page_size <= _SMALL_PAGE:
                         raise
-                    # an older maximum (section 1.11)
-                    size = 100
-                    call = self.call("tag_list", "GET", "tags/list?n=100")
-                    continue
-                found = _tags_of(answer.body, self.row.listing_has_digests)
-                fresh = [tag for tag in found if tag not in tags]
-                tags.update(found)
-                if len(tags) > _MOST_TAGS:
-                    raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
-                following = self._linked(call, answer)
-                if (
-                    following is None and fresh and len(found) == size
-                ):  # some page without a Link (section 1.11)
-                    following = f"{self._base}/tags/list?n={size}&last={fresh[-1]}"
-                if following is None or hash(following) in asked:
-                    return tags
-                call = call._replace(path=following)
-            raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
+                    page_size = _SMALL_PAGE  # an older maximum (section 1.11)
 
-    def _linked(self, call: Call, answer: Response) -> str | None:
-        told = ", ".join(answer.headers.all("link"))
-        for target, parameters in re.findall(_LINK, told) if told else ():
+    async def _list_tags(self, page_size: int) -> dict[str, str | None] | None:
+        tags: dict[str, str | None] = {}
+        asked: set[int] = set()  # hashes of paths: a Link may have 64 KiB
+        call = self.call("tag_list", "GET", f"tags/list?n={page_size}")
+        while len(asked) < _MOST_PAGES:
+            asked.add(hash(call.path))
+            try:
+                answer = await self._transport.request(
+                    self.host, call, ok=(200,), limit=_TAGS_LIMIT
+                )
+            except RegistryError as error:
+                if error.status == 404 and not tags:
+                    return None
+                raise
+            page = _tags_of(answer.body, self.row.listing_has_digests)
+            new = [tag for tag in page if tag not in tags]
+            tags.update(page)
+            if len(tags) > _MOST_TAGS:
+                raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
+
+            following = self._next_page(call, answer)
+            if following is None and new and len(page) == page_size:
+                # Some registries give a page without a Link (section 1.11).
+                following = f"{self._base}/tags/list?n={page_size}&last={new[-1]}"
+            if following is None or hash(following) in asked:
+                return tags
+            call = call._replace(path=following)
+        raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
+
+    def _next_page(self, call: Call, answer: Response) -> str | None:
+        """Return the path of a listing's next page; ProtocolBroken when it is elsewhere (R6)."""
+        links = ", ".join(answer.headers.all("link"))
+        if not links:
+            return None
+        for target, parameters in re.findall(_LINK, links):
             if re.match(_NEXT, parameters):
                 origin, path = resolve_location(self.host.origin, call.path, target)
-                if origin != self.host.origin or not re.match(re.escape(self._base) + _BELOW, path):
+                is_own = re.match(re.escape(self._base) + _BELOW, path) is not None
+                if origin != self.host.origin or not is_own:
                     raise ProtocolBroken(
                         "the next page of the listing is on another origin, refused (R6)"
                     )
                 return path
         return None
 
+    # Manifests.
+
     async def head_manifest(self, reference: str) -> str | None:
-        """Ask for a manifest's digest: empty where the registry does not tell, None when it is
+        """Return a manifest's digest: empty where the registry does not tell, None when it is
         absent.
         """
-        call = self.call(
-            "manifest_head",
-            "HEAD",
-            f"manifests/{reference}",
-            ("Accept", oci_manifest.ACCEPT_MANIFESTS),
-        )
+        accept = ("Accept", ACCEPT_MANIFESTS)
+        call = self.call("manifest_head", "HEAD", f"manifests/{reference}", accept)
         with self.located("look up", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(200, 404))
-            told = answer.headers.get("docker-content-digest") or ""
-            return None if answer.status == 404 else told and check_digest(told)
+            if answer.status == 404:
+                return None
+            digest = answer.headers.get("docker-content-digest")
+            return check_digest(digest) if digest else ""
 
-    async def get_manifest(
-        self, reference: str, *, expected: oci_manifest.Descriptor | None = None
-    ) -> oci_manifest.Manifest:
+    async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
         """Fetch and verify (I3) a manifest, also against `expected`, the index entry; RegistryError
         404 when absent.
         """
-        accept = oci_manifest.ACCEPT_MANIFESTS
+        accept = ACCEPT_MANIFESTS
         if expected is not None and expected.media_type not in accept:
             accept = f"{accept}, {expected.media_type}"
         call = self.call("manifest_get", "GET", f"manifests/{reference}", ("Accept", accept))
@@ -176,53 +192,15 @@ class Repository:
             answer = await self._transport.request(
                 self.host, call, ok=(200,), limit=_MANIFEST_LIMIT
             )
-            told = reference if ":" in reference else answer.headers.get("docker-content-digest")
+            is_digest = ":" in reference
+            digest = reference if is_digest else answer.headers.get("docker-content-digest")
             content_type = answer.headers.get("content-type")
-            return oci_manifest.parse_manifest(
-                answer.body, content_type=content_type, digest=told, expected=expected
+            return parse_manifest(
+                answer.body, content_type=content_type, digest=digest, expected=expected
             )
 
-    async def list_referrers(self, digest: str) -> tuple[oci_manifest.Descriptor, ...]:
-        """Return what the referrers API lists (section 1.10), all pages; RegistryError where there
-        is none.
-        """
-        accept = ("Accept", oci_manifest.ACCEPT_MANIFESTS.partition(",")[0])
-        call = self.call("manifest_get", "GET", f"referrers/{digest}", accept)
-        asked = set[int]()
-        found = dict[str, oci_manifest.Descriptor]()
-        size = 0
-        with self.located("list referrers of", self.reference(digest)):
-            while (
-                hash(call.path) not in asked
-                and max(len(asked), len(found), size // 1024) <= _MOST_REFERRERS
-            ):
-                asked.add(hash(call.path))
-                answer = await self._transport.request(
-                    self.host, call, ok=(200,), limit=_MANIFEST_LIMIT
-                )
-                size = size + len(answer.body)
-                told = answer.headers.get("content-type") or ""
-                try:
-                    page = oci_manifest.parse_manifest(answer.body, content_type=told)
-                    if not page.is_index:
-                        raise ContentError("not an index")
-                except ContentError as error:
-                    # What calls itself a list is a broken one; anything else is what an unknown
-                    # path is answered with.
-                    if len(asked) > 1 or told.startswith(accept[1]):
-                        raise
-                    raise RegistryError(
-                        f"a 200 that is no list: {error.message}", status=200
-                    ) from error
-                found.update((each.digest, each) for each in page.children)
-                if (following := self._linked(call, answer)) is None:
-                    return tuple(found.values())
-                call = call._replace(path=following)
-            raise ProtocolBroken(
-                f"the list goes in circles, or names more than {_MOST_REFERRERS}, or has as many KiB"
-            )
-
-    async def put_manifest(self, reference: str, manifest: oci_manifest.Manifest) -> None:
+    async def put_manifest(self, reference: str, manifest: Manifest) -> None:
+        """Push a manifest; ContentError or ProtocolBroken when the registry stored something else."""
         content_type = ("Content-Type", manifest.media_type)
         call = self.call(
             "manifest_put", "PUT", f"manifests/{reference}", content_type, body=manifest.body
@@ -230,20 +208,68 @@ class Repository:
         with self.located("push manifest", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(201, 200))
             self.compare(answer, manifest.digest)
-            stored = answer.status == 201 or answer.headers.get("docker-content-digest")
-            if not stored and await self.head_manifest(reference) not in (manifest.digest, ""):
+            if answer.status == 201 or answer.headers.get("docker-content-digest"):
+                return
+            # A 200 without a digest may be anybody's.
+            if await self.head_manifest(reference) not in (manifest.digest, ""):
                 raise ProtocolBroken("the registry answered 200 and does not hold the manifest")
 
     def compare(self, answer: Response, digest: str) -> None:
         """Refuse an answer that names another digest than the one that was pushed."""
-        told = answer.headers.get("docker-content-digest")
+        stored = answer.headers.get("docker-content-digest")
+        if not stored or stored == digest:
+            return
         # Another algorithm's digest of the same bytes says nothing (section 1.4).
-        if told and told.partition(":")[0] == digest.partition(":")[0] and told != digest:
+        if stored.partition(":")[0] == digest.partition(":")[0]:
             raise ContentError(
-                f"the registry says that it stored {clean(told, 100)} instead of {digest}"
+                f"the registry says that it stored {clean(stored, 100)} instead of {digest}"
             )
 
-    async def has_blob(self, blob: oci_manifest.Descriptor) -> bool:
+    async def absent(self, root: Manifest, children: tuple[Manifest, ...]) -> frozenset[str]:
+        """Ask which blobs and children of an image are not here."""
+        missing: list[str] = []
+        blobs = {blob.digest: blob for manifest in (root, *children) for blob in manifest.blobs}
+        for digest, blob in blobs.items():
+            if not await self.has_blob(blob):
+                missing.append(digest)
+        for child in children:
+            if await self.head_manifest(child.digest) is None:
+                missing.append(child.digest)
+        return frozenset(missing)
+
+    async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
+        """Return what the referrers API lists (section 1.10), all pages; RegistryError where there
+        is none.
+        """
+        call = self.call("manifest_get", "GET", f"referrers/{digest}", ("Accept", _INDEX))
+        asked: set[int] = set()
+        referrers: dict[str, Descriptor] = {}
+        size = 0
+        with self.located("list referrers of", self.reference(digest)):
+            while max(len(asked), len(referrers), size // 1024) <= _MOST_REFERRERS:
+                if hash(call.path) in asked:
+                    break
+                asked.add(hash(call.path))
+                answer = await self._transport.request(
+                    self.host, call, ok=(200,), limit=_MANIFEST_LIMIT
+                )
+                size += len(answer.body)
+                page = _referrers_of(answer, is_first=len(asked) == 1)
+                referrers.update((entry.digest, entry) for entry in page)
+                following = self._next_page(call, answer)
+                if following is None:
+                    return tuple(referrers.values())
+                call = call._replace(path=following)
+            raise ProtocolBroken(
+                f"the list goes in circles, or names more than {_MOST_REFERRERS}, or has as many KiB"
+            )
+
+    # Blobs.
+
+    async def has_blob(self, blob: Descriptor) -> bool:
+        """Say whether a blob is here, with its size. A registry that hides it is taken not to have
+        it: the upload decides (docs/design.md section 9).
+        """
         call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.located("look up blob", self.reference(blob.digest)):
             try:
@@ -252,47 +278,56 @@ class Repository:
             except RegistryError as error:
                 if error.status not in (401, 403):
                     raise
-                # several registries hide what is there: the upload decides (docs/design.md section
-                # 9)
                 return False
-        return answer.status == 200 and answer.headers.get("content-length") in (
-            None,
-            str(blob.size),
-        )
-
-    async def absent(self, root: Manifest, children: tuple[Manifest, ...]) -> frozenset[str]:
-        """Ask which blobs and children of an image are not here."""
-        blobs = {blob.digest: blob for manifest in (root, *children) for blob in manifest.blobs}
-        lost = [digest for digest, blob in blobs.items() if not await self.has_blob(blob)]
-        lost += [
-            child.digest for child in children if await self.head_manifest(child.digest) is None
-        ]
-        return frozenset(lost)
+        size = answer.headers.get("content-length")
+        return answer.status == 200 and size in (None, str(blob.size))
 
     @asynccontextmanager
-    async def open_blob(
-        self, blob: oci_manifest.Descriptor, start: int = 0
-    ) -> AsyncIterator[Response]:
-        """Open a blob at byte `start` (section 1.13: or ProtocolBroken); the caller has a permit
-        and hashes (I3).
+    async def open_blob(self, blob: Descriptor, start: int = 0) -> AsyncIterator[Response]:
+        """Give a blob from byte `start` on, unread. The caller has a permit, and hashes (I3).
+
+        ProtocolBroken when the registry does not begin there (section 1.13), ContentError when the
+        blob has another size than its descriptor says.
         """
-        span = (("Range", f"bytes={start}-"),) if start else ()
-        call = self.call("blob_get", "GET", f"blobs/{blob.digest}", *span)
+        call = self.call("blob_get", "GET", f"blobs/{blob.digest}")
+        if start:
+            call = call._replace(headers=(("Range", f"bytes={start}-"),))
         async with AsyncExitStack() as stack:
             with self.located("fetch blob", self.reference(blob.digest)):
-                response = await stack.enter_async_context(
-                    self._transport.opened(self.host, call, (200, 206))
-                )
-                told = response.headers.get("content-range") or ""
-                left = blob.size - start
-                goes_on = response.status == 206 and told.startswith(f"bytes {start}-")
-                if start and not (goes_on and response.length in (None, left)):
-                    raise ProtocolBroken("the registry does not continue the blob where it broke")
-                if response.length is not None and response.length != left:
-                    raise ContentError(
-                        f"the blob has {response.length} bytes, its descriptor says {blob.size}"
-                    )
+                opened = self._transport.opened(self.host, call, (200, 206))
+                response = await stack.enter_async_context(opened)
+                _check_range(response, blob, start)
             yield response
+
+
+def _check_range(response: Response, blob: Descriptor, start: int) -> None:
+    """Refuse a body that is not what follows byte `start` of a blob."""
+    remaining = blob.size - start
+    if start:
+        content_range = response.headers.get("content-range") or ""
+        is_rest = response.status == 206 and content_range.startswith(f"bytes {start}-")
+        if not is_rest or response.length not in (None, remaining):
+            raise ProtocolBroken("the registry does not continue the blob where it broke")
+    if response.length not in (None, remaining):
+        raise ContentError(f"the blob has {response.length} bytes, its descriptor says {blob.size}")
+
+
+def _referrers_of(answer: Response, *, is_first: bool) -> tuple[Descriptor, ...]:
+    """Read one page of a list of referrers; RegistryError when it is no list at all.
+
+    What calls itself an index, or follows one, is a broken list. Anything else is what some
+    registries answer to a path that they do not know.
+    """
+    content_type = answer.headers.get("content-type") or ""
+    try:
+        page = parse_manifest(answer.body, content_type=content_type)
+        if not page.is_index:
+            raise ContentError("not an index")
+    except ContentError as error:
+        if not is_first or content_type.startswith(_INDEX):
+            raise
+        raise RegistryError(f"a 200 that is no list: {error.message}", status=200) from error
+    return page.children
 
 
 def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
@@ -303,31 +338,42 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
         raise ContentError("the tag listing is not a list of names")
     try:
         document = json.loads(body)
-        tags = [] if document["tags"] is None else document["tags"]
+        tags = document["tags"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        began = clean_beginning(body, 60)
+        beginning = clean_beginning(body, 60)
         raise ContentError(
-            f"the tag listing is not what the specification says: {began}"
+            f"the tag listing is not what the specification says: {beginning}"
         ) from error
+    if tags is None:
+        tags = []
     if not isinstance(tags, list):
         raise ContentError("the tag listing is not a list")
-    named = [tag for tag in tags if tag and not (isinstance(tag, str) and ":" in tag)]
-    if wrong := [tag for tag in named if not isinstance(tag, str) or not is_tag(tag)]:
-        raise ContentError(
-            f"the tag listing holds a name that no tag can have: {clean(str(wrong[0]), 60)}"
-        )
-    found: dict[str, str | None] = dict.fromkeys(named)
-    manifests = document.get("manifest") if with_digests else None
-    for digest, about in manifests.items() if isinstance(manifests, dict) else ():
-        names = about.get("tag") if isinstance(about, dict) else None
-        for tag in names if isinstance(names, list) else ():
-            if (
-                isinstance(tag, str)
-                and tag in found
-                and re.fullmatch("sha256:[0-9a-f]{64}", digest)
-            ):
-                found[tag] = digest
-    return found
+
+    names: dict[str, str | None] = {}
+    for tag in tags:
+        if not tag or (isinstance(tag, str) and ":" in tag):
+            continue
+        if not isinstance(tag, str) or not is_tag(tag):
+            raise ContentError(
+                f"the tag listing holds a name that no tag can have: {clean(str(tag), 60)}"
+            )
+        names[tag] = None
+    if with_digests:
+        _add_digests(names, document.get("manifest"))
+    return names
+
+
+def _add_digests(names: dict[str, str | None], manifests: Any) -> None:
+    """Enter the digests that Google's listings have: `{"sha256:...": {"tag": ["v1"]}}`."""
+    if not isinstance(manifests, dict):
+        return
+    for digest, entry in manifests.items():
+        tags = entry.get("tag") if isinstance(entry, dict) else None
+        if not isinstance(tags, list) or not re.fullmatch("sha256:[0-9a-f]{64}", digest):
+            continue
+        for tag in tags:
+            if isinstance(tag, str) and tag in names:
+                names[tag] = digest
 
 
 def may_be_stale(error: RegistryError) -> bool:
@@ -336,9 +382,9 @@ def may_be_stale(error: RegistryError) -> bool:
     """
     if error.status >= 500:
         return "MANIFEST_BLOB_UNKNOWN" in error.codes
-    return error.status not in (401, 403, 413, 429) and not is_immutable(
-        error
-    )  # zot and Quay say MANIFEST_INVALID
+    if error.status in (401, 403, 413, 429):
+        return False
+    return not is_immutable(error)  # zot and Quay say MANIFEST_INVALID
 
 
 def is_immutable(error: RegistryError) -> bool:

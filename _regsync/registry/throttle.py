@@ -1,135 +1,239 @@
-"""When a request may go: permits per registry, windows and buckets per action, what a peer asks us
-to wait. Owns: the arithmetic of waiting. May not know: clocks, sockets, tasks; `now` and chance are
-arguments. Invariant I8: a request is admitted by one synchronous decision that takes everything it
-needs or nothing. Follows docs/specification.md section 8.1, docs/design.md section 9."""
+"""The arithmetic of waiting: how often, and how many at a time, a registry may be asked.
+
+Owns: permits of a registry, the windows, buckets and quotas of its actions, pauses, retry budgets.
+May not know: clocks, sockets, tasks; `now` and chance are arguments.
+Invariants: I8 (a request is admitted by one decision that takes everything it needs, or nothing).
+Follows: docs/specification.md section 8.1, docs/design.md section 9.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 from _regsync.providers import Pace
 
-DEFAULT_CONCURRENCY = 50  # docs/specification.md section 2.2: `max_concurrent` when unset
+# docs/specification.md section 2.2: `max_concurrent` when unset.
+DEFAULT_CONCURRENCY = 50
 
-
-# Bodies from here on count as streams (docs/design.md section 9): few fill a link, more only make
-# every image end late.
+# Bytes from which on a body counts as a stream (docs/design.md section 9): few streams fill a
+# link, more of them only make every image end late.
 LARGE_BODY = 1024 * 1024
 
-
+# How many streams read from one registry, and how many write to one.
 _LARGE_STREAMS = 8
 
-
-# docs/design.md section 9: 5 attempts, exponential from 0.5 s, full jitter, cap 30 s.
+# docs/design.md section 9: 5 attempts, exponential from 0.5 s, full jitter, at most 30 s.
 ATTEMPTS = 5
-
-
 _FIRST_PAUSE = 0.5
-
-
 _LONGEST_PAUSE = 30.0
 
-
-# A request gives up after so long of 429s; what asks for longer than the second is not waited for.
+# Seconds after which a request that gets nothing but 429 is given up.
 THROTTLED_FOR = 600.0
 
-
+# Seconds that a run waits when a registry asks for a pause; what asks for more is given up.
 LONGEST_WAIT = 300.0
 
-
-# A congestion epoch lasts so long at least; a body that was not refused for so long is under way.
+# Seconds that a congestion epoch lasts at least.
 _EPOCH = 0.1
 
-
+# Seconds after which a body that was not refused counts as accepted.
 UNDER_WAY = 1.0
 
-
-# Of the last tenth of a quota discovery takes only what comes back, in a minute where no time is
-# told.
+# The actions that ask what there is. What they find is copied by other actions.
 DISCOVERY = ("tag_list", "manifest_head", "manifest_get")
 
+# Seconds until a quota is back, where a registry does not say.
+_USUAL_QUOTA = 60.0
 
-_LOW_QUOTA = 0.1
+# A moment in seconds since 1970 is larger than this, a duration is smaller.
+_LEAST_MOMENT = 1e9
 
+# A count, and the seconds of the window that it is about: `100;w=21600`.
+_QUOTA = "(?P<count>[0-9]{1,12})(?:;.*w=(?P<window>[0-9]{1,9}))?"
 
-_USUAL_QUOTA = 60
-
-
-# compiled when it is first needed: a start pays for what it uses
-_QUOTA = "([0-9]{1,12})(?:;.*w=([0-9]{1,9}))?"
+# The part of a token by which a bucket is read as fuller than it is: sums of gaps are rounded.
+_ROUNDING = 1e-4
 
 
 class Want(NamedTuple):
-    """What a request or half of a blob transfer takes: a permit, a place in its first meter, a
-    token of each meter.
+    """What one request, or one side of a blob transfer, takes from a registry.
+
+    That is a permit, a place in the window of its first meter, and a token of the bucket of each.
     """
 
     host: str
-    body: str | None = None  # "read", "write", or None for a short request
-    large: bool = False
+    body: Literal["read", "write"] | None = None  # None: a short request
+    large: bool = False  # a body of LARGE_BODY bytes or more
     meters: tuple[str, ...] = ()
     discovers: bool = False
-    within: bool = False  # of work that has a permit: it takes none
+    within: bool = False  # part of work that has a permit, so that it takes none
 
     @property
     def place(self) -> tuple[str, ...]:
+        """The window and buckets that it draws on; two demands of one place need it once."""
         return (self.host, *self.meters)
 
 
+class CongestionWindow:
+    """How many requests may be under way at once: one more after successes, half after a 429."""
+
+    def __init__(self, start: int) -> None:
+        self.width = float(start)
+
+        # The number of each request that is under way: when it counts as a success if nothing is
+        # heard of it until then.
+        self.inside: dict[int, float] = {}
+
+        # The number of the last request that was let in.
+        self.entered = 0
+
+        # When the first of the 429s came that no success has followed.
+        self.refused_since = math.inf
+
+        self._halvings = 0  # since the last success
+        self._entered_at_halving = 0
+        self._epoch_end = -math.inf
+
+    def is_full(self, cap: int) -> bool:
+        return len(self.inside) >= max(1, min(int(self.width), cap))
+
+    def enter(self) -> int:
+        self.entered += 1
+        self.inside[self.entered] = math.inf
+        return self.entered
+
+    def leave(self, number: int) -> bool:
+        """Take a request out; return whether it was still inside."""
+        return self.inside.pop(number, None) is not None
+
+    def record_success(self, cap: int) -> None:
+        self.width = min(self.width + 1 / self.width, float(cap))
+        self.refused_since = math.inf
+        self._halvings = 0
+
+    def record_refusal(self, number: int, now: float, chance: float) -> float:
+        """Take in a 429; return for how many seconds the window should rest.
+
+        The width is halved once in a congestion epoch. An epoch ends with the answer to a request
+        that entered after the halving, and lasts at least _EPOCH seconds.
+        """
+        self.refused_since = min(self.refused_since, now)
+        if number <= self._entered_at_halving:
+            return 0.0
+        if now < self._epoch_end:
+            return self._epoch_end - now
+
+        self.width = max(1.0, self.width / 2)
+        self._entered_at_halving = self.entered
+        self._epoch_end = now + _EPOCH
+        self._halvings += 1
+        return backoff(self._halvings, chance)
+
+
+class TokenBucket:
+    """So many requests a second, and so many at once. It is kept as the time at which it is full."""
+
+    def __init__(self, rate: int, burst: int) -> None:
+        self._gap = (
+            1 / rate if rate else 0.0
+        )  # seconds between two tokens; 0: there are always some
+        self._depth = self._gap * (burst - 1 - _ROUNDING)
+        self._full_at = -math.inf
+
+    def next_token(self) -> float:
+        """Return the time from which on a token is there."""
+        return self._full_at - self._depth
+
+    def take(self, now: float) -> None:
+        self._full_at = max(now, self._full_at) + self._gap
+
+
+class Quota:
+    """What a registry says it will still answer (`ratelimit-remaining`)."""
+
+    def __init__(self) -> None:
+        # Nothing is left before this time.
+        self.paused_until = -math.inf
+
+        # The number of the last request that the quota covers.
+        self._last_covered = math.inf
+
+        # What the newest answer said is left, and the last request that had been sent by then.
+        self._left = math.inf
+        self._sent_by_then = 0
+
+    def covers(self, number: int) -> bool:
+        return number <= self._last_covered
+
+    def update(
+        self, now: float, number: int, window: CongestionWindow, remaining: Remaining
+    ) -> bool:
+        """Take in what the answer to a request says; False when a run does not wait for the rest.
+
+        Answers overtake each other: one to a request that had been sent when the newest was heard
+        may be older, and counts only when it leaves less. Requests that are under way may not have
+        been counted by the registry, so that each of them is taken off.
+        """
+        if number <= self._sent_by_then and remaining.requests >= self._left:
+            return True
+        self._left = remaining.requests
+        self._sent_by_then = window.entered
+        self._last_covered = window.entered - len(window.inside) + remaining.requests
+
+        if remaining.requests > 0:
+            return True
+        if remaining.seconds > LONGEST_WAIT:
+            return False
+        self.paused_until = now + remaining.seconds
+        return True
+
+
 class Meter:
-    """A group of actions at a registry: the adaptive window of those under way, the bucket that
-    feeds it, pauses.
+    """What a group of actions at a registry shares: a window, the bucket that feeds it, a quota,
+    and pauses that the registry asks for.
     """
 
     def __init__(self, pace: Pace, limit: Limit) -> None:
-        self.width = float(pace.start)
+        self.window = CongestionWindow(pace.start)
         self.paused = -math.inf
-        self.refused_since = math.inf
+        self._bucket = TokenBucket(pace.rate, pace.burst)
+        self._quota = Quota()
         self._limit = limit
-        self._entered = 0
-        self._halved = 0
-        self._settled = -math.inf
-        self._refused = 0
-        self.inside = dict[
-            int, float
-        ]()  # by the order of their entry: when they leave if nothing is heard
-        # The bucket is the time at which it is full; a token is there up to `_slack` before that.
-        self._gap = 1 / pace.rate if pace.rate else 0.0
-        self.full = -math.inf
-        self._slack = self._gap * (pace.burst - 1 - 1e-4)  # for sums of gaps are rounded
-        # Of a quota: the last number it has room for, its size, seconds between two that discover,
-        # when one went last.
-        self._last = math.inf
-        self._most = 0
-        self._spread = 0.0
-        self._asked = -math.inf
-        self._held = -math.inf
-        self._left = math.inf
-        self._fresh = 0
+
+    @property
+    def width(self) -> float:
+        return self.window.width
 
     def opens(self, now: float, discovers: bool) -> float:
-        """Return when one more request may enter: now, or by time alone, or (inf) not before
-        another one leaves.
+        """Return when one more request may enter: a time that has come, a time to wait for, or inf
+        when that depends on answers.
         """
-        for number in [number for number, until in self.inside.items() if until <= now]:
+        window = self.window
+        for number in [number for number, until in window.inside.items() if until <= now]:
             self.end(number, 200)
-        room = max(1, min(int(self.width), self._limit.cap))
-        later = max(self.paused, self.full - self._slack, self._held if discovers else -math.inf)
-        full = len(self.inside) >= room or (discovers and self._entered >= self._last)
-        return max(later, min(self.inside.values())) if full and self.inside else later
 
-    def enter(self, now: float, discovers: bool) -> int:
-        """Take a token, and a place in the window; return its number."""
-        self.full = max(now, self.full) + self._gap
+        opens = max(self.paused, self._bucket.next_token())
+        is_full = window.is_full(self._limit.cap)
         if discovers:
-            self._asked = now
-            self._held = now + self._spread
-        self._entered += 1
-        self.inside[self._entered] = math.inf
-        return self._entered
+            opens = max(opens, self._quota.paused_until)
+            is_full = is_full or not self._quota.covers(window.entered + 1)
+
+        # With nobody inside one request goes, whatever the quota said: only its answer can tell
+        # that there is room again.
+        if is_full and window.inside:
+            return max(opens, min(window.inside.values()))
+        return opens
+
+    def enter(self, now: float) -> int:
+        """Take a token and a place in the window; return the request's number."""
+        self._bucket.take(now)
+        return self.window.enter()
+
+    def take_token(self, now: float) -> None:
+        self._bucket.take(now)
 
     def end(
         self,
@@ -139,49 +243,29 @@ class Meter:
         asked: float = 0.0,
         chance: float = 0.0,
     ) -> None:
-        """Leave the window by an answer (0: none): widen it, or halve it once in a congestion
-        epoch, which ends with the answer to a request that entered after it; pause for what was
-        `asked`, after a 429 at least a back-off."""
-        was_inside = self.inside.pop(number, None) is not None
-        if status == 429:
-            self.refused_since = min(self.refused_since, now)
-            if number > self._halved and now >= self._settled:
-                self.width = max(1.0, self.width / 2)
-                self._halved = self._entered
-                self._settled = now + _EPOCH
-                self._refused += 1
-                asked = max(asked, backoff(self._refused, chance))
-            elif number > self._halved:
-                asked = max(asked, self._settled - now)
-        elif was_inside and 0 < status < 500:
-            self.width = min(self.width + 1 / self.width, float(self._limit.cap))
-            self._refused = 0
-            self.refused_since = math.inf
-        if asked <= LONGEST_WAIT:
-            self.paused = max(self.paused, now + asked if asked else -math.inf)
-
-    def tell(self, now: float, number: int, left: int, most: int, seconds: float) -> bool:
-        """Take in a quota by the answer to a request (0: another meter's); False: used up for too
-        long.
+        """Let a request leave with the status of its answer (0: none), which asks for a pause of so
+        many seconds. After a 429 the window rests for a back-off at least.
         """
-        if number <= self._fresh and left >= self._left:
-            return True
-        # what was asked before this one was heard may be older
-        self._left = left
-        self._fresh = self._entered
-        self._most = max(self._most, most, left)
-        wait = seconds / max(left, 1)
-        low = left <= self._most * _LOW_QUOTA and wait <= LONGEST_WAIT
-        # Of those inside it may have counted none.
-        self._last = self._entered - len(self.inside) + left if left and not low else math.inf
-        self._spread = wait if low else 0.0
-        self._held = (self._asked if left else now) + self._spread
-        return left > 0 or low
+        was_inside = self.window.leave(number)
+        if status == 429:
+            asked = max(asked, self.window.record_refusal(number, now, chance))
+        elif was_inside and 0 < status < 500:
+            self.window.record_success(self._limit.cap)
+
+        if 0 < asked <= LONGEST_WAIT:
+            self.paused = max(self.paused, now + asked)
+
+    def update_quota(self, now: float, number: int, remaining: Remaining) -> bool:
+        """Take in a quota; `number`: the request that was answered, 0 when it is another meter's.
+
+        False when the quota is used up for longer than a run waits.
+        """
+        return self._quota.update(now, number, self.window, remaining)
 
 
 class Limit:
-    """What one registry gives and who uses it: permits over all actions, a meter for each group of
-    them.
+    """What one registry gives and who uses it: permits over all actions, and a meter for each group
+    of actions.
     """
 
     def __init__(self, cap: int, paces: Sequence[Pace] = (), *, per_project: bool = False) -> None:
@@ -189,101 +273,123 @@ class Limit:
         self.in_use = 0
         self.bodies = 0
         self.large = {"read": 0, "write": 0}
-        self.meters = dict[str, Meter]()
+        self.meters: dict[str, Meter] = {}
+
+        # Whether the first segment of a repository's name has meters of its own.
         self._per_project = per_project
         self._paces = {action: pace for pace in paces for action in pace.actions.split()}
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def meters_of(self, repository: str, *actions: str) -> tuple[str, ...]:
-        """Name the meters that a request draws on which does all of `actions`."""
+        """Name the meters on which a request draws that does all of `actions`."""
         project = f"{repository.partition('/')[0]}: " if self._per_project else ""
-        found = {project + self._paces[action].actions: self._paces[action] for action in actions}
-        for name, pace in found.items():
-            if name not in self.meters:
-                self.meters[name] = Meter(pace, self)
-        return tuple(found)
+        key = (project, *actions)
+        if key not in self._names:
+            paces = {
+                project + self._paces[action].actions: self._paces[action] for action in actions
+            }
+            for name, pace in paces.items():
+                self.meters.setdefault(name, Meter(pace, self))
+            self._names[key] = tuple(paces)
+        return self._names[key]
 
     def fits(self, wants: Sequence[Want]) -> bool:
         """Say whether all of `wants`, of this registry, can be taken now."""
+        if self.in_use + len(wants) > self.cap:
+            return False
         bodies = [want for want in wants if want.body is not None]
-        # A fifth, at least two, stays for discovery; but a transfer inside one registry (two
-        # permits) fits when idle.
-        most = max(1, self.cap - max(2, self.cap // 5)) if self.bodies else self.cap
-        room = self.in_use + len(wants) <= self.cap and (
-            not bodies or self.bodies + len(bodies) <= most
-        )
-        return room and all(
-            self.large[want.body or ""] < _LARGE_STREAMS for want in bodies if want.large
+        if not bodies:
+            return True
+
+        # A fifth, and at least two, stays for short requests. A transfer inside one registry, of
+        # two bodies, fits when nothing else is under way.
+        most_bodies = max(1, self.cap - max(2, self.cap // 5))
+        if self.bodies and self.bodies + len(bodies) > most_bodies:
+            return False
+        return all(
+            self.large[want.body] < _LARGE_STREAMS for want in bodies if want.body and want.large
         )
 
-    def count(self, want: Want, step: int) -> None:
-        """Take a permit (1) or give it back (-1)."""
+    def take_permit(self, want: Want) -> None:
+        self._count(want, 1)
+
+    def give_back_permit(self, want: Want) -> None:
+        self._count(want, -1)
+
+    def _count(self, want: Want, step: int) -> None:
         self.in_use += step
         if want.body is not None:
             self.bodies += step
-            self.large[want.body] += step * want.large
+            if want.large:
+                self.large[want.body] += step
+
+
+class Slot(NamedTuple):
+    """A place in a window, taken for a request that will be or is under way."""
+
+    want: Want
+    meter: Meter
+    number: int
 
 
 def admit(
-    limits: Mapping[str, Limit],
-    wants: tuple[Want, ...],
-    now: float = 0.0,
-    entered: list[tuple[tuple[str, ...], Meter, int]] | None = None,
-) -> bool:
-    """Take all that `wants` name, or nothing; True when taken, with the places in windows added to
-    `entered`.
-    """
+    limits: Mapping[str, Limit], wants: Sequence[Want], now: float = 0.0
+) -> list[Slot] | None:
+    """Take all that `wants` name, and return the places in windows; None: nothing was taken."""
+    if next_opening(limits, wants, now) > now:
+        return None
     permits = [want for want in wants if not want.within]
-    if due(limits, wants, now) > now or not all(
-        limits[host].fits([want for want in permits if want.host == host])
-        for host in {want.host for want in permits}
-    ):
-        return False
+    for host in {want.host for want in permits}:
+        if not limits[host].fits([want for want in permits if want.host == host]):
+            return None
+
     for want in permits:
-        limits[want.host].count(want, 1)
+        limits[want.host].take_permit(want)
+    slots: list[Slot] = []
     for want in wants:
-        meters = [limits[want.host].meters[name] for name in want.meters]
-        numbers = [meter.enter(now, want.discovers) for meter in meters]
-        for meter, number in zip(meters[1:], numbers[1:], strict=True):
-            meter.end(number)
-        if meters and entered is not None:
-            entered.append((want.place, meters[0], numbers[0]))
-    return True
+        if want.meters:
+            window, *others = (limits[want.host].meters[name] for name in want.meters)
+            slots.append(Slot(want, window, window.enter(now)))
+            for other in others:
+                other.take_token(now)
+    return slots
 
 
-def due(limits: Mapping[str, Limit], wants: tuple[Want, ...], now: float) -> float:
+def next_opening(limits: Mapping[str, Limit], wants: Sequence[Want], now: float) -> float:
     """Return when windows and buckets have what `wants` draw, as `Meter.opens` does."""
-    return max(
-        (
-            limits[want.host].meters[name].opens(now, want.discovers)
-            for want in wants
-            for name in want.meters
-        ),
-        default=-math.inf,
-    )
-
-
-def release(limits: Mapping[str, Limit], wants: tuple[Want, ...]) -> None:
+    opens = -math.inf
     for want in wants:
-        limits[want.host].count(want, -1)
+        for name in want.meters:
+            opens = max(opens, limits[want.host].meters[name].opens(now, want.discovers))
+    return opens
+
+
+def release(limits: Mapping[str, Limit], wants: Sequence[Want]) -> None:
+    """Give back the permits that `admit` took for `wants`; windows are left by `Meter.end`."""
+    for want in wants:
+        limits[want.host].give_back_permit(want)
 
 
 class Patience:
-    """Repetitions of one piece of work: so many attempts, and apart from them 429s for so long."""
+    """How often one piece of work may be repeated: so many attempts, and besides 429s for so long."""
 
     def __init__(self, attempts: int) -> None:
         self.repeated = 0
         self._left = attempts
-        self._throttled_since = -1.0
+        self._throttled_since: float | None = None
 
     def pause(self, now: float, chance: float, *, throttled: bool, asked: float) -> float | None:
         """Return the seconds before the next attempt, at least what the peer asked for; None to
         give up.
         """
-        if throttled and self._throttled_since < 0:
-            self._throttled_since = now
-        self._left -= not throttled
-        late = throttled and now - self._throttled_since > THROTTLED_FOR
-        if late or self._left < 1 or asked > LONGEST_WAIT:
+        if throttled:
+            if self._throttled_since is None:
+                self._throttled_since = now
+            if now - self._throttled_since > THROTTLED_FOR:
+                return None
+        else:
+            self._left -= 1
+        if self._left < 1 or asked > LONGEST_WAIT:
             return None
         self.repeated += 1
         return max(asked, backoff(self.repeated, chance))
@@ -291,35 +397,43 @@ class Patience:
 
 def backoff(attempt: int, chance: float) -> float:
     """Return the pause in seconds before attempt `attempt` (from 1); `chance` is uniform in [0, 1)."""
-    return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt - 1, 9)) * chance)
+    longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(attempt - 1, 9))
+    return longest * chance
 
 
-def hopeless(before: Mapping[Any, int], left: Mapping[Any, int], ticks: float) -> list[Any]:
-    """Return the streams to drop, by two looks at what each has left, `ticks` times the time
-    between them before the end: those that would not end if the whole line were theirs, else the
-    slowest of those that would not."""
-    moved = {each: before[each] - count for each, count in left.items() if each in before}
-    late = [each for each in moved if left[each] > ticks * moved[each]]
-    late.sort(key=lambda each: moved[each] / left[each])
-    line = sum(moved.values())
-    return [each for each in late if left[each] > ticks * line] or late[:1] if line else []
+class Remaining(NamedTuple):
+    """What is left of a quota: requests, and the seconds until all of it is back at the latest."""
+
+    requests: int
+    seconds: float
 
 
-def parse_quota(
-    header: Callable[[str], str | None], wall_now: float
-) -> tuple[int, int, float] | None:
-    """Return what is left of a quota, of how much (0: not told), and at most how long until all of
-    it is back.
-    """
+def parse_quota(header: Callable[[str], str | None], wall_now: float) -> Remaining | None:
+    """Read what is left of a quota from an answer's headers; None where nothing is said."""
     for prefix in ("", "x-"):
-        if not header(f"{prefix}ratelimit-remaining"):
-            continue
-        left, most, reset = (
-            re.match(_QUOTA, header(f"{prefix}ratelimit-{name}") or "")
-            for name in ("remaining", "limit", "reset")
-        )
-        if left:
-            seconds = float((reset and reset[1]) or left[2] or (most and most[2]) or _USUAL_QUOTA)
-            # Some tell a moment, in seconds since 1970.
-            return int(left[1]), int(most[1]) if most else 0, seconds - (seconds > 1e9) * wall_now
+        name = f"{prefix}ratelimit"
+        value = header(f"{name}-remaining")
+        remaining = re.match(_QUOTA, value) if value else None
+        if remaining is not None:
+            limit = re.match(_QUOTA, header(f"{name}-limit") or "")
+            reset = re.match(_QUOTA, header(f"{name}-reset") or "")
+            seconds = _seconds_of(reset, remaining, limit, wall_now)
+            return Remaining(int(remaining["count"]), seconds)
     return None
+
+
+def _seconds_of(
+    reset: re.Match[str] | None,
+    remaining: re.Match[str],
+    limit: re.Match[str] | None,
+    wall_now: float,
+) -> float:
+    """Return the seconds until a quota is back: as it says itself, else the length of its window."""
+    if reset is not None:
+        seconds = float(reset["count"])
+        return seconds - wall_now if seconds > _LEAST_MOMENT else seconds
+    if remaining["window"]:
+        return float(remaining["window"])
+    if limit is not None and limit["window"]:
+        return float(limit["window"])
+    return _USUAL_QUOTA

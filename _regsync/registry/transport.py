@@ -1,40 +1,33 @@
-"""One authenticated, admitted, repeated exchange with a registry. Owns: each registry's `Host`,
-admission, redirects, repetition (not of what goes with a blob: the transfer does that), how an
-answer becomes an error. May not know: what a manifest or a blob is. Invariants: I6 (a credential is
-attached hop by hop, to its own origin only, never again once redirects have left it), I7 and I8
-(nothing is held while waiting). Follows docs/design.md sections 6, 7 and 9, docs/protocol-facts.md
-sections 1.12, 1.13 and 9.2 (R1-R4, R10, R14)."""
+"""One authenticated, admitted, repeated exchange with a registry.
+
+Owns: the registries of a run, the way of a request, redirects, repetition (not of what goes with a
+blob: the transfer does that), what answers say about how often to ask, counts per action.
+May not know: what a manifest or a blob is.
+Invariants: I6 (a credential is attached hop by hop, to its own origin only, never again once
+redirects have left it), I7 (a body is sent once), I8 (nothing is held while waiting).
+Follows: docs/design.md sections 6, 7 and 9, docs/protocol-facts.md sections 1.12, 1.13 and 9.2 (R1,
+R2, R4, R14, R15).
+"""
 
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-    nullcontext,
-)
-from functools import cache, partial
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
 
 from _regsync import __version__
-from _regsync.addresses import Origin, is_private
-from _regsync.auth.challenge import words
+from _regsync.addresses import Origin
 from _regsync.auth.cloud import Answer, Chain, Clouds, Machine
 from _regsync.auth.credentials import Credential, Pair
-from _regsync.auth.tokens import Authenticator
 from _regsync.config.model import Registry
 from _regsync.errors import (
     AuthError,
-    ConfigError,
-    ConnectFailed,
     Disconnected,
     ProtocolBroken,
     RegistryError,
@@ -43,45 +36,44 @@ from _regsync.errors import (
     TimedOut,
     WireError,
 )
-from _regsync.net.http1 import Headers, Request, Response, parse_retry_after
-from _regsync.net.pool import Lease, Pool, open_stream
-from _regsync.net.proxy import proxy_for
+from _regsync.net.http1 import Pieces, Request, Response, parse_retry_after
+from _regsync.net.pool import Lease, Pool
 from _regsync.net.streams import Stream, Timeouts
-from _regsync.net.tls import SHOW, certs_d, make_context
-from _regsync.providers import ROWS, api_host
-from _regsync.registry.admission import Gate
+from _regsync.providers import ROWS
+from _regsync.registry.admission import Gate, Turn
+from _regsync.registry.dialer import Dialer
+from _regsync.registry.host import Host
+from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.registry.throttle import (
     ATTEMPTS,
     DEFAULT_CONCURRENCY,
     DISCOVERY,
+    LARGE_BODY,
     LONGEST_WAIT,
     THROTTLED_FOR,
     UNDER_WAY,
     Limit,
     Meter,
     Patience,
+    Remaining,
     Want,
     parse_quota,
 )
-from _regsync.text import clean, duration_text, one_line
+from _regsync.text import duration_text
 
+# R4: how many redirects are followed.
+_MOST_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
 
-
-_MOST_REDIRECTS = 10
-
-
-_UNREACHABLE_AFTER = 3
-
-
-# R14: an error body is read this far; a manifest, a listing or a token has its own limit.
+# R14: an error's body is read so far, in bytes. A manifest and a listing have limits of their own.
 ERROR_BODY = 64 * 1024
-
-
 _TOKEN_BODY = 1024 * 1024
 
+# Files that a process needs for itself, beside those of its connections.
+_OWN_FILES = 24
 
-_QUERY = r"\?\S+"  # of a URL or a path; in linear time
+# The rank of what everybody else may wait for: an image waits for nothing but its manifest.
+_FIRST = 0.0
 
 
 class Edge(NamedTuple):
@@ -101,121 +93,71 @@ class Edge(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One request as a registry method words it; `action` is a key of docs/design.md section 9."""
+    """One request as a registry's endpoint words it."""
 
-    action: str
+    action: str  # a key of docs/design.md section 9
     method: str
     path: str
     repository: str
     rights: str = "pull"
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-    also: tuple[
-        tuple[str, str], ...
-    ] = ()  # other repositories that the token must cover: (name, rights)
-    origin: Origin | None = (
-        None  # where it goes when not to the registry itself: an upload's Location
-    )
+
+    # Other repositories that the token must cover: (name, rights).
+    also: tuple[tuple[str, str], ...] = ()
+
+    # Where it goes when not to the registry itself: an upload's Location.
+    origin: Origin | None = None
 
     def request(self, authorization: str | None) -> Request:
         """Return what goes over the wire; content is never asked for in a coding (R15)."""
-        own = (("User-Agent", f"regsync/{__version__}"), ("Accept-Encoding", "identity"))
-        login = (("Authorization", authorization),) if authorization is not None else ()
-        return Request(self.method, self.path, (*own, *login, *self.headers), self.body)
+        headers = [("User-Agent", f"regsync/{__version__}"), ("Accept-Encoding", "identity")]
+        if authorization is not None:
+            headers.append(("Authorization", authorization))
+        return Request(self.method, self.path, (*headers, *self.headers), self.body)
 
 
-class Host:
-    """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
+class Body:
+    """An upload's body on its way. It says when it begins and when it is well under way."""
 
-    def __init__(
-        self, transport: Transport, registry: Registry, credential: Credential | Chain | None
-    ) -> None:
-        self.registry = registry
-        self.key = registry.authority
-        self.origin = Origin(registry.scheme, api_host(registry.host), registry.port, registry)
-        self.authenticator = Authenticator(
-            origin=self.origin,
-            credential=credential,
-            fetch=partial(transport.fetch, self),
-            now=anyio.current_time,
-            wall=transport.edge.wall,
-        )
-        self.stopped: SyncError | None = (
-            None  # for the rest of a run: circuit breaker (docs/design.md section 9)
-        )
-        self.reopens = -math.inf  # when a later run may ask it again
-        # What could not be asked since an answer came, after which repetitions of one request are
-        # one failure.
-        self.known = False
-        self.unreached = set[str]()
-        self.first_contact = anyio.Lock()
-        self.used = True  # since the last run began
-        self.resumes = True  # until a status GET on the session of a broken upload fails
-        told = f"if it serves HTTPS, write {self.origin._replace(scheme='https')} as its url"
-        self.secure = told if registry.scheme == "http" else None
+    def __init__(self, pieces: Pieces, seconds: float, on_begin: Callable[[], None]) -> None:
+        self.length = pieces.length
+        self.seconds = seconds  # for the answer, after the last piece
+        self.authorization: str | None = None  # with which it was sent
 
-    @contextmanager
-    def judged(self) -> Iterator[None]:
-        """Stop this registry at once when an error in the block says that it is beyond use:
-        accounts get locked.
-        """
-        try:
-            yield
-        except AuthError as error:
-            if error.fatal:
-                self.stopped = error.again()
-            raise
+        # Called for each piece that follows LARGE_BODY bytes.
+        self.on_under_way: Callable[[], None] = lambda: None
+
+        self._pieces = pieces
+        self._on_begin = on_begin
+        self._has_begun = False
+        self._taken = 0
+
+    async def next(self) -> memoryview:
+        """Return the next piece, as Pieces do."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._on_begin()
+        if self._taken >= LARGE_BODY:
+            self.on_under_way()
+        piece = await self._pieces.next()
+        self._taken += len(piece)
+        return piece
 
 
-def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
-    """Resolve a Location, kept byte for byte (they are signed: docs/protocol-facts.md 1.7);
-    ProtocolBroken if unusable.
-    """
-    from urllib.parse import urljoin, urlsplit
+class _Hop(NamedTuple):
+    """One request of a chain of redirects."""
 
-    try:
-        whole = re.match(
-            "https?://", location, re.IGNORECASE
-        )  # joining would lose an empty parameter of its path
-        parts = urlsplit(location if whole else urljoin(f"{base}{path}", location))
-        port = parts.port or (443 if parts.scheme == "https" else 80)
-        host = (parts.hostname or "").lower()
-    except ValueError as error:
-        raise ProtocolBroken("the Location of the answer is not a URL") from error
-    if parts.scheme not in ("http", "https") or not host or parts.username is not None:
-        raise ProtocolBroken("the Location of the answer is not an http or https URL")
-    # A registry behind a TLS proxy may not know its own scheme (I6).
-    own = (base.scheme, parts.scheme, base.host) == ("https", "http", host) and parts.port in (
-        None,
-        base.port,
-    )
-    origin = base if own else Origin(parts.scheme, host, port, base.via)
-    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    if re.search("[^!-~]", host + target):
-        raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
-    return origin, target
-
-
-def check_foreign(base: Origin, origin: Origin) -> None:
-    """Refuse another origin that is less safe than the registry (R3, R4); it never gets
-    credentials.
-    """
-    if base.scheme == "https" and origin.scheme != "https":
-        raise ProtocolBroken(
-            f"the registry sends us from https to http ({clean(origin.host, 100)}), refused"
-        )
-    if is_private(origin.host) and not is_private(base.host):
-        raise ProtocolBroken(
-            f"the registry sends us to a private address ({clean(origin.host, 100)}), refused"
-        )
+    call: Call
+    origin: Origin
+    authorization: str | None
+    number: int = 0  # of redirects before it
+    has_left: bool = False  # whether the chain has been elsewhere than at the registry
 
 
 def _cloud(name: str) -> Any:
-    from _regsync.auth import (
-        aws,
-        azure,
-        google,  # only for those who use a registry of a cloud
-    )
+    """Import what only those need who use a registry of a cloud."""
+    from _regsync.auth import aws, azure, google
 
     return {"aws": aws, "azure": azure, "google": google}[name]
 
@@ -226,35 +168,45 @@ class Transport:
     def __init__(self, edge: Edge) -> None:
         self.edge = edge
         self.gate = Gate()
-        # By host:port: requests of each action, 429s, and what answered the last one, for the
-        # display.
-        self.requests = defaultdict[str, Counter[str]](Counter)
-        self.throttled = Counter[str]()
-        self.paused = dict[str, Meter]()
-        self._closed: dict[
-            Want, tuple[float, SyncError]
-        ] = {}  # what is not asked before a time, and why
-        # when an answer came last, or bytes moved; how many of blobs in this run
+
+        # By host:port, for the report and the display: requests of each action, 429s, the window
+        # that was refused last.
+        self.requests: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.throttled: Counter[str] = Counter()
+        self.paused: dict[str, Meter] = {}
+
+        # When an answer came last, or bytes moved; bytes of blobs in this run.
         self.moved = -math.inf
         self.bytes = 0
-        self.streams: dict[
-            anyio.CancelScope, Lease
-        ] = {}  # the blobs under way: who drops one cancels it
+
+        # The blobs under way: who drops one cancels its scope.
+        self.streams: dict[anyio.CancelScope, Lease] = {}
+
+        # By credential and way of connecting; and by origin, whoever came first.
         self._hosts: dict[tuple[object, ...], Host] = {}
         self._known: dict[tuple[object, ...], Host] = {}
-        # A file is read once a run, and one TLS context serves all who trust and show the same.
-        self._read = cache(edge.read)
-        self._contexts = cache(partial(make_context, environ=edge.environ))
-        self._certs_d = cache(certs_d)
-        self.pool = Pool(self._dial, edge.timeouts)
-        # What is read for a login is renewed in place by others: never kept.
-        self._clouds = Clouds(
-            Machine(edge.environ, edge.home, edge.read, edge.wall, partial(self.fetch, None)),
-            _cloud,
+
+        # What discovery does not ask before a time, and why.
+        self._closed: dict[Want, tuple[float, SyncError]] = {}
+
+        self._dialer = Dialer(
+            environ=edge.environ,
+            home=edge.home,
+            read=edge.read,
+            log=edge.log,
+            timeouts=edge.timeouts,
         )
-        # Where a registry sends us is to take us for a stranger (I6), even one of ours: no client
-        # certificate.
+        self.pool = Pool(self._dial, edge.timeouts)
+
+        # For where a registry sends us, which is to take us for a stranger (I6).
         self.abroad = Pool(partial(self._dial, abroad=True), edge.timeouts)
+
+        # Files with logins are renewed in place by others: what is read from them is never kept.
+        fetch = partial(self.fetch, None)
+        machine = Machine(edge.environ, edge.home, edge.read, edge.wall, fetch)
+        self._clouds = Clouds(machine, _cloud)
+
+    # The life of a run.
 
     def close(self) -> None:
         for pool in (self.pool, self.abroad):
@@ -267,133 +219,254 @@ class Transport:
         self._known = {}
         self.gate.youngest = 0.0
         self.bytes = 0
-        for counted in (self.requests, self.throttled):
-            counted.clear()
+        self.requests.clear()
+        self.throttled.clear()
         self._clouds.reload()
+
         for key, host in hosts.items():
             if host.registry not in registries:
                 self.gate.limits.pop(host.key, None)
                 self.pool.close(origin=host.origin)
-                continue
-            if not host.used:
-                continue  # its login has been replaced
-            self._hosts[key], host.used = host, False
-            self._known.setdefault(host.origin[:3], host)
-            host.authenticator.begin()
-            if host.stopped is not None and host.reopens <= anyio.current_time():
-                # It is tried by a first contact that others wait for, and one more failure is
-                # enough.
-                host.stopped = None
-                host.known = False
-                host.unreached = set(map(str, range(_UNREACHABLE_AFTER - 1)))
+            elif host.used:  # else its login has been replaced
+                host.used = False
+                host.authenticator.begin()
+                if host.stopped is not None and host.reopens <= anyio.current_time():
+                    host.reopen()
+                self._hosts[key] = host
+                self._known.setdefault(host.origin[:3], host)
 
     def renew(self, registries: Collection[Registry]) -> None:
         """Read again what the configuration names; ConfigError when that is unusable: what was read
         before stays.
         """
-        self._read.cache_clear()
-        kept = self._contexts, self._certs_d
-        self._contexts = cache(self._contexts.__wrapped__)
-        self._certs_d = cache(certs_d)
-        try:
-            for registry in registries:
-                self.prepare(registry)
-        except ConfigError:
-            self._contexts, self._certs_d = kept
-            raise
+        self._dialer.renew(registries)
 
     def prepare(self, registry: Registry) -> None:
         """Read what the configuration names for a registry; ConfigError when it is unusable."""
-        if registry.scheme == "https":
-            self._context(registry)
-        proxy_for(
-            registry.scheme,
-            api_host(registry.host),
-            registry.port,
-            self.edge.environ,
-            registry.proxy,
-        )
+        self._dialer.prepare(registry)
 
     def host(self, registry: Registry, repository: str | None = None) -> Host:
-        """Return what is known of a registry under a repository's credential; a useless one stops
-        this host only.
+        """Return what is known of a registry under a repository's credential. A credential that
+        cannot be had stops this host only.
         """
-        edge = self.edge
-        stopped = None
-        credential = None
+        stopped: AuthError | None = None
+        credential: Credential | Chain | None = None
         try:
-            credential = self._clouds.find(registry, repository, self._read)
+            credential = self._clouds.find(registry, repository, self._dialer.read)
         except AuthError as error:
             stopped = error
-        # Never another's token, nor another's client certificate.
-        way = registry.ca_file, registry.client_cert, registry.client_key, registry.proxy
-        key = (registry.authority, stopped.message if stopped else credential, way)
-        if key not in self._hosts:
-            self._hosts[key] = host = Host(self, registry, credential)
-            self._known.setdefault(host.origin[:3], host)
-        self._hosts[key].used = True
-        self._hosts[key].stopped = stopped or self._hosts[key].stopped
-        # A quarter for each side, since more registries than two may be in use; some files are
-        # ours.
-        cap = min(
-            registry.max_concurrent or DEFAULT_CONCURRENCY, max(2, (edge.open_files - 24) // 4)
-        )
-        row = ROWS[registry.kind]
-        fresh = Limit(cap, row.paces, per_project=row.per_project)
-        limit = self.gate.limits.setdefault(registry.authority, fresh)
-        limit.cap = min(limit.cap, cap) if registry.max_concurrent else limit.cap
-        return self._hosts[key]
 
-    def _context(self, registry: Registry | None, *, stranger: bool = False) -> Any:
-        """Return what is trusted where a registry's configuration holds; a stranger is shown no
-        client certificate.
-        """
-        if registry is None:
-            return self._contexts()
-        files = self._certs_d(self.edge.home, registry.authority, registry.port)
-        if stranger:
-            return self._contexts(
-                registry.ca_file, certs_d=tuple(x for x in files if x.endswith(".crt"))
-            )
-        return self._contexts(registry.ca_file, registry.client_cert, registry.client_key, files)
+        # Never another's token, nor another's client certificate.
+        way = (registry.ca_file, registry.client_cert, registry.client_key, registry.proxy)
+        key = (registry.authority, stopped.message if stopped else credential, way)
+        host = self._hosts.get(key)
+        if host is None:
+            host = Host(registry, credential, fetch=self.fetch, wall=self.edge.wall)
+            self._hosts[key] = host
+            self._known.setdefault(host.origin[:3], host)
+        host.used = True
+        host.stopped = stopped or host.stopped
+        self._limit(registry)
+        return host
+
+    def _limit(self, registry: Registry) -> None:
+        """Set what one host:port gives; of several aliases the smallest `max_concurrent` holds."""
+        # A quarter of the open files for each side, since more registries than two may be in use.
+        most = max(2, (self.edge.open_files - _OWN_FILES) // 4)
+        cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most)
+        row = ROWS[registry.kind]
+        limit = self.gate.limits.get(registry.authority)
+        if limit is None:
+            limit = Limit(cap, row.paces, per_project=row.per_project)
+            self.gate.limits[registry.authority] = limit
+        elif registry.max_concurrent:
+            limit.cap = min(limit.cap, cap)
 
     async def _dial(self, origin: Origin, *, abroad: bool = False) -> Stream:
         known = self._known.get(origin[:3])
-        timeouts = self.edge.timeouts
-        registry: Registry | None = known.registry if known and abroad else origin.via
-        own = registry.proxy if registry else None
-        proxy, decided = proxy_for(*origin[:3], self.edge.environ, own, listed=known is None)
-        if origin.scheme == "http" and not (known or abroad):
-            proxy = None  # metadata, whatever its name (R20)
-        self.edge.log(
-            "debug",
-            "connect",
-            f"connecting to {origin}{f' through {proxy}' if proxy else ''} ({decided})",
-        )
-        context = self._context(registry, stranger=abroad) if origin.scheme == "https" else None
-        around = (
-            self._context(registry, stranger=True) if proxy and proxy.scheme == "https" else None
-        )
-        # What goes when there is a line at last was drawn from the buckets as if it had gone at
-        # once.
-        limit = self.gate.limits.get(known.key if known else "")
-        began = anyio.current_time()
-        drawn = [(meter, meter.full) for meter in limit.meters.values()] if limit else []
+        return await self._dialer.dial(origin, known.registry if known else None, abroad=abroad)
+
+    # The way of a request.
+
+    async def request(
+        self, host: Host, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY
+    ) -> Response:
+        """Do a short exchange, with its body of at most `limit` bytes, as often as docs/design.md
+        section 9 says; SyncError for a status not in `ok`.
+        """
+        budget = Patience(ATTEMPTS)
+        while True:
+            try:
+                return await self._attempt(host, call, ok, limit)
+            except SyncError as error:
+                pause = self.pause_after(error, budget, host, call=call)
+                path = call.path.partition("?")[0]
+                self.edge.log("debug", "retry", f"{call.method} {host.key}{path}: {error}")
+            await anyio.sleep(pause)
+
+    async def _attempt(self, host: Host, call: Call, ok: Collection[int], limit: int) -> Response:
+        """Do an exchange with its body. Rule 1: one real request goes to a new host, and the others
+        wait for its outcome.
+        """
+        if not host.has_answered or host.first_contact.locked():
+            async with host.first_contact:
+                if not host.has_answered:
+                    return await self._exchange(host, call, ok, limit)
+        return await self._exchange(host, call, ok, limit)
+
+    async def _exchange(self, host: Host, call: Call, ok: Collection[int], limit: int) -> Response:
+        async with self.opened(host, call, ok) as response:
+            await response.read(limit)
+            return response
+
+    @asynccontextmanager
+    async def opened(
+        self,
+        host: Host,
+        call: Call,
+        ok: Collection[int],
+        *,
+        lease: Lease | None = None,
+        body: Body | None = None,
+    ) -> AsyncIterator[Response]:
+        """Do one exchange and give its answer unread; SyncError for a status not in `ok`.
+
+        A request gets its login, then its turn (permit, place in a window, token of a bucket), then
+        a connection, then its answer. `lease` is the caller's own connection, which outlives this
+        exchange (a POST before its PUT). With a `body` nothing is repeated (I7): a refused login,
+        and a success before the last byte, are the caller's to judge.
+        """
+        want = self.want(host, call)
+        rank = _FIRST if call.action == "manifest_put" else None
+        for _ in range(2):  # a login that is refused is renewed once
+            self._check_open(host, want)
+            authorization = await self.login(host, call, before_body=body is not None)
+            origin = call.origin or host.origin
+            hop = _Hop(call, origin, authorization, has_left=origin != host.origin)
+
+            async with await self.gate.enter(want, rank, lease) as turn:
+                self._check_open(host, want)  # it may have been stopped meanwhile
+                self._watch_body(call, turn, body, authorization)
+                response = await self._send(host, hop, turn, lease, body)
+                while response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
+                    await turn.settle()  # its connection serves others meanwhile
+                    hop = await self._next_hop(host, hop, response)
+                    response = await self._send(host, hop, turn, lease, body)
+                self._record_pace(host, call, turn, response)
+
+                is_refused = response.status in (401, 403)
+                if authorization is not None and not is_refused:
+                    host.authenticator.proven = True
+                if not is_refused or body is not None or hop.number > 0:
+                    if response.early and body is None and response.status in (200, 201):
+                        raise Disconnected("the registry answered before the request was sent")
+                    await self.raise_unless(host, response, ok)
+                    yield response
+                    return
+                await response.read(ERROR_BODY)
+            await self.refresh_login(host, call, authorization, response)
+        raise self.refusal(host, response)
+
+    async def _send(
+        self, host: Host, hop: _Hop, turn: Turn, lease: Lease | None, body: Body | None
+    ) -> Response:
+        """Send one request of a chain, over the caller's `lease` where that leads there, and return
+        its answer.
+        """
+        call = hop.call
+        is_home = hop.origin == host.origin
+        connection = lease
+        if connection is None or connection.origin != hop.origin:
+            connection = (self.pool if is_home else self.abroad).lease(hop.origin)
+            turn.connection = connection
+        seconds: float | None = None
+        if body is not None:
+            seconds = body.seconds
+        elif call.action == "manifest_put":
+            seconds = self.edge.timeouts.manifest_put
+
+        self._count(hop.origin if hop.number else host.origin, call.action)
         try:
-            return await open_stream(
-                origin, context=context, timeouts=timeouts, proxy=proxy, proxy_context=around
-            )
-        except ConnectFailed as error:
-            if proxy and str(proxy) not in error.message:
-                error.message = f"through the proxy {proxy}: {error.message}"
-            if proxy and (error.hint is None or "HTTPS_PROXY" in error.hint):
-                error.hint = f"this proxy is named by {decided}"
-                if not own:
-                    error.hint += "; NO_PROXY names hosts to reach without it"
+            response = await connection.exchange(call.request(hop.authorization), seconds, body)
+        except WireError as error:
+            if is_home and body is None:
+                host.record_failure(call.path, error)
             raise
-        finally:
-            for meter, full in drawn:
-                meter.full = max(meter.full, full + anyio.current_time() - began)
+        if is_home:
+            host.record_answer()
+        path = call.path.partition("?")[0]
+        trace = f"{call.method} {hop.origin}{path} -> {response.status}"
+        self.edge.log("trace", "request", trace)
+        if response.status == 401 and hop.has_left and body is None:
+            raise ProtocolBroken(
+                f"{hop.origin.authority}, where the registry sends us, asks for a login"
+            )
+        return response
+
+    async def _next_hop(self, host: Host, hop: _Hop, response: Response) -> _Hop:
+        """Return where a redirect leads (R1, R4); ProtocolBroken where nobody should go."""
+        location = response.headers.get("location")
+        if location is None:
+            raise ProtocolBroken(f"status {response.status} without a Location")
+        if hop.number == _MOST_REDIRECTS:
+            raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
+        origin, path = resolve_location(hop.origin, hop.call.path, location)
+        check_foreign(hop.origin, origin)  # by induction as safe as the registry
+        host.authenticator.conceal(path)
+
+        # A chain that has left the registry stays without credentials, even when it comes back.
+        call = hop.call._replace(path=path)
+        has_left = hop.has_left or origin != host.origin
+        authorization = None if has_left else await self.login(host, call)
+        return _Hop(call, origin, authorization, hop.number + 1, has_left)
+
+    def want(self, host: Host, call: Call) -> Want:
+        """Say what a request draws on; a PUT with the body is two steps."""
+        is_whole_body = call.action == "upload_body" and call.method == "PUT"
+        steps = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
+        meters = self.gate.limits[host.key].meters_of(call.repository, *steps)
+        return Want(host.key, meters=meters, discovers=call.action in DISCOVERY)
+
+    def _watch_body(
+        self, call: Call, turn: Turn, body: Body | None, authorization: str | None
+    ) -> None:
+        """Give a body's window back when it is well under way (docs/design.md section 9)."""
+        if call.action == "upload_body":
+            turn.succeed_at(anyio.current_time() + UNDER_WAY)
+        if body is not None:
+            body.authorization = authorization
+            body.on_under_way = partial(self._record_under_way, turn)
+
+    # Logins.
+
+    async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
+        """Return the Authorization header for a call, None for another origin than the registry's
+        (I6).
+        """
+        if call.origin is not None and call.origin != host.origin:
+            return None
+        with host.stopping_on_fatal_auth():
+            return await host.authenticator.authorization(
+                call.repository, call.rights, call.also, before_body
+            )
+
+    async def refresh_login(
+        self, host: Host, call: Call, used: str | None, refused: Response
+    ) -> None:
+        """Take in a 401 or 403, whose body has been read: return when a new login may do better,
+        else raise the error that it is.
+        """
+        login = host.authenticator
+        # ECR says 403 to a password that is too old; in words only.
+        is_expired = refused.status == 401 or b"token has expired" in refused.body
+        with host.stopping_on_fatal_auth():
+            if is_expired:
+                challenges = refused.headers.all("www-authenticate")
+                may_repeat = await login.refused(challenges, used, call.repository, call.rights)
+            else:
+                may_repeat = login.forbidden(used)
+        if not may_repeat:
+            raise self.refusal(host, refused)
 
     async def fetch(
         self,
@@ -404,81 +477,104 @@ class Transport:
         body: bytes,
         seconds: float | None = None,
     ) -> Answer:
-        """Ask a login service: no permit (I8), no redirect (R2), a bounded body; `host`: the
-        registry that named it.
+        """Ask a login service: no permit (I8), no redirect (R2), a bounded body, within `seconds`.
+
+        `host` is the registry that named it, None for a cloud's own.
         """
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
-        if about := host or self._known.get(origin[:3]):
+        about = host or self._known.get(origin[:3])
+        if about is not None:
             origin = origin._replace(via=about.registry)
-        self.count(origin, "token")
-        sent = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"), *headers)
+        self._count(origin, "token")
+        own = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"))
+        request = Request(method, target, (*own, *headers), body)
+        is_abroad = host is not None and origin != host.origin
+        lease = (self.abroad if is_abroad else self.pool).lease(origin)
         with anyio.move_on_after(seconds):
-            async with self.kept(host, origin) if host else self.pool.lease(origin) as lease:
-                response = await lease.exchange(Request(method, target, sent, body))
+            async with lease:
+                response = await lease.exchange(request)
                 # Without the path: on some hosts it is all that a metadata service asks for.
                 self.edge.log("trace", "request", f"{method} {origin} -> {response.status}")
                 content = await response.read(_TOKEN_BODY)
                 return Answer(response.status, dict(response.headers), content)
         raise TimedOut(f"{origin} did not answer within {seconds:g} s")
 
-    def count(self, origin: Origin, action: str) -> None:
-        if known := self._known.get(origin[:3]):
+    # What answers say about how often to ask.
+
+    def _count(self, origin: Origin, action: str) -> None:
+        known = self._known.get(origin[:3])
+        if known is not None:
             self.requests[known.key][action] += 1
 
-    async def request(
-        self, host: Host, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY
-    ) -> Response:
-        """Do a short exchange, with its body, as docs/design.md section 9 repeats it; SyncError for
-        a status not in `ok`.
-        """
-        patience = Patience(ATTEMPTS)
-        while True:
-            try:
-                async with AsyncExitStack() as first:
-                    if not host.known or host.first_contact.locked():
-                        # docs/design.md section 6 rule 1: one real request, sent bare; the others
-                        # wait for its outcome.
-                        await first.enter_async_context(host.first_contact)
-                        if host.known:
-                            await first.aclose()
-                    async with self.opened(host, call, ok) as response:
-                        await response.read(limit)
-                        return response
-            except SyncError as error:
-                pause = self.pause_after(error, patience, host, call=call)
-                self.edge.log(
-                    "debug",
-                    "retry",
-                    f"{call.method} {host.key}{call.path.partition('?')[0]}: {error}",
-                )
-            await anyio.sleep(pause)
+    def _record_under_way(self, turn: Turn) -> None:
+        """A body counts as a success before its answer."""
+        self.moved = anyio.current_time()
+        turn.meter.end(turn.number, 200)
+        self.gate.wake()
+
+    def _record_pace(self, host: Host, call: Call, turn: Turn, response: Response) -> None:
+        """Let a window, and all who wait for it, know what an answer says about how often to ask."""
+        now = anyio.current_time()
+        wall = self.edge.wall()
+        status = response.status
+        header = response.headers.get
+        self.moved = now
+
+        asked = 0.0
+        if status >= 500 or status in (408, 429):
+            asked = parse_retry_after(header("retry-after"), wall) or 0.0
+        turn.meter.end(turn.number, status, now, asked, self.edge.chance())
+        if status == 429:
+            self.paused[host.key] = turn.meter
+        if now - turn.meter.window.refused_since > THROTTLED_FOR:
+            refused = RegistryError("status 429 to everything for 10 minutes", status=429)
+            self._close(host, self.want(host, call), refused, LONGEST_WAIT)
+
+        remaining = parse_quota(header, wall)
+        if remaining is not None:
+            self._record_quota(host, call, turn, remaining)
+        self.gate.wake()
+
+    def _record_quota(self, host: Host, call: Call, turn: Turn, remaining: Remaining) -> None:
+        """Obey a quota. It is about discovery, and at some registries about one action of it."""
+        action = ROWS[host.registry.kind].quota or call.action
+        want = self.want(host, call._replace(action=action))._replace(discovers=True)
+        meter = self.gate.limits[host.key].meters[want.meters[0]]
+        number = turn.number if meter is turn.meter else 0
+        if not meter.update_quota(anyio.current_time(), number, remaining):
+            used_up = RegistryError("the quota is used up", status=429)
+            self._close(host, want, used_up, remaining.seconds)
+
+    # Errors, and what is done about them.
 
     def pause_after(
-        self, error: SyncError, patience: Patience, *hosts: Host, call: Call | None = None
+        self, error: SyncError, budget: Patience, *hosts: Host, call: Call | None = None
     ) -> float:
         """Return the seconds to wait before what failed is repeated; raise the error when it is not
-        to be.
+        to be. `hosts` are those that the work needs: source, target.
         """
-        error.retries = patience.repeated
         answer = error if isinstance(error, RegistryError) else None
-        throttled = answer is not None and answer.status == 429
-        asked = (answer and answer.retry_after) or 0.0
-        now = anyio.current_time()
-        host = hosts[-1 if error.side is Side.TARGET else 0]
-        pause = patience.pause(
-            now,
+        asked = 0.0
+        if answer is not None and answer.retry_after is not None:
+            asked = answer.retry_after
+
+        error.retries = budget.repeated
+        pause = budget.pause(
+            anyio.current_time(),
             self.edge.chance(),
-            throttled=throttled,
-            asked=0.0 if answer and answer.paced else asked,
+            throttled=answer is not None and answer.status == 429,
+            asked=0.0 if answer is not None and answer.paced else asked,
         )
-        if answer and answer.retryable and asked > LONGEST_WAIT:
-            self._close(host, self.want(host, call) if call else None, answer, asked)
-        if pause is None or not error.retryable or any(each.stopped for each in hosts):
+        if answer is not None and answer.retryable and asked > LONGEST_WAIT:
+            host = hosts[-1] if error.side is Side.TARGET else hosts[0]
+            want = None if call is None else self.want(host, call)
+            self._close(host, want, answer, asked)
+        if pause is None or not error.retryable or any(host.stopped for host in hosts):
             raise error
         return pause
 
     def _close(self, host: Host, want: Want | None, error: RegistryError, seconds: float) -> None:
-        """Ask for nothing more before a time; where only discovery is refused, what was begun may
+        """Ask for nothing more before a time. Where only discovery is refused, what was begun may
         go on.
         """
         error.final = True
@@ -486,250 +582,31 @@ class Transport:
         error.message += (
             f" (asks to wait {duration_text(seconds)}, until {moment}, longer than a run waits)"
         )
-        if want and want.discovers:
-            self._closed[want] = anyio.current_time() + seconds, error.again()
+        reopens = anyio.current_time() + seconds
+        if want is not None and want.discovers:
+            self._closed[want] = (reopens, error.again())
         else:
             host.stopped = error.again()
-            host.reopens = anyio.current_time() + seconds
+            host.reopens = reopens
 
     def _check_open(self, host: Host, want: Want) -> None:
-        until, closed = self._closed.get(want, (-math.inf, None))
-        if error := closed if anyio.current_time() < until else host.stopped:
-            raise error.again()
+        """Raise what has closed a registry, or discovery there."""
+        closed = self._closed.get(want)
+        if closed is not None:
+            until, error = closed
+            if anyio.current_time() < until:
+                raise error.again()
+        if host.stopped is not None:
+            raise host.stopped.again()
 
-    def want(self, host: Host, call: Call) -> Want:
-        """Say what a request draws; a PUT or POST with the body is more than one step."""
-        steps = [call.action]
-        if (call.action, call.method) == ("upload_body", "PUT"):
-            steps = ["upload_finish", "upload_body"]
-        if call.action == "upload_start" and call.body:
-            steps += ["upload_body", "upload_finish"]
-        meters = self.gate.limits[host.key].meters_of(call.repository, *steps)
-        return Want(host.key, meters=meters, discovers=call.action in DISCOVERY)
-
-    @asynccontextmanager
-    async def metered(
-        self, host: Host, call: Call, lease: Lease | None
-    ) -> AsyncIterator[Callable[..., None]]:
-        """Let a request have what it draws; tell the result of its answer, or nothing when a body
-        is well under way.
-        """
-        want = self.want(host, call)
-        work = self.gate.at_work.get()
-        within = work is not None and any(each.host == host.key for each in work.wants)
-        rank = 0.0 if call.action == "manifest_put" else None  # an image waits for nothing else
-        async with (
-            nullcontext(work) if work and within else self.gate.admitted((want,), rank) as permit
-        ):
-            await self.gate.take(permit, want, lease=lease)
-            self._check_open(host, want)
-            at = [place for place, *_ in permit.entered].index(want.place)
-            _, meter, number = permit.entered.pop(at)
-            for each in (self.gate.limits[host.key].meters[name] for name in want.meters):
-                then, full = permit.drawn[each]  # a PUT goes when its source has answered
-                each.full = max(each.full, full + anyio.current_time() - then)
-            if call.action == "upload_body":
-                meter.inside[number] = anyio.current_time() + UNDER_WAY
-                self.gate.wake()
-            permit.busy += 1
-            try:
-                yield partial(self._hear, host, call, meter, number)
-            finally:
-                permit.busy -= 1
-                meter.end(number)
-                self.gate.wake()
-
-    def _hear(
-        self, host: Host, call: Call, meter: Meter, number: int, answer: Response | None = None
-    ) -> None:
-        """Let a window, and all who wait for it, know what an answer says about how often to ask."""
-        now = anyio.current_time()
-        wall = self.edge.wall()
-        status = 200
-        header = Headers().get
-        self.moved = now
-        if answer is not None:
-            status = answer.status
-            header = answer.headers.get
-        asked = (
-            (status >= 500 or status in (408, 429))
-            and parse_retry_after(header("retry-after"), wall)
-        ) or 0.0
-        meter.end(number, status, now, asked, self.edge.chance())
-        if status == 429:
-            self.paused[host.key] = meter
-        if now - meter.refused_since > THROTTLED_FOR:
-            refused = RegistryError("status 429 to everything for 10 minutes", status=429)
-            self._close(host, self.want(host, call), refused, LONGEST_WAIT)
-        if quota := parse_quota(header, wall):
-            action = ROWS[host.registry.kind].quota or call.action
-            want = self.want(host, call._replace(action=action))._replace(discovers=True)
-            about = self.gate.limits[host.key].meters[want.meters[0]]
-            if not about.tell(now, number if about is meter else 0, *quota):
-                self._close(host, want, RegistryError("the quota is used up", status=429), quota[2])
-        self.gate.wake()
-
-    @asynccontextmanager
-    async def opened(
-        self, host: Host, call: Call, ok: Collection[int], *, lease: Lease | None = None
-    ) -> AsyncIterator[Response]:
-        """Do one exchange, with login and redirects, and give its answer unread; SyncError for a
-        status not in `ok`.
-        """
-        for _ in range(2):
-            used = await self.login(host, call)
-            async with self.metered(host, call, lease) as hear, AsyncExitStack() as held:
-                response, moved = await self._follow(host, call, used, lease, held)
-                hear(response)
-                host.authenticator.proven |= used is not None and response.status not in (401, 403)
-                if moved or response.status not in (401, 403):
-                    if response.early and response.status in (200, 201):
-                        raise Disconnected("the registry answered before the request was sent")
-                    await self.expect(host, response, ok)
-                    yield response
-                    return
-                await response.read(ERROR_BODY)
-            await self.relearn(host, call, used, response)
-        raise self.refusal(host, response)
-
-    async def _follow(
-        self, host: Host, call: Call, used: str | None, lease: Lease | None, held: AsyncExitStack
-    ) -> tuple[Response, bool]:
-        """Return the answer at the end of the redirects of a GET or HEAD (R1, R4), and whether
-        there were any.
-        """
-        base = call.origin or host.origin
-        moved = False
-        left = base != host.origin
-        for _ in range(_MOST_REDIRECTS + 1):
-            response = await self._send(
-                host, call, await held.enter_async_context(self.kept(host, base, lease)), used
-            )
-            if response.status == 401 and left:
-                raise ProtocolBroken(
-                    f"{base.authority}, where the registry sends us, asks for a login"
-                )
-            if response.status not in _REDIRECTS or call.method not in ("GET", "HEAD"):
-                return response, moved
-            await held.aclose()  # that connection serves others meanwhile
-            if (location := response.headers.get("location")) is None:
-                raise ProtocolBroken(f"status {response.status} without a Location")
-            origin, path = resolve_location(base, call.path, location)
-            check_foreign(base, origin)  # by induction as safe as the registry
-            host.authenticator.conceal(path)
-            # Once a chain has left the registry it stays without credentials, even when it comes
-            # back.
-            base = origin
-            call = call._replace(path=path)
-            moved = True
-            left = left or origin != host.origin
-            used = None if left else await self.login(host, call)
-        raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
-
-    async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
-        """Return the Authorization header for a call, None for another origin than the registry's
-        (I6).
-        """
-        self._check_open(host, self.want(host, call))
-        if call.origin is not None and call.origin != host.origin:
-            return None
-        with host.judged():
-            return await host.authenticator.authorization(
-                call.repository, call.rights, call.also, before_body
-            )
-
-    async def relearn(self, host: Host, call: Call, used: str | None, refused: Response) -> None:
-        """Take in a 401 or 403: return when a new login may do better, else raise the error that it
-        is.
-        """
-        login = host.authenticator
-        ways = refused.headers.all("www-authenticate")
-        with host.judged():
-            # ECR says 403 to a password that is too old; in words only.
-            again = (
-                await login.refused(ways, used, call.repository, call.rights)
-                if refused.status == 401 or b"token has expired" in refused.body
-                else login.forbidden(used)
-            )
-        if not again:
-            raise self.refusal(host, refused)
-
-    async def expect(self, host: Host, answer: Response, ok: Collection[int]) -> None:
+    async def raise_unless(self, host: Host, answer: Response, ok: Collection[int]) -> None:
+        """Raise what an answer means whose status is not in `ok`."""
         if answer.status not in ok:
             await answer.read(ERROR_BODY)
             raise self.refusal(host, answer)
 
     def refusal(self, host: Host, answer: Response) -> RegistryError:
-        """Turn an answer into an error with the registry's own words, cleaned (R18), and count what
-        is throttled.
-        """
-        login = host.authenticator
-        status = answer.status
-        body = answer.body
-        codes, said = words(body)
-        # Some servers repeat the request: our secrets go, and what follows a URL's `?` (R10).
-        said = one_line(re.sub(_QUERY, "?...", login.redact(said)))
-        error = RegistryError(
-            f"status {status}" + (f": {said}" if said else ""),
-            status=status,
-            codes=codes,
-            digests=frozenset(
-                re.findall("sha(?:256|512):[0-9a-f]{64,128}", body.decode("latin-1"))
-            ),
-            retry_after=parse_retry_after(answer.headers.get("retry-after"), self.edge.wall()),
-        )
-        if status == 429:
+        """Turn an answer into an error, and count what is throttled."""
+        if answer.status == 429:
             self.throttled[host.key] += 1
-            error.paced = True
-            error.hint = (
-                f"who logs in may ask more often: {login.login}" if login.anonymous else None
-            )
-        elif status in (401, 403):
-            error.hint = login.advice
-        elif status == 400 and b"SSL certificate" in body:
-            error.hint = SHOW  # as nginx words it
-        elif status == 400 and b"HTTPS" in (body or b"HTTPS"):
-            error.hint = host.secure  # as Go and nginx word it; the answer to a HEAD has no words
-        return error
-
-    async def _send(self, host: Host, call: Call, lease: Lease, used: str | None) -> Response:
-        self.count(lease.origin, call.action)
-        own = lease.origin == host.origin
-        seconds = self.edge.timeouts.manifest_put
-        try:
-            response = await lease.exchange(
-                call.request(used), seconds if call.action == "manifest_put" else None
-            )
-        except WireError as error:
-            # A host that takes connections and has never answered is as good as down.
-            if own and (
-                isinstance(error, ConnectFailed) or (isinstance(error, TimedOut) and not host.known)
-            ):
-                host.unreached.add(call.path if host.known else str(len(host.unreached)))
-                if len(host.unreached) >= _UNREACHABLE_AFTER:
-                    host.stopped = error.again()
-            elif own and not host.known:
-                error.hint = host.secure or error.hint
-            raise
-        if own:
-            host.known = True
-            host.unreached = set()
-        self.trace(call, lease, response)
-        return response
-
-    def trace(self, call: Call, lease: Lease, response: Response) -> None:
-        self.edge.log(
-            "trace",
-            "request",
-            f"{call.method} {lease.origin}{call.path.split('?')[0]} -> {response.status}",
-        )
-
-    def kept(
-        self, host: Host, origin: Origin, lease: Lease | None = None
-    ) -> AbstractAsyncContextManager[Lease]:
-        """Give the caller's own lease, which outlives this exchange (POST before PUT), or one for
-        another origin.
-        """
-        if lease and lease.origin == origin:
-            return nullcontext(lease)
-        return (self.pool if origin == host.origin else self.abroad).lease(origin)
+        return host.error_of(answer, self.edge.wall())

@@ -18,7 +18,6 @@ import anyio.abc
 from _regsync.config.model import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.registry.repository import Repository
-from _regsync.registry.throttle import hopeless
 from _regsync.registry.transport import Transport
 from _regsync.state.database import EMPTY, StateFile, digest_like, key_of
 from _regsync.state.knowledge import Knowledge
@@ -182,15 +181,8 @@ class Run:
         for scope in self._asking:
             scope.cancel()  # they would find what is not brought any more
         self.execution.ends = execution.deadline = anyio.current_time() + DRAIN_SECONDS
-        before = dict[anyio.CancelScope, int]()
         asked = -1
         while True:
-            left = {scope: lease.unsent() for scope, lease in self._transport.streams.items()}
-            dropped = hopeless(
-                before, left, (execution.deadline - anyio.current_time()) / _DRAIN_TICK
-            )
-            for scope in dropped:
-                scope.cancel()
             # Whatever waits, for a registry that is ill or asks for a pause, is left when nothing
             # else goes on.
             busy = any(limit.in_use for limit in self._transport.gate.limits.values())
@@ -201,8 +193,6 @@ class Run:
             )
             if count == asked >= 0:
                 execution.cancel()
-            # the others' speeds change by that
-            before = {} if dropped else left
             asked = count
             await anyio.sleep(_DRAIN_TICK)
 

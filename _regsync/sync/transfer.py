@@ -15,7 +15,7 @@ import anyio.lowlevel
 
 from _regsync.crypto import hash_hex
 from _regsync.errors import Disconnected, RegistryError, Side, SyncError, WireError
-from _regsync.oci.manifest import IMAGE_CONFIGS, Descriptor, Manifest
+from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import split_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Patience, Want
@@ -31,10 +31,8 @@ from _regsync.sync.staging import (
     FilePieces,
     MemoryPieces,
     NoRoom,
-    Reader,
     Staging,
     StagingFailed,
-    read_whole,
 )
 from _regsync.text import redacting
 
@@ -53,11 +51,6 @@ _PARTS = ""
 
 
 _NOT_SO = {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
-
-
-_WHOLE_BLOB = (
-    64 * 1024
-)  # rule 12: up to this a blob goes in one request where the registry takes it so
 
 
 _Brought = Literal["uploaded", "mounted", "there"]  # how a blob came to its place
@@ -106,7 +99,6 @@ class Mover:
         self._refused: dict[
             RepositoryKey, SyncError
         ] = {}  # where none was, and why none will be in this run
-        self._tried: dict[str, anyio.Event] = {}
 
     async def bring(
         self, step: Step, source: Repository, target: Repository, keep: Keep
@@ -218,9 +210,6 @@ class Mover:
         )
 
         async def read(_: Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
-            meter = self._transport.gate.limits[draws.host].meters[draws.meters[0]]
-            if meter.paused > anyio.current_time() and host in self._tried:
-                self._tried[host].set()  # nobody else is to wait for this source
             async with self._admitted((reading,), rank), relay.opened():
                 while not relay.complete:
                     await sink(await relay.next())
@@ -228,12 +217,6 @@ class Mover:
         if upload.broken:
             async with self._admitted((Want(host),), rank):
                 await upload.resume()
-        if not upload.session and await self._goes_whole(upload, step, known):
-            try:
-                return await self._bring_whole(upload, known, read, rank, keep)
-            finally:
-                if host in self._tried:
-                    self._tried[host].set()
         self._accepted.setdefault(upload.repository.key, anyio.Event())
         if known is None and keep is None:
             parts = -(-min(blob.size, upload.repository.row.put_limit or 0) // SMALL_BLOB)
@@ -256,79 +239,6 @@ class Mover:
                 with memory or self._staging.opened(blob, upload.offset) as body:
                     begun = await self._send(upload, body) if body else None
         return begun
-
-    async def _goes_whole(self, upload: Upload, step: Step, known: bytes | None) -> bool:
-        """Say whether a small blob goes in one request (rule 12); the first config at a host finds
-        out, others wait.
-        """
-        target = upload.repository
-        blob = upload.blob
-        host = upload.repository.host.key
-        takes = partial(self._knowledge.fact, f"whole {host}")
-        # Elsewhere the POST that asks and starts costs no more than a HEAD, and may save the bytes.
-        probes = self._knowledge.may_probe(target.key, target.row.probe is not None)
-        asks = probes and not self._knowledge.is_empty(target.key)
-        small = not step.mount_from and blob.size <= _WHOLE_BLOB
-        if (
-            not small
-            or asks
-            or takes() is False
-            or (known is None and not await self._accepts(target.key))
-        ):
-            return False
-        if blob.media_type not in IMAGE_CONFIGS:
-            await (
-                anyio.lowlevel.checkpoint()
-            )  # a config that waited for the same acceptance finds out
-        elif takes() is None and host not in self._tried:
-            self._tried[host] = anyio.Event()
-            return True
-        if host in self._tried:
-            await self._tried[host].wait()
-        return takes() is True
-
-    async def _bring_whole(
-        self, upload: Upload, body: bytes | None, read: Reader, rank: float, keep: Keep
-    ) -> _Brought:
-        """Upload a small blob in one request, or as the registry answers that (rule 12)."""
-        blob = upload.blob
-        host = upload.repository.host.key
-        if not self._knowledge.is_empty(upload.repository.key):
-            async with self._admitted((Want(host),), rank):
-                if await self._is_there(upload):
-                    return "there"
-        while body is None and keep is not None:
-            await self._staging.ensure(blob, read, disk=keep == "disk")
-            with self._staging.opened(blob) as pieces:
-                body = (
-                    None if pieces is None else bytes(await pieces.next())
-                )  # of this size it is one piece
-        body = await read_whole(blob, read) if body is None else body
-        upload.blob = blob._replace(data=body)  # what is sent again is not read again
-        rank = (
-            -1.0 if self._knowledge.fact(f"whole {host}") is None else rank
-        )  # others wait for this answer
-        async with self._admitted((Want(host, "write"),), rank, upload.lease):
-            self._check_open(upload.repository.key)
-            with _answered():
-                done = await upload.whole(body)
-            if not done and not upload.session:
-                await upload.start()
-            self._knowledge.learn(f"whole {host}", done)
-            return "uploaded" if done else await self._send(upload, MemoryPieces(body))
-
-    async def _accepts(self, where: RepositoryKey) -> bool:
-        """Say whether a repository has accepted an upload; wait for the one that finds out (rule
-        14).
-        """
-        if self._knowledge.was_used(where) and not self._knowledge.is_empty(where):
-            return True
-        await (
-            anyio.lowlevel.checkpoint()
-        )  # the image's large blobs, which cannot go in one request, find out first
-        while (accepted := self._accepted.get(where)) is not None and not accepted.is_set():
-            await accepted.wait()
-        return accepted is not None
 
     def _check_open(self, where: RepositoryKey) -> None:
         if where in self._refused:
