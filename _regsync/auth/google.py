@@ -23,7 +23,7 @@ from _regsync.auth.cloud import Answer, Login, Machine
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, WireError
-from _regsync.text import clean, json_object, plain, redact, redacting
+from _regsync.text import clean, json_object, one_line, plain, redact, redacting
 
 _FILE_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 _METADATA_VARIABLES = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
@@ -156,7 +156,7 @@ def _find_file(machine: Machine) -> _CredentialFile | None:
 async def _ask_metadata(machine: Machine, probing: bool) -> Login:
     """Ask the metadata server for the token of this machine's account; AuthError for none."""
     addresses = (machine.environ.get(name) for name in _METADATA_VARIABLES)
-    host = clean(next(filter(None, addresses), _METADATA_ADDRESS), 100)
+    host = one_line(next(filter(None, addresses), _METADATA_ADDRESS), 100)
     server = _CredentialFile(machine, f"the metadata server {host}", {})
     if machine.environ.get("NO_GCE_CHECK") == "true":
         raise server.error("not asked because of NO_GCE_CHECK")
