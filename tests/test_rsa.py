@@ -31,7 +31,7 @@ PYTHONS = {"this": sys.executable, **{path.name: str(path) for path in BESIDE}}
 SIGN = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from _regsync.fips import sign_rs256
+from _regsync.crypto import sign_rs256
 key, message = json.load(sys.stdin)
 print(sign_rs256(key, message.encode()).hex())
 """
