@@ -1,11 +1,20 @@
-"""."""
+"""The only door to digests, MACs and signatures.
+
+Owns: which library computes them: in the default build OpenSSL alone, behind the gate of `fips`.
+May not know: anything else of the program.
+Invariants: no message shows a key; no other module of `_regsync` but `fips` imports hashlib, hmac
+or secrets. Chance that secures nothing (temporary names, pauses) is os.urandom's.
+Follows: docs/design.md sections 1 and 11.
+"""
 
 from __future__ import annotations
 
-from _regsync import FIPS_BUILD
-from _regsync.fips import _libcrypto, _pointer
+import re
+from typing import TYPE_CHECKING
 
-TYPE_CHECKING = False
+from _regsync import FIPS_BUILD
+from _regsync.fips import libcrypto, pointer
+
 if TYPE_CHECKING:
     from hashlib import _Hash
 
@@ -13,20 +22,19 @@ if TYPE_CHECKING:
 # descriptor.md).
 DIGEST_HEX_LENGTHS = {"sha256": 64, "sha512": 128}
 
+_PEM = r"-----BEGIN (?P<label>[A-Z ]+)-----(?P<text>.*?)-----END (?P=label)-----"
 
-def _new(algorithm: str, data: bytes | bytearray | memoryview) -> _Hash:
-    if FIPS_BUILD:
-        import _hashlib
+# How rsaEncryption looks in the base64 of a PKCS#8 key's head.
+_RSA_IN_BASE64 = "BgkqhkiG9w0BAQE"
 
-        return _hashlib.new(algorithm, data)
-    import hashlib
-
-    return hashlib.new(algorithm, data, usedforsecurity=algorithm != "sha1")
+# Bytes of the signature by an RSA key of 16384 bits, the longest that OpenSSL takes.
+_MAX_SIGNATURE = 2048
 
 
 def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Hash:
-    """Return a running hash, begun with `data`, for `sha256` or `sha512`; ValueError for anything
-    else.
+    """Return a running hash, begun with `data`.
+
+    ValueError for another algorithm than `sha256` and `sha512`.
     """
     if algorithm not in DIGEST_HEX_LENGTHS:
         raise ValueError(f"digest algorithm {algorithm!r} is not supported")
@@ -38,6 +46,22 @@ def hash_hex(algorithm: str, data: bytes | bytearray | memoryview) -> str:
     return new_hash(algorithm, data).hexdigest()
 
 
+def name_hash(text: str) -> str:
+    """Return the SHA-1 by which another program has named a file; it secures nothing."""
+    return _new("sha1", text.encode()).hexdigest()
+
+
+def _new(algorithm: str, data: bytes | bytearray | memoryview) -> _Hash:
+    if FIPS_BUILD:
+        # hashlib would fall back to code of its own.
+        import _hashlib
+
+        return _hashlib.new(algorithm, data)
+    import hashlib
+
+    return hashlib.new(algorithm, data, usedforsecurity=algorithm != "sha1")
+
+
 def hmac_bytes(key: bytes, data: bytes) -> bytes:
     """Return the HMAC of `data` by SHA-256."""
     from _hashlib import hmac_digest
@@ -45,49 +69,55 @@ def hmac_bytes(key: bytes, data: bytes) -> bytes:
     return hmac_digest(key, data, "sha256")
 
 
-def name_hash(text: str) -> str:
-    """Return the SHA-1 by which another program has named a file; it secures nothing."""
-    return _new("sha1", text.encode()).hexdigest()
-
-
 def sign_rs256(key: str, message: bytes) -> bytes:
-    """Return the RSASSA-PKCS1-v1_5 signature by a PEM key over SHA-256; ValueError says what of the
-    key is no use. No other copy of libcrypto is used than TLS runs on, and nothing is left on its
-    list of errors (5.4 c)."""
-    import re
+    """Return the RSASSA-PKCS1-v1_5 signature over SHA-256 by a private key in PEM.
+
+    ValueError says why the key is of no use. It is computed by the libcrypto that TLS runs on, on
+    whose list of errors nothing is left (docs/protocol-facts.md section 5.4).
+    """
+    _check_rsa_key(key)
+
     from ctypes import byref, c_size_t, c_void_p, create_string_buffer
 
-    label, text = (
-        re.findall(r"-----BEGIN ([A-Z ]+)-----(.*?)-----END \1-----", key, re.DOTALL) or [("", "")]
-    )[0]
-    if "ENCRYPTED" in label + text:
-        raise ValueError("is encrypted: use one without a pass phrase")
-    # In base64 the head of a PKCS#8 key shows rsaEncryption so; the older form has it in its label.
-    if not (label == "RSA PRIVATE KEY" or (label == "PRIVATE KEY" and "BgkqhkiG9w0BAQE" in text)):
-        raise ValueError("is not an RSA key in PEM (PKCS#8)")
-    crypto = _libcrypto()
+    crypto = libcrypto()
     pem = key.encode()
-    size = c_size_t(2048)
-    room = create_string_buffer(2048)
-    bio = _pointer(crypto, "BIO_new_mem_buf", pem, len(pem))
-    context = _pointer(crypto, "EVP_MD_CTX_new")
-    private = c_void_p()
+    size = c_size_t(_MAX_SIGNATURE)
+    signature = create_string_buffer(_MAX_SIGNATURE)
+    pem_source = pointer(crypto, "BIO_new_mem_buf", pem, len(pem))
+    context = pointer(crypto, "EVP_MD_CTX_new")
+    private_key = c_void_p()
     try:
-        # The last argument is a pass phrase, so that the library never asks for one at the
+        # The last argument is a pass phrase: without one the library would ask for it at the
         # terminal.
-        private = _pointer(crypto, "PEM_read_bio_PrivateKey", bio, None, None, b"")
-        if not private:
+        private_key = pointer(crypto, "PEM_read_bio_PrivateKey", pem_source, None, None, b"")
+        if not private_key:
             raise ValueError("does not parse")
-        if (
-            crypto.EVP_DigestSignInit(context, None, _pointer(crypto, "EVP_sha256"), None, private)
-            != 1
-            or crypto.EVP_DigestSign(context, room, byref(size), message, c_size_t(len(message)))
-            != 1
-        ):
+
+        sha256 = pointer(crypto, "EVP_sha256")
+        is_signed = (
+            crypto.EVP_DigestSignInit(context, None, sha256, None, private_key) == 1
+            and crypto.EVP_DigestSign(
+                context, signature, byref(size), message, c_size_t(len(message))
+            )
+            == 1
+        )
+        if not is_signed:
             raise ValueError("was refused by OpenSSL: RSA keys have 2048 to 16384 bits")
-        return room.raw[: size.value]
+        return signature.raw[: size.value]
     finally:
         crypto.EVP_MD_CTX_free(context)
-        crypto.EVP_PKEY_free(private)
-        crypto.BIO_free(bio)
+        crypto.EVP_PKEY_free(private_key)
+        crypto.BIO_free(pem_source)
         crypto.ERR_clear_error()
+
+
+def _check_rsa_key(key: str) -> None:
+    """Raise ValueError unless a text has an RSA key in PEM, without a pass phrase."""
+    pem = re.search(_PEM, key, re.DOTALL)
+    label = pem["label"] if pem else ""
+    text = pem["text"] if pem else ""
+    if "ENCRYPTED" in label + text:
+        raise ValueError("is encrypted: use one without a pass phrase")
+    is_pkcs8_rsa = label == "PRIVATE KEY" and _RSA_IN_BASE64 in text
+    if label != "RSA PRIVATE KEY" and not is_pkcs8_rsa:
+        raise ValueError("is not an RSA key in PEM (PKCS#8)")

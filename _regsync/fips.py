@@ -1,34 +1,62 @@
-"""The only door to digests, MACs and signatures, and the gate: the default build computes by the
-host's FIPS provider. Owns: which library computes them. May not know: anything else of the program;
-it imports os and sys until it is asked for something. Invariants: no message shows a key; no other
-module of `_regsync` imports hashlib, hmac or secrets; what the gate cannot prove closes it,
-whatever the arguments. Python fails open: without a provider hashlib uses code of its own, and its
-FIPS mode tells a setting. So OpenSSL itself is asked, and nothing here falls back. Chance that
-secures nothing (temporary names, pauses) is os.urandom's. Follows docs/design.md sections 1 and 11,
-docs/protocol-facts.md 8.3."""
+"""The gate: the default build computes by the host's FIPS provider, or not at all.
+
+Owns: finding and activating the provider, the proof that nothing else computes, libcrypto itself.
+May not know: anything else of the program; it imports neither OpenSSL nor ctypes before it is
+called.
+Invariants: what the gate cannot prove closes it, whatever the arguments; nothing here falls back.
+Python fails open: without a provider hashlib uses code of its own, and its FIPS mode tells a
+setting. So OpenSSL itself is asked.
+Follows: docs/design.md sections 1 and 11, docs/protocol-facts.md section 8.3.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
 
 from _regsync import FIPS_BUILD
 
-# typing's constant without typing, which costs `version` a third of its time.
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ctypes import CDLL, c_void_p
-
 
 REMEDY = (
     "install one, with `openssl fipsinstall -module DIR/fips.so -out DIR/fipsmodule.cnf`, "
     "or use regsync-nofips.pyz"
 )
 
+# OpenSSL 3.0.0 as OpenSSL_version_num gives it.
+_OLDEST_OPENSSL = 0x30000000
+
+# What OPENSSL_info is asked for (openssl/crypto.h).
+_INFO_CONFIG_DIR = 1001
+_INFO_MODULES_DIR = 1003
+
+# Where distributions keep modules and settings beside the places that OpenSSL names itself.
+_MORE_MODULE_DIRS = ("/usr/lib64/ossl-modules",)
+_MORE_SETTINGS_DIRS = ("/etc/ssl", "/etc/pki/tls")
+
+# Behind what fipsinstall wrote, so that this holds.
+_ACTIVATION = b"""
+[fips_sect]
+activate = 1
+[regsync]
+providers = regsync_providers
+[regsync_providers]
+fips = fips_sect
+[default]
+openssl_conf = regsync
+"""
+
+# Of OSSL_PARAM: a pointer to a string (openssl/core.h).
+_PARAMETER_UTF8_POINTER = 6
+
 
 def closed() -> str:
-    """Activate the host's FIPS provider for this process; return why the gate is closed, "" if it
-    is not.
+    """Activate the host's FIPS provider for this process.
+
+    Return why the gate is closed, "" if it is not.
     """
     if not FIPS_BUILD:
         return ""
@@ -43,124 +71,13 @@ def closed() -> str:
     return ""
 
 
-def _activate() -> CDLL:
-    """Take a host in FIPS mode as it is; else add its provider to what OPENSSL_CONF or the system
-    say of OpenSSL.
-    """
-    early = sys.modules.keys() & {"_hashlib", "_ssl"}
-    crypto = _libcrypto()
-    from ctypes import c_ulong
-
-    if crypto.OpenSSL_version_num() < 0x30000000:
-        raise ValueError("needs OpenSSL 3.0 or newer")
-    own = os.environ.get("OPENSSL_CONF")  # OpenSSL goes on in silence without what it cannot read
-    if own and crypto.NCONF_load(_pointer(crypto, "NCONF_new", None), os.fsencode(own), None) != 1:
-        raise ValueError(
-            f"cannot be set up by OPENSSL_CONF={own!r}, which does not load ({_said(crypto)})"
-        )
-    # The setting first: asking for a provider that nobody named would load the built-in one.
-    if (
-        crypto.EVP_default_properties_is_fips_enabled(None)
-        == 1
-        == crypto.OSSL_PROVIDER_available(None, b"fips")
-    ):
-        return crypto
-    if early:
-        raise ValueError(
-            "comes too late: OpenSSL was loaded before regsync began; start it by `python3 -I -S`"
-        )
-    module, settings, text = _find(crypto, own)
-    # Behind what fipsinstall wrote, so that this holds; in memory, so that nothing is left behind.
-    text += (
-        b"\n[fips_sect]\nactivate = 1\n[regsync]\nproviders = regsync_providers\n[regsync_providers]\n"
-        b"fips = fips_sect\n[default]\nopenssl_conf = regsync\n"
-    )
-    config = _pointer(crypto, "NCONF_new", None)
-    bio = _pointer(crypto, "BIO_new_mem_buf", text, len(text))
-    crypto.OSSL_PROVIDER_set_default_search_path(None, os.fsencode(os.path.dirname(module)))
-    if (
-        crypto.NCONF_load_bio(config, bio, None) != 1
-        or crypto.CONF_modules_load(config, None, c_ulong()) != 1
-        or not _pointer(crypto, "OSSL_PROVIDER_load", None, b"fips")
-    ):
-        tried = f"{module!r} with {settings}" + (f", after OPENSSL_CONF={own!r}," if own else "")
-        raise ValueError(
-            f"{tried} does not load ({_said(crypto)}): one is damaged, or not made for the other"
-        )
-    _pointer(
-        crypto, "OSSL_PROVIDER_load", None, b"base"
-    )  # reads keys and certificates, computes nothing
-    crypto.EVP_default_properties_enable_fips(None, 1)
-    return crypto
-
-
-def _find(crypto: CDLL, own: str | None) -> tuple[str, str, bytes]:
-    """Return the path of fips.so, and where fipsinstall's settings for it are, with them."""
-    from ctypes import c_char_p
-
-    crypto.OPENSSL_info.restype = c_char_p
-    base, modules = (os.fsdecode(crypto.OPENSSL_info(number)) for number in (1001, 1003))
-    named = os.environ.get("OPENSSL_MODULES")  # as in OpenSSL the only place, if it is given
-    places = [named] if named else [modules, "/usr/lib64/ossl-modules"]
-    found = next((place for place in places if os.path.isfile(f"{place}/fips.so")), None)
-    if found is None:
-        raise ValueError(f"is not found: no fips.so in {places}")
-    tried = dict.fromkeys(
-        (named, own and os.path.dirname(own), found, base, "/etc/ssl", "/etc/pki/tls")
-    )
-    for path in [f"{place}/fipsmodule.cnf" for place in tried if place]:
-        if os.path.isfile(path):
-            with open(path, "rb") as file:
-                return f"{found}/fips.so", repr(path), file.read()
-    return (
-        f"{found}/fips.so",
-        f"no fipsmodule.cnf in {[*filter(None, tried)]}",
-        b"",
-    )  # some modules need none
-
-
-def _check(crypto: CDLL) -> None:
-    """Raise ValueError, OSError or ImportError unless the provider, and nothing else, serves
-    digests and TLS.
-    """
-    import _hashlib
-    import _ssl
-    from ctypes import c_char_p
-
-    crypto.OSSL_PROVIDER_get0_name.restype = c_char_p
-    if crypto.OSSL_PROVIDER_available(None, b"fips") != 1:
-        raise ValueError("is not active")
-    chance = _pointer(crypto, "RAND_get0_public", None)
-    for kind, what, found in (
-        ("MD", "SHA-256", _pointer(crypto, "EVP_MD_fetch", None, b"SHA256", None)),
-        ("RAND", "random numbers", chance and _pointer(crypto, "EVP_RAND_CTX_get0_rand", chance)),
-    ):
-        if (
-            not found
-            or crypto.OSSL_PROVIDER_get0_name(_pointer(crypto, f"EVP_{kind}_get0_provider", found))
-            != b"fips"
-        ):
-            raise ValueError(f"is not what computes {what}")
-    _hashlib.openssl_sha256(b"")
-    try:
-        _hashlib.openssl_md5(b"")
-    except ValueError:
-        pass
-    else:
-        raise ValueError("is not alone: OpenSSL still computes MD5")
-    if any(
-        "CHACHA20" in cipher["name"]
-        for cipher in _ssl._SSLContext(_ssl.PROTOCOL_TLS_CLIENT).get_ciphers()
-    ):
-        raise ValueError("is not alone: TLS still offers ChaCha20")
-    crypto.ERR_clear_error()  # or TLS would take what is left there for its own
-
-
 def provider() -> dict[str, str]:
     """Return the name and the version that the active provider gives itself."""
     from ctypes import Structure, addressof, c_char_p, c_size_t, c_uint, c_void_p
 
-    class Parameter(Structure):  # OSSL_PARAM of openssl/core.h; type 6 is a pointer to a string
+    class Parameter(Structure):
+        """OSSL_PARAM of openssl/core.h."""
+
         _fields_ = [
             ("key", c_char_p),
             ("type", c_uint),
@@ -169,57 +86,238 @@ def provider() -> dict[str, str]:
             ("used", c_size_t),
         ]
 
-    crypto = _libcrypto()
-    told = {"name": c_char_p(), "version": c_char_p()}
-    asked = (Parameter * 3)(
-        *(Parameter(key.encode(), 6, addressof(value)) for key, value in told.items())
+    values = {"name": c_char_p(), "version": c_char_p()}
+    parameters = [
+        Parameter(key.encode(), _PARAMETER_UTF8_POINTER, addressof(value))
+        for key, value in values.items()
+    ]
+    crypto = libcrypto()
+    fips = pointer(crypto, "OSSL_PROVIDER_load", None, b"fips")
+    # An empty parameter ends the list.
+    crypto.OSSL_PROVIDER_get_params(fips, (Parameter * 3)(*parameters))
+    return {key: (value.value or b"?").decode("ascii", "replace") for key, value in values.items()}
+
+
+# Activation.
+
+
+class _Module(NamedTuple):
+    """A provider's module, and the settings that fipsinstall wrote for it."""
+
+    path: str  # of fips.so
+    settings: bytes  # empty where there are none, as some modules need none
+    settings_shown: str  # where they are, for messages
+
+
+def _activate() -> CDLL:
+    """Return libcrypto with the FIPS provider active; ValueError says why it cannot be.
+
+    A host in FIPS mode is taken as it is. Elsewhere its provider is added to what OPENSSL_CONF or
+    the system says of OpenSSL.
+    """
+    is_late = not sys.modules.keys().isdisjoint({"_hashlib", "_ssl"})
+    crypto = libcrypto()
+    if crypto.OpenSSL_version_num() < _OLDEST_OPENSSL:
+        raise ValueError("needs OpenSSL 3.0 or newer")
+    own_settings = os.environ.get("OPENSSL_CONF")
+    if own_settings:
+        _check_loads(crypto, own_settings)
+    if _is_in_fips_mode(crypto):
+        return crypto
+    if is_late:
+        raise ValueError(
+            "comes too late: OpenSSL was loaded before regsync began; start it by `python3 -I -S`"
+        )
+    _load(crypto, _find(crypto, own_settings), own_settings)
+    return crypto
+
+
+def _check_loads(crypto: CDLL, own_settings: str) -> None:
+    """Raise ValueError if OPENSSL_CONF does not load: OpenSSL would go on in silence without it."""
+    config = pointer(crypto, "NCONF_new", None)
+    if crypto.NCONF_load(config, os.fsencode(own_settings), None) != 1:
+        reason = _reported_errors(crypto)
+        raise ValueError(
+            f"cannot be set up by OPENSSL_CONF={own_settings!r}, which does not load ({reason})"
+        )
+
+
+def _is_in_fips_mode(crypto: CDLL) -> bool:
+    # The setting first: asking for a provider that nobody named would load the built-in one.
+    if crypto.EVP_default_properties_is_fips_enabled(None) != 1:
+        return False
+    return bool(crypto.OSSL_PROVIDER_available(None, b"fips") == 1)
+
+
+def _find(crypto: CDLL, own_settings: str | None) -> _Module:
+    """Return the module that OpenSSL would find, and the settings nearest to it."""
+    from ctypes import c_char_p
+
+    crypto.OPENSSL_info.restype = c_char_p
+    config_dir = os.fsdecode(crypto.OPENSSL_info(_INFO_CONFIG_DIR))
+    modules_dir = os.fsdecode(crypto.OPENSSL_info(_INFO_MODULES_DIR))
+
+    named_dir = os.environ.get("OPENSSL_MODULES")  # as in OpenSSL the only place, if it is given
+    module_dirs = [named_dir] if named_dir else [modules_dir, *_MORE_MODULE_DIRS]
+    found = [place for place in module_dirs if os.path.isfile(f"{place}/fips.so")]
+    if not found:
+        raise ValueError(f"is not found: no fips.so in {module_dirs}")
+    module = f"{found[0]}/fips.so"
+
+    candidates = [named_dir, os.path.dirname(own_settings) if own_settings else None]
+    candidates += [found[0], config_dir, *_MORE_SETTINGS_DIRS]
+    settings_dirs = [place for place in dict.fromkeys(candidates) if place]
+    for place in settings_dirs:
+        path = f"{place}/fipsmodule.cnf"
+        if os.path.isfile(path):
+            with open(path, "rb") as file:
+                return _Module(module, file.read(), repr(path))
+    return _Module(module, b"", f"no fipsmodule.cnf in {settings_dirs}")
+
+
+def _load(crypto: CDLL, module: _Module, own_settings: str | None) -> None:
+    """Load a module with its settings; ValueError if that fails."""
+    from ctypes import c_ulong
+
+    # In memory, so that no file is left behind.
+    text = module.settings + _ACTIVATION
+    config = pointer(crypto, "NCONF_new", None)
+    text_source = pointer(crypto, "BIO_new_mem_buf", text, len(text))
+    directory = os.fsencode(os.path.dirname(module.path))
+    crypto.OSSL_PROVIDER_set_default_search_path(None, directory)
+
+    is_loaded = (
+        crypto.NCONF_load_bio(config, text_source, None) == 1
+        and crypto.CONF_modules_load(config, None, c_ulong()) == 1
+        and bool(pointer(crypto, "OSSL_PROVIDER_load", None, b"fips"))
     )
-    crypto.OSSL_PROVIDER_get_params(_pointer(crypto, "OSSL_PROVIDER_load", None, b"fips"), asked)
-    return {key: (value.value or b"?").decode("ascii", "replace") for key, value in told.items()}
+    if not is_loaded:
+        tried = f"{module.path!r} with {module.settings_shown}"
+        if own_settings:
+            tried += f", after OPENSSL_CONF={own_settings!r},"
+        reason = _reported_errors(crypto)
+        raise ValueError(
+            f"{tried} does not load ({reason}): one is damaged, or not made for the other"
+        )
+
+    # `base` reads keys and certificates, and computes nothing.
+    pointer(crypto, "OSSL_PROVIDER_load", None, b"base")
+    crypto.EVP_default_properties_enable_fips(None, 1)
 
 
-def _libcrypto() -> CDLL:
+# The proof.
+
+
+def _check(crypto: CDLL) -> None:
+    """Raise ValueError, OSError or ImportError unless the provider alone serves digests and TLS."""
+    if crypto.OSSL_PROVIDER_available(None, b"fips") != 1:
+        raise ValueError("is not active")
+
+    digest = pointer(crypto, "EVP_MD_fetch", None, b"SHA256", None)
+    if _provider_of(crypto, "EVP_MD_get0_provider", digest) != b"fips":
+        raise ValueError("is not what computes SHA-256")
+
+    if _provider_of(crypto, "EVP_RAND_get0_provider", _random_generator(crypto)) != b"fips":
+        raise ValueError("is not what computes random numbers")
+
+    _check_hashlib()
+    _check_ssl()
+    crypto.ERR_clear_error()  # or TLS would take what is left there for its own
+
+
+def _random_generator(crypto: CDLL) -> c_void_p | None:
+    """Return the kind of generator that public random numbers come from."""
+    context = pointer(crypto, "RAND_get0_public", None)
+    if not context:
+        return None
+    return pointer(crypto, "EVP_RAND_CTX_get0_rand", context)
+
+
+def _provider_of(crypto: CDLL, function: str, algorithm: c_void_p | None) -> bytes | None:
+    """Return the name of the provider that an algorithm is from, None without an algorithm."""
+    from ctypes import c_char_p
+
+    if not algorithm:
+        return None
+    crypto.OSSL_PROVIDER_get0_name.restype = c_char_p
+    name: bytes | None = crypto.OSSL_PROVIDER_get0_name(pointer(crypto, function, algorithm))
+    return name
+
+
+def _check_hashlib() -> None:
+    """Check that Python's digests are the provider's, which has no MD5."""
+    import _hashlib
+
+    _hashlib.openssl_sha256(b"")
+    try:
+        _hashlib.openssl_md5(b"")
+    except ValueError:
+        return
+    raise ValueError("is not alone: OpenSSL still computes MD5")
+
+
+def _check_ssl() -> None:
+    """Check that Python's TLS is the provider's, which has no ChaCha20."""
+    import _ssl
+
+    ciphers = _ssl._SSLContext(_ssl.PROTOCOL_TLS_CLIENT).get_ciphers()
+    if any("CHACHA20" in cipher["name"] for cipher in ciphers):
+        raise ValueError("is not alone: TLS still offers ChaCha20")
+
+
+# libcrypto.
+
+
+def libcrypto() -> CDLL:
+    """Return the libcrypto that Python's own TLS runs on; ValueError if it cannot be reached."""
     import _ssl
     from ctypes import CDLL
 
-    # By the extension's own names; or it is inside the interpreter; Windows gives the library that
-    # is loaded already.
-    for place in (
+    # By the names that the extension links; inside the interpreter; on Windows, where a name gives
+    # the library that is loaded already.
+    places = (
         getattr(_ssl, "__file__", None),
         None,
         "libcrypto-3",
         "libcrypto-3-x64",
         "libcrypto-3-arm64",
-    ):
+    )
+    for place in places:
         try:
             crypto = CDLL(place)
         except (OSError, TypeError):
             continue
-        if getattr(crypto, "OpenSSL_version_num", int)() == _ssl.OPENSSL_VERSION_NUMBER:
+        version = getattr(crypto, "OpenSSL_version_num", None)
+        if version is not None and version() == _ssl.OPENSSL_VERSION_NUMBER:
             return crypto
     raise ValueError(
         "cannot be used: this Python does not show its libcrypto; run regsync with the system's Python"
     )
 
 
-def _pointer(crypto: CDLL, name: str, *arguments: object) -> c_void_p:
+def pointer(crypto: CDLL, function: str, *arguments: object) -> c_void_p:
+    """Call a function of libcrypto that returns a pointer; a null pointer is false."""
     from ctypes import c_void_p
 
-    function = crypto[name]
-    function.restype = c_void_p  # by default 32 bits of it
-    return c_void_p(function(*arguments))
+    called = crypto[function]  # an object of its own, as `crypto.function` would be shared
+    called.restype = c_void_p  # by default 32 bits of it
+    return c_void_p(called(*arguments))
 
 
-def _said(crypto: CDLL) -> str:
+def _reported_errors(crypto: CDLL) -> str:
     """Empty OpenSSL's list of errors and return it in words."""
+    reasons = ", ".join(_reasons(crypto))
+    return f"OpenSSL says: {reasons}" if reasons else "OpenSSL says"
+
+
+def _reasons(crypto: CDLL) -> Iterator[str]:
     from ctypes import c_char_p, c_ulong
 
     crypto.ERR_get_error.restype = c_ulong
     crypto.ERR_error_string.restype = c_char_p
-    lines = (
-        crypto.ERR_error_string(c_ulong(code), None).decode()
-        for code in iter(crypto.ERR_get_error, 0)
-    )
-    return ", ".join(["OpenSSL says", *(line.rpartition(":")[2] for line in lines)]).replace(
-        ",", ":", 1
-    )
+    while True:
+        code = crypto.ERR_get_error()
+        if code == 0:
+            return
+        line = crypto.ERR_error_string(c_ulong(code), None).decode()
+        yield line.rpartition(":")[2]

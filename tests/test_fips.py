@@ -488,7 +488,7 @@ def test_an_extension_that_computes_elsewhere_is_refused(
 
 
 def test_a_provider_that_is_not_active_is_none() -> None:
-    crypto = fips._libcrypto()
+    crypto = fips.libcrypto()
     if crypto.OSSL_PROVIDER_available(None, b"fips"):
         pytest.skip("this machine's OpenSSL is in FIPS mode")
     with pytest.raises(ValueError, match="is not active"):
@@ -640,7 +640,7 @@ def test_other_systems_are_told_of_the_other_build(
 @pytest.mark.usefixtures("as_default")
 def test_an_older_openssl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     older = SimpleNamespace(OpenSSL_version_num=lambda: 0x1010117F)
-    monkeypatch.setattr(fips, "_libcrypto", lambda: older)
+    monkeypatch.setattr(fips, "libcrypto", lambda: older)
     assert fips.closed() == "the FIPS provider needs OpenSSL 3.0 or newer"
 
 

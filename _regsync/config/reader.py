@@ -10,7 +10,6 @@ Follows: docs/design.md sections 3 and 4.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -227,6 +226,8 @@ class _Reader:
         """Return the question whether a known name was meant; "" where none is similar."""
         if len(self.problems) > _MAX_COMPARISONS:  # each takes milliseconds
             return ""
+        import difflib  # for errors alone
+
         names = difflib.get_close_matches(text[:64], known[:_MAX_COMPARED_NAMES], n=1)
         return f": did you mean {names[0]!r}?" if names else ""
 
