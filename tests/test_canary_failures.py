@@ -273,7 +273,7 @@ async def stop(*_, **__):
     with open('/proc/self/cmdline', 'rb') as title, open(os.environ['TMPDIR'] + '/title', 'wb') as file:
         file.write(title.read())
     {}
-registry.Upload.start = registry.Upload.whole = stop
+registry.Upload.start = stop
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name='__main__')
 """

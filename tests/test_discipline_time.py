@@ -11,15 +11,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 
-from _regsync.state.knowledge import Knowledge
-from _regsync.sync.staging import Staging
-from _regsync.sync.transfer import Mover
 from conformance.app import App
 from conformance.images import Image, Part, Seed, compose
 from conformance.memory import Link, Place
@@ -487,23 +483,6 @@ async def test_a_target_in_trouble_holds_back_no_other(
         source.journal.matching("GET", "blob").exactly(6)
         if how == "slow":
             assert min(each.time - began for each in ill.journal.matching("PUT", "manifest")) > 100
-
-
-async def test_a_session_that_is_used_again_says_that_its_repository_accepts() -> None:
-    """The start of another blob was refused for good meanwhile: small blobs of the repository wait
-    for nobody.
-    """
-    transport: Any = SimpleNamespace(gate=SimpleNamespace(admitted=None, limits={}))
-    mover = Mover(transport, Knowledge(), Staging(None))
-    where = ("target.test", "app")
-    mover._accepted[where] = anyio.Event()
-    upload: Any = SimpleNamespace(
-        session="/v2/app/blobs/uploads/1", repository=SimpleNamespace(key=where)
-    )
-    step: Any = None
-    assert await mover._begin(upload, step) is None
-    with anyio.fail_after(1):
-        assert await mover._accepts(where)
 
 
 async def test_a_repository_that_takes_an_upload_after_all_takes_the_next_image_too(

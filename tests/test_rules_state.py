@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from _regsync import files
-from _regsync.state import database
 from _regsync.state.database import EMPTY, encode, entry, key_of, named
 from _regsync.state.knowledge import Knowledge
+from _regsync.sync import staging as sync_staging
 from _regsync.sync.staging import Staging, StagingFailed
 from conformance.app import App
 from conformance.images import Seed
@@ -175,10 +175,9 @@ def test_a_blob_that_was_changed_on_disk_is_read_again(
     def tampered(path: str) -> Iterator[int]:
         with replacing(path) as descriptor:
             yield descriptor
-        if "staged" in path:
-            Path(path).write_bytes(change(Path(path).read_bytes()))
+        Path(path).write_bytes(change(Path(path).read_bytes()))
 
-    monkeypatch.setattr(database, "_replacing", tampered)
+    monkeypatch.setattr(sync_staging, "_replacing", tampered)
     config = tmp_path / "mirror.yaml"
     ends = {"source": source, "t": one, "u": two}
     config.write_text(

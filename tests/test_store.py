@@ -182,9 +182,9 @@ async def test_a_cancelled_asker_lets_the_next_one_pull(
 
 
 async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_read(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch
+    staging: Staging,
 ) -> None:
-    monkeypatch.setattr(sync_staging, "_MEMORY_BUDGET", 2500)
+    staging.memory.size = 2500
     sources = [Source(bytes([number]) * 1000) for number in range(4)]
     blobs = [described(bytes([number]) * 1000) for number in range(4)]
 
@@ -207,13 +207,11 @@ async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_rea
     assert [source.reads for source in sources] == [1, 2, 2, 1]
 
 
-async def test_who_asked_in_vain_keeps_nothing_in_memory(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_asked_in_vain_keeps_nothing_in_memory(staging: Staging) -> None:
     """A source that broke, and was asked again, is over with its second answer: others have that
     room.
     """
-    monkeypatch.setattr(sync_staging, "_MEMORY_BUDGET", 1500)
+    staging.memory.size = 1500
     bodies = [bytes([number]) * 1000 for number in range(2)]
     with pytest.raises(ContentError):
         await staging.ensure(described(bodies[0]), Source(bodies[0], breaks_after=0), disk=False)
@@ -231,8 +229,10 @@ async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_
         await staging.ensure(blob, Source(bytes([number]) * SMALL_BLOB), disk=False)
     with staging.opened(kept) as pieces:
         assert pieces is not None
-    staging.parts.in_use = staging.parts.cap - 1
-    assert staging.make_way() == 0
+    staging.memory.reserved = staging.memory.size - SMALL_BLOB
+    staging.make_way()
+    with pytest.raises(NoRoom):
+        await staging.ensure(described(b"x"), Source(b"x"), disk=False)
     with pytest.raises(NoRoom):
         await staging.ensure(late, Source(bytes([2]) * SMALL_BLOB), disk=False)
     again = Source(bytes(SMALL_BLOB))
@@ -247,9 +247,9 @@ async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_
 
 
 async def test_what_memory_has_no_room_for_is_staged_on_disk_and_read_once(
-    tmp_path: Path, staging: Staging, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, staging: Staging
 ) -> None:
-    monkeypatch.setattr(sync_staging, "_MEMORY_BUDGET", 2500)
+    staging.memory.size = 2500
     bodies = [bytes([number]) * 1000 for number in range(4)]
     sources = [Source(body) for body in bodies]
     for _ in range(2):
@@ -591,9 +591,9 @@ async def test_a_failed_runs_blobs_serve_the_next_one_when_they_verify(tmp_path:
 
 
 async def test_what_is_kept_for_one_target_only_never_goes_to_disk(
-    staging: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    staging: Staging, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sync_staging, "_MEMORY_BUDGET", len(SMALL) - 1)
+    staging.memory.size = len(SMALL) - 1
     source = Source(SMALL)
     with pytest.raises(NoRoom):
         await staging.ensure(described(SMALL), source, disk=False)
