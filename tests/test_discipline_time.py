@@ -19,7 +19,7 @@ import pytest
 from conformance.app import App
 from conformance.images import Image, Part, Seed, compose
 from conformance.memory import Link, Place
-from conformance.messages import Answer, Request, Response
+from conformance.messages import Answer, Request, Response, error
 from conformance.tokens import TokenService
 from tests.ends import Ran, Virtual, document, held, tags, virtual
 
@@ -485,22 +485,34 @@ async def test_a_target_in_trouble_holds_back_no_other(
             assert min(each.time - began for each in ill.journal.matching("PUT", "manifest")) > 100
 
 
-async def test_a_repository_that_takes_an_upload_after_all_takes_the_next_image_too(
-    tmp_path: Path,
-) -> None:
+async def test_the_first_upload_start_of_a_repository_is_alone(tmp_path: Path) -> None:
     """Where a first upload makes the repository, another that comes at the same time may be
     refused.
     """
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         seed = Seed(9)
-        for number in range(2):
-            seed.image(sizes=(LARGE, LARGE)).load_into(app(source), "app", tag=f"v{number}")
-        # Two mounts and the first of the two plain starts that follow them.
-        app(target).faults.on("POST", "upload_start").first(3).status(404, "NAME_UNKNOWN")
-        app(target).faults.on("POST", "upload_start").nth(4).delay(1)
+        images = [seed.image(sizes=(LARGE, LARGE)) for _ in range(2)]
+        for number, image in enumerate(images):
+            image.load_into(app(source), "app", tag=f"v{number}")
+        starts: list[float] = []
+        made = anyio.Event()
+
+        async def intercept(request: Request) -> Answer | None:
+            if request.kind != "upload_start":
+                return None
+            starts.append(anyio.current_time())
+            if len(starts) == 1:
+                await anyio.sleep(1)
+                made.set()
+            return None if made.is_set() else error(404, "NAME_UNKNOWN", "not yet")
+
+        app(target).intercept = intercept
         ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
-        ran = await sync(
-            world, tmp_path, ends, mapping, **{"global": {"max_concurrent_transfers": 1}}
-        )
-        assert sorted(ran.statuses()) == ["failed", "synced"]
+        ran = await sync(world, tmp_path, ends, mapping)
+        assert ran.statuses() == ["synced", "synced"], ran.err
+        assert all(held(target, "app", image) for image in images)
+        # The others go at the same time, as soon as it is answered.
+        assert len(starts) == 6
+        assert max(starts) - starts[0] < 1.5
+        assert target.journal.count("POST", "upload_start", status=404) == 0

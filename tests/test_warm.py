@@ -178,32 +178,6 @@ def test_an_empty_blob_is_never_fetched(tmp_path: Path, serve: Start) -> None:
     assert source.journal.count("GET", "blob") == 2
 
 
-def test_a_refused_upload_teaches_nothing_about_uploads_in_one_request(
-    tmp_path: Path, serve: Start
-) -> None:
-    source, target = serve(), serve()
-    load(source, "app", 2)
-    ends = {"source": source, "target": target}
-    assert isinstance(target.app, App)
-    refused: list[str] = []
-
-    def amend(request: Any, answer: Any) -> Any:
-        if request.kind == "upload_start" and (refused or request.parameter("digest")):
-            refused.append(request.target)
-            return type(answer)(404, [], b'{"errors": [{"code": "NAME_UNKNOWN"}]}')
-        return answer
-
-    target.app.amend = amend
-    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0", "v1")}).status != 0
-    assert len(refused) >= 2
-    target.app.amend = lambda _, answer: answer
-    clear(source, target)
-    assert (
-        sync(tmp_path, ends, {"from": "app", "to": "other", "tags": tags("v0", "v1")}).status == 0
-    )
-    assert target.journal.count("POST", "upload_start", status=201) > 0
-
-
 def test_the_way_to_a_login_is_remembered(tmp_path: Path, serve: Start) -> None:
     users = {"me": "secret-word"}
     source, target = serve(auth=TokenService(users)), serve(auth=TokenService(users))

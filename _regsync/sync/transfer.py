@@ -10,8 +10,15 @@ Follows: docs/design.md section 6 (rules 10 to 14 and 16) and section 9.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from enum import Enum
 from functools import partial
 from typing import Literal
@@ -101,6 +108,7 @@ class _Copy:
         self.upload = upload
         self.target = upload.repository
         self.keep = keep
+        self.first_start = AsyncExitStack()  # what others of the repository wait for
         self.retries = Patience(ATTEMPTS)
 
         # What its bodies take at either end.
@@ -118,10 +126,11 @@ class Mover:
         self._staging = staging
         self._admitted = transport.gate.admitted
         self._disk_works = True
-        # Repositories that accepted an upload in this run; and those that refused every one for
-        # good, with the error.
+        # Repositories that have accepted an upload in this run; those that refused one for good,
+        # with the error; those where the first start finds out.
         self._accepting = set[RepositoryKey]()
         self._refusing = dict[RepositoryKey, SyncError]()
+        self._starting = defaultdict[RepositoryKey, anyio.Lock](anyio.Lock)
 
     async def bring(
         self, step: Step, source: Repository, target: Repository, keep: Keep
@@ -151,7 +160,8 @@ class Mover:
         while True:
             upload.begun = False
             try:
-                return await self._attempt(copy)
+                async with self._first_start(copy):
+                    return await self._attempt(copy)
             except _AnswerLost as lost:
                 error = lost.error
                 await upload.lease.settle()
@@ -246,25 +256,42 @@ class Mover:
 
     # The start: there already, mounted, or a session.
 
+    @asynccontextmanager
+    async def _first_start(self, copy: _Copy) -> AsyncIterator[None]:
+        """Let one blob find out whether its repository accepts uploads (rule 14).
+
+        The others wait until it has been accepted, or failed; they hold nothing. Raises what the
+        repository refused every upload with.
+        """
+        where = copy.target.key
+        async with copy.first_start:
+            if where not in self._accepting:
+                await copy.first_start.enter_async_context(self._starting[where])
+            if where in self._accepting:
+                await copy.first_start.aclose()
+            if where in self._refusing:
+                raise self._refusing[where].again()
+            yield
+
     async def _find_or_start(self, copy: _Copy) -> BlobResult | None:
         """Find the blob there, or mount it, or have an open upload session: then None."""
+        result = None
         where = copy.target.key
-        if copy.upload.session:
-            self._accepting.add(where)
-            return None
-
-        if where in self._refusing:
-            raise self._refusing[where].again()
-        mount_from = copy.mount_from
-        if mount_from is None:  # somebody may have put it since this was decided
-            mount_from = self._knowledge.mount_source(where, copy.blob.digest)
-
-        if mount_from:
-            result = await self._mount_or_start(copy, mount_from)
-        else:
-            result = await self._check_and_start(copy)
+        try:
+            if not copy.upload.session:
+                mount_from = copy.mount_from
+                if mount_from is None:  # somebody may have put it since this was decided
+                    mount_from = self._knowledge.mount_source(where, copy.blob.digest)
+                if mount_from:
+                    result = await self._mount_or_start(copy, mount_from)
+                else:
+                    result = await self._check_and_start(copy)
+        except SyncError as error:
+            if copy.upload.refused and where not in self._accepting:
+                self._refusing[where] = error.again()
+            raise
         self._accepting.add(where)
-        self._refusing.pop(where, None)
+        await copy.first_start.aclose()
         return result
 
     async def _mount_or_start(self, copy: _Copy, mount_from: str) -> BlobResult | None:
@@ -453,8 +480,6 @@ class Mover:
         error.located(Side.TARGET, "push blob", target.reference(copy.blob.digest))
         error.message = target.host.authenticator.redact(error.message)
 
-        if upload.refused and target.key not in self._accepting:
-            self._refusing[target.key] = error.again()
         copy.mount_from = ""  # whatever was wrong with a mount, an upload does not need it
         forgot_session = isinstance(error, RegistryError) and error.forgot_session
         if upload.begun and (isinstance(error, WireError) or forgot_session):
