@@ -29,7 +29,9 @@ from unittest import mock
 
 import anyio
 
+from _regsync import files
 from _regsync.errors import ConnectFailed
+from _regsync.state import database
 from _regsync.sync import staging
 from conformance.app import App
 from conformance.faults import Rule
@@ -427,12 +429,13 @@ def _disk(where: str) -> Strike:
 
         kept = {name: getattr(os, name) for name in dir(os) if not name.startswith("__")}
         names = ("open", "replace", "makedirs", "write", "fsync", "ftruncate")
+        full_os = SimpleNamespace(**kept | {name: wrapped(name) for name in names})
         with (
             mock.patch.object(staging, "SMALL_BLOB", 1000),
             mock.patch.object(staging, "FileIO", Full),
-            mock.patch.object(
-                staging, "os", SimpleNamespace(**kept | {name: wrapped(name) for name in names})
-            ),
+            mock.patch.object(staging, "os", full_os),
+            mock.patch.object(files, "os", full_os),
+            mock.patch.object(database, "os", full_os),
         ):
             yield
         assert struck
