@@ -19,7 +19,7 @@ from _regsync.net.http1 import PIECE, Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import digest_of
 from _regsync.sync import staging as sync_staging
-from _regsync.sync.staging import SMALL_BLOB, NoRoom, Staging, StagingFailed
+from _regsync.sync.staging import SMALL_BLOB, MemoryBudget, NoRoom, Staging, StagingFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -244,6 +244,51 @@ async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_
     await staging.ensure(late, Source(bytes([2]) * SMALL_BLOB), disk=False)
     assert files(tmp_path) == []
     staging.close()
+
+
+async def test_memory_is_reserved_by_rank_and_never_beyond_the_budget() -> None:
+    memory, order = MemoryBudget(3), list[float]()
+
+    async def use(size: int, rank: float) -> None:
+        async with memory.reserving(size, rank):
+            assert memory.reserved <= memory.size
+            order.append(rank)
+            await anyio.sleep(0.001)
+
+    async with anyio.create_task_group() as group, memory.reserving(3, 0):
+        for size, rank in ((1, 4), (3, 2), (1, 3), (2, 1)):
+            group.start_soon(use, size, rank)
+            await anyio.wait_all_tasks_blocked()
+        assert order == []
+        # Who needs none waits for nobody.
+        await use(0, 9)
+    # A small one does not overtake a large one that waits: that would never have its turn.
+    assert order == [9, 1, 2, 3, 4]
+    assert memory.reserved == 0
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+async def test_who_gives_up_waiting_for_memory_holds_none_of_it(is_served: bool) -> None:
+    memory, served = MemoryBudget(3), list[str]()
+
+    async def use(name: str) -> None:
+        async with memory.reserving(2, 0):
+            served.append(name)
+
+    async with anyio.create_task_group() as group, anyio.create_task_group() as leaving:
+        async with memory.reserving(3, 0):
+            leaving.start_soon(use, "one that leaves")
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(use, "one that stays")
+            await anyio.wait_all_tasks_blocked()
+            if not is_served:
+                leaving.cancel_scope.cancel()
+                await anyio.wait_all_tasks_blocked()
+        # Else it is its turn in the moment in which it is cancelled.
+        leaving.cancel_scope.cancel()
+    assert served[-1] == "one that stays"
+    assert is_served or len(served) == 1
+    assert memory.reserved == 0
 
 
 async def test_what_memory_has_no_room_for_is_staged_on_disk_and_read_once(

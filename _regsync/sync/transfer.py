@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import (
-    AbstractContextManager,
+    AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
     contextmanager,
-    nullcontext,
 )
 from enum import Enum
 from functools import partial
@@ -187,8 +186,8 @@ class Mover:
     async def _attempt(self, copy: _Copy) -> BlobResult:
         """Find the blob in its repository, mount it there, or upload it, without any repetition.
 
-        What a broken body left at the target is used. Raises _AnswerLost where only a HEAD can
-        tell.
+        It goes straight from its source, unless its bytes are known or others need it too. What a
+        broken body left at the target is used. Raises _AnswerLost where only a HEAD can tell.
         """
         upload = copy.upload
         short_request = (Want(copy.target.host.key),)
@@ -202,12 +201,11 @@ class Mover:
 
         async with self._admitted(short_request, copy.rank, upload.lease):
             result = await self._find_or_start(copy)
-        while result is None:  # a staged blob may have to go before it is sent
-            if body is None:
-                read = partial(self._read, copy)
-                await self._staging.ensure(copy.blob, read, disk=copy.keep == "disk")
-            result = await self._send_kept(copy, body)
-        return result
+        if result is not None:
+            return result
+        if body is not None:
+            return await self._send_known(copy, body)
+        return await self._send_staged(copy)
 
     async def _stream(self, copy: _Copy) -> BlobResult:
         """Do the same where the bytes go from the source straight to the target.
@@ -231,19 +229,24 @@ class Mover:
             async with copy.relay.opened(upload.offset):
                 return await self._send(copy, copy.relay)
 
-    async def _send_kept(self, copy: _Copy, body: bytes | None) -> BlobResult | None:
-        """Send a known body, or a staged one; None where that had to go meanwhile."""
-        upload = copy.upload
+    async def _send_known(self, copy: _Copy, body: bytes) -> BlobResult:
+        async with self._admitted_to_write(copy):
+            return await self._send(copy, MemoryPieces(body, copy.upload.offset))
+
+    async def _send_staged(self, copy: _Copy) -> BlobResult:
+        """Send a blob that others need too; the first of them reads it from its source."""
+        while True:
+            read = partial(self._read, copy)
+            await self._staging.ensure(copy.blob, read, disk=copy.keep == "disk")
+            async with self._admitted_to_write(copy):
+                with self._staging.opened(copy.blob, copy.upload.offset) as body:
+                    if body is not None:  # else it had to go meanwhile
+                        return await self._send(copy, body)
+
+    def _admitted_to_write(self, copy: _Copy) -> AbstractAsyncContextManager[object]:
         put = self._want_of(copy.target, "upload_body", "PUT")
         writing = copy.writing._replace(meters=put.meters)
-        async with self._admitted((writing,), copy.rank, upload.lease):
-            pieces: AbstractContextManager[MemoryPieces | FilePieces | None]
-            if body is not None:
-                pieces = nullcontext(MemoryPieces(body, upload.offset))
-            else:
-                pieces = self._staging.opened(copy.blob, upload.offset)
-            with pieces as opened:
-                return None if opened is None else await self._send(copy, opened)
+        return self._admitted((writing,), copy.rank, copy.upload.lease)
 
     async def _read(self, copy: _Copy, _: Descriptor, sink: Sink) -> None:
         """Read the blob from its source into staging."""
