@@ -355,9 +355,11 @@ class Mover:
         last = body
         try:
             if upload.style == "patch":
-                last = await self._send_in_one_patch(copy, body)
+                await self._send_part(copy, body)
+                last = MemoryPieces(b"")  # it closes the session
             elif upload.style == "chunks":
-                last = await self._send_in_chunks(copy, body)
+                await self._send_in_chunks(copy, body)
+                last = MemoryPieces(b"")
             elif isinstance(body, Relay) and copy.target.row.put_limit:
                 # It fits in one chunk, and is verified before its first byte goes (docs/design.md
                 # section 9).
@@ -389,15 +391,8 @@ class Mover:
             return row.fallback
         return row.upload
 
-    async def _send_in_one_patch(self, copy: _Copy, body: Body) -> MemoryPieces:
-        """Send the body by PATCH, and return the empty one that closes the session."""
-        if body.length:
-            await self._send_part(copy, body)
-        return MemoryPieces(b"")
-
-    async def _send_in_chunks(self, copy: _Copy, body: Body) -> MemoryPieces:
-        """Send the body by a PATCH for each chunk, and return the empty one that closes the session
-        (docs/specification.md section 8.2).
+    async def _send_in_chunks(self, copy: _Copy, body: Body) -> None:
+        """Send the body by a PATCH for each chunk (docs/specification.md section 8.2).
 
         A chunk that breaks goes again from memory or disk, from where the target says. Raises what
         would hold the permits for too long.
@@ -405,14 +400,14 @@ class Mover:
         upload = copy.upload
         size = copy.blob.size
         limit = copy.target.row.put_limit or size
-        # One buffer for all chunks. A file needs none.
-        room = bytearray(min(limit, size) if isinstance(body, Relay) else 0)
-        chunk: FilePieces | MemoryPieces
+        room = bytearray(limit if isinstance(body, Relay) else 0)  # the same for all chunks
+        held = memoryview(room)
 
         while upload.offset < size:
             start = upload.offset
             end = min(start + limit, size)
-            held = await body.read_until(end, room) if isinstance(body, Relay) else memoryview(b"")
+            if isinstance(body, Relay):
+                held = await body.read_until(end, room)
             while upload.offset < end:
                 try:
                     if upload.broken:
@@ -420,17 +415,15 @@ class Mover:
                     if not upload.session:
                         raise Disconnected("the registry has forgotten the upload")
                     if isinstance(body, Relay):
-                        chunk = MemoryPieces(held, upload.offset - start)
+                        await self._send_part(copy, MemoryPieces(held, upload.offset - start))
                     else:
-                        chunk = body.part(upload.offset, end)
-                    if chunk.length:
-                        await self._send_part(copy, chunk)
+                        await self._send_part(copy, body.part(upload.offset, end))
                 except SyncError as error:
                     await self._rest_before_chunk(copy, error)
-        return MemoryPieces(b"")
 
     async def _send_part(self, copy: _Copy, part: Body) -> None:
-        if not await copy.upload.send(part, last=False):
+        """Send a part by PATCH, unless the target has all of it; the attempts count anew."""
+        if part.length and not await copy.upload.send(part, last=False):
             raise Disconnected("the registry answered before what was sent had arrived")
         copy.retries = Patience(ATTEMPTS)
 
