@@ -51,8 +51,8 @@ _UNSUPPORTED_STATUSES = (405, 411, 501)
 _UNSUPPORTED_CODES = {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
 _TOO_LARGE_STATUSES = (413, 416)
 
-# Where a blob is kept for others who need it: nowhere, or in memory if it is small, or on disk if
-# memory has no room.
+# Where a blob is kept for others who need it: on disk (a small one in memory while there is room),
+# in memory alone, or nowhere.
 Keep = Literal["disk", "memory"] | None
 
 Body = Relay | MemoryPieces | FilePieces
