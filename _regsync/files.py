@@ -1,4 +1,10 @@
-"""."""
+"""Read and write files in directories where others may write too.
+
+Owns: how a file is opened, how it appears under its name, how it goes.
+May not know: what a file holds.
+Invariants: no link is followed and no pipe is waited for; a file appears whole or not at all.
+Follows: docs/protocol-facts.md section 9.2 (R16).
+"""
 
 from __future__ import annotations
 
@@ -6,33 +12,38 @@ import contextlib
 import os
 from collections.abc import Iterator
 
+# The end of a name of a file that is still being written.
 _PARTIAL = ".partial"
 
-
-# In a directory where others can write, a name may be a link, or a pipe that would be waited for.
+# A name that another user has put there may be a link, or a pipe that an open would wait for.
 _SAFE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-
 
 _WRITE = os.O_WRONLY | os.O_CREAT | _SAFE
 
 
 def _safely(path: str, flags: int) -> int:
+    """Open a file without following a link: an `opener` for `open` and `FileIO`."""
     return os.open(path, flags | _SAFE)
 
 
 def _is_own(folder: str) -> bool:
+    """Say whether a folder is where it seems to be: neither it nor its parent is a link."""
     return not (os.path.islink(folder) or os.path.islink(os.path.dirname(folder)))
 
 
 def _remove(path: str) -> None:
+    """Remove a file if it is there and may be removed."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[int]:
-    """Give the descriptor of a file that stands at `path` once it was written, else nowhere."""
-    # A name of its own, and O_EXCL, which follows no link: two runs may write the same.
+    """Give the descriptor of a new file, which takes its place at `path` when the block ends well.
+
+    The block closes the descriptor. When it fails, nothing has changed at `path`.
+    """
+    # Two runs may write the same file, each under a name of its own; O_EXCL follows no link.
     partial = f"{path}.{os.urandom(6).hex()}{_PARTIAL}"
     descriptor = os.open(partial, _WRITE | os.O_EXCL, 0o600)
     try:

@@ -103,12 +103,8 @@ def _is_digest(request: Request) -> bool:
     return ":" in request.reference
 
 
-def _is_whole(request: Request) -> bool:
-    return bool(request.parameter("digest"))
-
-
 def _is_start(request: Request) -> bool:
-    return not _is_mount(request) and not _is_whole(request)
+    return not _is_mount(request)
 
 
 def _is_tag(request: Request) -> bool:
@@ -129,7 +125,6 @@ ENDPOINTS = [
     Endpoint("target", "head", "HEAD", "manifest", lambda request: request.reference == "v2"),
     Endpoint("target", "look", "HEAD", "blob"),
     Endpoint("target", "start", "POST", "upload_start", _is_start),
-    Endpoint("target", "single", "POST", "upload_start", _is_whole),
     Endpoint("target", "mount", "POST", "upload_start", _is_mount),
     Endpoint("target", "body", "PUT", "upload"),
     Endpoint("target", "child", "PUT", "manifest", _is_digest),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from _regsync.providers import ROWS
 from conformance.app import App
 from conformance.dialects import LAG
 from conformance.exchange import Reception
@@ -286,6 +287,24 @@ async def test_a_session_that_is_gone_lets_the_blob_begin_again_at_most_twice() 
         assert [span for span, _, _ in patches(target)] == [*SPANS[:2], *SPANS]
         target.journal.matching("GET", "upload", status=404).exactly(1)
         target.journal.matching("POST", "upload_start").exactly(3)
+
+
+async def test_a_registry_that_loses_the_answer_to_each_chunk_gets_every_byte_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it has by then is progress: the attempts are those of one chunk."""
+    monkeypatch.setitem(ROWS, "acr", ROWS["acr"]._replace(put_limit=4 * MIB))
+    async with virtual() as world:
+        source, target = world.registry("source.test"), App(single_post=False)
+        world.listen(target, ACR, scheme="https")
+        image = load(source, BIG)
+        target.faults.on("PATCH", "upload").drop(at="answer")
+        ran = await mirror(world, source, ACR)
+        assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
+        assert held_by(target, image)
+        assert sum(n for _, n, _ in patches(target)) == BIG
+        assert len(patches(target)) == 9
+        source.journal.matching("GET", "blob").exactly(2)
 
 
 async def test_a_registry_that_always_loses_the_second_chunk_is_given_up() -> None:

@@ -11,19 +11,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 
-from _regsync.state.knowledge import Knowledge
-from _regsync.sync.staging import Staging
-from _regsync.sync.transfer import Mover
 from conformance.app import App
 from conformance.images import Image, Part, Seed, compose
 from conformance.memory import Link, Place
-from conformance.messages import Answer, Request, Response
+from conformance.messages import Answer, Request, Response, error
 from conformance.tokens import TokenService
 from tests.ends import Ran, Virtual, document, held, tags, virtual
 
@@ -489,39 +485,34 @@ async def test_a_target_in_trouble_holds_back_no_other(
             assert min(each.time - began for each in ill.journal.matching("PUT", "manifest")) > 100
 
 
-async def test_a_session_that_is_used_again_says_that_its_repository_accepts() -> None:
-    """The start of another blob was refused for good meanwhile: small blobs of the repository wait
-    for nobody.
-    """
-    transport: Any = SimpleNamespace(gate=SimpleNamespace(admitted=None, limits={}))
-    mover = Mover(transport, Knowledge(), Staging(None))
-    where = ("target.test", "app")
-    mover._accepted[where] = anyio.Event()
-    upload: Any = SimpleNamespace(
-        session="/v2/app/blobs/uploads/1", repository=SimpleNamespace(key=where)
-    )
-    step: Any = None
-    assert await mover._begin(upload, step) is None
-    with anyio.fail_after(1):
-        assert await mover._accepts(where)
-
-
-async def test_a_repository_that_takes_an_upload_after_all_takes_the_next_image_too(
-    tmp_path: Path,
-) -> None:
+async def test_the_first_upload_start_of_a_repository_is_alone(tmp_path: Path) -> None:
     """Where a first upload makes the repository, another that comes at the same time may be
     refused.
     """
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         seed = Seed(9)
-        for number in range(2):
-            seed.image(sizes=(LARGE, LARGE)).load_into(app(source), "app", tag=f"v{number}")
-        # Two mounts and the first of the two plain starts that follow them.
-        app(target).faults.on("POST", "upload_start").first(3).status(404, "NAME_UNKNOWN")
-        app(target).faults.on("POST", "upload_start").nth(4).delay(1)
+        images = [seed.image(sizes=(LARGE, LARGE)) for _ in range(2)]
+        for number, image in enumerate(images):
+            image.load_into(app(source), "app", tag=f"v{number}")
+        starts: list[float] = []
+        made = anyio.Event()
+
+        async def intercept(request: Request) -> Answer | None:
+            if request.kind != "upload_start":
+                return None
+            starts.append(anyio.current_time())
+            if len(starts) == 1:
+                await anyio.sleep(1)
+                made.set()
+            return None if made.is_set() else error(404, "NAME_UNKNOWN", "not yet")
+
+        app(target).intercept = intercept
         ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
-        ran = await sync(
-            world, tmp_path, ends, mapping, **{"global": {"max_concurrent_transfers": 1}}
-        )
-        assert sorted(ran.statuses()) == ["failed", "synced"]
+        ran = await sync(world, tmp_path, ends, mapping)
+        assert ran.statuses() == ["synced", "synced"], ran.err
+        assert all(held(target, "app", image) for image in images)
+        # The others go at the same time, as soon as it is answered.
+        assert len(starts) == 6
+        assert max(starts) - starts[0] < 1.5
+        assert target.journal.count("POST", "upload_start", status=404) == 0

@@ -862,15 +862,15 @@ def a_blob_is_looked_up_behind_its_upload(patch: pytest.MonkeyPatch, struck: Str
 def a_source_is_opened_before_the_target_has_agreed(
     patch: pytest.MonkeyPatch, struck: Struck
 ) -> None:
-    real = transfer.Mover._bring_once
+    real = transfer.Mover._attempt
 
-    async def bring(self: Any, upload: Any, step: Any, relay: Any, *more: Any) -> Any:
+    async def attempt(self: Any, copy: Any) -> Any:
         struck()
-        async with relay.source.open_blob(step.blob) as response:
+        async with copy.relay.source.open_blob(copy.blob) as response:
             await response.read(1 << 20)
-        return await real(self, upload, step, relay, *more)
+        return await real(self, copy)
 
-    replaced(patch, transfer.Mover, "_bring_once", bring)
+    replaced(patch, transfer.Mover, "_attempt", attempt)
 
 
 # Upload sessions and mounts.

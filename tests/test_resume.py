@@ -487,28 +487,6 @@ async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(side
 # Answers that got lost, and logins.
 
 
-@pytest.mark.parametrize("there", [True, False])
-async def test_a_blob_in_one_request_is_asked_for_before_it_is_sent_again(there: bool) -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, _ = load(source, 70_000, 900)
-        Seed(77).image(sizes=(70_000, 900)).load_into(app(source), "app", tag="v2")
-        lost = target.app.faults.on("POST", "upload_start", query={"digest": "*"}).first()
-        lost.drop(at="answer" if there else "request")
-        ran = await world.sync(
-            {"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2")}
-        )
-        arrived(image, target, ran)
-        digest, began = only(lost.struck).query["digest"], only(lost.struck).time
-        heads = [
-            round(each.time - began)
-            for each in target.journal.matching("HEAD", "blob", reference=digest)
-        ]
-        assert heads == ([0] if there else [0, 1, 4])
-        target.journal.matching("POST", "upload_start", query={"digest": digest}).exactly(1)
-        assert len(sends(target, digest)) == (0 if there else 1)
-
-
 @pytest.mark.provokes("refused_login_again")
 @pytest.mark.parametrize("times", [1, 2])
 async def test_a_login_that_expires_before_a_body_is_renewed_once(times: int) -> None:

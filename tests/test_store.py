@@ -19,7 +19,7 @@ from _regsync.net.http1 import PIECE, Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import digest_of
 from _regsync.sync import staging as sync_staging
-from _regsync.sync.staging import SMALL_BLOB, NoRoom, Staging, StagingFailed
+from _regsync.sync.staging import SMALL_BLOB, MemoryBudget, NoRoom, Staging, StagingFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -182,9 +182,9 @@ async def test_a_cancelled_asker_lets_the_next_one_pull(
 
 
 async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_read(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch
+    staging: Staging,
 ) -> None:
-    monkeypatch.setattr(sync_staging, "_MEMORY_BUDGET", 2500)
+    staging.memory.size = 2500
     sources = [Source(bytes([number]) * 1000) for number in range(4)]
     blobs = [described(bytes([number]) * 1000) for number in range(4)]
 
@@ -207,13 +207,11 @@ async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_rea
     assert [source.reads for source in sources] == [1, 2, 2, 1]
 
 
-async def test_who_asked_in_vain_keeps_nothing_in_memory(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_asked_in_vain_keeps_nothing_in_memory(staging: Staging) -> None:
     """A source that broke, and was asked again, is over with its second answer: others have that
     room.
     """
-    monkeypatch.setattr(sync_staging, "_MEMORY_BUDGET", 1500)
+    staging.memory.size = 1500
     bodies = [bytes([number]) * 1000 for number in range(2)]
     with pytest.raises(ContentError):
         await staging.ensure(described(bodies[0]), Source(bodies[0], breaks_after=0), disk=False)
@@ -231,8 +229,10 @@ async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_
         await staging.ensure(blob, Source(bytes([number]) * SMALL_BLOB), disk=False)
     with staging.opened(kept) as pieces:
         assert pieces is not None
-    staging.parts.in_use = staging.parts.cap - 1
-    assert staging.make_way() == 0
+    staging.memory.reserved = staging.memory.size - SMALL_BLOB
+    staging.make_way()
+    with pytest.raises(NoRoom):
+        await staging.ensure(described(b"x"), Source(b"x"), disk=False)
     with pytest.raises(NoRoom):
         await staging.ensure(late, Source(bytes([2]) * SMALL_BLOB), disk=False)
     again = Source(bytes(SMALL_BLOB))
@@ -246,10 +246,55 @@ async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_
     staging.close()
 
 
+async def test_memory_is_reserved_by_rank_and_never_beyond_the_budget() -> None:
+    memory, order = MemoryBudget(3), list[float]()
+
+    async def use(size: int, rank: float) -> None:
+        async with memory.reserving(size, rank):
+            assert memory.reserved <= memory.size
+            order.append(rank)
+            await anyio.sleep(0.001)
+
+    async with anyio.create_task_group() as group, memory.reserving(3, 0):
+        for size, rank in ((1, 4), (3, 2), (1, 3), (2, 1)):
+            group.start_soon(use, size, rank)
+            await anyio.wait_all_tasks_blocked()
+        assert order == []
+        # Who needs none waits for nobody.
+        await use(0, 9)
+    # A small one does not overtake a large one that waits: that would never have its turn.
+    assert order == [9, 1, 2, 3, 4]
+    assert memory.reserved == 0
+
+
+@pytest.mark.parametrize("is_served", [False, True])
+async def test_who_gives_up_waiting_for_memory_holds_none_of_it(is_served: bool) -> None:
+    memory, served = MemoryBudget(3), list[str]()
+
+    async def use(name: str) -> None:
+        async with memory.reserving(2, 0):
+            served.append(name)
+
+    async with anyio.create_task_group() as group, anyio.create_task_group() as leaving:
+        async with memory.reserving(3, 0):
+            leaving.start_soon(use, "one that leaves")
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(use, "one that stays")
+            await anyio.wait_all_tasks_blocked()
+            if not is_served:
+                leaving.cancel_scope.cancel()
+                await anyio.wait_all_tasks_blocked()
+        # Else it is its turn in the moment in which it is cancelled.
+        leaving.cancel_scope.cancel()
+    assert served[-1] == "one that stays"
+    assert is_served or len(served) == 1
+    assert memory.reserved == 0
+
+
 async def test_what_memory_has_no_room_for_is_staged_on_disk_and_read_once(
-    tmp_path: Path, staging: Staging, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, staging: Staging
 ) -> None:
-    monkeypatch.setattr(sync_staging, "_MEMORY_BUDGET", 2500)
+    staging.memory.size = 2500
     bodies = [bytes([number]) * 1000 for number in range(4)]
     sources = [Source(body) for body in bodies]
     for _ in range(2):
@@ -591,9 +636,9 @@ async def test_a_failed_runs_blobs_serve_the_next_one_when_they_verify(tmp_path:
 
 
 async def test_what_is_kept_for_one_target_only_never_goes_to_disk(
-    staging: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    staging: Staging, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sync_staging, "_MEMORY_BUDGET", len(SMALL) - 1)
+    staging.memory.size = len(SMALL) - 1
     source = Source(SMALL)
     with pytest.raises(NoRoom):
         await staging.ensure(described(SMALL), source, disk=False)

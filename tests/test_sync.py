@@ -61,10 +61,7 @@ def cold(blobs: int, manifests: int = 1) -> tuple[dict[str, int], dict[str, int]
 
 @pytest.fixture
 def serve(serve: Start) -> Start:
-    """Start registries that take a blob by POST and PUT only, as distribution does.
-
-    What registries that take it in one request save is test_discipline.py's.
-    """
+    """Start registries that take a blob by POST and PUT only, as distribution does."""
 
     def start(site: Any = None, **options: Any) -> Server:
         return serve(site, **(options if site else {"single_post": False, **options}))

@@ -1,10 +1,17 @@
-"""."""
+"""Stand where the transfer stands in a dry run, and count what `analyze` shows.
+
+Owns: what a run would find and move, by GET and HEAD alone; the analysis.
+May not know: how an analysis is printed.
+Invariants: nothing is written anywhere; requests and bytes are those of a run that gets the same
+    answers.
+Follows: docs/design.md sections 6 and 10 ("Dry run").
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from _regsync.oci.manifest import Manifest
 from _regsync.registry.repository import Repository
@@ -13,67 +20,112 @@ from _regsync.state.knowledge import Knowledge, RepositoryKey
 from _regsync.sync.claims import Step, Work
 from _regsync.sync.image import Tree
 from _regsync.sync.staging import Staging
-from _regsync.sync.transfer import Keep, Mover, _Brought, known_body
+from _regsync.sync.transfer import BlobResult, Keep, Mover, known_body
+
+# Images and layers of which an analysis names the largest.
+_MOST_NAMED = 10
+
+
+class _Forecast:
+    """What a run would ask of one host beside what this one asks, in requests."""
+
+    blob_gets = 0
+    upload_starts = 0
+    upload_bodies = 0
+    manifest_puts = 0
+    saved_heads = 0  # asked here, where a run's upload start answers the same
+    bytes_to_move = 0
+
+    def requests(self, asked: Mapping[str, int]) -> dict[str, int]:
+        """Return the requests of a run by action, where this one `asked` so many."""
+        total = Counter(asked)
+        total["blob_head"] -= self.saved_heads
+        total["blob_get"] += self.blob_gets
+        total["upload_start"] += self.upload_starts
+        total["upload_body"] += self.upload_bodies
+        total["manifest_put"] += self.manifest_puts
+        return {action: number for action, number in sorted(total.items()) if number > 0}
+
+
+class _SourceBlob(NamedTuple):
+    """A blob at the host that it is read from."""
+
+    host: str
+    digest: str
+
+
+class _Sized(NamedTuple):
+    """An image or a layer, by its name or digest, and its bytes."""
+
+    name: str
+    size: int
 
 
 class Rehearsal(Mover):
-    """Stands where the mover stands in a dry run, by GET and HEAD alone, and counts what `analyze`
-    shows. Its requests and bytes are those of a run that gets the same answers (docs/design.md
-    sections 6 and 10, "Dry run")."""
+    """Stands where the mover stands in a dry run: it asks, and writes nothing."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
         super().__init__(transport, knowledge, staging)
-        # By host and action, beside what is asked here; HEADs that the upload starts of a run spare
-        # count below zero.
-        self._expected = defaultdict[str, Counter[str]](Counter)
-        self._read = set[tuple[str, str]]()
-        self._to_move = Counter[str]()
-        # Of all images that were looked at: blobs' sizes, in how many images, and where they go.
+        self._forecasts = defaultdict[str, _Forecast](_Forecast)  # by host
+        self._read_to_keep = set[_SourceBlob]()
+
+        # Of all images that were looked at. Blobs by digest: size, in how many images, where to.
         self._sizes = dict[str, int]()
-        self._images = dict[str, tuple[str, int]]()
         self._uses = Counter[str]()
         self._places = defaultdict[str, set[RepositoryKey]](set)
-        self._plain = 0
+        self._images = dict[str, _Sized]()  # by the root's digest
+        self._bytes_image_by_image = 0
 
     def look_at(self, name: str, tree: Tree, where: RepositoryKey) -> None:
-        """Take in one image, or artifact (no name), on its way to one repository, also one that is
-        there already.
+        """Count an image, or an artifact (without a name), on its way to a repository, even if it
+        is there already.
         """
-        blobs = {
-            blob.digest: blob.size for each in (tree.root, *tree.children) for blob in each.blobs
-        }
-        self._sizes.update(blobs)
+        manifests = (tree.root, *tree.children)
+        sizes = {blob.digest: blob.size for manifest in manifests for blob in manifest.blobs}
+        size = sum(sizes.values())
         if tree.root.digest not in self._images:
-            self._uses.update(blobs.keys())
-        self._images.setdefault(tree.root.digest, (name, sum(blobs.values())))
-        self._plain += sum(blobs.values())
-        for digest in blobs:
+            self._images[tree.root.digest] = _Sized(name, size)
+            self._uses.update(sizes.keys())
+
+        self._sizes.update(sizes)
+        self._bytes_image_by_image += size
+        for digest in sizes:
             self._places[digest].add(where)
 
     async def bring(
         self, step: Step, source: Repository, target: Repository, keep: Keep
-    ) -> _Brought:
+    ) -> BlobResult:
         """Say how a blob would come to its place; a repository that may hold it is asked."""
         blob = step.blob
         host = target.host.key
+        forecast = self._forecasts[host]
         if step.mount_from is not None:
             self._knowledge.accept_mount(host)
-            self._expected[host]["upload_start"] += 1
-            return "mounted"
+            forecast.upload_starts += 1
+            return BlobResult.MOUNTED
+
         if not self._knowledge.is_empty(target.key):
-            present = await target.has_blob(blob)
-            probes = self._knowledge.may_probe(target.key, target.row.probe is not None)
-            self._expected[host]["blob_head"] -= probes
-            if present:
-                self._expected[host]["upload_start"] += probes
-                return "there"
-        read = (source.host.key, blob.digest)
-        if known_body(blob) is None and not (keep and read in self._read):
-            self._expected[source.host.key]["blob_get"] += 1
-        self._read.add(read)
-        self._expected[host].update({"upload_start": 1, "upload_body": 1})
-        self._to_move[host] += blob.size
-        return "uploaded"
+            is_present = await target.has_blob(blob)
+            # Where a run would ask by the start of the upload (rule 11).
+            if self._knowledge.may_probe(target.key, target.row.probe is not None):
+                forecast.saved_heads += 1
+                if is_present:
+                    forecast.upload_starts += 1
+            if is_present:
+                return BlobResult.PRESENT
+
+        self._forecast_read(_SourceBlob(source.host.key, blob.digest), step, keep)
+        forecast.upload_starts += 1
+        forecast.upload_bodies += 1
+        forecast.bytes_to_move += blob.size
+        return BlobResult.UPLOADED
+
+    def _forecast_read(self, read: _SourceBlob, step: Step, keep: Keep) -> None:
+        """Count the reading of a blob, unless its body is known or was kept when it was read."""
+        is_kept = keep is not None and read in self._read_to_keep
+        if known_body(step.blob) is None and not is_kept:
+            self._forecasts[read.host].blob_gets += 1
+        self._read_to_keep.add(read)
 
     async def put(
         self,
@@ -83,34 +135,21 @@ class Rehearsal(Mover):
         reference: str,
         arrived: Callable[[Manifest], None],
     ) -> None:
+        """Count the manifests that a run would put; `arrived` is told of each child."""
         own = [child for child in tree.children if child.digest in work.own_children]
-        self._expected[target.host.key]["manifest_put"] += len(own) + 1
+        self._forecasts[target.host.key].manifest_puts += len(own) + 1
         for child in own:
             arrived(child)
 
     def analysis(self) -> dict[str, Any]:
-        """Return what `analyze --json` shows; sizes in bytes, requests of a run like this one by
-        host and action.
-        """
-        counted = {host: Counter(actions) for host, actions in self._transport.requests.items()}
-        for host, actions in self._expected.items():
-            counted.setdefault(host, Counter()).update(actions)
-        requests = {
-            host: dict(sorted((+actions).items())) for host, actions in sorted(counted.items())
-        }
+        """Return what `analyze --json` shows (docs/design.md section 10), sizes in bytes."""
         shared = [digest for digest, uses in self._uses.items() if uses > 1]
-        targets: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for digest, places in self._places.items():
-            for host, repositories in Counter(host for host, _ in places).items():
-                targets[host].update(bytes=self._sizes[digest], mounts_possible=repositories - 1)
-        named = [each for each in self._images.values() if each[0]]
-        layers, images = (
-            sorted(found, key=lambda each: (-each[1], each[0]))[:10]
-            for found in (self._sizes.items(), named)
-        )
+        images = [image for image in self._images.values() if image.name]
+        layers = [_Sized(digest, size) for digest, size in self._sizes.items()]
+        targets = self._targets()
         return {
             "schema": 1,
-            "images": len(named),
+            "images": len(images),
             "blobs": {
                 "unique": len(self._sizes),
                 "unique_bytes": sum(self._sizes.values()),
@@ -118,17 +157,47 @@ class Rehearsal(Mover):
                 "shared_bytes": sum(self._sizes[digest] for digest in shared),
             },
             "bytes": {
-                "image_by_image": self._plain,
-                "each_blob_once": sum(each["bytes"] for each in targets.values()),
+                "image_by_image": self._bytes_image_by_image,
+                "each_blob_once": sum(target["bytes"] for target in targets.values()),
             },
-            "targets": {
-                host: {**each, "to_move": self._to_move[host]}
-                for host, each in sorted(targets.items())
-            },
-            "requests": requests,
-            "largest_images": [{"image": name, "bytes": size} for name, size in images],
+            "targets": targets,
+            "requests": self._requests(),
+            "largest_images": [
+                {"image": image.name, "bytes": image.size} for image in _largest(images)
+            ],
             "largest_layers": [
-                {"digest": digest, "bytes": size, "images": self._uses[digest]}
-                for digest, size in layers
+                {"digest": layer.name, "bytes": layer.size, "images": self._uses[layer.name]}
+                for layer in _largest(layers)
             ],
         }
+
+    def _targets(self) -> dict[str, dict[str, int]]:
+        """Return for each target's host the bytes that it needs, each blob once, how many blobs can
+        be mounted, and the bytes that a run would move.
+        """
+        sizes = Counter[str]()
+        mounts = Counter[str]()
+        for digest, places in self._places.items():
+            repositories = Counter(host for host, _ in places)
+            for host, number in repositories.items():
+                sizes[host] += self._sizes[digest]
+                mounts[host] += number - 1  # the first one is uploaded
+        return {
+            host: {
+                "bytes": sizes[host],
+                "mounts_possible": mounts[host],
+                "to_move": self._forecasts.get(host, _Forecast()).bytes_to_move,
+            }
+            for host in sorted(sizes)
+        }
+
+    def _requests(self) -> dict[str, dict[str, int]]:
+        """Return the requests of a run like this one, by host and action."""
+        asked = self._transport.requests
+        hosts = sorted({*asked, *self._forecasts})
+        return {host: self._forecasts[host].requests(asked.get(host, {})) for host in hosts}
+
+
+def _largest(things: list[_Sized]) -> list[_Sized]:
+    """Return the largest ones, in falling order."""
+    return sorted(things, key=lambda thing: (-thing.size, thing.name))[:_MOST_NAMED]

@@ -1,65 +1,122 @@
-"""."""
+"""Read a blob from its source as a body that can be sent at once.
+
+Owns: the way out of the source: counting, hashing, and going on where a body broke.
+May not know: the target, but for how much of the blob it has.
+Invariants: I3 (the last piece is withheld until size and digest agree), I7.
+Follows: docs/design.md section 6, rule 16.
+"""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
-import anyio.lowlevel
+import anyio
 
 from _regsync.crypto import new_hash
 from _regsync.errors import ContentError, Disconnected, SyncError, WireError
-from _regsync.net.http1 import PIECE
+from _regsync.net.http1 import PIECE, Response
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Patience
 from _regsync.registry.transport import Transport
 
-_SOURCE_GRACE = 20.0
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
+# Seconds for which a source is waited for in all while a request to the target stays open; the
+# time-outs of targets allow it (docs/design.md section 6, rule 16).
+SOURCE_GRACE = 20.0
 
+# Bytes between two kept states of a hash.
 _CHECKPOINT = 16 * 1024 * 1024
 
 
+class _Checkpoint(NamedTuple):
+    """The state of the hash after `offset` bytes, from where a blob can be read again."""
+
+    offset: int
+    hash: _Hash
+
+
 class Relay:
-    """A blob on its way out of its source: counted, hashed, its last piece withheld until both
-    agree. A broken one goes on by Range, so that the target's PUT stays open (rule 16)."""
+    """A blob as it comes from its source, in verified pieces; `complete`: all of it has been given.
+
+    A body that breaks goes on by Range while the target's request stays open. When the target lost
+    a part of what it got, the blob is read again from the checkpoint before that part.
+    """
+
+    length: int  # what the target lacks, in bytes
+    _response: Response
+    _hash: _Hash
 
     def __init__(self, source: Repository, blob: Descriptor, transport: Transport) -> None:
         self.source = source
         self.complete = False
         self._blob = blob
         self._transport = transport
+        self._stack = AsyncExitStack()
         algorithm, self._expected = split_digest(blob.digest)
-        self._checkpoints = [
-            (0, new_hash(algorithm))
-        ]  # whence a target that lost what followed may be served again
-        # What is left of the waits for this source, in seconds; its attempts are counted anew above
-        # `_renewed` bytes.
-        self._grace = _SOURCE_GRACE
+        self._checkpoints = [_Checkpoint(0, new_hash(algorithm))]
+
+        # Of this reading: bytes read and hashed, bytes that the target has, where to stop.
+        self._count = 0
+        self._skip = 0
+        self._until = 0
+        self._buffer = memoryview(b"")
+
+        # The waits for this source: seconds left for all, attempts left for the next `LARGE_BODY`
+        # bytes, and where those end.
+        self._grace = SOURCE_GRACE
         self._patience = Patience(ATTEMPTS)
         self._renewed = 0
-        self._stack = AsyncExitStack()
 
     @asynccontextmanager
     async def opened(self, offset: int = 0) -> AsyncIterator[Relay]:
-        """Give what follows `offset`, which the target has: read and hashed on from the checkpoint
-        before it.
-        """
-        while self._checkpoints[-1][0] > offset:
+        """Give the body of what follows `offset`; the target has what comes before it."""
+        while self._checkpoints[-1].offset > offset:
             self._checkpoints.pop()
-        self._count, running = self._checkpoints[-1]
-        self._hash = running.copy()
+        checkpoint = self._checkpoints[-1]
+        self._count = checkpoint.offset
+        self._hash = checkpoint.hash.copy()
+
         self._skip = offset
+        self._until = self._blob.size + 1  # one more shows that a blob is too long
         self.length = self._blob.size - offset
-        self._until = self._blob.size + 1  # no piece reaches farther
         self.complete = self.complete and not self.length
         self._buffer = memoryview(bytearray(min(PIECE, self._blob.size + 1)))
+
         async with self._stack:
             if not self.complete:
                 await self._open()
             yield self
+
+    async def next(self) -> memoryview:
+        """Return the next verified piece, valid until the next call; empty at the end.
+
+        Raises ContentError when the bytes are not the blob's, and WireError when the source breaks
+        for good.
+        """
+        piece = memoryview(b"")
+        with self.source.located("fetch blob", self.source.reference(self._blob.digest)):
+            while not piece and not self.complete:
+                piece = await self._read()
+        return piece
+
+    async def read_until(self, end: int, room: bytearray) -> memoryview:
+        """Read on to the offset `end`, into `room`; return the bytes that the target lacks of it.
+
+        At the end of the blob they are returned only when all of it is verified.
+        """
+        filled = 0
+        self._until = end
+        while self._count < end:
+            piece = await self.next()
+            room[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return memoryview(room)[:filled]
 
     async def _open(self) -> None:
         await self._stack.aclose()
@@ -67,41 +124,21 @@ class Relay:
             self.source.open_blob(self._blob, self._count)
         )
 
-    async def next(self) -> memoryview:
-        """Return the next verified piece; ContentError when the source lies, WireError when it
-        breaks for good.
-        """
-        piece = memoryview(b"")
-        with self.source.located("fetch blob", self.source.reference(self._blob.digest)):
-            while not (piece or self.complete):
-                piece = await self._read()
-        return piece
-
-    async def part(self, end: int, room: bytearray) -> memoryview:
-        """Put what comes before an offset into `room`: all that is left is verified before a byte
-        of it goes on.
-        """
-        held = 0
-        self._until = end
-        while self._count < end:
-            piece = await self.next()
-            room[held : held + len(piece)] = piece
-            held += len(piece)
-        return memoryview(room)[:held]
-
     async def _read(self) -> memoryview:
-        """Take in one more piece, or open the rest of a body that broke; return what the target
-        lacks of it.
+        """Read one more piece and return what the target lacks of it.
+
+        Returns an empty piece when the body broke and its rest has been opened.
         """
         size = self._blob.size
-        began = self._count
+        start = self._count
         try:
-            count = await self._response.read_into(self._buffer[: self._until - began])
-            if not count and began < size:
-                raise Disconnected(f"the blob ended after {began} of {size} bytes")
+            count = await self._response.read_into(self._buffer[: self._until - start])
+            if not count and start < size:
+                raise Disconnected(f"the blob ended after {start} of {size} bytes")
         except WireError as broken:
             await self._resume(broken)
             return memoryview(b"")
+
         self._hash.update(self._buffer[:count])
         self._count += count
         if self._count > size:
@@ -109,30 +146,30 @@ class Relay:
         if self._count == size and self._hash.hexdigest() != self._expected:
             raise ContentError("the blob's bytes do not match its digest")
         self.complete = self._count == size
-        if self._count - self._checkpoints[-1][0] >= _CHECKPOINT:
-            self._checkpoints.append((self._count, self._hash.copy()))
-        self._transport.moved = anyio.current_time()
-        self._transport.bytes = self._transport.bytes + count
-        return self._buffer[max(0, self._skip - began) : count]
+        if self._count - self._checkpoints[-1].offset >= _CHECKPOINT:
+            self._checkpoints.append(_Checkpoint(self._count, self._hash.copy()))
 
-    async def _resume(self, broken: SyncError) -> None:
-        began = anyio.current_time()
-        error = broken
+        self._transport.moved = anyio.current_time()
+        self._transport.bytes += count
+        return self._buffer[max(0, self._skip - start) : count]
+
+    async def _resume(self, broken: WireError) -> None:
+        """Open what is left of a body; raise `broken` when the source does not go on in time."""
         if self._count >= self._renewed:
             self._patience = Patience(ATTEMPTS)
             self._renewed = self._count + LARGE_BODY
+
+        error: SyncError = broken
+        began = anyio.current_time()
         try:
             with anyio.move_on_after(self._grace):
-                while True:
-                    await anyio.sleep(
-                        self._transport.pause_after(error, self._patience, self.source.host)
-                    )
+                while error.retryable:
+                    pause = self._transport.pause_after(error, self._patience, self.source.host)
+                    await anyio.sleep(pause)
                     try:
                         return await self._open()
                     except SyncError as caught:
                         error = caught
-                    if not error.retryable:
-                        break  # to begin again is what is left
-            raise broken
         finally:
             self._grace -= anyio.current_time() - began
+        raise broken

@@ -1,22 +1,27 @@
-"""Disk: staged blobs, for images that go to more than one target (small ones stay in memory); the
-state on disk. Owns: files named by digest only (R16); `state.bin`, `state.journal` and
-`state.lock`. May not know: registries, HTTP, what a state says. Invariants: a file visible under
-its digest was hashed and is whole, whoever else stages in the same directory; what a killed or
-failed run left is used when it still verifies, a run that ends well leaves nothing. Without a state
-a run goes on, warned once; `state.bin` is replaced whole or not at all; a journal counts only for
-the file that it was begun beside: no crash loses or repeats anything. Follows docs/specification.md
-1.1, docs/design.md 6 (rule 13), 8."""
+"""Keep blobs that several places need: small ones in memory, the others on disk.
+
+Owns: the staged files, each named by its digest alone (R16); the bodies in memory; the memory for
+    chunks on their way; bodies that can be sent from memory or from disk.
+May not know: registries, HTTP.
+Invariants: a file under its digest's name was hashed and is whole, whoever else stages in the same
+    directory. What a killed or failed run left is used when it still verifies. A run that ends
+    well leaves nothing.
+Follows: docs/specification.md section 1.1, docs/design.md section 6 (rule 13) and section 8.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import heapq
 import os
 import re
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from io import FileIO
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio.to_thread
 
@@ -26,37 +31,41 @@ from _regsync.files import _PARTIAL, _is_own, _remove, _replacing, _safely
 from _regsync.net.http1 import PIECE
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
-from _regsync.registry.throttle import Limit
 from _regsync.text import clean
 
-# docs/design.md section 6 rule 13
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+# Bytes; up to this a blob stays in memory (docs/design.md section 6, rule 13).
 SMALL_BLOB = 1024 * 1024
 
-
+# Bytes, for bodies in memory and chunks together (the same rule).
 _MEMORY_BUDGET = 48 * 1024 * 1024
 
+# Seconds without a write, after which a partial file is a killed run's.
+_ABANDONED_SECONDS = 24 * 3600.0
 
-_ABANDONED_SECONDS = (
-    24 * 3600.0
-)  # a partial file is a killed run's then: a living one's is written to all the time
+_STAGED_NAME = re.compile("[0-9a-f]{64,128}")
 
-
-# Something that reads a blob from its source to the end, verified, piece by piece.
-Reader = Callable[[Descriptor, Callable[[memoryview], Awaitable[None]]], Awaitable[None]]
+# Reads a blob from its source to the end, verified, and hands each piece to a sink. A piece is
+# valid until the sink returns.
+Sink = Callable[[memoryview], Awaitable[None]]
+Reader = Callable[[Descriptor, Sink], Awaitable[None]]
 
 
 class StagingFailed(SyncError):
-    """The disk is full or not to be used; no other blob will fare better in this run."""
+    """The disk is full or cannot be used; no other blob will fare better in this run."""
 
     code = "CONFIG_ERROR"
 
 
 class NoRoom(StagingFailed):
-    """Only this blob: it is larger than what may be staged, or all that is staged is being read."""
+    """There is no room for this blob: it is larger than the limit, or all that is kept is in use."""
 
 
 @contextlib.contextmanager
-def _disk() -> Iterator[None]:
+def _disk_errors() -> Iterator[None]:
+    """Raise StagingFailed in place of the system's errors."""
     try:
         yield
     except OSError as error:
@@ -66,63 +75,362 @@ def _disk() -> Iterator[None]:
         raise StagingFailed(f"blobs cannot be staged in {place}: {why}", hint=hint) from error
 
 
-async def read_whole(blob: Descriptor, read: Reader) -> bytes:
-    whole = bytearray()
-
-    async def keep(piece: memoryview) -> None:
-        whole.extend(piece)
-
-    await read(blob, keep)
-    return bytes(whole)
-
-
 class MemoryPieces:
+    """A body in memory, from `offset` on. `complete`: its last piece has been given."""
+
     def __init__(self, body: bytes | memoryview, offset: int = 0) -> None:
         self.length = len(body) - offset
-        self._body = memoryview(body)[offset:]
         self.complete = False
+        self._body = memoryview(body)
+        self._rest = self._body[offset:]
 
     async def next(self) -> memoryview:
-        given = self._body[:PIECE]
-        self._body = self._body[PIECE:]
-        self.complete = not self._body
-        return given
+        """Return the next piece; empty at the end."""
+        piece = self._rest[:PIECE]
+        self._rest = self._rest[PIECE:]
+        self.complete = not self._rest
+        return piece
+
+    def part(self, start: int, end: int) -> MemoryPieces:
+        """Return a part of the body as one of its own."""
+        return MemoryPieces(self._body[:end], start)
 
 
 class FilePieces:
-    def __init__(self, staged: FileIO, size: int, offset: int, digest: str = "") -> None:
-        self.length = size - offset
+    """A staged file's bytes from `offset` to `end`. `complete`: its last piece has been given.
+
+    With a `digest`, which is that of the bytes, they are hashed again on their way (I3): a file may
+    have been changed since it was verified.
+    """
+
+    def __init__(self, staged: FileIO, end: int, offset: int, digest: str = "") -> None:
+        self.length = end - offset
         self.complete = False
-        self._size = size
         self._file = staged
-        # again (I3)
+        self._end = end
         self._digest = digest
-        self._hash = new_hash(split_digest(digest)[0]) if digest else None
-        self._buffer = memoryview(bytearray(min(PIECE, max(size, 1))))
+        self._hash: _Hash | None = None
+        if digest:
+            algorithm, _ = split_digest(digest)
+            self._hash = new_hash(algorithm)
+        self._buffer = memoryview(bytearray(min(PIECE, max(end, 1))))
         staged.seek(offset)
 
     async def next(self) -> memoryview:
-        left = self._buffer[: self._size - self._file.tell()]
-        with _disk():
-            count = await anyio.to_thread.run_sync(self._file.readinto, left)
-        self.complete = self._file.tell() == self._size
-        if self._hash is not None:
-            self._hash.update(self._buffer[: count or 0])
-        if (
-            self._hash is not None
-            and (self.complete or not count)
-            and not self._digest.endswith(self._hash.hexdigest())
-        ):
-            raise StagingFailed(f"{self._digest} was changed on disk after it had been verified")
-        return self._buffer[: count or 0]
+        """Return the next piece; empty at the end.
 
-    def cover(self, start: int, end: int) -> FilePieces:
-        """Give a part of it, which is read again when it is asked for again."""
+        Raises StagingFailed when the disk cannot be read, and in place of the last piece when the
+        digest does not match.
+        """
+        room = self._buffer[: self._end - self._file.tell()]
+        with _disk_errors():
+            count = await anyio.to_thread.run_sync(self._file.readinto, room)
+        piece = self._buffer[: count or 0]
+        self.complete = self._file.tell() == self._end
+
+        if self._hash is not None:
+            self._hash.update(piece)
+            has_ended = self.complete or not piece
+            if has_ended and not self._digest.endswith(self._hash.hexdigest()):
+                raise StagingFailed(
+                    f"{self._digest} was changed on disk after it had been verified"
+                )
+        return piece
+
+    def part(self, start: int, end: int) -> FilePieces:
+        """Return a part of the file as a body of its own, which can be asked for again."""
         return FilePieces(self._file, end, start)
 
 
-def _is_whole(path: str, blob: Descriptor) -> bool:
-    """Say whether a killed run left a blob whole; what it left otherwise goes."""
+class _Waiter(NamedTuple):
+    """Somebody who waits for memory; the lowest rank goes first, then who came first."""
+
+    rank: float
+    number: int
+    size: int
+    is_served: anyio.Event
+
+
+class MemoryBudget:
+    """Memory of `size` bytes for chunks on their way, of which `reserved` are taken.
+
+    Who waits for memory may hold no permit of a registry (I8): memory is reserved first.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.reserved = 0
+        self._waiters: list[_Waiter] = []
+        self._numbers = count()
+
+    @contextlib.asynccontextmanager
+    async def reserving(self, size: int, rank: float) -> AsyncIterator[None]:
+        """Hold `size` bytes, no more than the whole budget; wait for them by ascending rank."""
+        if not size:
+            yield
+            return
+
+        waiter = _Waiter(rank, next(self._numbers), size, anyio.Event())
+        heapq.heappush(self._waiters, waiter)
+        self._serve()
+        try:
+            await waiter.is_served.wait()
+            yield
+        finally:
+            if waiter.is_served.is_set():
+                self.reserved -= size
+            else:
+                self._waiters.remove(waiter)
+                heapq.heapify(self._waiters)
+            self._serve()
+
+    def _serve(self) -> None:
+        """Serve those who wait, in their order, as far as there is room."""
+        while self._waiters and self.reserved + self._waiters[0].size <= self.size:
+            waiter = heapq.heappop(self._waiters)
+            self.reserved += waiter.size
+            waiter.is_served.set()
+
+
+class _StagedFile(NamedTuple):
+    path: str
+    size: int
+
+
+class Staging:
+    """Blobs that are read from their source once, for all who ask.
+
+    Everybody who needs a blob calls `ensure`, then `opened` once. Files are in `cache_dir`, or in a
+    temporary directory without one; `limit` bounds their bytes.
+    """
+
+    def __init__(self, cache_dir: str | None, limit: int | None = None) -> None:
+        self.memory = MemoryBudget(_MEMORY_BUDGET)
+        self._limit = limit
+        self._cleanup = contextlib.ExitStack()
+        # Empty: a temporary directory is made when it is first needed.
+        self._directory = "" if cache_dir is None else os.path.join(cache_dir, "staged")
+        self._folders = set[str]()
+        # All by digest. Bodies and files stand in the order of their last use.
+        self._pulling = dict[str, anyio.Lock]()
+        self._memory = dict[str, bytes]()
+        self._files = dict[str, _StagedFile]()
+        self._readers = Counter[str]()  # how many read the file now
+        self._asked = Counter[str]()  # how many have asked for it and not read it to its end
+        self._memory_size = 0
+        self._pulled_size = 0  # of files that are being written
+        self._failed: StagingFailed | None = None
+
+    async def ensure(self, blob: Descriptor, read: Reader, *, disk: bool = True) -> None:
+        """Have a blob here; the first who asks reads it from its source, the others wait.
+
+        A failed reading fails its own asker alone, and the next one reads. What memory has no room
+        for goes to disk, without `disk` nowhere. Raises NoRoom where this blob cannot be kept, and
+        StagingFailed where none can.
+        """
+        self._asked[blob.digest] += 1
+        try:
+            async with self._pulling.setdefault(blob.digest, anyio.Lock()):
+                if blob.digest in self._memory or blob.digest in self._files:
+                    return
+                if blob.size <= SMALL_BLOB and self._find_room(blob.size, evict=not disk):
+                    await self._pull_into_memory(blob, read)
+                elif disk:
+                    await self._pull_into_file(blob, read)
+                else:
+                    raise NoRoom("memory is full")
+        except BaseException:
+            self._asked[blob.digest] -= 1
+            raise
+
+    @contextlib.contextmanager
+    def opened(
+        self, blob: Descriptor, offset: int = 0
+    ) -> Iterator[MemoryPieces | FilePieces | None]:
+        """Give the body of a blob that `ensure` has brought, from `offset` on.
+
+        Gives None when it had to go meanwhile: `ensure` brings it again.
+        """
+        digest = blob.digest
+        self._asked[digest] -= 1
+        if digest in self._memory:
+            body = self._memory.pop(digest)
+            self._memory[digest] = body  # now it is the last one used
+            yield MemoryPieces(body, offset)
+            return
+
+        staged = self._open_file(digest)
+        if staged is None:
+            yield None
+            return
+
+        self._readers[digest] += 1
+        self._asked[digest] += 1  # until it is read: a run that failed keeps it (`close`)
+        try:
+            with staged:
+                yield FilePieces(staged, blob.size, offset, "" if offset else digest)
+            self._asked[digest] -= 1
+        finally:
+            self._readers[digest] -= 1
+
+    def make_way(self) -> None:
+        """Let go of bodies in memory for chunks that have reserved it."""
+        self._find_room(0, evict=True)
+
+    def close(self, *, sweep: bool = True, failed: bool = False, leftovers: bool = True) -> None:
+        """Let go of everything; with `sweep`, remove staged files, `leftovers` of earlier runs too.
+
+        What somebody still asks for stays after a run that `failed`.
+        """
+        if sweep:
+            paths = {file.path for file in self._files.values()}
+            if leftovers:
+                paths |= self._paths_of_all_runs()
+            if failed:
+                paths -= {file.path for each, file in self._files.items() if self._asked[each]}
+            for path in paths:
+                _remove(path)
+
+        self._files.clear()
+        self._memory.clear()
+        self._cleanup.close()
+
+    # Memory.
+
+    def _find_room(self, size: int, *, evict: bool) -> bool:
+        """Say whether memory has room for `size` bytes.
+
+        With `evict`, bodies go for it, the least recently used first, unless somebody asks for
+        them.
+        """
+        room = self.memory.size - self.memory.reserved - size
+        if evict:
+            for digest in [each for each in self._memory if not self._asked[each]]:
+                if self._memory_size <= room:
+                    break
+                self._memory_size -= len(self._memory.pop(digest))
+        return self._memory_size <= room
+
+    async def _pull_into_memory(self, blob: Descriptor, read: Reader) -> None:
+        body = bytearray()
+
+        async def extend(piece: memoryview) -> None:
+            body.extend(piece)
+
+        self._memory_size += blob.size
+        try:
+            await read(blob, extend)
+            self._memory[blob.digest] = bytes(body)
+        finally:
+            if blob.digest not in self._memory:
+                self._memory_size -= blob.size
+
+    # Disk.
+
+    async def _pull_into_file(self, blob: Descriptor, read: Reader) -> None:
+        if self._failed is not None:
+            raise self._failed.again()
+        self._make_room_on_disk(blob)
+
+        self._pulled_size += blob.size
+        try:
+            with _disk_errors():
+                path = await self._stage(blob, read)
+            self._files[blob.digest] = _StagedFile(path, blob.size)
+        except StagingFailed as error:
+            self._failed = error
+            raise
+        finally:
+            self._pulled_size -= blob.size
+
+    async def _stage(self, blob: Descriptor, read: Reader) -> str:
+        """Write a blob to its file, unless a killed run left it; return the path."""
+        algorithm, encoded = split_digest(blob.digest)
+        path = os.path.join(self._folder(algorithm), encoded)
+        if await anyio.to_thread.run_sync(_is_intact, path, blob):
+            return path
+
+        with _replacing(path) as descriptor, FileIO(descriptor, "w") as staged:
+
+            async def write(piece: memoryview) -> None:
+                while piece:
+                    written = await anyio.to_thread.run_sync(staged.write, piece)
+                    piece = piece[written:]
+
+            await read(blob, write)
+        return path
+
+    def _folder(self, algorithm: str) -> str:
+        """Return the folder for an algorithm's digests; make it, and tidy it, at the first use."""
+        if not self._directory:
+            import tempfile  # only a run without a cache_dir needs it
+
+            temporary = tempfile.TemporaryDirectory(prefix="regsync-", ignore_cleanup_errors=True)
+            self._directory = self._cleanup.enter_context(temporary)
+
+        folder = os.path.join(self._directory, algorithm)
+        if folder not in self._folders:
+            # One after the other: `makedirs` gives its mode to the last folder alone.
+            os.makedirs(self._directory, mode=0o700, exist_ok=True)
+            os.makedirs(folder, mode=0o700, exist_ok=True)
+            if not _is_own(folder):
+                raise OSError(errno.ELOOP, "a symbolic link is not followed", folder)
+            _remove_abandoned(folder)
+            self._folders.add(folder)
+        return folder
+
+    def _make_room_on_disk(self, blob: Descriptor) -> None:
+        """Remove files until a blob fits, the least recently used first (docs/specification.md
+        section 2.7).
+
+        A file stays while somebody reads it. Raises NoRoom.
+        """
+        if self._limit is None:
+            return
+        used = self._pulled_size + sum(file.size for file in self._files.values())
+        room = self._limit - used
+        if blob.size <= self._limit:
+            for digest in [each for each in self._files if not self._readers[each]]:
+                if room >= blob.size:
+                    break
+                file = self._files.pop(digest)
+                _remove(file.path)
+                room += file.size
+        if room < blob.size:
+            raise NoRoom(f"staging_size_limit has no room for {blob.size} bytes")
+
+    def _open_file(self, digest: str) -> FileIO | None:
+        """Open a staged file; None where it is gone."""
+        file = self._files.get(digest)
+        if file is None:
+            return None
+        staged = None
+        with _disk_errors(), contextlib.suppress(FileNotFoundError):
+            staged = FileIO(file.path, opener=_safely)
+
+        del self._files[digest]
+        if staged is not None:  # else another run in this directory has ended, and removed it
+            self._files[digest] = file  # now it is the last one used
+        return staged
+
+    def _paths_of_all_runs(self) -> set[str]:
+        """Return the staged files of this directory. Partial files stay: somebody may write them."""
+        paths = set[str]()
+        if not self._directory:
+            return paths
+        for algorithm in DIGEST_HEX_LENGTHS:
+            folder = os.path.join(self._directory, algorithm)
+            if not _is_own(folder):
+                continue
+            with contextlib.suppress(OSError):
+                for name in os.listdir(folder):
+                    if _STAGED_NAME.fullmatch(name):
+                        paths.add(os.path.join(folder, name))
+        return paths
+
+
+def _is_intact(path: str, blob: Descriptor) -> bool:
+    """Say whether a file holds a blob; one that holds something else is removed."""
     if not os.path.isfile(path) or os.path.islink(path):
         return False
     algorithm, encoded = split_digest(blob.digest)
@@ -130,188 +438,18 @@ def _is_whole(path: str, blob: Descriptor) -> bool:
     with open(path, "rb", opener=_safely) as staged:
         while piece := staged.read(PIECE):
             running.update(piece)
-    whole = running.hexdigest() == encoded
-    if not whole:
-        os.unlink(path)
-    return whole
+    if running.hexdigest() == encoded:
+        return True
+    os.unlink(path)
+    return False
 
 
-class Staging:
-    """Blobs pulled once for several targets: small ones in memory, the others, at most `limit`
-    bytes, in files.
-    """
-
-    def __init__(self, cache_dir: str | None, limit: int | None = None) -> None:
-        self._limit = limit
-        self._cleanup = contextlib.ExitStack()
-        self._directory = (
-            "" if cache_dir is None else os.path.join(cache_dir, "staged")
-        )  # if empty, made when needed
-        self._folders: set[str] = set()
-        self._pulling: dict[str, anyio.Lock] = {}
-        self._memory: dict[str, bytes] = {}
-        self._memory_size = self._pulled_size = 0
-        self._files: dict[str, tuple[str, int]] = {}  # path and size, the least recently used first
-        # how many read a file now, or are about to read
-        self._readers = Counter[str]()
-        self._asked = Counter[str]()
-        self._failed: StagingFailed | None = None
-        self.parts = Limit(
-            _MEMORY_BUDGET // SMALL_BLOB
-        )  # what parts of others have of that, in small blobs
-
-    def _folder(self, algorithm: str) -> str:
-        if not self._directory:
-            import tempfile
-
-            temporary = tempfile.TemporaryDirectory(prefix="regsync-", ignore_cleanup_errors=True)
-            self._directory = self._cleanup.enter_context(temporary)
-        folder = os.path.join(self._directory, algorithm)
-        if folder not in self._folders:
-            for each in (self._directory, folder):
-                os.makedirs(each, mode=0o700, exist_ok=True)  # a parent gets no mode
-            if not _is_own(folder):
-                raise OSError(errno.ELOOP, "a symbolic link is not followed", folder)
-            for path in (
-                os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(_PARTIAL)
-            ):
-                with contextlib.suppress(FileNotFoundError):
-                    if time.time() - os.lstat(path).st_mtime > _ABANDONED_SECONDS:
-                        _remove(path)
-            self._folders.add(folder)
-        return folder
-
-    async def ensure(self, blob: Descriptor, read: Reader, *, disk: bool = True) -> None:
-        """Have a blob here, pulled once; one asker's failure is its own. NoRoom where limit or
-        memory has no place.
-        """
-        self._asked[blob.digest] += 1
-        try:
-            async with self._pulling.setdefault(blob.digest, anyio.Lock()):
-                if blob.digest in self._memory or blob.digest in self._files:
-                    return
-                # What memory has no room for goes to disk: it would have to be read from its source
-                # again.
-                if blob.size > SMALL_BLOB or self.make_way(blob.size, evict=not disk) < 0:
-                    if not disk:
-                        raise NoRoom("memory is full")
-                    await self._pull_file(blob, read)
-                    return
-                self._memory_size += blob.size
-                try:
-                    self._memory[blob.digest] = await read_whole(blob, read)
-                finally:
-                    if blob.digest not in self._memory:
-                        self._memory_size -= blob.size
-        except BaseException:
-            self._asked[blob.digest] -= 1
-            raise
-
-    def make_way(self, size: int = 0, *, evict: bool = True) -> int:
-        """Return the room left in memory; what was used least recently goes for it, unless it is to
-        be read.
-        """
-        room = _MEMORY_BUDGET - self.parts.in_use * SMALL_BLOB - size
-        while (
-            evict
-            and self._memory_size > room
-            and (unused := next((each for each in self._memory if not self._asked[each]), None))
-        ):
-            self._memory_size -= len(self._memory.pop(unused))
-        return room - self._memory_size
-
-    async def _pull_file(self, blob: Descriptor, read: Reader) -> None:
-        if self._failed is not None:
-            raise self._failed.again()
-        self._make_room(blob)
-        self._pulled_size += blob.size
-        try:
-            with _disk():
-                algorithm, encoded = split_digest(blob.digest)
-                path = os.path.join(self._folder(algorithm), encoded)
-                if not await anyio.to_thread.run_sync(_is_whole, path, blob):
-                    with _replacing(path) as partial, FileIO(partial, "w") as staged:
-
-                        async def write(piece: memoryview) -> None:
-                            while piece:
-                                piece = piece[await anyio.to_thread.run_sync(staged.write, piece) :]
-
-                        await read(blob, write)
-                self._files[blob.digest] = (path, blob.size)
-        except StagingFailed as error:
-            self._failed = error
-            raise
-        finally:
-            self._pulled_size -= blob.size
-
-    def _make_room(self, blob: Descriptor) -> None:
-        """Remove what was used longest ago and is not being read, until a blob fits
-        (docs/specification.md 2.7).
-        """
-        if self._limit is None:
-            return
-        room = self._limit - self._pulled_size - sum(size for _, size in self._files.values())
-        for digest in [each for each in self._files if not self._readers[each]]:
-            if room < blob.size <= self._limit:
-                path, size = self._files.pop(digest)
+def _remove_abandoned(folder: str) -> None:
+    """Remove partial files that nobody has written to for a day."""
+    for name in os.listdir(folder):
+        if not name.endswith(_PARTIAL):
+            continue
+        path = os.path.join(folder, name)
+        with contextlib.suppress(FileNotFoundError):
+            if time.time() - os.lstat(path).st_mtime > _ABANDONED_SECONDS:
                 _remove(path)
-                room += size
-        if room < blob.size:
-            raise NoRoom(f"staging_size_limit has no room for {blob.size} bytes")
-
-    @contextlib.contextmanager
-    def opened(
-        self, blob: Descriptor, offset: int = 0
-    ) -> Iterator[MemoryPieces | FilePieces | None]:
-        """Give a blob that `ensure` has brought, from `offset` on; None when it had to go since:
-        bring it again.
-        """
-        self._asked[blob.digest] -= 1
-        if (body := self._memory.pop(blob.digest, None)) is not None:
-            self._memory[blob.digest] = body
-            yield MemoryPieces(body, offset)
-            return
-        staged = None
-        with _disk(), contextlib.suppress(KeyError, FileNotFoundError):
-            staged = FileIO(self._files[blob.digest][0], opener=_safely)
-        if staged is None:
-            self._files.pop(
-                blob.digest, None
-            )  # another run in this directory has ended, and took the file with it
-            yield None
-            return
-        self._files[blob.digest] = self._files.pop(blob.digest)
-        for count in (self._readers, self._asked):
-            count[blob.digest] += 1
-        try:
-            with staged:
-                yield FilePieces(staged, blob.size, offset, "" if offset else blob.digest)
-            self._asked[blob.digest] -= 1
-        finally:
-            self._readers[blob.digest] -= 1
-
-    def close(self, *, sweep: bool = True, failed: bool = False, leftovers: bool = True) -> None:
-        """Remove what runs staged; what is still asked for stays if this one `failed`, all without
-        `sweep`.
-        """
-        paths = {path for path, _ in self._files.values()}
-        for folder in filter(
-            _is_own,
-            (os.path.join(self._directory, name) for name in DIGEST_HEX_LENGTHS if leftovers),
-        ):
-            with contextlib.suppress(
-                OSError
-            ):  # another's partial files stay; what has no digest's name is not ours
-                names = filter(
-                    re.compile("[0-9a-f]{64,128}").fullmatch,
-                    os.listdir(folder) if self._directory else (),
-                )
-                paths.update(os.path.join(folder, name) for name in names)
-        paths -= {
-            path for digest, (path, _) in self._files.items() if failed and self._asked[digest]
-        }
-        for path in paths if sweep else ():
-            _remove(path)
-        for held in (self._files, self._memory):
-            held.clear()
-        self._cleanup.close()

@@ -1,22 +1,34 @@
-"""Bring blobs and manifests of one image to one target, or say what that would cost. Owns: the way
-of one blob (look up, mount, upload, relay, check, repetition) and of an image's manifests. May not
-know: which image is next. Invariants: I1, I2 (children first, awaited), I3 (the last piece is
-withheld until count and hash agree), I7, I8 (all of a transfer is admitted in one step; pauses hold
-nothing). Follows docs/design.md sections 6, 7, 9."""
+"""Bring one blob to one repository, and put the manifests of an image.
+
+Owns: how a blob comes to its place (there already, mounted, uploaded from its source, from memory
+    or from disk), its repetition, what is asked where an answer was lost; the order of manifests.
+May not know: which image is next, or why a blob is wanted.
+Invariants: I1, I2 (children first, the root last), I7 (what cannot be replayed is repeated here
+    alone), I8 (a transfer is admitted in one step; who waits holds no permit).
+Follows: docs/design.md section 6 (rules 10 to 14 and 16) and section 9.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
+from enum import Enum
 from functools import partial
 from typing import Literal
 
-import anyio.lowlevel
+import anyio
 
 from _regsync.crypto import hash_hex
 from _regsync.errors import Disconnected, RegistryError, Side, SyncError, WireError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import split_digest
+from _regsync.providers import UploadStyle
 from _regsync.registry.repository import Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Patience, Want
 from _regsync.registry.transport import Transport
@@ -25,66 +37,88 @@ from _regsync.state.knowledge import Knowledge, RepositoryKey
 from _regsync.sync.claims import Step, Work
 from _regsync.sync.discovery import together
 from _regsync.sync.image import Tree
-from _regsync.sync.relay import _SOURCE_GRACE, Relay
-from _regsync.sync.staging import (
-    SMALL_BLOB,
-    FilePieces,
-    MemoryPieces,
-    NoRoom,
-    Staging,
-    StagingFailed,
-)
+from _regsync.sync.relay import SOURCE_GRACE, Relay
+from _regsync.sync.staging import FilePieces, MemoryPieces, NoRoom, Sink, Staging, StagingFailed
 from _regsync.text import redacting
 
-# docs/design.md section 6 rule 16: a blob starts again at most twice; when a lost answer is asked
-# for; how long a source is waited for in all, which a target's own time-outs allow; how far apart
-# the states of a hash are kept.
+# docs/design.md section 6, rule 16: how often the body of a blob begins, and seconds before each
+# question for a blob whose answer was lost.
 _BLOB_STARTS = 3
-
-
 _LOST_ANSWER_PAUSES = (0.0, 1.0, 3.0)
 
+# How registries refuse a way to upload (docs/protocol-facts.md section 7.9): by these statuses, or
+# by 400 with one of these codes; and by these a body of this size.
+_UNSUPPORTED_STATUSES = (405, 411, 501)
+_UNSUPPORTED_CODES = {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
+_TOO_LARGE_STATUSES = (413, 416)
 
-# Where the gate counts the memory of parts, which is no registry's; codes that may mean "not in
-# this way".
-_PARTS = ""
+# Where a blob is kept for others who need it: on disk (a small one in memory while there is room),
+# in memory alone, or nowhere.
+Keep = Literal["disk", "memory"] | None
 
-
-_NOT_SO = {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
-
-
-_Brought = Literal["uploaded", "mounted", "there"]  # how a blob came to its place
-
-
-Keep = (
-    Literal["disk", "memory"] | None
-)  # where others who need a blob find it: small ones in memory, or nowhere
+Body = Relay | MemoryPieces | FilePieces
 
 
-class _Unanswered(Exception):
-    """A whole body was sent, or a success came too early: a HEAD decides (rule 16), else the
-    argument is raised.
+class BlobResult(str, Enum):
+    """How a blob came to be in a repository."""
+
+    UPLOADED = "uploaded"
+    MOUNTED = "mounted"
+    PRESENT = "there"
+
+
+class _AnswerLost(Exception):
+    """A whole body was sent, or a success came too early: only a HEAD tells whether it arrived.
+
+    `error` is what to raise when it did not (rule 16).
     """
+
+    def __init__(self, error: SyncError) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 @contextmanager
-def _answered(body: Relay | MemoryPieces | FilePieces | None = None) -> Iterator[None]:
-    """Raise _Unanswered instead of what failed where `body` (None: one that is sent at once) may
-    have arrived.
-    """
+def _noticing_a_lost_answer(body: Body) -> Iterator[None]:
+    """Raise _AnswerLost in place of an error after which all of `body` may have arrived."""
     try:
         yield
     except (WireError, RegistryError) as error:
-        lost = error.side is not Side.SOURCE and (
-            isinstance(error, WireError) or error.status >= 500
-        )
-        if lost and (body is None or body.complete):
-            raise _Unanswered(error) from error
+        says_nothing = isinstance(error, WireError) or error.status >= 500
+        if body.complete and says_nothing and error.side is not Side.SOURCE:
+            raise _AnswerLost(error) from error
         raise
 
 
+class _Copy:
+    """One blob on its way to one repository, over all attempts.
+
+    `mount_from`: the repository to mount from; empty: none; None: whichever holds it by then.
+    """
+
+    is_absent = False  # a HEAD has said so
+    has_switched_style = False
+    broken_bodies = 0
+
+    def __init__(self, step: Step, relay: Relay, upload: Upload, keep: Keep) -> None:
+        self.mount_from = step.mount_from
+        self.rank = float(step.work.order)
+        self.blob = step.blob
+        self.relay = relay
+        self.upload = upload
+        self.target = upload.repository
+        self.keep = keep
+        self.first_start = AsyncExitStack()  # what others of the repository wait for
+        self.retries = Patience(ATTEMPTS)
+
+        # What its bodies take at either end.
+        is_large = step.blob.size >= LARGE_BODY
+        self.reading = Want(relay.source.host.key, "read", is_large)
+        self.writing = Want(self.target.host.key, "write", is_large)
+
+
 class Mover:
-    """Moves blobs and manifests; what it learns goes into `knowledge`."""
+    """Brings blobs and manifests to their repositories; `knowledge` takes in what that tells."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
         self._transport = transport
@@ -92,339 +126,402 @@ class Mover:
         self._staging = staging
         self._admitted = transport.gate.admitted
         self._disk_works = True
-        transport.gate.limits[_PARTS] = staging.parts
-        # Where an upload was accepted, and hosts that answered one in one request: unset while the
-        # first is under way.
-        self._accepted: dict[RepositoryKey, anyio.Event] = {}
-        self._refused: dict[
-            RepositoryKey, SyncError
-        ] = {}  # where none was, and why none will be in this run
+        # Repositories that have accepted an upload in this run; those that refused one for good,
+        # with the error; those where the first start finds out.
+        self._accepting = set[RepositoryKey]()
+        self._refusing = dict[RepositoryKey, SyncError]()
+        self._starting = defaultdict[RepositoryKey, anyio.Lock](anyio.Lock)
 
     async def bring(
         self, step: Step, source: Repository, target: Repository, keep: Keep
-    ) -> _Brought | None:
-        """Bring a blob; one that others need too is pulled once and kept. None: it was dropped;
-        errors are located.
+    ) -> BlobResult | None:
+        """Bring a blob to `target`; None where it was dropped, since the run ends.
+
+        Raises a located SyncError once its attempts are used up.
         """
         with anyio.CancelScope() as dropped:
             async with self._transport.pool.lease(target.host.origin) as lease:
                 self._transport.streams[dropped] = lease
                 upload = Upload(target, self._transport, lease, step.blob)
+                relay = Relay(source, step.blob, self._transport)
+                copy = _Copy(step, relay, upload, keep if self._disk_works else None)
                 try:
-                    relay = Relay(source, step.blob, self._transport)
-                    return await self._bring(
-                        upload, step, relay, keep if self._disk_works else None
-                    )
+                    return await self._retry(copy)
                 finally:
                     del self._transport.streams[dropped]
-                    # and no body follows: the source has refused it, or a HEAD has found it there
-                    if upload.session:
+                    if upload.session:  # no body follows
                         with anyio.move_on_after(self._transport.edge.timeouts.head):
                             await upload.cancel_upload()
         return None
 
-    async def _bring(self, upload: Upload, step: Step, relay: Relay, keep: Keep) -> _Brought:
-        broken = 0
-        log = self._transport.edge.log
-        target = upload.repository
-        blob = upload.blob
+    async def _retry(self, copy: _Copy) -> BlobResult:
+        """Attempt a copy until it succeeds, or fails for good (docs/design.md section 9)."""
+        upload = copy.upload
         while True:
+            upload.begun = False
             try:
-                upload.begun = False
-                with redacting(target.host.authenticator.secrets):
-                    return await self._bring_once(upload, step, relay, keep)
-            except _Unanswered as lost:
+                with redacting(copy.target.host.authenticator.secrets):
+                    async with self._first_start(copy):
+                        return await self._attempt(copy)
+            except _AnswerLost as lost:
+                error = lost.error
                 await upload.lease.settle()
-                error: SyncError = lost.args[0]
-                if await self._arrived(upload):
-                    upload.session = ""  # it has ended with that
-                    return "uploaded"
-            except StagingFailed as caught:
-                # A full disk fails nothing: each target reads for itself (docs/design.md section 8).
-                news = self._disk_works and not isinstance(caught, NoRoom)
-                keep = None
-                upload.broken = ""  # what the target has of it may have been changed on disk
-                log(
-                    "warning" if news else "debug",
-                    "staging",
-                    f"{caught}; each target reads for itself",
-                )
-                self._disk_works = self._disk_works and not news
+                if await self._has_arrived(copy):
+                    upload.session = ""  # it ended with the body
+                    return BlobResult.UPLOADED
+            except StagingFailed as failure:
+                self._note_staging_failure(failure)
+                copy.keep = None
+                upload.broken = ""  # what it holds came from a file that may have been changed
                 continue
-            except SyncError as caught:
-                error = caught
-            error.located(Side.TARGET, "push blob", target.reference(blob.digest))
-            error.message = target.host.authenticator.redact(error.message)
-            if upload.refused and not self._accepted.get(target.key, anyio.Event()).is_set():
-                self._refused[target.key] = error.again()
-            step = step._replace(
-                mount_from=""
-            )  # whatever went wrong with it, an upload does not depend on it
-            broken += upload.begun and (
-                isinstance(error, WireError) or getattr(error, "forgot_session", False)
-            )
-            pause = (
-                0.0
-                if self._turned(upload, error, broken)
-                else self._transport.pause_after(
-                    error, upload.patience, relay.source.host, target.host
-                )
-            )
-            if broken == _BLOB_STARTS:
-                raise error
-            log(
-                "debug",
-                "retry",
-                f"{error}; it {'goes on' if upload.broken or upload.session else 'begins again'}",
-            )
+            except SyncError as failure:
+                error = failure
+
+            pause = self._pause_before_next(copy, error)
+            goes_on = upload.broken or upload.session
+            what = "it goes on" if goes_on else "it begins again"
+            self._transport.edge.log("debug", "retry", f"{error}; {what}")
             error.shed()  # its frames hold a part of the blob
             await upload.lease.settle()
             await anyio.sleep(pause)
 
-    async def _arrived(self, upload: Upload) -> bool:
-        """Ask, with nothing held in between, whether a blob whose answer was lost has arrived."""
+    async def _attempt(self, copy: _Copy) -> BlobResult:
+        """Find the blob in its repository, mount it there, or upload it, without any repetition.
+
+        It goes straight from its source, unless its bytes are known or others need it too. What a
+        broken body left at the target is used. Raises _AnswerLost where only a HEAD can tell.
+        """
+        upload = copy.upload
+        short_request = (Want(copy.target.host.key),)
+        if upload.broken:
+            async with self._admitted(short_request, copy.rank):
+                await upload.resume()
+
+        body = known_body(copy.blob)
+        if body is None and copy.keep is None:
+            return await self._stream(copy)
+
+        async with self._admitted(short_request, copy.rank, upload.lease):
+            result = await self._find_or_start(copy)
+        if result is not None:
+            return result
+        if body is not None:
+            return await self._send_known(copy, body)
+        return await self._send_staged(copy)
+
+    async def _stream(self, copy: _Copy) -> BlobResult:
+        """Do the same where the bytes go from the source straight to the target.
+
+        Both ends are admitted together (I8), the memory for a chunk before them.
+        """
+        upload = copy.upload
+        chunk = min(copy.blob.size, copy.target.row.put_limit or 0)
+        async with (
+            self._staging.memory.reserving(chunk, copy.rank),
+            self._admitted((copy.reading, copy.writing), copy.rank, upload.lease) as permit,
+        ):
+            result = await self._find_or_start(copy)
+            if result is not None:
+                return result
+
+            get = self._want_of(copy.relay.source, "blob_get", "GET")
+            put = self._want_of(copy.target, "upload_body", "PUT")
+            await self._transport.gate.take(permit, get, put, lease=upload.lease)
+            self._staging.make_way()
+            async with copy.relay.opened(upload.offset):
+                return await self._send(copy, copy.relay)
+
+    async def _send_known(self, copy: _Copy, body: bytes) -> BlobResult:
+        async with self._admitted_to_write(copy):
+            return await self._send(copy, MemoryPieces(body, copy.upload.offset))
+
+    async def _send_staged(self, copy: _Copy) -> BlobResult:
+        """Send a blob that others need too; the first of them reads it from its source."""
+        while True:
+            read = partial(self._read, copy)
+            await self._staging.ensure(copy.blob, read, disk=copy.keep == "disk")
+            async with self._admitted_to_write(copy):
+                with self._staging.opened(copy.blob, copy.upload.offset) as body:
+                    if body is not None:  # else it had to go meanwhile
+                        return await self._send(copy, body)
+
+    def _admitted_to_write(self, copy: _Copy) -> AbstractAsyncContextManager[object]:
+        put = self._want_of(copy.target, "upload_body", "PUT")
+        writing = copy.writing._replace(meters=put.meters)
+        return self._admitted((writing,), copy.rank, copy.upload.lease)
+
+    async def _read(self, copy: _Copy, _: Descriptor, sink: Sink) -> None:
+        """Read the blob from its source into staging."""
+        async with self._admitted((copy.reading,), copy.rank), copy.relay.opened():
+            while not copy.relay.complete:
+                await sink(await copy.relay.next())
+
+    def _want_of(self, repository: Repository, action: str, method: str) -> Want:
+        return self._transport.want(repository.host, repository.call(action, method, ""))
+
+    # The start: there already, mounted, or a session.
+
+    @asynccontextmanager
+    async def _first_start(self, copy: _Copy) -> AsyncIterator[None]:
+        """Let one blob find out whether its repository accepts uploads (rule 14).
+
+        The others wait until it has been accepted, or failed; they hold nothing. Raises what the
+        repository refused every upload with.
+        """
+        where = copy.target.key
+        async with copy.first_start:
+            if where not in self._accepting:
+                await copy.first_start.enter_async_context(self._starting[where])
+            if where in self._accepting:
+                await copy.first_start.aclose()
+            if where in self._refusing:
+                raise self._refusing[where].again()
+            yield
+
+    async def _find_or_start(self, copy: _Copy) -> BlobResult | None:
+        """Find the blob there, or mount it, or have an open upload session: then None."""
+        result = None
+        where = copy.target.key
+        try:
+            if not copy.upload.session:
+                mount_from = copy.mount_from
+                if mount_from is None:  # somebody may have put it since this was decided
+                    mount_from = self._knowledge.mount_source(where, copy.blob.digest)
+                if mount_from:
+                    result = await self._mount_or_start(copy, mount_from)
+                else:
+                    result = await self._check_and_start(copy)
+        except SyncError as error:
+            if copy.upload.refused and where not in self._accepting:
+                self._refusing[where] = error.again()
+            raise
+        self._accepting.add(where)
+        await copy.first_start.aclose()
+        return result
+
+    async def _mount_or_start(self, copy: _Copy, mount_from: str) -> BlobResult | None:
+        """Mount the blob; a refused mount is an open session (rule 10)."""
+        digest = copy.blob.digest
+        where = copy.target.key
+        host = copy.target.host.key
+        if await copy.upload.start(mount_from):
+            self._knowledge.accept_mount(host)
+            return BlobResult.MOUNTED
+
+        self._knowledge.refuse_mount(where, mount_from)
+        holder = (host, mount_from)
+        if self._knowledge.is_confirmed(holder, digest):
+            return None
+        # What an earlier run knew was wrong: docs/specification.md section 7 wants a fresh HEAD.
+        self._knowledge.forget(holder, digest)
+        return BlobResult.PRESENT if await copy.target.has_blob(copy.blob) else None
+
+    async def _check_and_start(self, copy: _Copy) -> BlobResult | None:
+        """Find the blob or open a session: by one POST where the registry is known for its answers
+        to that, else by HEAD and POST (rule 11).
+        """
+        target = copy.target
+        upload = copy.upload
+        asks_by_post = self._knowledge.may_probe(target.key, target.row.probe is not None)
+        if not asks_by_post and await self._is_present(copy):
+            return BlobResult.PRESENT
+
+        if not await upload.start(_probe_of(target)):
+            self._knowledge.learn_probe(target.key, absent=not asks_by_post)
+            return None
+
+        _, present_was_confirmed = self._knowledge.probed(target.key)
+        if present_was_confirmed:
+            return BlobResult.PRESENT
+        # A registry that answers 201 to anything must not make us skip a blob.
+        if asks_by_post and await target.has_blob(copy.blob):
+            self._knowledge.learn_probe(target.key, present=True)
+            return BlobResult.PRESENT
+        await upload.start()
+        return None
+
+    async def _is_present(self, copy: _Copy) -> bool:
+        """Ask whether the target has the blob; once it had not, it is not asked again."""
+        if not copy.is_absent:
+            copy.is_absent = not await copy.target.has_blob(copy.blob)
+            if copy.is_absent:
+                self._knowledge.miss(copy.target.key, copy.blob.digest)
+        return not copy.is_absent
+
+    # The body.
+
+    async def _send(self, copy: _Copy, body: Body) -> BlobResult:
+        """Send the blob, or what the target lacks of it, to the open session."""
+        upload = copy.upload
+        upload.style = self._style_for(copy)
+        last = body
+        try:
+            if upload.style == "patch":
+                await self._send_part(copy, body)
+                last = MemoryPieces(b"")  # it closes the session
+            elif upload.style == "chunks":
+                await self._send_in_chunks(copy, body)
+                last = MemoryPieces(b"")
+            elif isinstance(body, Relay) and copy.target.row.put_limit:
+                # It fits in one chunk, and is verified before its first byte goes (docs/design.md
+                # section 9).
+                room = bytearray(copy.blob.size - upload.offset)
+                last = MemoryPieces(await body.read_until(copy.blob.size, room))
+
+            with _noticing_a_lost_answer(last):
+                if await upload.send(last):
+                    return BlobResult.UPLOADED
+        except RegistryError as error:
+            is_refused_rest = upload.offset and upload.style != "patch"
+            if not is_refused_rest or error.retryable or error.status in (401, 403):
+                raise
+            # The session held more, or less, than it said: the blob begins again.
+            copy.target.host.resumes = False
+            upload.session = ""
+            message = f"the rest of a broken upload was refused: {error.message}"
+            raise Disconnected(message) from error
+        raise _AnswerLost(WireError("the registry answered before the blob was sent"))
+
+    def _style_for(self, copy: _Copy) -> UploadStyle:
+        """Return the way to upload: that of the registry's kind, or what was learnt of it."""
+        row = copy.target.row
+        size = copy.blob.size
+        if row.put_limit and size > row.put_limit:
+            return "chunks"
+        least = self._knowledge.fact(_fallback_fact(copy.target))
+        if row.fallback and isinstance(least, int) and size >= least:
+            return row.fallback
+        return row.upload
+
+    async def _send_in_chunks(self, copy: _Copy, body: Body) -> None:
+        """Send the body by a PATCH for each chunk (docs/specification.md section 8.2).
+
+        A chunk that breaks goes again from memory or disk, from where the target says. Raises what
+        would hold the permits for too long.
+        """
+        upload = copy.upload
+        size = copy.blob.size
+        limit = copy.target.row.put_limit or size
+        room = bytearray(limit if isinstance(body, Relay) else 0)  # the same for all chunks
+        held = memoryview(room)
+
+        while upload.offset < size:
+            start = upload.offset
+            end = min(start + limit, size)
+            if isinstance(body, Relay):
+                held = await body.read_until(end, room)
+            while upload.offset < end:
+                try:
+                    if upload.broken:
+                        await upload.resume()
+                    if not upload.session:
+                        raise Disconnected("the registry has forgotten the upload")
+                    if isinstance(body, Relay):
+                        await self._send_part(copy, MemoryPieces(held, upload.offset - start))
+                    else:
+                        await self._send_part(copy, body.part(upload.offset, end))
+                except SyncError as error:
+                    await self._rest_before_chunk(copy, error)
+
+    async def _send_part(self, copy: _Copy, part: Body) -> None:
+        """Send a part by PATCH, unless the target has all of it; the attempts count anew."""
+        if part.length and not await copy.upload.send(part, last=False):
+            raise Disconnected("the registry answered before what was sent had arrived")
+        copy.retries = Patience(ATTEMPTS)
+
+    async def _rest_before_chunk(self, copy: _Copy, error: SyncError) -> None:
+        """Wait before a chunk goes again, or raise its error: the permits are held meanwhile."""
+        upload = copy.upload
+        if isinstance(error, RegistryError) and error.forgot_session:
+            upload.session = ""
+        if not upload.session:
+            raise error
+        pause = self._transport.pause_after(error, copy.retries, copy.target.host)
+        asked = (error.retry_after or 0.0) if isinstance(error, RegistryError) else 0.0
+        if max(pause, asked) > SOURCE_GRACE:
+            raise error
+        self._transport.edge.log("debug", "retry", f"{error}; the chunk goes again")
+        await anyio.sleep(pause)
+
+    # After a failure.
+
+    async def _has_arrived(self, copy: _Copy) -> bool:
+        """Ask, holding nothing in between, whether a blob whose answer was lost has arrived."""
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
             try:
-                upload.absent = not await upload.repository.has_blob(upload.blob)
-                if not upload.absent:
-                    return True
-            except (
-                SyncError
-            ) as error:  # a registry that has just dropped an answer may not be well yet
+                copy.is_absent = not await copy.target.has_blob(copy.blob)
+            except SyncError as error:  # it has just lost an answer, and may not be well yet
                 if not error.retryable:
                     raise
+            else:
+                if not copy.is_absent:
+                    return True
         return False
 
-    async def _bring_once(self, upload: Upload, step: Step, relay: Relay, keep: Keep) -> _Brought:
-        blob = upload.blob
-        host = upload.repository.host.key
-        rank = float(step.work.order)
-        large = blob.size >= LARGE_BODY
-        known = known_body(blob)
-        reading = Want(relay.source.host.key, "read", large)
-        write = Want(host, "write", large)
-        draws = self._transport.want(relay.source.host, relay.source.call("blob_get", "GET", ""))
-        put = self._transport.want(
-            upload.repository.host, upload.repository.call("upload_body", "PUT", "")
-        )
+    def _note_staging_failure(self, error: StagingFailed) -> None:
+        """Tell it once when the disk cannot be used: nothing fails for it, each target reads for
+        itself (docs/design.md section 8).
+        """
+        is_news = self._disk_works and not isinstance(error, NoRoom)
+        if is_news:
+            self._disk_works = False
+        level = "warning" if is_news else "debug"
+        self._transport.edge.log(level, "staging", f"{error}; each target reads for itself")
 
-        async def read(_: Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
-            async with self._admitted((reading,), rank), relay.opened():
-                while not relay.complete:
-                    await sink(await relay.next())
+    def _pause_before_next(self, copy: _Copy, error: SyncError) -> float:
+        """Take in why an attempt failed; return seconds to wait before the next, or raise `error`
+        when there is none.
+        """
+        upload = copy.upload
+        target = copy.target
+        error.located(Side.TARGET, "push blob", target.reference(copy.blob.digest))
+        error.message = target.host.authenticator.redact(error.message)
 
-        if upload.broken:
-            async with self._admitted((Want(host),), rank):
-                await upload.resume()
-        self._accepted.setdefault(upload.repository.key, anyio.Event())
-        if known is None and keep is None:
-            parts = -(-min(blob.size, upload.repository.row.put_limit or 0) // SMALL_BLOB)
-            async with self._admitted(
-                (reading, write, *parts * (Want(_PARTS),)), rank, upload.lease
-            ) as permit:
-                if begun := await self._begin(upload, step):
-                    return begun
-                await self._transport.gate.take(permit, draws, put, lease=upload.lease)
-                self._staging.make_way()
-                async with relay.opened(upload.offset):
-                    return await self._send(upload, relay)
-        async with self._admitted((Want(host),), rank, upload.lease):
-            begun = await self._begin(upload, step)
-        while begun is None:
-            if known is None:
-                await self._staging.ensure(blob, read, disk=keep == "disk")
-            async with self._admitted((write._replace(meters=put.meters),), rank, upload.lease):
-                memory = None if known is None else nullcontext(MemoryPieces(known, upload.offset))
-                with memory or self._staging.opened(blob, upload.offset) as body:
-                    begun = await self._send(upload, body) if body else None
-        return begun
+        copy.mount_from = ""  # whatever was wrong with a mount, an upload does not need it
+        forgot_session = isinstance(error, RegistryError) and error.forgot_session
+        if upload.begun and (isinstance(error, WireError) or forgot_session):
+            copy.broken_bodies += 1
 
-    def _check_open(self, where: RepositoryKey) -> None:
-        if where in self._refused:
-            raise self._refused[where].again()
+        if self._switch_style(copy, error):
+            pause = 0.0
+        else:
+            hosts = (copy.relay.source.host, target.host)
+            pause = self._transport.pause_after(error, copy.retries, *hosts)
+        if copy.broken_bodies == _BLOB_STARTS:
+            raise error
+        return pause
 
-    async def _begin(self, upload: Upload, step: Step) -> _Brought | None:
-        """Find the blob there, mount it, or open an upload session (then None) unless one is open."""
-        where = upload.repository.key
-        accepted = self._accepted.setdefault(where, anyio.Event())
-        try:
-            if upload.session:
-                return None  # it was accepted, whatever became of another one's start meanwhile
-            self._check_open(where)
-            # None: nobody had it when this was decided; somebody may have put it while this waited
-            # for its turn.
-            holder = (
-                self._knowledge.mount_source(where, upload.blob.digest)
-                if step.mount_from is None
-                else ""
-            )
-            mount_from = step.mount_from or holder
-            begun = await (self._mounted(upload, mount_from) if mount_from else self._there(upload))
-            self._refused.pop(where, None)
-            return begun
-        except SyncError:
-            if not accepted.is_set():
-                del self._accepted[where]
-            raise
-        finally:
-            accepted.set()
-
-    async def _mounted(self, upload: Upload, mount_from: str) -> _Brought | None:
-        digest = upload.blob.digest
-        where = upload.repository.key
-        knowledge = self._knowledge
-        if await upload.start(mount_from):
-            knowledge.accept_mount(where[0])
-            return "mounted"
-        knowledge.refuse_mount(where, mount_from)
-        holder = (where[0], mount_from)
-        if knowledge.is_confirmed(holder, digest):
-            return None
-        knowledge.forget(
-            holder, digest
-        )  # it rested on an earlier run: docs/specification.md section 7 wants a fresh HEAD
-        return "there" if await upload.repository.has_blob(upload.blob) else None
-
-    async def _there(self, upload: Upload) -> _Brought | None:
-        target = upload.repository
-        knowledge = self._knowledge
-        absent = not knowledge.may_probe(target.key, target.row.probe is not None)
-        if absent and await self._is_there(upload):
-            return "there"
-        if not await upload.start(
-            {"from": target.api_name, "bare": ""}.get(target.row.probe or "")
-        ):
-            knowledge.learn_probe(target.key, absent=absent)
-            return None
-        if not knowledge.probed(target.key)[
-            1
-        ]:  # who answers 201 to anything must not make us skip (rule 11)
-            if absent or not await target.has_blob(upload.blob):
-                await upload.start()
-                return None
-            knowledge.learn_probe(target.key, present=True)
-        return "there"
-
-    async def _is_there(self, upload: Upload) -> bool:
-        if upload.absent:
+    def _switch_style(self, copy: _Copy, error: SyncError) -> bool:
+        """Switch once to the registry's other way to upload, if the error calls for it: a body was
+        refused, or broke in all attempts but the last (docs/protocol-facts.md section 7.9).
+        """
+        upload = copy.upload
+        other = copy.target.row.fallback
+        if other is None or copy.has_switched_style or not upload.begun:
             return False
-        upload.absent = not await upload.repository.has_blob(upload.blob)
-        if upload.absent:
-            self._knowledge.miss(upload.repository.key, upload.blob.digest)
-        return not upload.absent
 
-    def _turned(self, upload: Upload, error: SyncError, broken: int) -> bool:
-        """Turn once to the other dialect: a body was refused as docs/protocol-facts.md section 7.9
-        says, or broke in all attempts but the last. A limit of size says nothing of smaller bodies.
-        """
-        other = upload.repository.row.fallback
-        size = upload.blob.size
-        fact = f"patch {upload.repository.host.key}"
-        status = getattr(error, "status", 0)
-        codes = getattr(error, "codes", ())
-        wrong = status in (405, 411, 501) or (status == 400 and _NOT_SO.intersection(codes))
-        reset = (
-            broken == _BLOB_STARTS - 1
-            and isinstance(error, Disconnected)
-            and error.side is Side.TARGET
-        )
-        turns = bool(
-            other
-            and upload.begun
-            and not upload.turned
-            and (wrong or reset or status in (413, 416))
-        )
-        if turns:
-            least = min(0 if wrong else size, self._knowledge.fact(fact) or size)
-            self._knowledge.learn(fact, None if upload.style == other else least)
-            upload.turned = True
-            upload.broken = ""
-        return turns
+        is_unsupported = _refuses_the_way(error)
+        is_too_large = isinstance(error, RegistryError) and error.status in _TOO_LARGE_STATUSES
+        is_broken = isinstance(error, Disconnected) and error.side is Side.TARGET
+        breaks_always = is_broken and copy.broken_bodies == _BLOB_STARTS - 1
+        if not (is_unsupported or is_too_large or breaks_always):
+            return False
 
-    async def _send(self, upload: Upload, body: Relay | MemoryPieces | FilePieces) -> _Brought:
-        """Stream the body, or its rest; _Unanswered when only asking can tell whether a whole body
-        arrived.
-        """
-        row = upload.repository.row
-        host = upload.repository.host
-        size = upload.blob.size
-        last = body
-        least = self._knowledge.fact(
-            f"patch {host.key}"
-        )  # the dialect follows the kind, and what was learnt
-        upload.style = (
-            row.fallback
-            if row.fallback and isinstance(least, int) and size >= least
-            else row.upload
-        )
-        if row.put_limit and size > row.put_limit:
-            upload.style = "chunks"
-        try:
-            if upload.style != "put":
-                last = await self._send_parts(upload, body)
-            elif row.put_limit and isinstance(body, Relay):
-                last = MemoryPieces(await body.part(size, bytearray(size - upload.offset)))
-            with _answered(last):
-                if await upload.send(last):
-                    return "uploaded"
-        except RegistryError as error:
-            if (
-                error.retryable
-                or not upload.offset
-                or upload.style == "patch"
-                or error.status in (401, 403)
-            ):
-                raise
-            # It had more, or less, than it said: the blob begins again.
-            host.resumes = False
-            upload.session = ""
-            raise Disconnected(
-                f"the rest of a broken upload was refused: {error.message}"
-            ) from error
-        raise _Unanswered(WireError("the registry answered before the blob was sent"))
+        fact = _fallback_fact(copy.target)
+        least: int | None
+        if upload.style == other:
+            least = None  # what was learnt holds no more
+        elif is_unsupported:
+            least = 0
+        else:  # a limit of size says nothing of smaller bodies
+            least = min(copy.blob.size, self._knowledge.fact(fact) or copy.blob.size)
+        self._knowledge.learn(fact, least)
+        copy.has_switched_style = True
+        upload.broken = ""
+        return True
 
-    async def _send_parts(
-        self, upload: Upload, body: Relay | MemoryPieces | FilePieces
-    ) -> MemoryPieces:
-        """Send what the session lacks by PATCH, whole or in chunks (docs/specification.md section
-        8.2); return what is left. A chunk that breaks goes again, from memory or disk, unless what
-        was admitted would be held for too long."""
-        limit = upload.repository.row.put_limit
-        end = 0
-        part = body
-        room = bytearray(
-            min(limit or 0, upload.blob.size) * isinstance(body, Relay)
-        )  # one, for all chunks
-        while upload.offset < upload.blob.size:
-            if limit and upload.offset >= end:
-                start = upload.offset
-                end = min(upload.offset + limit, upload.blob.size)
-                if isinstance(body, Relay):
-                    held = await body.part(end, room)
-            try:
-                if upload.broken:
-                    await upload.resume()
-                if not upload.session:
-                    raise Disconnected("the registry has forgotten the upload")
-                if isinstance(body, FilePieces) and limit:
-                    part = body.cover(upload.offset, end)
-                elif limit:
-                    part = MemoryPieces(held, upload.offset - start)
-                if part.length and not await upload.send(part, last=False):
-                    raise Disconnected("the registry answered before what was sent had arrived")
-                upload.patience = Patience(ATTEMPTS)
-            except SyncError as error:
-                if getattr(error, "forgot_session", False):
-                    upload.session = ""
-                if not upload.session:
-                    raise
-                pause = self._transport.pause_after(error, upload.patience, upload.repository.host)
-                if max(pause, getattr(error, "retry_after", None) or 0.0) > _SOURCE_GRACE:
-                    raise
-                self._transport.edge.log("debug", "retry", f"{error}; the chunk goes again")
-                await anyio.sleep(pause)
-        return MemoryPieces(b"")
+    # Manifests.
 
     async def put(
         self,
@@ -434,33 +531,55 @@ class Mover:
         reference: str,
         arrived: Callable[[Manifest], None],
     ) -> None:
-        """Put an image's manifests: the children that it has to bring, level by level, the root
-        last (I2).
+        """Put an image's manifests: its own children level by level, then the root (I2).
+
+        `arrived` is told of each child.
         """
 
-        async def put(child: Manifest) -> None:
+        async def put_child(child: Manifest) -> None:
             await target.put_manifest(child.digest, child)
             arrived(child)
 
-        waiting = {
-            child.digest: child for child in tree.children if child.digest in work.own_children
-        }
+        own = work.own_children
+        waiting = {child.digest: child for child in tree.children if child.digest in own}
         while waiting:
             level = [
-                each
-                for each in waiting.values()
-                if not any(entry.digest in waiting for entry in each.children)
+                child
+                for child in waiting.values()
+                if not any(entry.digest in waiting for entry in child.children)
             ]
-            await together(partial(put, child) for child in level)
+            await together(partial(put_child, child) for child in level)
             for child in level:
                 del waiting[child.digest]
         await target.put_manifest(reference, tree.root)
 
 
 def known_body(blob: Descriptor) -> bytes | None:
-    """Return the body where no source has to be asked for it (rule 13)."""
+    """Return the body of a blob for which no source has to be asked (rule 13)."""
     algorithm, encoded = split_digest(blob.digest)
-    likely = (
-        body for body in (blob.data, b"{}", b"") if body is not None and len(body) == blob.size
-    )
-    return next((body for body in likely if hash_hex(algorithm, body) == encoded), None)
+    for body in (blob.data, b"{}", b""):
+        if body is not None and len(body) == blob.size and hash_hex(algorithm, body) == encoded:
+            return body
+    return None
+
+
+def _probe_of(target: Repository) -> str | None:
+    """Return what a POST mounts from to ask for a blob (rule 11); None where it cannot ask."""
+    if target.row.probe == "from":
+        return target.api_name
+    if target.row.probe == "bare":
+        return ""
+    return None
+
+
+def _refuses_the_way(error: SyncError) -> bool:
+    """Say whether a registry refused how a body was sent, whatever its size."""
+    if not isinstance(error, RegistryError):
+        return False
+    has_code = not _UNSUPPORTED_CODES.isdisjoint(error.codes)
+    return error.status in _UNSUPPORTED_STATUSES or (error.status == 400 and has_code)
+
+
+def _fallback_fact(target: Repository) -> str:
+    """Name the fact from which size on a registry wants its other way to upload."""
+    return f"patch {target.host.key}"
