@@ -9,8 +9,7 @@ The least is computed here from the images, for a program that knows everything 
 repository is listed once at each side where tags are chosen by a pattern, each selected tag costs
 one question at each side that the listing does not answer, each manifest that a target lacks is
 fetched once, each blob that a host lacks is fetched once and uploaded once to each host (a POST and
-a PUT; one POST up to 64 KiB where the registry takes that), each other repository of the host
-mounts it, each manifest is put once.
+a PUT), each other repository of the host mounts it, each manifest is put once.
 
 Owns: the scenes, their bounds, the tables.
 May not know: anything of the program but its command line.
@@ -52,7 +51,6 @@ from tools.benches.runner import (
 
 __all__ = ["add_options", "run"]
 
-SINGLE_POST = 64 * 1024  # bytes: up to this a blob goes in one POST, where that is taken
 PAGE = 1000  # tags of a listing
 CLASSES = (
     "list",
@@ -197,9 +195,7 @@ class Change(NamedTuple):
         return [self.now[tag] for tag in (*self.fresh(), *self.moved())]
 
 
-def least(
-    scene: Scene, before: Images, now: Images, *, stateful: bool, takes_single_post: bool
-) -> Both:
+def least(scene: Scene, before: Images, now: Images, *, stateful: bool) -> Both:
     """Return what the source and all targets must be asked when the targets hold `before`."""
     bound = Both(Tally(), Tally())
     blobs_before = {name: blob_sizes(tagged.values()) for name, tagged in before.items()}
@@ -220,8 +216,7 @@ def least(
             bound.source.bytes += size
             bound.target.requests["POST upload"] += 1
             bound.target.bytes += size
-            if not takes_single_post or size > SINGLE_POST:
-                bound.target.requests["PUT upload"] += 1
+            bound.target.requests["PUT upload"] += 1
     return Both(bound.source, bound.target.times(scene.targets))
 
 
@@ -282,8 +277,6 @@ def blob_sizes(images: Iterable[Image]) -> dict[str, int]:
 class Harness:
     """A registry of the harness, in a thread."""
 
-    takes_single_post = True
-
     def __init__(self, server: Server) -> None:
         self.address = server.address
         self._server = server
@@ -322,8 +315,6 @@ class Harness:
 
 class Debian:
     """A docker-registry: its storage is written as it would write it, its log is read."""
-
-    takes_single_post = False
 
     def __init__(self, address: str, home: Path) -> None:
         self.address = address
@@ -484,7 +475,6 @@ class World(NamedTuple):
             before,
             now,
             stateful=stateful,
-            takes_single_post=self.registries[0].takes_single_post,
         )
         asked, spent = run_once(self.config, self.registries)
         return Measured(self.name, self.kind, phase, asked, bound, spent)
