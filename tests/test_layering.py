@@ -60,12 +60,12 @@ EDGES = {"files", "state.database", "sync.staging", "app.health"} | {
 ABOVE = {name for name in ORDER if name.startswith(("sync.", "app."))} - PURE
 
 # What the pure layers may have of the standard library: nothing with a clock, chance, files or
-# threads.
+# threads. pkgutil reads the program's own documents, which lie beside its modules.
 # fmt: off
 PURE_LIBRARY = {
     "__future__", "abc", "base64", "binascii", "bisect", "codecs", "collections", "contextlib", "copy",
     "datetime", "difflib", "email.utils", "enum", "functools", "heapq", "html", "ipaddress",
-    "itertools", "json", "math", "numbers", "operator", "posixpath", "re", "string", "struct", "textwrap",
+    "itertools", "json", "math", "numbers", "operator", "pkgutil", "posixpath", "re", "string", "struct", "textwrap",
     "types", "typing", "unicodedata", "urllib.parse", "zlib",
 }
 # fmt: on
