@@ -24,7 +24,7 @@ import pytest
 from _regsync.app.commands import show_progress
 from _regsync.app.console import Snapshot
 from _regsync.providers import Pace
-from _regsync.registry.throttle import Limit, Meter, hopeless
+from _regsync.registry.throttle import Limit, Meter
 from _regsync.sync.run import DRAIN_SECONDS
 from conformance.app import App
 from conformance.images import Image, Seed
@@ -233,10 +233,10 @@ async def test_images_that_have_not_begun_do_not_begin(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_the_slowest_stream_is_dropped_first_and_others_end_by_that(tmp_path: Path) -> None:
-    """Both share a line on which, together, neither would end in time."""
+async def test_a_stream_that_ends_in_time_ends_and_the_others_are_dropped(tmp_path: Path) -> None:
+    """Both share a line."""
     async with virtual() as world:
-        source, target = ends(world, up=Link(bandwidth=10_000))
+        source, target = ends(world, up=Link(bandwidth=20_000))
         small = Seed(1).image(sizes=(180_000,)).load_into(source.app, "small", tag="v1")
         Seed(2).image(sizes=(2_000_000,)).load_into(source.app, "large", tag="v1")
         file = written(
@@ -246,7 +246,7 @@ async def test_the_slowest_stream_is_dropped_first_and_others_end_by_that(tmp_pa
             ran = await world.run("sync", "--json", "-q", "-c", file)
         check_left(ran)
         assert ran.statuses() == ["synced"]
-        assert ran.seconds < 5 + DRAIN_SECONDS
+        assert ran.seconds == pytest.approx(5 + DRAIN_SECONDS, abs=0.01)
         assert held(target, "small", small)
         assert target.app.tags("large") == {}
         await again(world, file)
@@ -276,27 +276,6 @@ async def test_a_stall_lasts_as_long_as_a_drain(tmp_path: Path) -> None:
             ran = await world.copy(source, target)
         check_left(ran)
         assert ran.seconds == pytest.approx(5 + DRAIN_SECONDS, abs=0.01)
-
-
-@pytest.mark.parametrize(
-    ("before", "left", "ticks", "dropped"),
-    [
-        ({}, {}, 10, ""),
-        ({"a": 100}, {"a": 90}, 9, ""),
-        ({"a": 100}, {"a": 90}, 8.9, "a"),
-        ({"a": 100, "b": 100}, {"a": 90, "b": 95}, 8, "b"),
-        ({"a": 100, "b": 100}, {"a": 90, "b": 100}, 10, "b"),
-        ({"a": 100, "b": 1000, "c": 2000}, {"a": 90, "b": 990, "c": 1980}, 10, "bc"),
-        ({"a": 100}, {"a": 0}, 0.1, ""),
-        ({"a": 100, "b": 7}, {"a": 100, "b": 7}, 10, ""),
-        ({}, {"new": 1 << 30}, 1, ""),
-        ({"ended": 5}, {}, 1, ""),
-    ],
-)
-def test_which_streams_cannot_end_in_time(
-    before: dict[str, int], left: dict[str, int], ticks: float, dropped: str
-) -> None:
-    assert hopeless(before, left, ticks) == list(dropped)
 
 
 # At once.
