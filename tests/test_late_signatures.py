@@ -126,10 +126,17 @@ def looked_at(digest: str, hours: Iterable[int]) -> int:
 
 def test_without_state_four_runs_spread_over_a_day_look_at_each_image_once() -> None:
     for digest in DIGESTS[:8]:
+        for day in range(9):
+            for first in range(24 * day, 24 * day + 6):
+                assert looked_at(digest, range(first, first + 24, 6)) == 1
+
+
+@pytest.mark.parametrize("hours", [6, 12, 24])
+def test_without_state_one_of_five_runs_looks_at_each_image(hours: int) -> None:
+    for digest in DIGESTS[:8]:
         for first in range(9 * 24):
-            assert looked_at(digest, range(first - first % 24 + first % 6, 10**4, 6)) > 0
-            day = first - first % 24 + first % 6
-            assert looked_at(digest, [day, day + 6, day + 12, day + 18]) == 1
+            assert looked_at(digest, range(first, first + 5 * hours, hours)) >= 1
+        assert looked_at(digest, range(0, 16 * 24 * hours, hours)) == 4 * 24
 
 
 def test_without_state_each_hour_of_the_day_sees_each_image_in_one_of_four_days() -> None:

@@ -6,8 +6,8 @@
 Each image has three artifacts: an SBOM, a signature, and a signature of the SBOM. Registries with
 the referrers API and without it are source and target in turn, in memory, on a clock that jumps.
 Counted are the requests of a run with artifacts less those of the same run with `enabled: false`:
-cold; at once again; after two hours, when looks are due (at most 2 % of a run's requests); and when
-one image in ten got a new signature in between.
+cold; at once again; after two hours, when a look at each image is due; and when one image in ten got
+a new signature in between.
 
 The least: a source with the API is asked once for each image and each artifact; elsewhere one
 listing, made anyway, says which of them have a list, and that is fetched. Each artifact's manifest

@@ -25,8 +25,8 @@ SHORTEST_PAUSE = 3600
 LONGEST_PAUSE = 7 * 86400
 PAUSE_SHARE = 1 / 4
 
-# Without a state: seconds of a quarter of a day.
-_QUARTER = 6 * 3600
+# Seconds.
+_QUARTER_OF_A_DAY = 6 * 3600
 
 
 class Look(enum.IntEnum):
@@ -106,10 +106,10 @@ def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:
 def is_due_without_state(digest: str, now: float) -> bool:
     """Spread the looks at unchanged images over the runs of jobs that remember nothing.
 
-    An image has one quarter of each day, another one the next day, all four in four days. So a job
-    that runs in each quarter looks at every image daily; one that runs at the same hours each day,
-    whichever they are, in one of four days at each of them.
+    An image has one quarter of each day, the next day another one, all four in four days. So a job
+    that runs every 6, 12 or 24 hours looks at each image in at least one of five runs, and a job
+    with other hours, at each of them in one of four days: on average in one of four runs.
     """
-    quarter = int(now) // _QUARTER
+    quarter = int(now) // _QUARTER_OF_A_DAY
     day = quarter // 4
-    return (int(digest[-6:], 16) + quarter + day) % 4 == 0
+    return (int(digest[-6:], 16) + quarter - day) % 4 == 0

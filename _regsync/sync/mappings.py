@@ -56,7 +56,7 @@ def _distinct(groups: Iterable[list[MappingRule]]) -> list[list[MappingRule]]:
     return list({id(group): group for group in groups}.values())
 
 
-class Wanted(NamedTuple):
+class WantedTag(NamedTuple):
     """One tag of a mapping and the targets that it is copied to."""
 
     mapping: MappingRule
@@ -67,19 +67,19 @@ class Wanted(NamedTuple):
 class Conflict(NamedTuple):
     """A tag that is not copied: another mapping writes the same target tag from another source."""
 
-    wanted: Wanted
+    wanted: WantedTag
     owner: MappingRule
 
 
 def assign(
     selected: Iterable[tuple[MappingRule, Iterable[str]]],
-) -> tuple[list[Wanted], list[Conflict]]:
+) -> tuple[list[WantedTag], list[Conflict]]:
     """Give each target tag to the first mapping that names it, once (docs/design.md section 3).
 
     Takes mappings with their tags; returns the tags to look up, and the conflicts.
     """
     owners: dict[object, MappingRule] = {}
-    wanted = list[Wanted]()
+    wanted = list[WantedTag]()
     conflicts = list[Conflict]()
 
     for mapping, tags in selected:
@@ -91,9 +91,9 @@ def assign(
                     owners[place, tag] = mapping
                     free.append(target)
                 elif owner.content != mapping.content:
-                    conflicts.append(Conflict(Wanted(mapping, tag, (target,)), owner))
+                    conflicts.append(Conflict(WantedTag(mapping, tag, (target,)), owner))
             if free:
-                wanted.append(Wanted(mapping, tag, tuple(free)))
+                wanted.append(WantedTag(mapping, tag, tuple(free)))
 
     return wanted, conflicts
 

@@ -28,7 +28,7 @@ from _regsync.sync.artifact_checks import COPIED, Look
 from _regsync.sync.discovery import Discovery, TagLookup, together
 from _regsync.sync.dry_run import Rehearsal
 from _regsync.sync.image import Delivery, Image
-from _regsync.sync.mappings import Wanted, assign, grouped
+from _regsync.sync.mappings import WantedTag, assign, grouped
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers, flags_after, last_check
 from _regsync.sync.report import Outcome, Report
 from _regsync.sync.schedule import Execution
@@ -145,7 +145,7 @@ class Run:
         """Copy one image: `reference` at the source, `target_reference` (tag or digest) at the
         target; `stop` ends the run early.
         """
-        wanted = Wanted(mapping, reference, mapping.targets)
+        wanted = WantedTag(mapping, reference, mapping.targets)
         question = partial(self._look_up, wanted, target_reference)
         await self._conduct(stop, [_Queued(mapping.source.authority, question)])
 
@@ -288,7 +288,7 @@ class Run:
                 selection = await self._discovery.select(mapping.tags, source)
         except SyncError as error:
             # Its tags are not known: it counts as one failed image per target.
-            self._fail(Wanted(mapping, "*", mapping.targets), error)
+            self._fail(WantedTag(mapping, "*", mapping.targets), error)
             return ()
 
         count = len(selection.kept)
@@ -307,7 +307,7 @@ class Run:
         }
         return selection.kept
 
-    async def _list_targets(self, tags: Sequence[Wanted]) -> None:
+    async def _list_targets(self, tags: Sequence[WantedTag]) -> None:
         """List each target repository where that answers two questions or more (docs/design.md
         section 6, rule 6).
         """
@@ -321,7 +321,7 @@ class Run:
         with suppress(SyncError):  # kept by the discovery, and raised for each image that needs it
             await together(partial(self._discovery.target_tags, target) for target in several)
 
-    def _needs_listing(self, wanted: Wanted, target: Repository) -> bool:
+    def _needs_listing(self, wanted: WantedTag, target: Repository) -> bool:
         """Say whether a target's listing would answer for a tag.
 
         A tag that an earlier run left there is asked for by itself, unless it never moves.
@@ -335,7 +335,7 @@ class Run:
     def _source(self, mapping: MappingRule) -> Repository:
         return self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
 
-    def _targets(self, wanted: Wanted) -> list[Repository]:
+    def _targets(self, wanted: WantedTag) -> list[Repository]:
         name = wanted.mapping.target_repository
         return [
             self._discovery.repository(registry, name, Side.TARGET) for registry in wanted.targets
@@ -343,7 +343,7 @@ class Run:
 
     # One image.
 
-    async def _look_up(self, wanted: Wanted, reference: str) -> None:
+    async def _look_up(self, wanted: WantedTag, reference: str) -> None:
         """Find out what a tag names and which targets lack it; start the copies.
 
         `reference` is the tag at the targets, or a digest.
@@ -544,7 +544,7 @@ class Run:
         duration = anyio.current_time() - copy.began
         self._end(outcome_of(copy, duration, is_rehearsal=self.rehearsal is not None))
 
-    def _fail(self, wanted: Wanted, error: SyncError) -> None:
+    def _fail(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that is not even looked up."""
         source_name = self._source(wanted.mapping).reference(wanted.tag)
         for target in self._targets(wanted):
