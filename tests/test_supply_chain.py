@@ -67,7 +67,8 @@ def open_folder() -> Iterator[Path]:
 def test_every_entry_is_a_source_of_ours_a_file_of_a_wheel_or_generated(pyz: Path) -> None:
     held = contents(pyz)
     known = {"__main__.py": build_zipapp.MAIN.encode(), "sbom.cdx.json": build_zipapp.sbom()}
-    for path in [ROOT / "regsync.py", *(ROOT / "_regsync").rglob("*.py")]:
+    program = ROOT / "_regsync"
+    for path in [ROOT / "regsync.py", *program.rglob("*.py"), *program.rglob("*.json")]:
         known[path.relative_to(ROOT).as_posix()] = path.read_bytes()
     for wheel in BUNDLE:
         with zipfile.ZipFile(WHEELS / wheel.file) as archive:
