@@ -33,7 +33,8 @@ config:    fields model yaml lint reader
 state:     database knowledge
 auth:      challenge credentials cloud tokens aws google azure
 registry:  throttle admission transport repository upload
-sync:      report mappings artifact_checks claims image discovery referrers staging relay transfer dry_run schedule run
+sync:      report mappings artifact_checks claims image discovery referrer_lists referrers
+sync:      staging relay transfer dry_run schedule run
 app:       version health console commands watch cli
 """
 ORDER = [

@@ -1,17 +1,16 @@
-"""Which artifacts refer to an image, and the list of them where a registry keeps none itself.
+"""Which artifacts refer to an image, and which targets lack them.
 
-Owns: the question of docs/specification.md section 1.1, "Artifacts" (referrers API, fallback tag,
-cosign's tags), its filters, the fallback index at a target.
+Owns: the question of docs/specification.md section 1.1, "Artifacts" (lists of referrers, cosign's
+tags, artifacts of artifacts), and its filters.
 May not know: how anything is copied.
-Invariants: what could not be asked is an error, never "none"; an entry that somebody else wrote into
-a fallback index stays.
-Follows: docs/design.md section 6, rule 15; docs/protocol-facts.md section 1.10.
+Invariants: what could not be asked is an error, never "none".
+Follows: docs/design.md section 6, rule 15.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -19,11 +18,11 @@ import anyio
 
 from _regsync.config.model import MappingRule
 from _regsync.errors import ContentError, RegistryError
-from _regsync.oci.manifest import Descriptor, Manifest, list_referrers
+from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
 from _regsync.state.database import digest_like, key_of, named
-from _regsync.state.knowledge import Knowledge, RepositoryKey, area
+from _regsync.state.knowledge import Knowledge, RepositoryKey
 from _regsync.sync.artifact_checks import (
     COMPLETE,
     COPIED,
@@ -36,6 +35,7 @@ from _regsync.sync.artifact_checks import (
 )
 from _regsync.sync.discovery import Discovery, Once, TagLookup, together
 from _regsync.sync.image import Delivery
+from _regsync.sync.referrer_lists import ReferrerLists
 
 _COSIGN_SUFFIXES = (".sig", ".att", ".sbom")
 
@@ -50,21 +50,6 @@ _MOST_KEPT = 1024
 
 # Digests of one image that are asked about at the same time: each answer may name 10,000.
 _MOST_ASKED = 32
-
-# A fallback list that others write too is put so often before that is an error.
-_MOST_PUTS = 5
-
-# Characters of annotations in a list, 100 an entry: 20,000 images may have such a list each. A longer
-# one is not kept.
-_HEAVY_LIST = 64 * 1024
-
-# A repository hides behind these (docs/design.md section 9).
-_REFUSALS = (401, 403)
-
-# What a registry without the API answers, when it says nothing of the manifest or the repository
-# (docs/design.md section 6, rule 15).
-_NO_API_STATUSES = (200, 404, 405, 501)
-_ABOUT_THE_MANIFEST = frozenset({"MANIFEST_UNKNOWN", "NAME_UNKNOWN"})
 
 
 class Artifact(NamedTuple):
@@ -89,13 +74,6 @@ class FoundArtifacts(NamedTuple):
 
     copied: tuple[Artifact, ...] = ()
     stripped: tuple[Artifact, ...] = ()
-
-
-class _List(NamedTuple):
-    """What a registry lists for a subject; `fallback` is the index that it is from, if it is."""
-
-    entries: tuple[Descriptor, ...]
-    fallback: Manifest | None = None
 
 
 class _Question(NamedTuple):
@@ -142,7 +120,7 @@ def flags_after(copy: Delivery) -> int:
 
 
 class Referrers:
-    """The questions of one run about artifacts, and its lists at targets without the API."""
+    """The questions of one run about artifacts; `lists` are those of its registries."""
 
     def __init__(
         self, discovery: Discovery, knowledge: Knowledge, wall: Callable[[], float], kept: bool
@@ -152,17 +130,13 @@ class Referrers:
         self._knowledge = knowledge
         self._wall = wall
         self._has_state = kept
+        self.lists = ReferrerLists(discovery, knowledge)
 
-        self._lists = defaultdict[tuple[RepositoryKey, str], Once[_List]](Once)
         self._artifacts = defaultdict[object, Once[list[Artifact]]](Once)
-        self._asked = Counter[RepositoryKey]()
         self._asking = anyio.CapacityLimiter(_MOST_ASKED)
 
-        # By area: who asks it for the first time. By target and subject: who writes the list.
-        self._locks = defaultdict[object, anyio.Lock](anyio.Lock)
-        # By target and fallback tag: the digests of the list that this run put or read last.
-        self._written = dict[tuple[RepositoryKey, str], set[str]]()
-        # By target: artifacts that are there, since the source's list is the one of the last look.
+        # Artifacts that a target has, by target and digest: the source's list has not changed since the
+        # look that found them all there.
         self._settled = set[tuple[RepositoryKey, str]]()
 
     # When to look.
@@ -227,11 +201,6 @@ class Referrers:
         required = mapping.artifacts.require_artifacts
         return look_for_news(check, shown, required=required) is not Look.NONE
 
-    def has_api(self, where: Repository) -> bool | None:
-        """Say whether a repository's registry has the referrers API, None where nobody knows."""
-        fact = self._knowledge.fact(f"referrers {area(where.key)}")
-        return None if fact is None else bool(fact)
-
     # What is there.
 
     async def find(
@@ -274,7 +243,7 @@ class Referrers:
         """Compare what the source lists with the last look: what it listed then is at the target."""
         digests = list[str]()
         if not is_trimmed:
-            listed = await self._listed(lookup.source, lookup.source_digest)
+            listed = await self.lists.listed(lookup.source, lookup.source_digest)
             digests = [entry.digest for entry in listed.entries]
         listing_hash = named(*sorted(digests))[:8]
 
@@ -309,7 +278,7 @@ class Referrers:
                     every.extend(await self._artifacts_of(question, subject))
 
         for _ in range(_DEEPEST):
-            self._asked[source.key] += len(level)
+            self.lists.expect(source, len(level))
             seen.update(level)
             await together(partial(ask, subject) for subject in level)
             by_reference.update((artifact.reference, artifact) for artifact in every)
@@ -361,14 +330,14 @@ class Referrers:
 
     async def _ask_for_artifacts(self, question: _Question, subject: str) -> list[Artifact]:
         source = question.source
-        listed = await self._listed(source, subject)
-        names = await self._names(source)
+        listed = await self.lists.listed(source, subject)
+        names = await self.lists.names(source)
 
         # Where nothing was listed, cosign's tags are worth a question only where no API would tell.
-        is_probed = names is None and self.has_api(source) is False
+        is_probed = names is None and self.lists.has_api(source) is False
         cosign_tags = [referrers_tag(subject) + suffix for suffix in _COSIGN_SUFFIXES]
         tags = [tag for tag in cosign_tags if is_probed or tag in (names or ())]
-        if not (listed.entries or tags or self.has_api(source)):
+        if not (listed.entries or tags or self.lists.has_api(source)):
             text = f"{source}: no referrers API and no fallback tag, images without artifacts are copied as they are"
             self._discovery.say("info", "no_referrers", text)
 
@@ -463,166 +432,6 @@ class Referrers:
             named_in_it = (*manifest.names, manifest.config)
             types = frozenset(each.media_type for each in named_in_it if each is not None)
         return Artifact(subject, tag, None, lookup, types)
-
-    # Lists at a source.
-
-    async def _names(self, source: Repository) -> Collection[str] | None:
-        """Return a source's tags, None where they are not worth a listing.
-
-        Without the API one listing costs less than asking for four tags a digest.
-        """
-        names = self._discovery.names(source)
-        if names is None and self.has_api(source) is False and self._asked[source.key] > 1:
-            try:
-                names = await self._discovery.list_tags(source)
-            except RegistryError as error:
-                if error.retryable:
-                    raise
-        return names
-
-    async def _listed(self, source: Repository, subject: str) -> _List:
-        """Return what a source lists for a subject, asked once a run."""
-        key = (source.key, subject)
-        listed = await self._lists[key].get(partial(self._list, source, subject))
-
-        characters = sum(
-            100 + sum(len(value) for value in entry.annotations.values())
-            for entry in listed.entries
-        )
-        if characters > _HEAVY_LIST:
-            self._lists.pop(key, None)
-        return listed
-
-    async def _list(self, source: Repository, subject: str) -> _List:
-        entries = await self._ask_api(source, subject)
-        if entries is not None:
-            return _List(entries)
-
-        names = await self._names(source)
-        index = await self._fallback(source, subject, names)
-        if index is None or not index.is_index:
-            return _List(())
-        return _List(index.children, index)
-
-    async def _ask_api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
-        """Ask the referrers API; None where there is none."""
-        if self.has_api(where) is None:
-            # The first answer spares the others of the area the question.
-            async with self._locks[area(where.key)]:
-                if self.has_api(where) is None:
-                    return await self._list_referrers(where, subject)
-        if not self.has_api(where):
-            return None
-        return await self._list_referrers(where, subject)
-
-    async def _list_referrers(
-        self, where: Repository, subject: str
-    ) -> tuple[Descriptor, ...] | None:
-        """Ask the referrers API, and learn whether there is one (docs/design.md section 6, rule 15)."""
-        fact = f"referrers {area(where.key)}"
-        try:
-            entries = await where.list_referrers(subject)
-        except RegistryError as error:
-            # Where the API is known, a page that is no index is an outage, and a 404 is about this
-            # digest alone.
-            is_known = bool(self.has_api(where))
-            if error.retryable or error.status in _REFUSALS or (is_known and error.status == 200):
-                raise
-            lacks_api = error.status in _NO_API_STATUSES and _ABOUT_THE_MANIFEST.isdisjoint(
-                error.codes
-            )
-            if lacks_api and not is_known:
-                self._knowledge.learn(fact, False)
-            return None
-        self._knowledge.learn(fact, True)
-        return entries
-
-    async def _fallback(
-        self, where: Repository, subject: str, names: Collection[str] | None
-    ) -> Manifest | None:
-        """Return what the fallback tag of a subject names, None where it is absent.
-
-        `names` are the tags of a listing, None where nothing was listed.
-        """
-        tag = referrers_tag(subject)
-        if names is not None and tag not in names and (where.key, tag) not in self._written:
-            return None
-        try:
-            return await where.get_manifest(tag)
-        except RegistryError as error:
-            if error.status != 404:
-                raise
-        return None
-
-    # Lists at a target.
-
-    async def keep(
-        self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
-    ) -> set[str]:
-        """Have a target without the API list these referrers of a subject.
-
-        Returns the digests that its list lacked; a target with the API needs no list.
-        """
-        async with self._locks[area(target.key)]:
-            if self.has_api(target) is None:
-                await self._list_referrers(target, subject)
-        if self.has_api(target):
-            return set()
-
-        tag = referrers_tag(subject)
-        digests = {entry.digest for entry in entries}
-        added = set[str]()
-        async with self._locks[target.key, subject]:
-            if self._written.get((target.key, tag), set()) >= digests:
-                return added
-            for _ in range(_MOST_PUTS):
-                held = await self._held_list(target, subject)
-                lacking = [
-                    entry for entry in entries if entry.digest not in self._written[target.key, tag]
-                ]
-                if not lacking:
-                    return added
-                added |= {entry.digest for entry in lacking}
-
-                merged = self._merged_list(source, subject, held, lacking, added)
-                await target.put_manifest(tag, merged)
-                # Another writer may have replaced it.
-                if await target.head_manifest(tag) == merged.digest:
-                    self._written[target.key, tag] |= {entry.digest for entry in merged.children}
-                    return added
-
-        text = "another writer replaces this list of referrers again and again"
-        error = RegistryError(text, status=409)
-        raise error.located(target.side, "list referrers in", target.reference(tag))
-
-    async def _held_list(self, target: Repository, subject: str) -> Manifest | None:
-        """Return the list that a target holds for a subject, and note what it names."""
-        tag = referrers_tag(subject)
-        held = await self._fallback(target, subject, self._discovery.names(target))
-        if held is not None and not held.is_index:
-            text = "this tag is to list referrers and holds something else, which is left as it is"
-            error = ContentError(text)
-            raise error.located(target.side, "list referrers in", target.reference(tag))
-
-        children = held.children if held is not None else ()
-        self._written[target.key, tag] = {entry.digest for entry in children}
-        return held
-
-    def _merged_list(
-        self,
-        source: Repository,
-        subject: str,
-        held: Manifest | None,
-        lacking: list[Descriptor],
-        added: set[str],
-    ) -> Manifest:
-        """Return the list to put: the source's own bytes where they say the same, else a merged one."""
-        once = self._lists[source.key, subject]
-        if held is None and once.answer:
-            own = once.answer[0].fallback
-            if own is not None and {entry.digest for entry in own.names} == added:
-                return own
-        return list_referrers(held, lacking)
 
 
 def _question(mapping: MappingRule, source: Repository, copies: Sequence[Delivery]) -> _Question:

@@ -118,7 +118,7 @@ class Run:
             start=self._start,
             ask=self._ask,
             ended=self._end_copy,
-            keep_list=None if rehearse else self._referrers.keep,
+            keep_list=None if rehearse else self._referrers.lists.keep,
         )
 
         # By source: questions that wait, and how many workers ask them.
