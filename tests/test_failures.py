@@ -157,10 +157,10 @@ def test_a_run_keeps_a_bounded_number_of_manifests(
     kept: list[int] = []
     look_up = discovery.Discovery.look_up
 
-    async def watched(self: discovery.Discovery, *arguments: Any) -> discovery.Sighting:
-        sighting = await look_up(self, *arguments)
-        kept.append(len(self._recent))
-        return sighting
+    async def watched(self: discovery.Discovery, *arguments: Any) -> discovery.TagLookup:
+        found = await look_up(self, *arguments)
+        kept.append(len(self._manifests._weights))
+        return found
 
     monkeypatch.setattr(discovery, "_MANIFEST_BUDGET", 3 * 8192)
     monkeypatch.setattr(discovery.Discovery, "look_up", watched)

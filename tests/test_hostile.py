@@ -64,7 +64,7 @@ USER, SECRET = "captain", "Xyzzy-0pen-Sesame"
 
 
 @pytest.mark.rule("R14")
-@pytest.mark.parametrize(("name", "bound"), [("_MOST_BELOW", 2), ("_LARGEST_TREE", 900)])
+@pytest.mark.parametrize(("name", "bound"), [("_MOST_MANIFESTS", 2), ("_LARGEST_TREE", 900)])
 def test_an_index_of_too_much_is_refused_before_its_children_are_fetched(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch, name: str, bound: int
 ) -> None:
@@ -334,7 +334,7 @@ def test_artifacts_that_all_name_each_other_are_not_all_asked_for(
     """Each list may name 10,000: of 900 such lists a run held all, and a task for each of their
     entries.
     """
-    monkeypatch.setattr(referrers, "_MOST", 50)
+    monkeypatch.setattr(referrers, "_MOST_ARTIFACTS", 50)
     image = Seed(1).image().load_into(source.app, "app", tag="v1")
     empty = {
         "mediaType": "application/vnd.oci.empty.v1+json",

@@ -33,7 +33,8 @@ config:    fields model yaml lint reader
 state:     database knowledge
 auth:      challenge credentials cloud tokens sigv4 aws google azure
 registry:  throttle admission redirects dialer host transport repository upload
-sync:      report mappings claims image discovery referrers staging relay transfer dry_run schedule run
+sync:      report mappings artifact_checks claims image discovery referrer_lists referrers
+sync:      staging relay transfer dry_run schedule run
 app:       version health console progress commands access watch cli
 """
 ORDER = [
@@ -52,7 +53,7 @@ PURE = {
     *("text", "errors", "addresses", "providers", "semver", "tags"),
     *(name for name in ORDER if name.startswith(("oci.", "config.", "state.knowledge"))),
     *("net.proxy", "registry.throttle", "registry.redirects"),
-    *("sync.report", "sync.mappings", "sync.image", "sync.claims"),
+    *("sync.report", "sync.mappings", "sync.artifact_checks", "sync.image", "sync.claims"),
 }
 EDGES = {"files", "state.database", "sync.staging", "app.health"} | {
     name for name in ORDER if name.startswith(("net.", "auth.", "registry.")) and name not in PURE
@@ -60,12 +61,12 @@ EDGES = {"files", "state.database", "sync.staging", "app.health"} | {
 ABOVE = {name for name in ORDER if name.startswith(("sync.", "app."))} - PURE
 
 # What the pure layers may have of the standard library: nothing with a clock, chance, files or
-# threads.
+# threads. pkgutil reads the program's own documents, which lie beside its modules.
 # fmt: off
 PURE_LIBRARY = {
     "__future__", "abc", "base64", "binascii", "bisect", "codecs", "collections", "contextlib", "contextvars", "copy",
     "dataclasses", "datetime", "difflib", "email.utils", "enum", "functools", "heapq", "html", "ipaddress",
-    "itertools", "json", "math", "numbers", "operator", "posixpath", "re", "string", "struct", "textwrap",
+    "itertools", "json", "math", "numbers", "operator", "pkgutil", "posixpath", "re", "string", "struct", "textwrap",
     "types", "typing", "unicodedata", "urllib.parse", "zlib",
 }
 # fmt: on

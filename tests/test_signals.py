@@ -233,6 +233,27 @@ async def test_images_that_have_not_begun_do_not_begin(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
+async def test_a_stream_that_ends_in_time_ends_and_the_others_are_dropped(tmp_path: Path) -> None:
+    """Both share a line."""
+    async with virtual() as world:
+        source, target = ends(world, up=Link(bandwidth=20_000))
+        small = Seed(1).image(sizes=(180_000,)).load_into(source.app, "small", tag="v1")
+        Seed(2).image(sizes=(2_000_000,)).load_into(source.app, "large", tag="v1")
+        file = written(
+            tmp_path, *({"from": name, "tags": tags("v1")} for name in ("large", "small"))
+        )
+        async with stopped_at(5.0):
+            ran = await world.run("sync", "--json", "-q", "-c", file)
+        check_left(ran)
+        assert ran.statuses() == ["synced"]
+        assert ran.seconds == pytest.approx(5 + DRAIN_SECONDS, abs=0.01)
+        assert held(target, "small", small)
+        assert target.app.tags("large") == {}
+        await again(world, file)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
 async def test_a_stream_that_ends_in_time_is_not_dropped(tmp_path: Path) -> None:
     async with virtual() as world:
         source, target = ends(world, up=Link(bandwidth=40_000))

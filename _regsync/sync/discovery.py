@@ -1,8 +1,11 @@
 """Ask registries what there is: listings, what a tag names at both ends, the tree of an image.
-Owns: which questions are asked, in which order, and each only once a run (docs/design.md section 6
-rules 3 to 8). May not know: what is transferred when. Invariant: an answer already held is not
-asked for again; concurrent askers share one question. Follows docs/specification.md section 1.1
-"Tag skip decision", "head_first" and "Platform filtering"."""
+
+Owns: which questions are asked, in which order, and each only once a run (docs/design.md section 6,
+rules 3 to 8).
+May not know: what is transferred when.
+Invariants: an answer already held is not asked for again; concurrent askers share one question.
+Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" and "Platform filtering".
+"""
 
 from __future__ import annotations
 
@@ -19,118 +22,168 @@ from _regsync.oci.manifest import MAX_INDEX_DEPTH, TRIM_RULE, Descriptor, Manife
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.database import key_of, named
-from _regsync.state.knowledge import Knowledge, Snapshot
+from _regsync.state.knowledge import Knowledge, RepositoryKey, Snapshot
 from _regsync.sync.image import Tree, grow
 from _regsync.tags import Selection, TagRule
 from _regsync.text import clean
 
 _T = TypeVar("_T")
 
+# Tasks of one asker: more than a registry has permits by default.
+_MOST_TASKS = 64
 
-# docs/design.md section 6 rule 13: 32 MiB, at 8 KB and more for a manifest and what it was parsed
-# into.
+# Bytes of manifests that are kept (docs/design.md section 6, rule 13), and the least that one
+# counts: what it was parsed into needs memory too.
 _MANIFEST_BUDGET = 32 * 1024 * 1024
-
-
 _LIGHTEST_MANIFEST = 8192
 
+# Several registries answer so for repositories that they hide (docs/design.md section 9).
+_HIDING_STATUSES = (401, 403)
 
-# tasks of one asker: more than a registry has permits by default
-_NOT_SAYING = (401, 403)
-
-
-_AT_ONCE = 64
-
-
-# of one image, all levels; entries name indexes of 4 MiB each
-_MOST_BELOW = 10_000
-
-
+# Manifests of one image on all levels, and bytes of them. An entry may name an index of 4 MiB.
+_MOST_MANIFESTS = 10_000
 _LARGEST_TREE = 32 * 1024 * 1024
 
 
 class Once(Generic[_T]):
-    """One question asked once: later askers wait for the answer; a cancelled asker hands the asking
-    on.
+    """One question that is asked once: later askers wait for its answer.
+
+    When the asker is cancelled, the next one asks. A SyncError is an answer too: all get it.
     """
 
     def __init__(self, *answer: _T) -> None:
-        self.answer = answer  # when there is one
-        self._lock = anyio.Lock()
+        # Empty until there is one.
+        self.answer = answer
         self._error: SyncError | None = None
+        self._lock = anyio.Lock()
 
     async def get(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        while not self.answer:
+        """Return the answer; `ask` is called by the first asker only."""
+        if not self.answer:
             async with self._lock:
-                if self._error is not None:
-                    raise self._error
-                try:
-                    self.answer = self.answer or (await ask(),)
-                except SyncError as error:
-                    error.shed()
-                    self._error = error
+                if not self.answer and self._error is None:
+                    await self._ask(ask)
+
+        if self._error is not None:
+            raise self._error
         return self.answer[0]
+
+    async def _ask(self, ask: Callable[[], Awaitable[_T]]) -> None:
+        try:
+            self.answer = (await ask(),)
+        except SyncError as error:
+            error.shed()
+            self._error = error
 
 
 async def together(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
-    """Ask all, many at the same time; raises the first error when all have ended."""
-    found = dict[int, _T | SyncError]()
-    left = enumerate(waiting := [*asks])
+    """Ask all, up to 64 at the same time; return the answers in the order of the questions.
+
+    Raises the first SyncError, but only when all have ended.
+    """
+    questions = list(asks)
+    answers = dict[int, _T]()
+    errors = list[SyncError]()
+
+    # Shared by the workers: each question is taken once.
+    queue = iter(enumerate(questions))
 
     async def work() -> None:
-        for number, one in left:
-            found[number] = await _or_error(one())
+        for number, ask in queue:
+            try:
+                answers[number] = await ask()
+            except SyncError as error:
+                errors.append(error)
 
     async with anyio.create_task_group() as group:
-        for _ in waiting[:_AT_ONCE]:
+        for _ in questions[:_MOST_TASKS]:
             group.start_soon(work)
-    if errors := [each for each in found.values() if isinstance(each, SyncError)]:
+
+    if errors:
         raise errors[0]
-    return [each for _, each in sorted(found.items()) if not isinstance(each, SyncError)]
+    return [answers[number] for number in range(len(questions))]
 
 
-async def _or_error(asking: Awaitable[_T]) -> _T | SyncError:
-    try:
-        return await asking
-    except SyncError as error:
-        return error
+class TargetTag:
+    """What one target holds under the tag of a look-up, as far as that is known."""
 
-
-class _End:
-    """One target of a look-up: the name of its tag's snapshot (`state.named`), that, and what it is
-    found to hold.
-    """
-
-    held: str | SyncError | None = None  # a digest, nothing, an error
-
-    def __init__(self, target: Repository, snapshot: bytes, known: Snapshot | None) -> None:
+    def __init__(self, target: Repository, snapshot_name: bytes, snapshot: Snapshot | None) -> None:
         self.target = target
+        # What an earlier run knew, and its name in the state (`Discovery.snapshot_name`).
+        self.snapshot_name = snapshot_name
         self.snapshot = snapshot
-        self.known = known
+        # Neither: it holds nothing under the tag.
+        self.digest: str | None = None
+        self.error: SyncError | None = None
 
-    @property
-    def error(self) -> SyncError | None:
-        return self.held if isinstance(self.held, SyncError) else None
+    def is_up_to_date(self, source_digest: str, *, is_filtered: bool) -> bool:
+        """Say whether HEADs are enough to know that the target needs nothing.
 
-    def meets(self, told: str, *, trims: bool) -> bool:
-        """Say whether it has, for all that HEADs can tell, what the source's digest comes to."""
-        if not isinstance(self.held, str):
-            return self.held is not None
-        return self.known == (key_of(told), key_of(self.held)) if trims else self.held == told
+        With a platform filter it holds another digest than the source: the one that an earlier run
+        made of it. Nor does a target need anything that could not be asked.
+        """
+        if self.error is not None:
+            return True
+        if self.digest is None:
+            return False
+        if is_filtered:
+            return self.snapshot == (key_of(source_digest), key_of(self.digest))
+        return self.digest == source_digest
 
 
-class Sighting(NamedTuple):
+class TagLookup(NamedTuple):
+    """What a tag or digest names at the source, and what the targets hold under it."""
+
     source: Repository
+    # None: every target holds it.
     tree: Tree | None
+    # Of what the targets are to hold; the source's own digest differs where platforms are filtered.
     digest: str
     source_digest: str
-    ends: tuple[_End, ...]
-    at_source: frozenset[str] = (
-        frozenset()
-    )  # what of the tree the source itself holds: all but trimmed indexes
+    targets: tuple[TargetTag, ...]
+    # The manifests of the tree that the source holds too: all but trimmed indexes.
+    at_source: frozenset[str] = frozenset()
+
+    def at(self, target: Repository) -> TargetTag | None:
+        """Return what one target holds, None where it was not asked."""
+        return next((tag for tag in self.targets if tag.target is target), None)
+
+
+class _Manifests:
+    """Manifests that were fetched, by repository and digest, within a budget of bytes."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[tuple[RepositoryKey, str], Once[Manifest]] = {}
+        # Bytes of those that are answered, least recently used first, and their sum.
+        self._weights: dict[tuple[RepositoryKey, str], int] = {}
+        self._sum = 0
+
+    def has(self, where: RepositoryKey, digest: str) -> bool:
+        return (where, digest) in self._by_key
+
+    def once(self, where: RepositoryKey, digest: str) -> Once[Manifest]:
+        """Return the one question for a manifest."""
+        return self._by_key.setdefault((where, digest), Once())
+
+    def record_use(self, where: RepositoryKey, digest: str, manifest: Manifest) -> None:
+        """Keep a manifest as the one used last; drop the others that are above the budget."""
+        key = (where, digest)
+        if not self.once(where, digest).answer:
+            self._by_key[key] = Once(manifest)
+
+        weight = max(manifest.size, _LIGHTEST_MANIFEST)
+        self._sum += weight - self._weights.pop(key, 0)
+        self._weights[key] = weight
+
+        while self._sum > _MANIFEST_BUDGET:
+            oldest = next(iter(self._weights))
+            self._sum -= self._weights.pop(oldest)
+            self._by_key.pop(oldest, None)
 
 
 class Discovery:
+    """The questions of one run."""
+
     def __init__(
         self,
         transport: Transport,
@@ -139,74 +192,81 @@ class Discovery:
         reads_only: bool = False,
         whole: bool = False,
     ) -> None:
-        """Ask for a run; one that `reads_only` changes nothing, `whole` has every image's tree."""
+        """Ask for a run; with `reads_only` for one that changes nothing, with `whole` for the tree
+        of every image, whether a target needs it or not.
+        """
         self._transport = transport
         self._knowledge = knowledge
         self._reads_only = reads_only
-        self._whole = whole
-        self.say = cache(
-            transport.edge.log
-        )  # once what would be said for every tag of a repository
+        self._wants_all_trees = whole
+
+        # The same words are logged once, also where they hold for every tag of a repository.
+        self.say = cache(transport.edge.log)
+
         self._repositories: dict[tuple[str, str, str, Side], Repository] = {}
-        self._listings: dict[tuple[str, str], Once[Mapping[str, str | None] | None]] = {}
-        self._held: dict[tuple[str, str], Once[Collection[str] | None]] = {}
-        self._manifests: dict[tuple[str, str, str], Once[Manifest]] = {}
-        # Weights of those that are answered, the one that nobody has asked for longest first, and
-        # their sum.
-        self._recent: dict[tuple[str, str, str], int] = {}
-        self._kept_bytes = 0
+        self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
+        self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
+        self._manifests = _Manifests()
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
+        """Return a repository, the same object each time."""
         key = (registry.alias, registry.authority, name, side)
         if key not in self._repositories:
             host = self._transport.host(registry, name)
-            # Rule 1: what an earlier run was asked for saves the bare request.
+            repository = Repository(self._transport, host, name, side, reads_only=self._reads_only)
+
+            # Rule 1: how the host asked for a login in an earlier run saves the bare request.
             host.authenticator.recall(self._knowledge.fact(f"login {host.key}"))
-            found = self._repositories[key] = Repository(
-                self._transport, host, name, side, reads_only=self._reads_only
-            )
-            host.authenticator.declare(found.api_name, found.rights)
+            host.authenticator.declare(repository.api_name, repository.rights)
+            self._repositories[key] = repository
         return self._repositories[key]
 
     def keep_logins(self) -> None:
-        """Let a later run know how the hosts of this one want to be asked."""
-        for each in self._repositories.values():
-            if any(each.host.authenticator.learnt):
-                self._knowledge.learn(f"login {each.host.key}", each.host.authenticator.learnt)
+        """Let a later run know how the hosts of this one ask for a login."""
+        for repository in self._repositories.values():
+            host = repository.host
+            if any(host.authenticator.learnt):
+                self._knowledge.learn(f"login {host.key}", host.authenticator.learnt)
+
+    # Listings.
 
     async def list_tags(self, repository: Repository) -> Mapping[str, str | None] | None:
-        """List a repository, once per run (rule 3), as `Repository.list_tags` does."""
-        return await self._listings.setdefault(repository.key, Once()).get(repository.list_tags)
-
-    async def select(self, rule: TagRule, source: Repository) -> Selection:
-        if (listed := await self.list_tags(source)) is None:
-            missing = RegistryError("the registry knows no such repository", status=404)
-            raise missing.located(Side.SOURCE, "list tags of", str(source))
-        return tags_module.select(listed, rule)
-
-    async def target_tags(self, target: Repository) -> Collection[str] | None:
-        """Return the tags of a target by its listing, None where it does not say (rule 6)."""
-
-        async def ask() -> Collection[str] | None:
-            try:
-                listed = await self.list_tags(target)
-            except RegistryError as error:
-                if error.status not in _NOT_SAYING:
-                    raise
-                # several registries hide repositories so: the first write decides (section 9)
-                return None
-            self._knowledge.set_populated(target.key, bool(listed))
-            return listed or ()
-
-        return await self._held.setdefault(target.key, Once()).get(ask)
+        """List a repository, once a run (rule 3); returns what `Repository.list_tags` does."""
+        listing = self._listings.setdefault(repository.key, Once())
+        return await listing.get(repository.list_tags)
 
     def names(self, repository: Repository) -> Mapping[str, str | None] | None:
-        """Return the tags of a source or target that was listed, None where it was not."""
-        return (
-            (once.answer[0] or {})
-            if (once := self._listings.get(repository.key)) and once.answer
-            else None
-        )
+        """Return the tags of a repository that was listed, None where it was not."""
+        listing = self._listings.get(repository.key)
+        if listing is None or not listing.answer:
+            return None
+        return listing.answer[0] or {}
+
+    async def select(self, rule: TagRule, source: Repository) -> Selection:
+        """Return what a rule selects of a source's tags; SyncError where they cannot be listed."""
+        listing = await self.list_tags(source)
+        if listing is None:
+            error = RegistryError("the registry knows no such repository", status=404)
+            raise error.located(Side.SOURCE, "list tags of", str(source))
+        return tags_module.select(listing, rule)
+
+    async def target_tags(self, target: Repository) -> Collection[str] | None:
+        """Return the tags of a target by its listing (rule 6), None where it does not say."""
+        tags = self._target_tags.setdefault(target.key, Once())
+        return await tags.get(partial(self._list_target, target))
+
+    async def _list_target(self, target: Repository) -> Collection[str] | None:
+        try:
+            listing = await self.list_tags(target)
+        except RegistryError as error:
+            if error.status not in _HIDING_STATUSES:
+                raise
+            return None  # the first write decides
+
+        self._knowledge.set_populated(target.key, bool(listing))
+        return listing or ()
+
+    # Tags.
 
     def snapshot_name(
         self,
@@ -216,11 +276,11 @@ class Discovery:
         reference: str,
         target_reference: str,
     ) -> bytes:
-        """Name what the state keeps of a tag: where from and to, and under which rules it is
-        trimmed.
-        """
-        rules = "" if mapping.platforms is None else ",".join(sorted(map(str, mapping.platforms)))
-        return named(*source.key, reference, *target.key, target_reference, rules, TRIM_RULE)
+        """Name what the state keeps of a tag: its source and target, and the platform filter."""
+        platforms = ""
+        if mapping.platforms is not None:
+            platforms = ",".join(sorted(map(str, mapping.platforms)))
+        return named(*source.key, reference, *target.key, target_reference, platforms, TRIM_RULE)
 
     async def look_up(
         self,
@@ -230,233 +290,283 @@ class Discovery:
         targets: tuple[Repository, ...],
         *,
         silent: Collection[Repository] = (),
-    ) -> Sighting:
-        """Say what a reference names, which targets lack it (rules 4 to 6, 8); raises what the
-        source says. Of `silent` targets it is known that they do not have it."""
-        source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
-        names = [
-            self.snapshot_name(mapping, source, each, reference, target_reference)
-            for each in targets
-        ]
-        ends = [
-            _End(*each, self._knowledge.snapshot(each[1]))
-            for each in zip(targets, names, strict=True)
-        ]
+    ) -> TagLookup:
+        """Find out what a reference names, and which targets lack it (rules 4 to 6 and 8).
 
-        async def ask(end: _End) -> None:
-            end.held = await _or_error(self._target_digest(end.target, target_reference, end.known))
+        `silent` targets are known not to have it: they are not asked. Raises what the source
+        answers; an error of a target is kept in its TargetTag.
+        """
+        source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
+        tags = list[TargetTag]()
+        for target in targets:
+            name = self.snapshot_name(mapping, source, target, reference, target_reference)
+            tags.append(TargetTag(target, name, self._knowledge.snapshot(name)))
 
         async with anyio.create_task_group() as group:
-            for end in ends:
-                if end.target not in silent:
-                    group.start_soon(ask, end)
+            for tag in tags:
+                if tag.target not in silent:
+                    group.start_soon(self._look_at_target, tag, target_reference)
             found = await _or_error(
-                self._first_look(mapping, source, reference, target_reference, ends)
+                self._look_at_source(mapping, source, reference, target_reference, tags)
             )
         if isinstance(found, SyncError):
             raise found
+
         if isinstance(found, str):
-            if all(end.meets(found, trims=bool(mapping.platforms)) for end in ends):
-                digest = next((end.held for end in ends if isinstance(end.held, str)), found)
-                return Sighting(source, None, digest, found, tuple(ends))
-            try:
-                found = await self.manifest(source, found)
-            except RegistryError as error:
-                if (
-                    error.status != 404
-                ):  # what the HEAD told of is gone by now: what the tag names instead (rule 4)
-                    raise
-                found = await self.manifest(source, reference)
-        root, fetched = await self._root(mapping, source, found)
-        lacking = [end.target.key for end in ends if end.held != root.digest and not end.error]
-        tree = Tree(root, (), found.digest) if lacking else None
+            is_filtered = bool(mapping.platforms)
+            if all(tag.is_up_to_date(found, is_filtered=is_filtered) for tag in tags):
+                digest = next((tag.digest for tag in tags if tag.digest is not None), found)
+                return TagLookup(source, None, digest, found, tuple(tags))
+            found = await self._manifest_of_tag(source, reference, found)
+        return await self._compare(mapping, source, found, tuple(tags))
 
-        def is_there(each: Descriptor | Manifest) -> bool:
-            return not self._whole and all(
-                self._knowledge.is_committed(where, each.digest) for where in lacking
-            )
-
-        if not is_there(root):
-            tree = await self._tree(source, found.digest, root, fetched, is_there)
-        whole = (root, *tree.children) if tree is not None else ()
-        at_source = frozenset(
-            each.digest for each in whole if (*source.key, each.digest) in self._manifests
-        )
-        return Sighting(source, tree, root.digest, found.digest, tuple(ends), at_source)
-
-    async def _first_look(
+    async def _look_at_source(
         self,
         mapping: MappingRule,
         source: Repository,
         reference: str,
         target_reference: str,
-        ends: list[_End],
+        tags: list[TargetTag],
     ) -> str | Manifest:
         """Ask the source what a tag names: its digest where that is likely to be enough (rules 4
-        and 5).
+        and 5), else its manifest.
         """
-        if self._whole:
+        if self._wants_all_trees:
             return await self.manifest(source, reference)
-        if digest := (self.names(source) or {}).get(reference):
-            return digest
-        listed = [self.names(end.target) or () for end in ends]
+
+        listed_digest = (self.names(source) or {}).get(reference)
+        if listed_digest:
+            return listed_digest
+
+        if not self._should_head_first(mapping, target_reference, tags):
+            return await self.manifest(source, reference)
+        digest = await source.head_manifest(reference)
+        if digest is None:
+            error = RegistryError("no such tag or manifest", status=404)
+            raise error.located(Side.SOURCE, "look up", source.reference(reference))
+        # A registry may answer a HEAD without a digest.
+        return digest or await self.manifest(source, reference)
+
+    def _should_head_first(
+        self, mapping: MappingRule, target_reference: str, tags: list[TargetTag]
+    ) -> bool:
+        """Say whether the source is asked by HEAD: where all targets probably hold the tag."""
+        if all(tag.snapshot is not None for tag in tags):
+            return True
+        if mapping.platforms:
+            return False  # without a snapshot a digest does not tell what the targets should hold
+        if mapping.source.head_first:
+            return True
+
         # Docker Hub counts a manifest's GET against the quota, and not its HEAD
-        # (docs/protocol-facts.md 7.2).
-        metered = mapping.source.kind == "dockerhub" and any(
-            target_reference in tags for tags in listed
-        )
-        likely = (mapping.source.head_first or metered) and not mapping.platforms
-        if not likely and not all(end.known for end in ends):
-            return await self.manifest(source, reference)
-        if (told := await source.head_manifest(reference)) is None:
-            missing = RegistryError("no such tag or manifest", status=404)
-            raise missing.located(Side.SOURCE, "look up", source.reference(reference))
-        return told or await self.manifest(source, reference)
+        # (docs/protocol-facts.md section 7.2).
+        is_listed = any(target_reference in (self.names(tag.target) or ()) for tag in tags)
+        return mapping.source.kind == "dockerhub" and is_listed
 
-    async def completed(self, source: Repository, tree: Tree) -> Tree:
-        """Fetch what a tree left out because its target seemed to hold it."""
-        at_hand = {child.digest: child for child in tree.children}
-        return await self._tree(source, tree.source_digest, tree.root, at_hand, lambda entry: False)
+    async def _look_at_target(self, tag: TargetTag, reference: str) -> None:
+        """Find out what a target holds under a tag; what it answers is evidence (I5)."""
+        target = tag.target
+        try:
+            tag.digest = await self._target_digest(target, reference)
+        except SyncError as error:
+            tag.error = error
+            return
 
-    async def _target_digest(
-        self, target: Repository, reference: str, known: Snapshot | None
-    ) -> str | None:
-        """Return what a target holds under a tag, by its listing or a HEAD; what it says is
-        evidence (I5).
-        """
-        listed = None
-        held = None
-        if ":" not in reference and target.key in self._held:
-            listed = await self.target_tags(target)
-            held = (self.names(target) or {}).get(reference)
-        if held is None and (listed is None or reference in listed):
-            try:
-                held = await target.head_manifest(reference)
-            except RegistryError as error:
-                if error.status not in _NOT_SAYING:
-                    raise
-            if held is not None:
-                self._knowledge.set_populated(target.key)
-            held = (await target.get_manifest(reference)).digest if held == "" else held
-        if held is not None:
-            self._knowledge.vouch(target.key, held)
-        elif known is not None:
+        if tag.digest is not None:
+            self._knowledge.vouch(target.key, tag.digest)
+        elif tag.snapshot is not None:
             self._knowledge.contradict(target.key)
         elif ":" in reference and self._knowledge.is_committed(target.key, reference):
             self._knowledge.forget(target.key, reference)
-        return held
+
+    async def _target_digest(self, target: Repository, reference: str) -> str | None:
+        """Return the digest that a target holds under a tag, by its listing or a HEAD."""
+        if ":" not in reference and target.key in self._target_tags:
+            listed = await self.target_tags(target)
+            listed_digest = (self.names(target) or {}).get(reference)
+            if listed_digest is not None:
+                return listed_digest
+            if listed is not None and reference not in listed:
+                return None
+
+        try:
+            digest = await target.head_manifest(reference)
+        except RegistryError as error:
+            if error.status not in _HIDING_STATUSES:
+                raise
+            return None
+
+        if digest is not None:
+            self._knowledge.set_populated(target.key)
+        if digest == "":  # a registry may answer a HEAD without a digest
+            digest = (await target.get_manifest(reference)).digest
+        return digest
+
+    async def _manifest_of_tag(self, source: Repository, reference: str, digest: str) -> Manifest:
+        """Fetch by digest what a HEAD told of, or what the tag names by now (rule 4)."""
+        try:
+            return await self.manifest(source, digest)
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+        return await self.manifest(source, reference)
+
+    async def _compare(
+        self, mapping: MappingRule, source: Repository, top: Manifest, tags: tuple[TargetTag, ...]
+    ) -> TagLookup:
+        """Fetch of an image what some target lacks."""
+        root, trimmed = await self._filter_platforms(mapping, source, top)
+        lacking = [
+            tag.target.key for tag in tags if tag.digest != root.digest and tag.error is None
+        ]
+
+        def is_there(manifest: Descriptor | Manifest) -> bool:
+            if self._wants_all_trees:
+                return False
+            return all(self._knowledge.is_committed(where, manifest.digest) for where in lacking)
+
+        tree = None
+        if not is_there(root):
+            tree = await self._fetch_tree(source, top.digest, root, trimmed, is_there)
+        elif lacking:
+            tree = Tree(root, (), top.digest)
+
+        manifests = (tree.root, *tree.children) if tree is not None else ()
+        at_source = frozenset(
+            manifest.digest
+            for manifest in manifests
+            if self._manifests.has(source.key, manifest.digest)
+        )
+        return TagLookup(source, tree, root.digest, top.digest, tags, at_source)
+
+    # Manifests.
 
     async def manifest(
         self, source: Repository, reference: str, expected: Descriptor | None = None
     ) -> Manifest:
-        """Fetch a manifest, by digest once as long as the budget holds it (rules 7, 8 and 13)."""
+        """Fetch a manifest; by digest once, as long as the budget holds it (rules 7, 8 and 13)."""
         if ":" in reference:
-            once = self._manifests.setdefault(key := (*source.key, reference), Once())
+            once = self._manifests.once(source.key, reference)
             manifest = await once.get(partial(source.get_manifest, reference, expected=expected))
+            self._manifests.record_use(source.key, reference, manifest)
         else:
             manifest = await source.get_manifest(reference)
-            self._manifests[key := (*source.key, manifest.digest)] = Once(manifest)
-        weight = max(manifest.size, _LIGHTEST_MANIFEST)
-        self._kept_bytes += weight - self._recent.pop(key, 0)
-        self._recent[key] = weight
-        while self._kept_bytes > _MANIFEST_BUDGET:
-            oldest = next(iter(self._recent))
-            self._kept_bytes -= self._recent.pop(oldest)
-            self._manifests.pop(oldest, None)
+            self._manifests.record_use(source.key, manifest.digest, manifest)
         return manifest
 
-    async def below(self, mapping: MappingRule, sighting: Sighting) -> list[str]:
-        """Return the digests below an image's index that referrers may hang on: no attestations, no
-        trimmed indexes.
-        """
-        source = sighting.source
-        tree = sighting.tree
-        if tree is None:
-            top = await self.manifest(source, sighting.source_digest)
-            root, fetched = await self._root(mapping, source, top)
-            nested = {each.digest for each in root.children if each.is_index}
-            tree = await self._tree(
-                source, top.digest, root, fetched, lambda entry: entry.digest not in nested
-            )
-        entries = [
-            each
-            for index in (tree.root, *tree.children)
-            for each in index.children
-            if not each.attests
-        ]
-        trimmed = {
-            each.digest
-            for each in tree.children
-            if (*source.key, each.digest) not in self._manifests
-        }
-        return [each.digest for each in entries if each.digest not in trimmed]
+    async def completed(self, source: Repository, tree: Tree) -> Tree:
+        """Fetch what a tree left out because its target seemed to hold it."""
+        at_hand = {child.digest: child for child in tree.children}
+        return await self._fetch_tree(
+            source, tree.source_digest, tree.root, at_hand, lambda entry: False
+        )
 
-    async def _root(
+    async def below(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
+        """Return the digests below an image's index that artifacts may refer to.
+
+        These are not attestations, nor indexes that are trimmed: their digests are ours.
+        """
+        source = lookup.source
+        tree = lookup.tree
+        if tree is None:
+            top = await self.manifest(source, lookup.source_digest)
+            root, trimmed = await self._filter_platforms(mapping, source, top)
+            nested = {entry.digest for entry in root.children if entry.is_index}
+            tree = await self._fetch_tree(
+                source, top.digest, root, trimmed, lambda entry: entry.digest not in nested
+            )
+
+        entries = [
+            entry
+            for manifest in (tree.root, *tree.children)
+            for entry in manifest.children
+            if not entry.attests
+        ]
+        ours = {
+            child.digest
+            for child in tree.children
+            if not self._manifests.has(source.key, child.digest)
+        }
+        return [entry.digest for entry in entries if entry.digest not in ours]
+
+    async def _filter_platforms(
         self, mapping: MappingRule, source: Repository, top: Manifest
     ) -> tuple[Manifest, dict[str, Manifest]]:
-        """Apply the platform filter (docs/specification.md section 1.1): the root to push, trimmed
-        indexes below.
+        """Apply the platform filter (docs/specification.md section 1.1).
+
+        Returns the root to push, and by digest the trimmed indexes below it.
         """
-        wanted = mapping.platforms
+        platforms = mapping.platforms
+        if not platforms:
+            return top, {}
+        if not top.is_index or (top.layers and not top.children):
+            text = f"{source}: not an index, copied whatever the platform filter"
+            self.say("debug", "no_index", text)
+            return top, {}
+
         nested = dict[str, Manifest]()
-        if not wanted or not top.is_index or (top.layers and not top.children):
-            if wanted:
-                self.say(
-                    "debug",
-                    "no_index",
-                    f"{source}: not an index, copied whatever the platform filter",
-                )
-            return top, nested
-        await self._tree(source, top.digest, top, nested, lambda entry: not entry.is_index)
+        await self._fetch_tree(source, top.digest, top, nested, lambda entry: not entry.is_index)
         with source.located("filter platforms of", source.reference(top.digest)):
-            trimmed = trim_index(top, wanted, nested)
+            trimmed = trim_index(top, platforms, nested)
             if not trimmed.matched:
-                had = clean(", ".join(trimmed.available)) or "none"
-                asked = ", ".join(map(str, wanted))
-                raise RegistryError(
-                    f"no platform matches the filter {asked}; the source has {had}", status=404
-                )
-        if absent := ", ".join(str(each) for each in wanted if each not in trimmed.matched):
-            self.say(
-                "warning",
-                "platform_missing",
-                f"{source}: no {absent} in the source index, the others are copied",
-            )
+                available = clean(", ".join(trimmed.available)) or "none"
+                wanted = ", ".join(map(str, platforms))
+                text = f"no platform matches the filter {wanted}; the source has {available}"
+                raise RegistryError(text, status=404)
+
+        absent = ", ".join(
+            str(platform) for platform in platforms if platform not in trimmed.matched
+        )
+        if absent:
+            text = f"{source}: no {absent} in the source index, the others are copied"
+            self.say("warning", "platform_missing", text)
         if trimmed.manifest is not top:
             text = f"{source}: the index is trimmed to its platforms, its digest at the target is "
             self.say("info", "index_trimmed", text + trimmed.manifest.digest)
-        return trimmed.manifest, {
-            each.manifest.digest: each.manifest for each in trimmed.nested.values()
-        }
+        below = [index.manifest for index in trimmed.nested.values()]
+        return trimmed.manifest, {index.digest: index for index in below}
 
-    async def _tree(
+    async def _fetch_tree(
         self,
         source: Repository,
-        top: str,
+        top_digest: str,
         root: Manifest,
         at_hand: dict[str, Manifest],
         is_there: Callable[[Descriptor], bool],
     ) -> Tree:
-        """Fetch everything below the root that is neither at hand yet nor there, level by level."""
+        """Fetch, level by level, everything below the root that is neither at hand nor there.
+
+        What is fetched is added to `at_hand`. Raises ContentError for a tree that is too large.
+        """
         level = [root, *at_hand.values()]
-        with source.located("read", source.reference(top)):
+        with source.located("read", source.reference(top_digest)):
             for _ in range(MAX_INDEX_DEPTH + 1):
-                entries = {entry.digest: entry for each in level for entry in each.children}
+                entries = {entry.digest: entry for parent in level for entry in parent.children}
                 lacking = [
-                    each
-                    for each in entries.values()
-                    if each.digest not in at_hand and not is_there(each)
+                    entry
+                    for entry in entries.values()
+                    if entry.digest not in at_hand and not is_there(entry)
                 ]
-                size = sum(each.size for each in at_hand.values()) + sum(
-                    each.size for each in lacking
-                )
-                if len(at_hand) + len(lacking) > _MOST_BELOW or size > _LARGEST_TREE:
-                    large = f"more than {_MOST_BELOW} manifests or {_LARGEST_TREE} bytes of them"
-                    raise ContentError(f"the index comes to {large}")
+                _check_tree_size([*at_hand.values(), *lacking])
+
                 level = await together(
-                    partial(self.manifest, source, each.digest, each) for each in lacking
+                    partial(self.manifest, source, entry.digest, entry) for entry in lacking
                 )
-                at_hand.update(
-                    (each.digest, found) for each, found in zip(lacking, level, strict=True)
-                )
-            return grow(root, at_hand, top)
+                for entry, manifest in zip(lacking, level, strict=True):
+                    at_hand[entry.digest] = manifest
+            return grow(root, at_hand, top_digest)
+
+
+def _check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
+    size = sum(manifest.size for manifest in manifests)
+    if len(manifests) > _MOST_MANIFESTS or size > _LARGEST_TREE:
+        text = f"more than {_MOST_MANIFESTS} manifests or {_LARGEST_TREE} bytes of them"
+        raise ContentError(f"the index comes to {text}")
+
+
+async def _or_error(answer: Awaitable[_T]) -> _T | SyncError:
+    """Return a SyncError instead of raising it."""
+    try:
+        return await answer
+    except SyncError as error:
+        return error

@@ -1,117 +1,143 @@
-"""What has to be copied for one image, who brings which blob where, and which mappings are one
-process's share. Owns: the tree of an image in put order, the order of its blobs, the election of
-leaders, the claims of docs/design.md section 6 rules 9 and 10, which mapping gets which tag,
-shards. May not know: how anything is asked or moved, clocks, tasks. Invariants: I2 (children before
-their index), I4 (skip beats mount, mount beats upload), I10 (on a conflict the earlier mapping
-wins); claims are made in promotion order: an owner was promoted before those who wait for it, no
-cycle can form; shards are disjoint and together the whole. Mappings with a repository in common
-share one: it is listed once, conflicts are seen. So do those below one base path of a target, which
-mount each other's layers: as short a path as makes no group half more than a fair share. Follows
-docs/design.md sections 2, 3, 6, 7, docs/specification.md 1.1."""
+"""Which mapping copies which tag, and which mappings are one process's share.
+
+Owns: what happens when two mappings name one target tag; shards.
+May not know: how tags are found, how anything is copied, clocks, tasks.
+Invariants:
+- I10: on a conflict the earlier mapping wins.
+- Shards are disjoint and together the whole. Mappings with a source or target repository in common
+  are in one shard: it is listed once, and conflicts are seen.
+Follows: docs/design.md sections 2 and 3.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.errors import ConfigError
 from _regsync.text import clean
 
+# Kubernetes sets it in the pods of an Indexed Job.
+_INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
+
+_SHARD_NUMBER = re.compile("[0-9]{1,3}")
+
 
 def grouped(
     mappings: Iterable[MappingRule], keys: Callable[[MappingRule], list[object]]
 ) -> list[list[MappingRule]]:
-    """Group mappings that have a key in common, each group in their order."""
-    groups = dict[object, list[MappingRule]]()  # by key
+    """Group mappings that have a key in common, directly or by others; each group in their order."""
+    group_of_key = dict[object, list[MappingRule]]()
+
     for mapping in mappings:
-        found = {id(each): each for key in keys(mapping) if (each := groups.get(key))}
-        group, *joined = sorted(found.values(), key=len, reverse=True) or [[]]
-        more = [mapping, *(each for other in joined for each in other)]
-        group += more
-        groups.update((key, group) for each in more for key in keys(each))
-    unique = {id(each): each for each in groups.values()}.values()
-    return [sorted(each, key=lambda mapping: mapping.index) for each in unique]
+        own_keys = keys(mapping)
+        groups = _distinct(group_of_key[key] for key in own_keys if key in group_of_key)
+
+        # The mapping joins the largest of these groups, and so do the others of them: each move at
+        # least doubles the group of what is moved, so nothing is moved often.
+        groups.sort(key=len, reverse=True)
+        largest = groups[0] if groups else []
+        newcomers = [mapping, *(member for group in groups[1:] for member in group)]
+        largest += newcomers
+        for newcomer in newcomers:
+            for key in keys(newcomer):
+                group_of_key[key] = largest
+
+    return [
+        sorted(group, key=lambda mapping: mapping.index)
+        for group in _distinct(group_of_key.values())
+    ]
 
 
-class Wanted(NamedTuple):
+def _distinct(groups: Iterable[list[MappingRule]]) -> list[list[MappingRule]]:
+    """Return each of these lists once, in the order in which they come first."""
+    return list({id(group): group for group in groups}.values())
+
+
+class WantedTag(NamedTuple):
+    """One tag of a mapping and the targets that it is copied to."""
+
     mapping: MappingRule
     tag: str
     targets: tuple[Registry, ...]
 
 
+class Conflict(NamedTuple):
+    """A tag that is not copied: another mapping writes the same target tag from another source."""
+
+    wanted: WantedTag
+    owner: MappingRule
+
+
 def assign(
     selected: Iterable[tuple[MappingRule, Iterable[str]]],
-) -> tuple[list[Wanted], list[tuple[Wanted, MappingRule]]]:
-    """Give each target tag to the first mapping that names it, once (docs/design.md section 3): the
-    tags to look up, and those that two mappings fight for, with the one that has them."""
+) -> tuple[list[WantedTag], list[Conflict]]:
+    """Give each target tag to the first mapping that names it, once (docs/design.md section 3).
+
+    Takes mappings with their tags; returns the tags to look up, and the conflicts.
+    """
     owners: dict[object, MappingRule] = {}
-    wanted = list[Wanted]()
-    conflicts = list[tuple[Wanted, MappingRule]]()
+    wanted = list[WantedTag]()
+    conflicts = list[Conflict]()
+
     for mapping, tags in selected:
-        # Among tags of one digest, the version is put before the name that floats (I2).
-        for tag in sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit()):
-            free: list[Registry] = []
+        for tag in _versions_first(tags):
+            free = list[Registry]()
             for target, place in zip(mapping.targets, mapping.places, strict=True):
                 owner = owners.get((place, tag))
                 if owner is None:
                     owners[place, tag] = mapping
                     free.append(target)
                 elif owner.content != mapping.content:
-                    conflicts.append((Wanted(mapping, tag, (target,)), owner))
+                    conflicts.append(Conflict(WantedTag(mapping, tag, (target,)), owner))
             if free:
-                wanted.append(Wanted(mapping, tag, tuple(free)))
+                wanted.append(WantedTag(mapping, tag, tuple(free)))
+
     return wanted, conflicts
 
 
-_INDEX = "JOB_COMPLETION_INDEX"  # Kubernetes sets it in the pods of an Indexed Job
+def _versions_first(tags: Iterable[str]) -> list[str]:
+    """Order tags so that, of one digest, a version is put before a tag that floats (I2)."""
+    return sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit())
 
 
 def share(config: Config, number: int, total: int) -> Config:
-    """Return the configuration with the mappings of one of `total` shards, in their order, and its
-    own `cache_dir`.
+    """Return the configuration with the mappings of shard `number` of `total`, in their order, and
+    with a `cache_dir` of its own.
     """
-    groups = _groups(config.mappings, max(1.0, 1.5 * len(config.mappings) / total))
-    shares: list[list[MappingRule]] = [[] for _ in range(total)]
-    for group in sorted(groups, key=lambda group: (-len(group), group[0].index)):
-        min(shares, key=len).extend(group)
-    own = tuple(sorted(shares[number], key=lambda rule: rule.index))
+    groups = grouped(config.mappings, _repositories_of)
+
+    # The largest group first, each to the shard with the fewest mappings.
+    shards: list[list[MappingRule]] = [[] for _ in range(total)]
+    for group in sorted(groups, key=len, reverse=True):
+        min(shards, key=len).extend(group)
+
+    own = tuple(sorted(shards[number], key=lambda mapping: mapping.index))
     cache_dir = config.cache_dir and f"{config.cache_dir}/shard-{number}-of-{total}"
     return config._replace(mappings=own, cache_dir=cache_dir)
 
 
+def _repositories_of(mapping: MappingRule) -> list[object]:
+    """Return what a mapping reads and writes."""
+    return [mapping.source.place(mapping.source_repository), *mapping.places]
+
+
 def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Read `I/N`, I from 0, or `/N` with I from the environment; ConfigError names what is wrong."""
-    (number, _, total), where = text.partition("/"), clean(text, 40)
-    if text[:1] == "/":
-        where += f" ({_INDEX}: {clean(number := environ.get(_INDEX, 'not set'), 40)})"
-    if all(re.fullmatch("[0-9]{1,3}", part) for part in (number, total)) and int(number) < int(
-        total
-    ):
-        return int(number), int(total)
-    hint = "the first of four is 0/4, the last 3/4; /4 is for the pods of an Indexed Job"
-    raise ConfigError(f"--shard {where}: I/N is needed, I from 0 and below N", hint=hint)
+    """Read `I/N`, I from 0, or `/N` with I from the environment.
 
-
-def _groups(
-    rules: Sequence[MappingRule], most: float, depth: int = 1
-) -> Iterator[list[MappingRule]]:
-    """Give what stays together where base paths have `depth` segments, or more in a group of more
-    than `most`.
+    Returns number and total; ConfigError names what is wrong.
     """
+    number, _, total = text.partition("/")
+    shown = clean(text, 40)
+    if text.startswith("/"):
+        number = environ.get(_INDEX_VARIABLE, "not set")
+        shown = f"{shown} ({_INDEX_VARIABLE}: {clean(number, 40)})"
 
-    def keys(rule: MappingRule) -> list[object]:
-        path = rule.target_repository.split("/")
-        read = rule.source.place(rule.source_repository)
-        return [
-            read,
-            *rule.places,
-            *((each.origin, *path[:depth], "/") for each in rule.targets if depth < len(path)),
-        ]
+    are_numbers = _SHARD_NUMBER.fullmatch(number) and _SHARD_NUMBER.fullmatch(total)
+    if are_numbers and int(number) < int(total):
+        return int(number), int(total)
 
-    for group in grouped(rules, keys):
-        if len(group) <= most or all(rule.target_repository.count("/") < depth for rule in group):
-            yield group
-        else:
-            yield from _groups(group, most, depth + 1)
+    hint = "the first of four is 0/4, the last 3/4; /4 is for the pods of an Indexed Job"
+    raise ConfigError(f"--shard {shown}: I/N is needed, I from 0 and below N", hint=hint)

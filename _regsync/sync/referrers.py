@@ -1,15 +1,16 @@
-"""Which artifacts hang on an image, and the list of them where a registry keeps none itself. Owns:
-the question of docs/specification.md section 1.1 "Artifacts" (referrers API, fallback tag, cosign's
-tags), its filters, the fallback index at a target. May not know: when a run looks, how anything is
-moved. Invariants: what could not be asked is an error, never "none"; an entry that somebody else
-wrote into a fallback index stays. Follows docs/design.md section 6 rule 15, docs/protocol-facts.md
-section 1.10."""
+"""Which artifacts refer to an image, and which targets lack them.
+
+Owns: the question of docs/specification.md section 1.1, "Artifacts" (lists of referrers, cosign's
+tags, artifacts of artifacts), and its filters.
+May not know: how anything is copied.
+Invariants: what could not be asked is an error, never "none".
+Follows: docs/design.md section 6, rule 15.
+"""
 
 from __future__ import annotations
 
-import enum
-from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -17,478 +18,447 @@ import anyio
 
 from _regsync.config.model import MappingRule
 from _regsync.errors import ContentError, RegistryError
-from _regsync.oci.manifest import Descriptor, Manifest, list_referrers
+from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.database import key_of, named
-from _regsync.state.knowledge import Knowledge, RepositoryKey, area
-from _regsync.sync.discovery import Discovery, Once, Sighting, together
+from _regsync.state.database import digest_like, key_of, named
+from _regsync.state.knowledge import Knowledge, RepositoryKey
+from _regsync.sync.artifact_checks import (
+    COMPLETE,
+    COPIED,
+    HAS_ARTIFACTS,
+    ArtifactCheck,
+    Look,
+    decide_artifact_check,
+    is_due_without_state,
+    look_for_news,
+)
+from _regsync.sync.discovery import Discovery, Once, TagLookup, together
 from _regsync.sync.image import Delivery
+from _regsync.sync.referrer_lists import ReferrerLists
 
-# of a run's requests, those that ask for late signatures (docs/design.md section 8)
-LATE_SHARE = 0.02
-
-
-# What is noted of a look at an image's artifacts, beside `referrers.Referrers.shown`: it has some,
-# they are all there.
-HAS = 16
-
-
-COMPLETE = 32
-
-
-class Look(enum.IntEnum):
-    """How an image's artifacts are looked at: not, when it is its turn, the top's at once, or with
-    all below it.
-    """
-
-    NOT, LATE, TOP, ALL = range(4)
-
-
-def look_again(
-    record: tuple[int, int, int, bytes], shown: int, now: float, *, required: bool
-) -> Look:
-    """Decide on an unchanged image by its record (`Knowledge.look`), and by its tags in a listing."""
-    if not record[2] & COMPLETE or (required and not record[2] & HAS):
-        return Look.ALL
-    if shown & ~record[2]:
-        return Look.TOP
-    pause = min(max(3600.0, (now - record[1]) / 4), 7 * 86400.0)
-    return Look.LATE if now - record[0] >= pause else Look.NOT
-
-
-def look_without_state(digest: str, now: float) -> Look:
-    """Decide by digest and day in which hour of the day an unchanged image is looked at."""
-    day, rest = divmod(int(now), 86400)
-    return Look.ALL if (int(digest[-6:], 16) + day) % 24 == rest // 3600 else Look.NOT
-
-
-_COSIGN = (".sig", ".att", ".sbom")
-
+_COSIGN_SUFFIXES = (".sig", ".att", ".sbom")
 
 # Signatures of attestations of signatures have been seen; a chain that goes on is somebody's trap.
 _DEEPEST = 8
 
+# Artifacts of one image.
+_MOST_ARTIFACTS = 10_000
 
-_MOST = 10_000
+# Digests whose artifacts are kept, for other tags of the same image.
+_MOST_KEPT = 1024
 
-
-# answers with the manifests of what hangs on a digest; those that were put need no second one
-_MOST_HUNG = 1024
-
-
-_PUTS = 5  # a list that others write too is put so often before that is an error
-
-
-_HEAVY_LIST = (
-    64 * 1024
-)  # characters, 100 an entry and its annotations; 20,000 images may have such a list each
+# Digests of one image that are asked about at the same time: each answer may name 10,000.
+_MOST_ASKED = 32
 
 
 class Artifact(NamedTuple):
-    """One artifact: what it hangs on, its digest or cosign's tag, its entry in a fallback index
-    (None for a tag), what was found out about it (None: every target has it)."""
+    """One artifact, as it is named at the source."""
 
+    # the digest that it refers to
     subject: str
+    # its digest, or cosign's tag
     reference: str
+    # its entry in a list of referrers; None: it is a tag of cosign's
     entry: Descriptor | None
-    sighting: Sighting | None
+    # None: every target has it
+    lookup: TagLookup | None
     types: frozenset[str]
 
     def __str__(self) -> str:
         return f"{self.reference} ({', '.join(sorted(self.types)) or 'no type'}) of {self.subject}"
 
 
-class _List(NamedTuple):
-    entries: tuple[Descriptor, ...]
-    fallback: Manifest | None = None  # the index that they are from
+class FoundArtifacts(NamedTuple):
+    """The artifacts of an image: those that are copied, and those of an index that is trimmed."""
+
+    copied: tuple[Artifact, ...] = ()
+    stripped: tuple[Artifact, ...] = ()
 
 
 class _Question(NamedTuple):
-    """For whom is asked. `silent` targets lacked the image: nobody asks them for what they did not
-    get; the `sure` hold it with all that hung on it once: what an earlier run brought needs no
-    question."""
+    """Whose artifacts are asked for, and for which targets.
+
+    `new_targets` did not have the image, so they cannot have its artifacts and are not asked.
+    `complete_targets` had the image with all its artifacts, so what the state says of them is
+    believed.
+    """
 
     mapping: MappingRule
     source: Repository
     targets: tuple[Repository, ...] = ()
-    silent: tuple[Repository, ...] = ()
-    sure: tuple[Repository, ...] = ()
+    new_targets: tuple[Repository, ...] = ()
+    complete_targets: tuple[Repository, ...] = ()
 
     def wants(self, types: frozenset[str]) -> bool:
+        """Say whether the filters take an artifact of these types."""
         rule = self.mapping.artifacts
-        return not (rule.include and types.isdisjoint(rule.include)) and types.isdisjoint(
-            rule.exclude
-        )
+        if rule.include and types.isdisjoint(rule.include):
+            return False
+        return types.isdisjoint(rule.exclude)
+
+
+def last_check(copy: Delivery) -> ArtifactCheck:
+    """Return what was remembered of a copy's artifacts when it was decided on."""
+    return ArtifactCheck(*copy.known)
+
+
+def flags_after(copy: Delivery) -> int:
+    """Return what is remembered of a look: the flags of `artifact_checks`, and the tags shown.
+
+    Where something failed the artifacts are not complete, and the next run looks at all of them.
+    """
+    known = last_check(copy)
+    was_copied_now = not copy.there and copy.stands is None
+    flags = COPIED if was_copied_now or known.was_copied else 0
+    if copy.error is not None:
+        return flags
+
+    if copy.brought or copy.skipped:
+        flags |= HAS_ARTIFACTS
+    return flags | copy.bits | COMPLETE
 
 
 class Referrers:
-    """The questions of one run about artifacts, and its lists at targets without the API; `kept`:
-    there is a state.
-    """
+    """The questions of one run about artifacts; `lists` are those of its registries."""
 
     def __init__(
         self, discovery: Discovery, knowledge: Knowledge, wall: Callable[[], float], kept: bool
     ) -> None:
+        """`wall` gives the time in seconds since 1970; `kept`: there is a state."""
         self._discovery = discovery
         self._knowledge = knowledge
         self._wall = wall
-        self._kept = kept
-        self._lists = defaultdict[tuple[RepositoryKey, str], Once[_List]](Once)
-        self._hung = defaultdict[object, Once[list[Artifact]]](Once)
-        # lists: one may name 10,000
-        self._asked = Counter[RepositoryKey]()
-        self._few = anyio.CapacityLimiter(32)
-        # Who asks an area for the first time, who writes a list.
-        self._locks = defaultdict[object, anyio.Lock](anyio.Lock)
-        # By repository and fallback tag, what a list names that this run has put or read last.
-        self._written = dict[tuple[RepositoryKey, str], set[str]]()
+        self._has_state = kept
+        self.lists = ReferrerLists(discovery, knowledge)
+
+        self._artifacts = defaultdict[object, Once[list[Artifact]]](Once)
+        self._asking = anyio.CapacityLimiter(_MOST_ASKED)
+
+        # Artifacts that a target has, by target and digest: the source's list has not changed since the
+        # look that found them all there.
         self._settled = set[tuple[RepositoryKey, str]]()
 
+    # When to look.
+
     def shown(self, source: Repository, digest: str) -> int:
-        """Return as bits which tags that list or hold artifacts of a digest a listing made already
-        shows.
+        """Return as bits which tags with artifacts of a digest the source's listing shows: the
+        fallback tag, then cosign's. 0 where nothing was listed.
         """
         names = self._discovery.names(source) or ()
-        tag = referrers_tag(digest)
-        return sum(1 << bit for bit, end in enumerate(("", *_COSIGN)) if tag + end in names)
-
-    def need(self, mapping: MappingRule, whole: Delivery) -> Look:
-        """Say whether the artifacts of an image are to be looked at, and give it its record."""
-        if whole.error is not None:
-            return Look.NOT
-        keys = (key_of(whole.source_digest), key_of(whole.digest))
-        required = mapping.artifacts.require_artifacts
-        whole.record = self.record(mapping, whole.source, whole.target, *keys)
-        whole.known = self._knowledge.look(whole.record)
-        whole.bits = self.shown(whole.source, whole.source_digest)
-        if not whole.there:
-            return Look.ALL
-        if not self._kept and not required:
-            return look_without_state(whole.source_digest, self._wall())
-        return look_again(whole.known, whole.bits, self._wall(), required=required)
+        bits = 0
+        for number, suffix in enumerate(("", *_COSIGN_SUFFIXES)):
+            if referrers_tag(digest) + suffix in names:
+                bits |= 1 << number
+        return bits
 
     @staticmethod
     def record(mapping: MappingRule, source: Repository, target: Repository, *keys: bytes) -> bytes:
-        """Name what the state keeps of an image's artifacts: from where and to, which digests,
-        under which rules.
+        """Name what the state remembers of an image's artifacts: its source and target, the keys
+        of its digests there, and the filters.
         """
-        rules = (
-            ",".join(sorted(each))
-            for each in (mapping.artifacts.include, mapping.artifacts.exclude)
-        )
-        return named("artifacts", *source.key, *target.key, *(key.hex() for key in keys), *rules)
-
-    async def look(
-        self, mapping: MappingRule, sighting: Sighting, wholes: Sequence[Delivery], need: Look
-    ) -> tuple[list[Artifact], list[Artifact]]:
-        """Return the artifacts of an image that travel and those that cannot; SyncError when one
-        may be missed.
-        """
-        source = sighting.source
-        digest = sighting.source_digest
         rule = mapping.artifacts
-        deep = need == Look.ALL
-        tops = [digest] if sighting.digest == digest else []
-        digests = (
-            [each.digest for each in (await self._listed(source, digest)).entries] if tops else []
-        )
-        for whole in wholes:
-            whole.listed = named(*sorted(digests))[:8]
-            if deep:
-                continue
-            whole.bits |= whole.known[2] & HAS  # there may be some below, which is not asked for
-            if (
-                whole.known[3] == whole.listed
-            ):  # the entries of the state may be too old, this never is
-                self._settled.update((whole.target.key, each) for each in digests)
-        asking = _Question(
-            mapping._replace(platforms=None),
-            source,
-            tuple(each.target for each in wholes if each.error is None and rule.enabled),
-            tuple(each.target for each in wholes if not each.there),
-            tuple(each.target for each in wholes if each.there and each.known[2] & COMPLETE),
-        )
-        found = await self._of(
-            asking, [*tops, *(await self._discovery.below(mapping, sighting) if deep else ())], deep
-        )
-        stripped = (
-            [] if tops else await self._of(_Question(asking.mapping, source), [digest], deep=False)
-        )
+        filters = (",".join(sorted(types)) for types in (rule.include, rule.exclude))
+        return named("artifacts", *source.key, *target.key, *(key.hex() for key in keys), *filters)
+
+    def _last_check(self, record: bytes) -> ArtifactCheck:
+        return ArtifactCheck(*self._knowledge.look(record))
+
+    def decide(self, mapping: MappingRule, copies: Sequence[Delivery]) -> Look:
+        """Decide whether the artifacts of an image are looked at, for all its targets.
+
+        Each copy gets its record and what is known by it.
+        """
+        usable = [copy for copy in copies if copy.error is None]
+        if not usable:
+            return Look.NONE
+
+        for copy in usable:
+            keys = (key_of(copy.source_digest), key_of(copy.digest))
+            copy.record = self.record(mapping, copy.source, copy.target, *keys)
+            copy.known = self._last_check(copy.record)
+            copy.bits = self.shown(copy.source, copy.source_digest)
+        if not all(copy.there for copy in usable):
+            return Look.DEEP
+
+        now = self._wall()
+        required = mapping.artifacts.require_artifacts
+        one = usable[0]
+        if not self._has_state and not required:
+            return Look.DEEP if is_due_without_state(one.source_digest, now) else Look.NONE
+        checks = [last_check(copy) for copy in usable]
+        return decide_artifact_check(checks, one.bits, now, required=required)
+
+    def has_news(
+        self, mapping: MappingRule, source: Repository, target: Repository, *keys: bytes
+    ) -> bool:
+        """Say whether a tag that never moves has artifacts that are not known to be complete.
+
+        `keys` are those of its digests at source and target. No request is made.
+        """
+        check = self._last_check(self.record(mapping, source, target, *keys))
+        shown = self.shown(source, digest_like(keys[0]))
+        required = mapping.artifacts.require_artifacts
+        return look_for_news(check, shown, required=required) is not Look.NONE
+
+    # What is there.
+
+    async def find(
+        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[Delivery], look: Look
+    ) -> FoundArtifacts:
+        """Return the artifacts of an image; SyncError when one may be missed, or a required one is.
+
+        Each copy learns what its source lists.
+        """
+        is_trimmed = lookup.digest != lookup.source_digest
+        await self._compare_lists(lookup, copies, look, is_trimmed=is_trimmed)
+
+        subjects = list[str]()
+        if not is_trimmed:
+            subjects.append(lookup.source_digest)
+        if look is Look.DEEP:
+            subjects += await self._discovery.below(mapping, lookup)
+        question = _question(mapping, lookup.source, copies)
+        found = await self._all_of(question, subjects, deep=look is Look.DEEP)
+
+        stripped = list[Artifact]()
+        if is_trimmed:
+            nowhere = _Question(question.mapping, lookup.source)
+            stripped = await self._all_of(nowhere, [lookup.source_digest], deep=False)
         if stripped:
             text = "what hangs on an index that is trimmed to its platforms stays behind: the target has another index"
-            self._discovery.say(
-                "warning", "artifacts_stripped", f"{source} -> {mapping.target_repository}: {text}"
-            )
-        if (
-            rule.require_artifacts
-            and not found
-            and (deep or not any(each.known[2] & HAS for each in wholes))
-        ):
-            taken = " that include and exclude take" if rule.include or rule.exclude else ""
-            lost = (
-                "; what hangs on the index before it is trimmed does not count" if stripped else ""
-            )
-            missing = RegistryError(
-                f"require_artifacts: it has no artifact{taken}{lost}", status=404
-            )
-            missing.hint = (
-                "sign the image (with platforms: each platform's), or leave require_artifacts out"
-            )
-            raise missing.located(source.side, "list referrers of", source.reference(digest))
-        return (found, stripped) if rule.enabled else ([], [*found, *stripped])
+            place = f"{lookup.source} -> {mapping.target_repository}"
+            self._discovery.say("warning", "artifacts_stripped", f"{place}: {text}")
 
-    async def _of(self, asking: _Question, digests: Iterable[str], deep: bool) -> list[Artifact]:
-        """Return what hangs on these digests as far as the filters take it, and on that in turn:
-        where a target lacks it, if `deep` everywhere. Raises SyncError."""
-        found = dict[str, Artifact]()
+        is_known = look is not Look.DEEP and any(last_check(copy).has_artifacts for copy in copies)
+        if mapping.artifacts.require_artifacts and not found and not is_known:
+            raise _missing(mapping, lookup, has_stripped=bool(stripped))
+        if not mapping.artifacts.enabled:  # a dry run says what stays behind
+            return FoundArtifacts(stripped=(*found, *stripped))
+        return FoundArtifacts(tuple(found), tuple(stripped))
+
+    async def _compare_lists(
+        self, lookup: TagLookup, copies: Sequence[Delivery], look: Look, *, is_trimmed: bool
+    ) -> None:
+        """Compare what the source lists with the last look: what it listed then is at the target."""
+        digests = list[str]()
+        if not is_trimmed:
+            listed = await self.lists.listed(lookup.source, lookup.source_digest)
+            digests = [entry.digest for entry in listed.entries]
+        listing_hash = named(*sorted(digests))[:8]
+
+        for copy in copies:
+            copy.listed = listing_hash
+            if look is Look.DEEP:
+                continue
+            # There may be some below the top, which is not asked for.
+            known = last_check(copy)
+            copy.bits |= known.flags & HAS_ARTIFACTS
+            # The state's entries of these manifests may be too old to be believed; this never is.
+            if known.listing_hash == listing_hash:
+                self._settled.update((copy.target.key, digest) for digest in digests)
+
+    async def _all_of(
+        self, question: _Question, digests: Iterable[str], *, deep: bool
+    ) -> list[Artifact]:
+        """Return the artifacts of these digests that the filters take, and theirs in turn.
+
+        Theirs are asked for where a target lacks the artifact, if `deep` everywhere. Raises SyncError.
+        """
+        source = question.source
         level = list(dict.fromkeys(digests))
         seen = set[str]()
-        source = asking.source
-        every = list[Artifact]()  # with those that hang on more than one
+        # An artifact may refer to more than one digest: it is in the first list for each of them.
+        every = list[Artifact]()
+        by_reference = dict[str, Artifact]()
 
         async def ask(subject: str) -> None:
-            async with self._few:
-                if len(every) <= _MOST:
-                    every.extend(await self._hangs_on(asking, subject))
+            async with self._asking:
+                if len(every) <= _MOST_ARTIFACTS:
+                    every.extend(await self._artifacts_of(question, subject))
 
         for _ in range(_DEEPEST):
-            self._asked[source.key] += len(level)
+            self.lists.expect(source, len(level))
             seen.update(level)
-            await together(partial(ask, each) for each in level)
-            found.update((each.reference, each) for each in every)
-            below = [
-                digest
-                for each in found.values()
-                for digest in await self._below(source, each, deep=deep)
-            ]
+            await together(partial(ask, subject) for subject in level)
+            by_reference.update((artifact.reference, artifact) for artifact in every)
+
+            below = list[str]()
+            for artifact in by_reference.values():
+                below += await self._subjects_in(source, artifact, deep=deep)
             level = [digest for digest in dict.fromkeys(below) if digest not in seen]
-            if max(len(every), len(level)) > _MOST:
+            if max(len(every), len(level)) > _MOST_ARTIFACTS:
                 break
             if not level:
-                return list(found.values())
-        large = f"more than {_MOST} artifacts, or artifacts on artifacts more than {_DEEPEST} deep"
-        raise ContentError(large).located(source.side, "list referrers in", str(source))
+                return list(by_reference.values())
 
-    async def _below(self, source: Repository, artifact: Artifact, *, deep: bool) -> list[str]:
-        """Return on which digests of an artifact more may hang; on what cosign's tags name, if a
-        listing shows it.
-        """
-        if artifact.entry is None or not (deep or artifact.sighting):
-            digest = artifact.sighting.source_digest if artifact.sighting else ""
+        limits = (
+            f"more than {_MOST_ARTIFACTS} artifacts, or artifacts on artifacts"
+            f" more than {_DEEPEST} deep"
+        )
+        raise ContentError(limits).located(source.side, "list referrers in", str(source))
+
+    async def _subjects_in(
+        self, source: Repository, artifact: Artifact, *, deep: bool
+    ) -> list[str]:
+        """Return the digests of an artifact that other artifacts may refer to."""
+        is_copied = artifact.lookup is not None
+        if artifact.entry is None or not (deep or is_copied):
+            # What a tag of cosign's names is asked about only if a listing shows something.
+            digest = artifact.lookup.source_digest if artifact.lookup is not None else ""
             return [digest] if digest and self.shown(source, digest) else []
+
         entries = [artifact.entry]
         known = {artifact.entry.digest}
-        for each in entries:
-            below = (
-                (await self._discovery.manifest(source, each.digest, each)).children
-                if each.is_index
-                else ()
-            )
-            entries += [child for child in below if not (child.attests or child.digest in known)]
-            known.update(child.digest for child in below)
-        return [each.digest for each in entries]
+        for entry in entries:  # which grows by the children of each index
+            if not entry.is_index:
+                continue
+            index = await self._discovery.manifest(source, entry.digest, entry)
+            entries += [
+                child for child in index.children if not (child.attests or child.digest in known)
+            ]
+            known.update(child.digest for child in index.children)
+        return [entry.digest for entry in entries]
 
-    async def _hangs_on(self, asking: _Question, subject: str) -> list[Artifact]:
-        """Return what hangs on one digest. Tags of one digest are planned once (rule 7)."""
-        if len(self._hung) > _MOST_HUNG:
-            self._hung.pop(next(iter(self._hung)))
-        key = (asking.mapping.index, asking[2:], subject)
-        return await self._hung[key].get(partial(self._on, asking, subject))
+    async def _artifacts_of(self, question: _Question, subject: str) -> list[Artifact]:
+        """Return the artifacts of one digest, asked for once whatever tags it has (rule 7)."""
+        if len(self._artifacts) > _MOST_KEPT:
+            self._artifacts.pop(next(iter(self._artifacts)))
+        targets = (question.targets, question.new_targets, question.complete_targets)
+        once = self._artifacts[question.mapping.index, targets, subject]
+        return await once.get(partial(self._ask_for_artifacts, question, subject))
 
-    async def _on(self, asking: _Question, subject: str) -> list[Artifact]:
-        listed = await self._listed(asking.source, subject)
-        source = asking.source
-        look = partial(self._look, asking)
-        entries = [
-            partial(look, subject, each.digest, each)
-            for each in listed.entries
-            if each.digest != subject
-        ]
-        names = await self._names(source)
-        tag = referrers_tag(subject)
+    async def _ask_for_artifacts(self, question: _Question, subject: str) -> list[Artifact]:
+        source = question.source
+        listed = await self.lists.listed(source, subject)
+        names = await self.lists.names(source)
+
         # Where nothing was listed, cosign's tags are worth a question only where no API would tell.
-        probed = names is None and self.has_api(source) is False
-        tags = [tag + end for end in _COSIGN if probed or tag + end in (names or ())]
-        if not (listed.entries or tags or self.has_api(source)):
+        is_probed = names is None and self.lists.has_api(source) is False
+        cosign_tags = [referrers_tag(subject) + suffix for suffix in _COSIGN_SUFFIXES]
+        tags = [tag for tag in cosign_tags if is_probed or tag in (names or ())]
+        if not (listed.entries or tags or self.lists.has_api(source)):
             text = f"{source}: no referrers API and no fallback tag, images without artifacts are copied as they are"
             self._discovery.say("info", "no_referrers", text)
-        found = await together([*entries, *(partial(look, subject, each, None) for each in tags)])
-        return [each for each in found if each and asking.wants(each.types)]
 
-    async def _look(
-        self, asking: _Question, subject: str, reference: str, entry: Descriptor | None
+        look_at = partial(self._look_at, question, subject)
+        found = await together(
+            [
+                *(
+                    partial(look_at, entry.digest, entry)
+                    for entry in listed.entries
+                    if entry.digest != subject
+                ),
+                *(partial(look_at, tag, None) for tag in tags),
+            ]
+        )
+        return [
+            artifact
+            for artifact in found
+            if artifact is not None and question.wants(artifact.types)
+        ]
+
+    async def _look_at(
+        self, question: _Question, subject: str, reference: str, entry: Descriptor | None
     ) -> Artifact | None:
-        """Find out what an artifact is and which targets lack it; None when it is gone, or is not
-        wanted anyway.
+        """Find out what an artifact is and which targets lack it.
+
+        Returns None where the filters refuse it, or it is gone.
         """
-        mapping, source, targets, silent, sure = asking
-        types = frozenset({entry.artifact_type} if entry and entry.artifact_type else ())
-        if types and not asking.wants(types):
+        try:
+            if entry is not None:
+                return await self._look_at_entry(question, subject, entry)
+            return await self._look_at_tag(question, subject, reference)
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+
+        if entry is not None:
+            text = (
+                f"{reference} is listed as a referrer of {subject} and is not there: it is left out"
+            )
+            self._discovery.say("warning", "referrer_missing", f"{question.source}: {text}")
+        return None
+
+    async def _look_at_entry(
+        self, question: _Question, subject: str, entry: Descriptor
+    ) -> Artifact | None:
+        """Find out about an entry of a list of referrers."""
+        types = frozenset({entry.artifact_type} if entry.artifact_type else ())
+        if types and not question.wants(types):
             return None
+
         believed = [
-            each for each in targets if entry and self._knowledge.is_committed(each.key, reference)
+            target
+            for target in question.targets
+            if self._knowledge.is_committed(target.key, entry.digest)
         ]
         lacking = tuple(
-            each
-            for each in targets
-            if not (
-                (entry and (each.key, reference) in self._settled)
-                or self._knowledge.is_confirmed(each.key, reference)
-                or (each in believed and each in sure)
+            target
+            for target in question.targets
+            if not self._has(target, entry.digest)
+            and not (target in believed and target in question.complete_targets)
+        )
+        if lacking or not types:
+            manifest = await self._discovery.manifest(question.source, entry.digest, entry)
+            types = frozenset({manifest.artifact_type} if manifest.artifact_type else ())
+            entry = entry._replace(
+                artifact_type=manifest.artifact_type, annotations=manifest.annotations
             )
+        if not lacking or not question.wants(types):
+            return Artifact(subject, entry.digest, entry, None, types)
+
+        silent = [target for target in question.new_targets if target not in believed]
+        lookup = await self._discovery.look_up(
+            question.mapping, entry.digest, entry.digest, lacking, silent=silent
         )
-        try:
-            if entry is not None and (lacking or not types):
-                manifest = await self._discovery.manifest(source, reference, entry)
-                types = frozenset(filter(None, [manifest.artifact_type]))
-                entry = entry._replace(
-                    artifact_type=manifest.artifact_type, annotations=manifest.annotations
-                )
-            if entry is not None and not (lacking and asking.wants(types)):
-                return Artifact(subject, reference, entry, None, types)
-            sighting = await self._discovery.look_up(
-                mapping,
-                reference,
-                reference,
-                lacking,
-                silent=[each for each in silent if each not in believed],
-            )
-            if entry is None and (
-                sighting.tree or mapping.artifacts.include or mapping.artifacts.exclude
-            ):
-                manifest = await self._discovery.manifest(source, sighting.source_digest)
-                types = frozenset(
-                    each.media_type for each in (*manifest.names, manifest.config) if each
-                )
-            return Artifact(subject, reference, entry, sighting, types)
-        except RegistryError as error:
-            if error.status != 404:
-                raise
-        if entry is not None:
-            text = f"{source}: {reference} is listed as a referrer of {subject} and is not there: it is left out"
-            self._discovery.say("warning", "referrer_missing", text)
-        return None
+        return Artifact(subject, entry.digest, entry, lookup, types)
 
-    async def _names(self, source: Repository) -> Collection[str] | None:
-        """Return a source's tags: where no API is, one listing costs less than asking for four tags
-        a digest.
-        """
-        names = self._discovery.names(source)
-        if names is None and self.has_api(source) is False and self._asked[source.key] > 1:
-            try:
-                names = await self._discovery.list_tags(source)
-            except RegistryError as error:
-                if error.retryable:
-                    raise
-        return names
+    def _has(self, target: Repository, digest: str) -> bool:
+        """Say whether a target is sure to have an artifact."""
+        if (target.key, digest) in self._settled:
+            return True
+        return self._knowledge.is_confirmed(target.key, digest)
 
-    async def _listed(self, source: Repository, subject: str) -> _List:
-        found = await self._lists[source.key, subject].get(partial(self._list, source, subject))
-        if (
-            sum(100 + sum(map(len, each.annotations.values())) for each in found.entries)
-            > _HEAVY_LIST
-        ):
-            self._lists.pop((source.key, subject), None)  # rather asked again than kept
-        return found
-
-    async def _list(self, source: Repository, subject: str) -> _List:
-        if (found := await self._api(source, subject)) is not None:
-            return _List(found)
-        names = await self._names(source)
-        index = await self._fallback(source, subject, names)
-        return _List(index.children, index) if index is not None and index.is_index else _List(())
-
-    def has_api(self, where: Repository) -> bool | None:
-        """Say whether a repository's registry has the referrers API, None where that is not known."""
-        return (
-            None
-            if (fact := self._knowledge.fact(f"referrers {area(where.key)}")) is None
-            else bool(fact)
+    async def _look_at_tag(self, question: _Question, subject: str, tag: str) -> Artifact:
+        """Find out about a tag of cosign's. Its types are those of its config and layers."""
+        lookup = await self._discovery.look_up(
+            question.mapping, tag, tag, question.targets, silent=question.new_targets
         )
+        rule = question.mapping.artifacts
+        types = frozenset[str]()
+        if lookup.tree is not None or rule.include or rule.exclude:
+            manifest = await self._discovery.manifest(question.source, lookup.source_digest)
+            named_in_it = (*manifest.names, manifest.config)
+            types = frozenset(each.media_type for each in named_in_it if each is not None)
+        return Artifact(subject, tag, None, lookup, types)
 
-    async def _api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
-        """Ask the referrers API; None where there is none (docs/design.md section 6 rule 15)."""
-        if self.has_api(where) is None:
-            async with self._locks[
-                area(where.key)
-            ]:  # the first answer spares the others the question
-                if self.has_api(where) is None:
-                    return await self._ask(where, subject)
-        return await self._ask(where, subject) if self.has_api(where) else None
 
-    async def _ask(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
-        try:
-            found = await where.list_referrers(subject)
-        except RegistryError as error:
-            known = self.has_api(
-                where
-            )  # then a page is an outage, and a 404 is about this digest alone
-            if error.retryable or error.status in (401, 403) or (known and error.status == 200):
-                raise
-            lacks = error.status in (200, 404, 405, 501) and not {
-                "MANIFEST_UNKNOWN",
-                "NAME_UNKNOWN",
-            } & {*error.codes}
-            if lacks and not known:
-                self._knowledge.learn(f"referrers {area(where.key)}", False)
-            return None
-        self._knowledge.learn(f"referrers {area(where.key)}", True)
-        return found
+def _question(mapping: MappingRule, source: Repository, copies: Sequence[Delivery]) -> _Question:
+    """Return the question for an image's artifacts. They are not filtered by platform."""
+    is_enabled = mapping.artifacts.enabled
+    return _Question(
+        mapping._replace(platforms=None),
+        source,
+        targets=tuple(copy.target for copy in copies if copy.error is None and is_enabled),
+        new_targets=tuple(copy.target for copy in copies if not copy.there),
+        complete_targets=tuple(
+            copy.target for copy in copies if copy.there and last_check(copy).is_complete
+        ),
+    )
 
-    async def _fallback(
-        self, where: Repository, subject: str, names: Collection[str] | None
-    ) -> Manifest | None:
-        """Return what the fallback tag of a subject names, None where it is absent."""
-        tag = referrers_tag(subject)
-        if names is not None and tag not in names and (where.key, tag) not in self._written:
-            return None
-        try:
-            return await where.get_manifest(tag)
-        except RegistryError as error:
-            if error.status != 404:
-                raise
-        return None
 
-    async def keep(
-        self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
-    ) -> set[str]:
-        """Have a target without the API list these referrers of a subject; return the digests that
-        it lacked.
-        """
-        async with self._locks[area(target.key)]:
-            if self.has_api(target) is None:
-                await self._ask(target, subject)
-        tag = referrers_tag(subject)
-        added = set[str]()
-        if self.has_api(target):
-            return added
-        async with self._locks[target.key, subject]:
-            if self._written.get((target.key, tag), set()) >= {each.digest for each in entries}:
-                return added
-            for _ in range(_PUTS):
-                held = await self._fallback(target, subject, self._discovery.names(target))
-                if held is not None and not held.is_index:
-                    odd = ContentError(
-                        "this tag is to list referrers and holds something else, which is left as it is"
-                    )
-                    raise odd.located(target.side, "list referrers in", target.reference(tag))
-                there = self._written[target.key, tag] = (
-                    {each.digest for each in held.children} if held else set()
-                )
-                lacking = [each for each in entries if each.digest not in there]
-                if not lacking:
-                    return added
-                added |= {each.digest for each in lacking}
-                whole = self._lists[source.key, subject].answer
-                copied = whole[0].fallback if whole and held is None else None
-                if copied is None or {each.digest for each in copied.names} != added:
-                    copied = list_referrers(held, lacking)
-                await target.put_manifest(tag, copied)
-                if await target.head_manifest(tag) == copied.digest:
-                    there.update(each.digest for each in copied.children)
-                    return added
-        lost = RegistryError(
-            "another writer replaces this list of referrers again and again", status=409
-        )
-        raise lost.located(target.side, "list referrers in", target.reference(tag))
+def _missing(mapping: MappingRule, lookup: TagLookup, *, has_stripped: bool) -> RegistryError:
+    """Return the error of an image without an artifact that it is required to have."""
+    rule = mapping.artifacts
+    text = "require_artifacts: it has no artifact"
+    if rule.include or rule.exclude:
+        text += " that include and exclude take"
+    if has_stripped:
+        text += "; what hangs on the index before it is trimmed does not count"
+
+    error = RegistryError(text, status=404)
+    error.hint = "sign the image (with platforms: each platform's), or leave require_artifacts out"
+    reference = lookup.source.reference(lookup.source_digest)
+    error.located(lookup.source.side, "list referrers of", reference)
+    return error

@@ -1,20 +1,27 @@
-"""What happened in a run: outcomes, totals, exit status, and the words for sizes and times. Owns:
-the fold of outcomes into the report of docs/design.md section 10, the JSON Schema of all documents
-on standard output, the exit statuses of docs/design.md section 2. May not know: terminals, files,
-clocks. Invariant: every image that was selected has exactly one outcome. Follows
-docs/specification.md sections 3, 6, 7."""
+"""What happened in a run: outcomes, totals and the exit status.
+
+Owns: the report of docs/design.md section 10, the JSON Schema of all documents on standard output, the
+exit statuses of docs/design.md section 2.
+May not know: terminals, files, clocks.
+Invariants: every image that was selected has exactly one outcome.
+Follows: docs/specification.md sections 3, 6 and 7.
+"""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from _regsync.errors import RegsyncError
+from _regsync.errors import AuthError, RegsyncError
 from _regsync.text import duration_text, size_text
 
 _NO_ARTIFACTS: Mapping[str, int] = dict.fromkeys(("synced", "skipped", "failed", "stripped"), 0)
+
+# What `--json` writes, as a JSON Schema; it lies beside this module.
+_SCHEMA_FILE = "report.schema.json"
 
 
 class Outcome(NamedTuple):
@@ -22,38 +29,50 @@ class Outcome(NamedTuple):
 
     source: str
     target: str
-    status: str  # synced, skipped, failed, would_sync
+    # synced, skipped, failed, would_sync
+    status: str
     digest: str | None = None
     source_digest: str | None = None
     reason: str | None = None
     error: RegsyncError | None = None
+    # sent to the target for the image and its artifacts
     bytes: int = 0
+    # seconds
     duration: float = 0.0
-    transferred: tuple[
-        str, ...
-    ] = ()  # digests of uploaded blobs; the others were mounted or already there
+    # digests of the blobs that were uploaded
+    transferred: tuple[str, ...] = ()
+    # blobs that were mounted, and those that were there already
     mounted: int = 0
     skipped: int = 0
     artifacts: Mapping[str, int] = _NO_ARTIFACTS
-    planned: tuple[str, ...] = ()  # what a dry run says of artifacts
+    # what a dry run says of artifacts
+    planned: tuple[str, ...] = ()
 
     def line(self) -> str:
         """Return the one line that a user sees for it (docs/specification.md section 6)."""
         if self.error is not None:
             return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
-        return f"synced {self.source} -> {self.target} ({size_text(self.bytes)}, {duration_text(self.duration)})"
+
+        cost = f"{size_text(self.bytes)}, {duration_text(self.duration)}"
+        return f"synced {self.source} -> {self.target} ({cost})"
+
+    def plan_lines(self) -> list[str]:
+        """Return what a dry run says of it: what it would come to, then its artifacts."""
+        what = f"{self.source} -> {self.target}"
+        lines = [f"- would {text}" for text in self.planned]
+
+        if self.status == "failed":
+            return lines
+        if self.status == "skipped":
+            return [f"would skip {what} ({self.reason})", *lines]
+
+        blobs = f"{len(self.transferred)} blobs, {size_text(self.bytes)}"
+        detail = f"{blobs}, {self.mounted} mounted, {self.skipped} there"
+        return [f"would sync {what} ({detail})", *lines]
 
     def as_json(self) -> dict[str, Any]:
+        """Return its entry in `images` of the report."""
         differs = self.source_digest not in (None, self.digest)
-        error = self.error
-        side = getattr(error, "side", None)
-        cause = error and {
-            "code": error.code,
-            "message": str(error),
-            "status": getattr(error, "status", None),
-            "side": side and side.value,
-            "retries": getattr(error, "retries", 0),
-        }
         return {
             "source": self.source,
             "target": self.target,
@@ -61,7 +80,7 @@ class Outcome(NamedTuple):
             **({"source_digest": self.source_digest} if differs else {}),
             "status": self.status,
             "reason": self.reason,
-            "error": cause,
+            "error": error_json(self.error),
             "bytes": self.bytes,
             "duration_s": round(self.duration, 3),
             "blobs": {
@@ -73,95 +92,105 @@ class Outcome(NamedTuple):
         }
 
 
+def error_json(error: RegsyncError | None) -> dict[str, Any] | None:
+    """Return an error as the report has it. Only what a registry answered has a status and a side."""
+    if error is None:
+        return None
+    side = getattr(error, "side", None)
+    return {
+        "code": error.code,
+        "message": str(error),
+        "status": getattr(error, "status", None),
+        "side": side.value if side is not None else None,
+        "retries": getattr(error, "retries", 0),
+    }
+
+
 class Report:
+    """The outcomes of one run, in the order in which images ended."""
+
     def __init__(self) -> None:
-        # until it ends otherwise
         self.outcomes = list[Outcome]()
+        # Until the run ends otherwise.
         self.interrupted = True
-        self.mappings = dict[
-            int, dict[str, Any]
-        ]()  # by number: from, to, selected, dropped reasons
+        # By the number of the mapping: from, to, selected, and how many tags were dropped for which
+        # reason.
+        self.mappings = dict[int, dict[str, Any]]()
 
     def totals(self) -> dict[str, Any]:
-        """Return how images ended, what became of blobs (`unique`: distinct digests), and the bytes
-        sent to targets.
+        """Return how images ended, what became of blobs, and the bytes sent to targets.
+
+        Of the blobs that were transferred, `unique` counts the distinct digests.
         """
-        ends = Counter(outcome.status.replace("would_sync", "synced") for outcome in self.outcomes)
+        statuses = Counter(outcome.status for outcome in self.outcomes)
         uploads = [digest for outcome in self.outcomes for digest in outcome.transferred]
-        counts = {
-            name: sum(getattr(outcome, name) for outcome in self.outcomes)
-            for name in ("mounted", "skipped")
-        }
         return {
-            "images": {status: ends[status] for status in ("synced", "skipped", "failed")},
-            "layers": {"transferred": len(uploads), "unique": len(set(uploads)), **counts},
+            "images": {
+                "synced": statuses["synced"] + statuses["would_sync"],
+                "skipped": statuses["skipped"],
+                "failed": statuses["failed"],
+            },
+            "layers": {
+                "transferred": len(uploads),
+                "unique": len(set(uploads)),
+                "mounted": sum(outcome.mounted for outcome in self.outcomes),
+                "skipped": sum(outcome.skipped for outcome in self.outcomes),
+            },
             "bytes": sum(outcome.bytes for outcome in self.outcomes),
         }
 
     def exit_status(self) -> int:
-        """Return 0, 1, 2 or 4 as docs/design.md section 2 orders them; 3 and signals are the
-        caller's.
+        """Return 0, 1, 2 or 4 as docs/design.md section 2 orders them.
+
+        The caller knows of the others: of 3, and of signals.
         """
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
-        if codes and len(codes) == len(self.outcomes):
-            return 4 if set(codes) == {"AUTH_ERROR"} else 2
-        return 2 if RegsyncError.code in codes else 1 if codes else 0
+        if not codes:
+            return 0
+
+        if len(codes) == len(self.outcomes):
+            return 4 if set(codes) == {AuthError.code} else 2
+        return 2 if RegsyncError.code in codes else 1
 
     def causes(self) -> list[tuple[int, str]]:
-        """Return the causes that several images share, the most frequent first: how many, code and
-        cause.
-        """
-        found: Counter[str] = Counter()
-        for error in filter(None, (outcome.error for outcome in self.outcomes)):
-            # Some registries name the repository: that does not tell causes apart.
-            host, _, rest = (getattr(error, "reference", None) or "").partition("/")
-            name = re.escape(re.split("[@:]", rest)[0])
-            cause = (
-                re.sub(rf"(?<![\w/.-]){name}(?![\w/-])", "...", error.message)
-                if name
-                else error.message
-            )
-            found[f"{error.code} {host}: {cause}" if host else f"{error.code}: {cause}"] += 1
-        return [(count, cause) for cause, count in found.most_common() if count > 1]
+        """Return the causes that several images share, the most frequent first: how many, and what."""
+        counts = Counter(
+            _cause_of(outcome.error) for outcome in self.outcomes if outcome.error is not None
+        )
+        return [(count, cause) for cause, count in counts.most_common() if count > 1]
 
     def summary(self, elapsed: float) -> list[str]:
-        """Return the summary block of docs/specification.md section 6."""
-        images, layers, size = self.totals().values()
+        """Return the summary block of docs/specification.md section 6; `elapsed` in seconds."""
+        totals = self.totals()
+        images = totals["images"]
+        layers = totals["layers"]
         return [
             f"Images: {images['synced']} synced, {images['skipped']} skipped, {images['failed']} failed",
             f"Layers: {layers['transferred']} transferred ({layers['unique']} unique references), "
             f"{layers['mounted']} mounted",
-            f"Data: {size_text(size)} transferred",
+            f"Data: {size_text(totals['bytes'])} transferred",
             f"Time: {duration_text(elapsed)} elapsed",
         ]
 
     def plan(self) -> list[str]:
-        """Return what a dry run says: each mapping's selection, what each image would come to, the
-        sum.
-        """
-        told: list[str] = []
+        """Return what a dry run says: the selection of each mapping, each image, the sum."""
+        lines = list[str]()
         for _, mapping in sorted(self.mappings.items()):
-            why = ", ".join(f"{count} {reason}" for reason, count in mapping["dropped"].items())
             line = f"select {mapping['from']} -> {mapping['to']}: {mapping['selected']} tags"
-            told.append(f"{line} (dropped: {why})" if why else line)
-        for each in sorted(self.outcomes, key=lambda outcome: outcome[:2]):
-            moved = (
-                f"{len(each.transferred)} blobs, {size_text(each.bytes)}, {each.mounted} mounted"
-            )
-            verb, detail = (
-                ("skip", each.reason)
-                if each.status == "skipped"
-                else ("sync", f"{moved}, {each.skipped} there")
-            )
-            if each.status != "failed":
-                told.append(f"would {verb} {each.source} -> {each.target} ({detail})")
-            told += [f"- would {text}" for text in each.planned]
-        images, layers, size = self.totals().values()
+            dropped = ", ".join(f"{count} {reason}" for reason, count in mapping["dropped"].items())
+            lines.append(f"{line} (dropped: {dropped})" if dropped else line)
+
+        for outcome in sorted(self.outcomes, key=lambda outcome: (outcome.source, outcome.target)):
+            lines += outcome.plan_lines()
+
+        totals = self.totals()
+        images = totals["images"]
+        layers = totals["layers"]
         return [
-            *told,
+            *lines,
             f"Images: {images['synced']} would be synced, {images['skipped']} skipped, {images['failed']} failed",
             f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount",
-            f"Data: {size_text(size)} to transfer",
+            f"Data: {size_text(totals['bytes'])} to transfer",
         ]
 
     def as_json(
@@ -172,8 +201,13 @@ class Report:
         requests: Mapping[str, Mapping[str, int]],
         throttled: Mapping[str, int],
     ) -> dict[str, Any]:
-        """Return the JSON report, schema 1 of docs/design.md section 10."""
-        asked = {host: dict(sorted(actions.items())) for host, actions in sorted(requests.items())}
+        """Return the JSON report, schema 1 of docs/design.md section 10.
+
+        `elapsed` is in seconds; `requests` counts by host and action, `throttled` by host.
+        """
+        sorted_requests = {
+            host: dict(sorted(actions.items())) for host, actions in sorted(requests.items())
+        }
         return {
             "schema": 1,
             "run_id": run_id,
@@ -182,116 +216,69 @@ class Report:
             "interrupted": self.interrupted,
             "dry_run": False,
             "images": [outcome.as_json() for outcome in self.outcomes],
-            "mappings": [found for _, found in sorted(self.mappings.items())],
+            "mappings": [mapping for _, mapping in sorted(self.mappings.items())],
             "totals": {
                 **self.totals(),
-                "requests": asked,
+                "requests": sorted_requests,
                 "throttled": dict(sorted(throttled.items())),
             },
         }
 
 
-# What `--json` writes, one shape by name: `name name: type`, `?` where it may be absent; a type is
-# a JSON type, another shape, `=value|value`, `type|type`, `[items]`, or `{values}` under any name.
-_CODE = (
-    "=CONFIG_ERROR|AUTH_ERROR|SOURCE_ERROR|TARGET_ERROR|NETWORK_ERROR|CONTENT_ERROR|INTERNAL_ERROR"
-)
+def _cause_of(error: RegsyncError) -> str:
+    """Return code, host and cause of an error, the same for all images that it came to.
 
+    Some registries name the repository in their message: it is left out.
+    """
+    reference = getattr(error, "reference", None) or ""
+    host, _, rest = reference.partition("/")
+    repository = re.split("[@:]", rest)[0]
 
-_SHAPES = {
-    "report": "schema: =1; run_id started_at: string; duration_s: number; interrupted dry_run: boolean; "
-    "images: [image]; mappings: [mapping]; totals: totals",
-    "error": "schema: =1; error: failure; problems: [problem]",
-    "analysis": "schema: =1; images: integer; blobs: sharing; bytes: sums; targets: {place}; requests: {{integer}}; "
-    "largest_images: [large_image]; largest_layers: [large_layer]",
-    "auth": "schema: =1; access: [access]",
-    "tags": "repository: string; tags: [string]; dropped: {string}",
-    "access": "registry repository rights method: string; source expires: string|null; "
-    "upload: =null|opened|absent; error: null|cause",
-    "provider": "name version: string",
-    "version": "version build python openssl gate: string; gate_holds: boolean; provider: null|provider",
-    "image": "source target: string; digest: string|null; source_digest?: string; error: null|cause; "
-    "status: =synced|skipped|failed|would_sync; reason: =null|unchanged|immutable_tag|tag_immutable_exists; "
-    "bytes: integer; duration_s: number; blobs: blobs; artifacts: artifacts",
-    "cause": f"code: {_CODE}; message: string; status: integer|null; side: =null|source|target; retries: integer",
-    "blobs": "transferred mounted skipped: integer",
-    "artifacts": "synced skipped failed stripped: integer",
-    "mapping": "from to: string; selected: integer; dropped: {integer}",
-    "totals": "images: images; layers: layers; bytes: integer; requests: {{integer}}; throttled: {integer}",
-    "images": "synced skipped failed: integer",
-    "layers": "transferred unique mounted skipped: integer",
-    "failure": f"code: {_CODE}; message: string; hint: string|null",
-    "sharing": "unique unique_bytes shared shared_bytes: integer",
-    "sums": "image_by_image each_blob_once: integer",
-    "place": "bytes to_move mounts_possible: integer",
-    "large_image": "image: string; bytes: integer",
-    "large_layer": "digest: string; bytes images: integer",
-    "problem": "file path message: string; line column: integer",
-}
+    cause = error.message
+    if repository:
+        whole_name = rf"(?<![\w/.-]){re.escape(repository)}(?![\w/-])"
+        cause = re.sub(whole_name, "...", cause)
+    return f"{error.code} {host}: {cause}" if host else f"{error.code}: {cause}"
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of what `--json` writes; fields may be added within schema 1, none
-    changes its meaning.
+    """Return the JSON Schema of what `--json` writes.
+
+    Fields may be added within schema 1; none changes its meaning.
     """
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "what regsync --json writes to standard output",
-        "anyOf": [
-            _type(name) for name in ("report", "error", "analysis", "auth", "tags", "version")
-        ],
-        "$defs": {name: _object(text) for name, text in _SHAPES.items()},
-    }
+    import pkgutil  # no other command needs it
+
+    data = pkgutil.get_data("_regsync.sync", _SCHEMA_FILE)
+    assert data is not None
+    document: dict[str, Any] = json.loads(data)
+    return document
 
 
-def _object(text: str) -> dict[str, Any]:
-    kinds = {
-        name: _type(kind)
-        for names, kind in re.findall("([^:;]+): ([^;]+)", text)
-        for name in names.split()
-    }
-    properties = {name.rstrip("?"): kind for name, kind in kinds.items()}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": [name for name in kinds if name[-1] != "?"],
-    }
-
-
-def _type(kind: str) -> dict[str, Any]:
-    if kind.startswith("="):
-        return {"enum": [{"null": None, "1": 1}.get(word, word) for word in kind[1:].split("|")]}
-    if "|" in kind:
-        return {"anyOf": [_type(word) for word in kind.split("|")]}
-    if kind[0] == "[":
-        return {"type": "array", "items": _type(kind[1:-1])}
-    if kind[0] == "{":
-        return {"type": "object", "additionalProperties": _type(kind[1:-1])}
-    return {"$ref": f"#/$defs/{kind}"} if kind in _SHAPES else {"type": kind}
-
-
-def analysis_lines(found: Mapping[str, Any]) -> list[str]:
-    """Return an analysis as text."""
-    blobs = found["blobs"]
-    (plain, once) = found["bytes"].values()
-    every = size_text(blobs["unique_bytes"])
-    shared = size_text(blobs["shared_bytes"])
-    told = [
-        f"Images: {found['images']}",
-        f"Blobs: {blobs['unique']} unique ({every}), {blobs['shared']} of them shared ({shared})",
+def analysis_lines(analysis: Mapping[str, Any]) -> list[str]:
+    """Return what `analyze --json` writes as text."""
+    blobs = analysis["blobs"]
+    plain = analysis["bytes"]["image_by_image"]
+    once = analysis["bytes"]["each_blob_once"]
+    unique = f"{blobs['unique']} unique ({size_text(blobs['unique_bytes'])})"
+    shared = f"{blobs['shared']} of them shared ({size_text(blobs['shared_bytes'])})"
+    lines = [
+        f"Images: {analysis['images']}",
+        f"Blobs: {unique}, {shared}",
         f"Data: {size_text(plain)} image by image, {size_text(once)} with each blob once, "
         f"{size_text(plain - once)} saved",
     ]
-    for host, target in found["targets"].items():
+
+    for host, target in analysis["targets"].items():
         moved = f"{size_text(target['to_move'])} to move of {size_text(target['bytes'])}"
-        told.append(f"Target {host}: {moved}, {target['mounts_possible']} mounts possible")
-    for host, actions in found["requests"].items():
+        lines.append(f"Target {host}: {moved}, {target['mounts_possible']} mounts possible")
+
+    for host, actions in analysis["requests"].items():
         counts = ", ".join(f"{count} {action}" for action, count in actions.items())
-        told.append(f"Requests {host}: {sum(actions.values())} ({counts})")
-    told += [
-        f"Image {size_text(each['bytes']):>10} {each['image']}" for each in found["largest_images"]
-    ]
-    return told + [
-        f"Layer {size_text(each['bytes']):>10} {each['digest']} in {each['images']} images"
-        for each in found["largest_layers"]
-    ]
+        lines.append(f"Requests {host}: {sum(actions.values())} ({counts})")
+
+    for image in analysis["largest_images"]:
+        lines.append(f"Image {size_text(image['bytes']):>10} {image['image']}")
+    for layer in analysis["largest_layers"]:
+        size = size_text(layer["bytes"])
+        lines.append(f"Layer {size:>10} {layer['digest']} in {layer['images']} images")
+    return lines

@@ -1,16 +1,19 @@
-"""Conduct one run: listings, look-ups and transfers at the same time, every image to one outcome.
-Owns: the queues of questions, the isolation of failures, the drain, the state's load and save. May
-not know: how anything is asked, moved or printed, nor in which order images are brought.
+"""Carry out one run: listings, look-ups and copies at the same time, every image to one outcome.
+
+Owns: the queues of questions, the isolation of failures, the drain, when the state is loaded and
+saved.
+May not know: how anything is asked, copied or printed, nor in which order images are copied.
 Invariants: I10; every selected image ends in exactly one outcome unless the run is interrupted.
-Follows docs/specification.md 1.1 "Pipeline", 1.6 and 3; docs/design.md 9."""
+Follows: docs/specification.md section 1.1 "Pipeline", sections 1.6 and 3; docs/design.md section 9.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import anyio
 import anyio.abc
@@ -19,32 +22,43 @@ from _regsync.config.model import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.database import EMPTY, StateFile, digest_like, key_of
+from _regsync.state.database import EMPTY, StateFile, key_of
 from _regsync.state.knowledge import Knowledge
-from _regsync.sync.discovery import Discovery, Sighting, together
+from _regsync.sync.artifact_checks import COPIED, Look
+from _regsync.sync.discovery import Discovery, TagLookup, together
 from _regsync.sync.dry_run import Rehearsal
 from _regsync.sync.image import Delivery, Image
-from _regsync.sync.mappings import Wanted, assign, grouped
-from _regsync.sync.referrers import COMPLETE, HAS, LATE_SHARE, Artifact, Look, Referrers, look_again
+from _regsync.sync.mappings import WantedTag, assign, grouped
+from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers, flags_after, last_check
 from _regsync.sync.report import Outcome, Report
 from _regsync.sync.schedule import Execution
 from _regsync.sync.staging import Staging
 from _regsync.sync.transfer import Mover
 from _regsync.tags import compile_glob, select_literals
 
-# docs/specification.md section 1.6; how often a drain, and those who wait for a mount, are looked
-# at.
+# docs/specification.md section 1.6: what is under way may end in this time.
 DRAIN_SECONDS = 25.0
 
-
+# How often a drain is looked at, and how often images that wait for a mount are.
 _DRAIN_TICK = 2.0
-
-
 _HURRY_SECONDS = 30.0
-
 
 # Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, whatever the tags.
 _LOOK_UPS_PER_SOURCE = 16
+
+_UNCHANGED = "unchanged"
+_TAG_IMMUTABLE_EXISTS = "tag_immutable_exists"
+_IMMUTABLE_TAG = "immutable_tag"
+
+# Something to find out at a source; what it finds is copied, or leads to further questions.
+_Question = Callable[[], Awaitable[None]]
+
+
+class _Queued(NamedTuple):
+    """A question, and the source (host:port) that it is asked of."""
+
+    source: str
+    question: _Question
 
 
 class Run:
@@ -59,31 +73,42 @@ class Run:
         rehearse: Literal["plan", "analysis"] | None = None,
         state: StateFile | None = None,
     ) -> None:
-        """Prepare a run, or its rehearsal: `plan` asks what it would ask, `analysis` reads every
-        image.
+        """Prepare a run; `emit` is told of each outcome as it comes.
+
+        A rehearsal asks what a run would ask and changes nothing; for `analysis` it reads the
+        manifests of every image.
         """
         self._transport = transport
         self._config = config
         self._emit = emit
         self._report = report
         self._log = transport.edge.log
-        self._globs = cache(compile_glob)
+        self._compiled_glob = cache(compile_glob)
+        self._plans = rehearse == "plan"
+        self._analyzes = rehearse == "analysis"
+
         self._state = state or StateFile(config.cache_dir, partial(self._log, "warning"))
         archive = self._state.load(keep=rehearse is None)
-        wall = transport.edge.wall
-        keep = self._state.note if self._state.is_kept or self._state.remembers else None
-        self._knowledge = Knowledge(archive, now=wall, ttl=config.cache_ttl, note=keep)
-        self._whole = rehearse == "analysis"
-        self._plans = rehearse == "plan"
+        self._saves = self._state.is_kept or self._state.remembers
+        self._knowledge = Knowledge(
+            archive,
+            now=transport.edge.wall,
+            ttl=config.cache_ttl,
+            note=self._state.note if self._saves else None,
+        )
+
         self._discovery = Discovery(
-            transport, self._knowledge, reads_only=rehearse is not None, whole=self._whole
+            transport, self._knowledge, reads_only=rehearse is not None, whole=self._analyzes
+        )
+        self._referrers = Referrers(
+            self._discovery,
+            self._knowledge,
+            transport.edge.wall,
+            kept=self._state.is_kept or archive is not EMPTY,
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         mover = (Rehearsal if rehearse else Mover)(transport, self._knowledge, self._staging)
         self.rehearsal = mover if isinstance(mover, Rehearsal) else None
-        self._referrers = Referrers(
-            self._discovery, self._knowledge, wall, self._state.is_kept or archive is not EMPTY
-        )
         self.execution = Execution(
             mover,
             self._knowledge,
@@ -92,118 +117,141 @@ class Run:
             slots=config.max_concurrent_transfers,
             start=self._start,
             ask=self._ask,
-            ended=self._end_whole,
-            keep_list=None if rehearse else self._referrers.keep,
+            ended=self._end_copy,
+            keep_list=None if rehearse else self._referrers.lists.keep,
         )
-        # Images whose next look at their artifacts is due: when the last one was, what it costs,
-        # its source.
-        self._late: list[tuple[int, int, str, Callable[..., Coroutine[Any, Any, None]]]] = []
-        self._questions: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
+
+        # By source: questions that wait, and how many workers ask them.
+        self._questions: dict[str, deque[_Question]] = {}
         self._workers: Counter[str] = Counter()
-        self._asking = set[
-            anyio.CancelScope
-        ]()  # of questions, in the end of those that were cut off
+        # Of the questions under way; at the end, of those that were cut off.
+        self._asking = set[anyio.CancelScope]()
         self._tasks: anyio.abc.TaskGroup | None = None
 
-    def _start(self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        assert self._tasks is not None
-        self._tasks.start_soon(task, *arguments)
+    # The run as a whole.
 
     async def sync(self, stop: anyio.Event) -> None:
-        groups = grouped(
-            self._config.mappings, lambda mapping: mapping.places
-        )  # listed together (I10)
+        """Copy what the mappings select; `stop` ends the run early."""
+        # Mappings that write one target repository are listed together (I10).
+        groups = grouped(self._config.mappings, lambda mapping: mapping.places)
         await self._conduct(
-            stop, [(group[0].source.authority, partial(self._list, group)) for group in groups]
+            stop,
+            [_Queued(group[0].source.authority, partial(self._list, group)) for group in groups],
         )
 
     async def copy(
         self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event
     ) -> None:
         """Copy one image: `reference` at the source, `target_reference` (tag or digest) at the
-        target.
+        target; `stop` ends the run early.
         """
-        item = partial(self._look_up, Wanted(mapping, reference, mapping.targets), target_reference)
-        await self._conduct(stop, [(mapping.source.authority, item)])
+        wanted = WantedTag(mapping, reference, mapping.targets)
+        question = partial(self._look_up, wanted, target_reference)
+        await self._conduct(stop, [_Queued(mapping.source.authority, question)])
 
-    async def _conduct(
-        self, stop: anyio.Event, items: list[tuple[str, Callable[[], Awaitable[None]]]]
-    ) -> None:
-        execution = anyio.CancelScope()
+    async def _conduct(self, stop: anyio.Event, first: Iterable[_Queued]) -> None:
+        """Carry out a run.
+
+        The first questions lead to all others, and everything goes on at the same time: mappings
+        are listed (`_list`), which gives tags to look up (`_look_up`), which gives copies to the
+        scheduler (`_start_copies`), which ends each of them (`_end_copy`).
+        """
         for registry in self._config.in_use:
             self._transport.prepare(registry)  # an unusable file stops all before any request
+
+        work = anyio.CancelScope()
         try:
-            async with anyio.create_task_group() as outer:
-                outer.start_soon(self._drain, stop, execution)
-                with execution:
-                    async with anyio.create_task_group() as tasks:
-                        self._tasks = tasks
-                        for source, item in items:
-                            self._ask(source, item)
-                    async with anyio.create_task_group() as tasks:
-                        self._tasks = tasks
-                        await self._look_late()
-                outer.cancel_scope.cancel()
+            async with anyio.create_task_group() as watchers:
+                watchers.start_soon(self._drain_after, stop, work)
+                with work:
+                    async with anyio.create_task_group() as self._tasks:
+                        for queued in first:
+                            self._ask(queued.source, queued.question)
+                watchers.cancel_scope.cancel()
         finally:
             self._tasks = None
-            # Without the lock, what is there beside our own may be another run's that is at work.
-            self._staging.close(
-                sweep=not self.execution.draining,
-                failed=self._report.exit_status() != 0,
-                leftovers=self._state.is_kept,
-            )
-            self._discovery.keep_logins()
-            self._state.save(
-                self._knowledge.encoded() if self._state.is_kept or self._state.remembers else None
-            )
-            self._state.close()
-        undone = any(
-            (self.execution.pending, self.execution.images, self._asking, *self._questions.values())
-        )
-        self._report.interrupted = self.execution.draining and (
-            execution.cancelled_caught or undone
-        )
-        for image in () if self.execution.draining else list(self.execution.images.values()):
-            # Cannot happen while rule 9 holds; if it does, the image must not be lost silently.
-            image.delivery.error = RegsyncError(
-                "the run ended while this image waited for another one"
-            )
-            self._end_whole(image.delivery)
+            self._save()
 
-    async def _drain(self, stop: anyio.Event, execution: anyio.CancelScope) -> None:
+        if self.execution.draining:
+            self._report.interrupted = work.cancelled_caught or self._is_work_left()
+        else:
+            self._report.interrupted = False
+            self._fail_lost_images()
+
+    async def _drain_after(self, stop: anyio.Event, work: anyio.CancelScope) -> None:
+        """Wait for `stop`, and let what is under way end then; see that nothing waits for ever
+        until then.
+        """
         while not stop.is_set():
             with anyio.move_on_after(_HURRY_SECONDS):
                 await stop.wait()
             self.execution.hurry()
+        await self._drain(work)
+
+    async def _drain(self, work: anyio.CancelScope) -> None:
+        """Begin nothing new; cancel the work after DRAIN_SECONDS, or when nothing moves any more."""
         text = f"stopping: what is under way may end, for {DRAIN_SECONDS:.0f} s; a second signal ends it now"
         self._log("warning", "stopping", text)
         self.execution.drain()
         for scope in self._asking:
-            scope.cancel()  # they would find what is not brought any more
-        self.execution.ends = execution.deadline = anyio.current_time() + DRAIN_SECONDS
-        asked = -1
+            scope.cancel()  # nobody copies any more what they would find
+
+        deadline = anyio.current_time() + DRAIN_SECONDS
+        self.execution.ends = deadline
+        work.deadline = deadline
+
+        requests_at_last_tick: int | None = None
         while True:
-            # Whatever waits, for a registry that is ill or asks for a pause, is left when nothing
-            # else goes on.
-            busy = any(limit.in_use for limit in self._transport.gate.limits.values())
-            count = (
-                -1
-                if busy
-                else sum(counter.total() for counter in self._transport.requests.values())
-            )
-            if count == asked >= 0:
-                execution.cancel()
-            asked = count
+            is_busy = any(limit.in_use for limit in self._transport.gate.limits.values())
+            requests = sum(counter.total() for counter in self._transport.requests.values())
+            if not is_busy and requests == requests_at_last_tick:
+                # What is left waits for a registry that is ill or asks for a pause.
+                work.cancel()
+            requests_at_last_tick = None if is_busy else requests
             await anyio.sleep(_DRAIN_TICK)
 
-    def _ask(self, source: str, item: Callable[[], Awaitable[None]]) -> None:
-        """Queue a question for one source; at most a fixed number of workers ask."""
-        self._questions.setdefault(source, deque()).append(item)
+    def _save(self) -> None:
+        """Let the next run have what this one learnt."""
+        # Only the run that holds the lock may delete staged files that it did not write: the others
+        # may belong to a run in progress.
+        self._staging.close(
+            sweep=not self.execution.draining,
+            failed=self._report.exit_status() != 0,
+            leftovers=self._state.is_kept,
+        )
+        self._discovery.keep_logins()
+        self._state.save(self._knowledge.encoded() if self._saves else None)
+        self._state.close()
+
+    def _is_work_left(self) -> bool:
+        if self._asking or any(self._questions.values()):
+            return True
+        return bool(self.execution.pending or self.execution.images)
+
+    def _fail_lost_images(self) -> None:
+        """End images that still wait for others: cannot happen while rule 9 holds, and must not be
+        silent if it does.
+        """
+        for image in list(self.execution.images.values()):
+            text = "the run ended while this image waited for another one"
+            image.delivery.error = RegsyncError(text)
+            self._end_copy(image.delivery)
+
+    # Questions and tasks.
+
+    def _start(self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        assert self._tasks is not None
+        self._tasks.start_soon(task, *arguments)
+
+    def _ask(self, source: str, question: _Question) -> None:
+        """Queue a question for a source; at most a fixed number of workers ask it."""
+        self._questions.setdefault(source, deque()).append(question)
         if self._workers[source] < _LOOK_UPS_PER_SOURCE:
             self._workers[source] += 1
             self._start(self._work_off, source)
 
     async def _work_off(self, source: str) -> None:
+        """Ask the questions of a source, one after the other."""
         queue = self._questions[source]
         while queue and not self.execution.draining:
             with anyio.CancelScope() as scope:
@@ -213,318 +261,350 @@ class Run:
             await self.execution.wait_for_room()
         self._workers[source] -= 1
 
+    # Which tags.
+
     async def _list(self, group: list[MappingRule]) -> None:
         """List and select for mappings that write a common repository, then ask for each tag (I10)."""
-        kept = await together(partial(self._select, mapping) for mapping in group)
-        wanted, conflicts = assign(zip(group, kept, strict=True))
-        for lost, owner in conflicts:
-            text = f"mappings[{owner.index}] writes this tag too, from another source"
+        selected = await together(partial(self._select, mapping) for mapping in group)
+        tags, conflicts = assign(zip(group, selected, strict=True))
+
+        for conflict in conflicts:
+            owner = conflict.owner.index
+            text = f"mappings[{owner}] writes this tag too, from another source"
             hint = "give one of the two mappings another `to`, or narrow its tags"
-            self._fail(lost, MappingConflict(text, hint=hint))
-        await self._list_targets(wanted)
-        for each in wanted:
-            self._ask(each.mapping.source.authority, partial(self._look_up, each, each.tag))
+            self._fail(conflict.wanted, MappingConflict(text, hint=hint))
+
+        await self._list_targets(tags)
+        for wanted in tags:
+            source = wanted.mapping.source.authority
+            self._ask(source, partial(self._look_up, wanted, wanted.tag))
 
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
+        """Return the tags that a mapping selects; none, and a failed image, if nobody can say."""
         source = self._source(mapping)
         try:
-            kept, dropped, floor = select_literals(mapping.tags) or await self._discovery.select(
-                mapping.tags, source
-            )
+            selection = select_literals(mapping.tags)
+            if selection is None:
+                selection = await self._discovery.select(mapping.tags, source)
         except SyncError as error:
             # Its tags are not known: it counts as one failed image per target.
-            self._fail(Wanted(mapping, "*", mapping.targets), error)
+            self._fail(WantedTag(mapping, "*", mapping.targets), error)
             return ()
-        if len(kept) < floor:
-            self._log(
-                "warning",
-                "min_tags",
-                f"{source}: {len(kept)} tags were found, min_tags asks for {floor}",
-            )
-        if not kept:
-            self._log("warning", "nothing_selected", f"{source}: the mapping selects no tag")
+
+        count = len(selection.kept)
+        if count < selection.floor:
+            text = f"{source}: {count} tags were found, min_tags asks for {selection.floor}"
+            self._log("warning", "min_tags", text)
+        if not count:
+            text = f"{source}: the mapping selects no tag"
+            self._log("warning", "nothing_selected", text)
+
         self._report.mappings[mapping.index] = {
             "from": str(source),
             "to": mapping.target_repository,
-            "selected": len(kept),
-            "dropped": dict(sorted(Counter(dropped.values()).items())),
+            "selected": count,
+            "dropped": dict(sorted(Counter(selection.dropped.values()).items())),
         }
-        return kept
+        return selection.kept
 
-    async def _list_targets(self, wanted: list[Wanted]) -> None:
-        """List each target repository where that answers two tags or more (docs/design.md section 6
-        rule 6).
+    async def _list_targets(self, tags: Sequence[WantedTag]) -> None:
+        """List each target repository where that answers two questions or more (docs/design.md
+        section 6, rule 6).
         """
-        tags: Counter[Repository] = Counter()
-        for each in wanted:
-            mapping = each.mapping
-            tag = each.tag
-            for target in self._targets(each):
-                # A tag that an earlier run left there is asked for by itself, unless it never
-                # moves.
-                name = self._discovery.snapshot_name(
-                    mapping, self._source(mapping), target, tag, tag
-                )
-                if self._never_moves(mapping, tag) or self._knowledge.snapshot(name) is None:
-                    tags[target] += 1
-        several = [target for target, count in tags.items() if count > 1]
+        counts: Counter[Repository] = Counter()
+        for wanted in tags:
+            for target in self._targets(wanted):
+                if self._needs_listing(wanted, target):
+                    counts[target] += 1
+
+        several = [target for target, count in counts.items() if count > 1]
         with suppress(SyncError):  # kept by the discovery, and raised for each image that needs it
             await together(partial(self._discovery.target_tags, target) for target in several)
+
+    def _needs_listing(self, wanted: WantedTag, target: Repository) -> bool:
+        """Say whether a target's listing would answer for a tag.
+
+        A tag that an earlier run left there is asked for by itself, unless it never moves.
+        """
+        if self._never_moves(wanted.mapping, wanted.tag):
+            return True
+        source = self._source(wanted.mapping)
+        name = self._discovery.snapshot_name(wanted.mapping, source, target, wanted.tag, wanted.tag)
+        return self._knowledge.snapshot(name) is None
 
     def _source(self, mapping: MappingRule) -> Repository:
         return self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
 
-    def _targets(self, wanted: Wanted) -> list[Repository]:
+    def _targets(self, wanted: WantedTag) -> list[Repository]:
         name = wanted.mapping.target_repository
-        return [self._discovery.repository(each, name, Side.TARGET) for each in wanted.targets]
+        return [
+            self._discovery.repository(registry, name, Side.TARGET) for registry in wanted.targets
+        ]
 
-    async def _look_up(self, wanted: Wanted, reference: str) -> None:
-        """Ask what one source reference names and which targets lack it; queue what has to be
-        copied.
+    # One image.
+
+    async def _look_up(self, wanted: WantedTag, reference: str) -> None:
+        """Find out what a tag names and which targets lack it; start the copies.
+
+        `reference` is the tag at the targets, or a digest.
         """
         began = anyio.current_time()
         mapping = wanted.mapping
-        targets = self._targets(wanted)
-        self.execution.known += len(targets)
         source_name = self._source(mapping).reference(wanted.tag)
-        asked = list[Repository]()
-        for target in targets:
-            # Skip tier 1: the tag never moves, and the target's listing, fetched anyway, names it.
-            if (
-                self._never_moves(mapping, reference)
-                and reference in (self._discovery.names(target) or ())
-                and not self._shows_more(mapping, target, wanted.tag, reference)
-            ):
-                self._end(
-                    source_name, target.reference(reference), "skipped", reason="immutable_tag"
-                )
-            else:
-                asked.append(target)
-        try:
-            if asked:
-                sighting = await self._discovery.look_up(
-                    mapping, wanted.tag, reference, tuple(asked)
-                )
-                # Pushed by digest: a trimmed index has its own.
-                reference = sighting.digest if ":" in reference else reference
-                await self._take(mapping, sighting, source_name, reference, began)
-        except SyncError as error:
-            for target in asked:
-                self._end(source_name, target.reference(reference), "failed", error=error)
 
-    def _shows_more(
-        self, mapping: MappingRule, target: Repository, tag: str, reference: str
-    ) -> bool:
-        """Say whether a tag that never moves is looked at all the same, for its artifacts."""
-        source = self._source(mapping)
-        rule = mapping.artifacts
-        name = self._discovery.snapshot_name(mapping, source, target, tag, reference)
-        if (known := self._knowledge.snapshot(name)) is None or not rule.enabled:
-            return rule.require_artifacts
-        self._knowledge.take_snapshot(name, *known)  # of a tag that never moves it does not age
-        record = self._knowledge.look(self._referrers.record(mapping, source, target, *known))
-        shown = self._referrers.shown(source, digest_like(known[0]))
-        wall = self._transport.edge.wall()
-        return look_again(record, shown, wall, required=rule.require_artifacts) > Look.LATE
+        targets = list[Repository]()
+        for target in self._targets(wanted):
+            self.execution.known += 1
+            if self._is_settled(mapping, target, wanted.tag, reference):
+                target_name = target.reference(reference)
+                self._end(Outcome(source_name, target_name, "skipped", reason=_IMMUTABLE_TAG))
+            else:
+                targets.append(target)
+        if not targets:
+            return
+
+        try:
+            lookup = await self._discovery.look_up(mapping, wanted.tag, reference, tuple(targets))
+            if ":" in reference:
+                reference = lookup.digest  # a trimmed index has a digest of its own
+            copies = _copies_of(lookup, source_name, reference, began)
+            found = await self._find_artifacts(mapping, lookup, copies)
+        except SyncError as error:
+            for target in targets:
+                target_name = target.reference(reference)
+                self._end(Outcome(source_name, target_name, "failed", error=error))
+            return
+        self._start_copies(mapping, lookup, copies, found)
 
     def _never_moves(self, mapping: MappingRule, tag: str) -> bool:
-        pattern = None if self._whole else mapping.tags.immutable_tags
-        return pattern is not None and self._globs(pattern)(tag)
+        pattern = mapping.tags.immutable_tags
+        if pattern is None or self._analyzes:
+            return False
+        return self._compiled_glob(pattern)(tag)
 
-    async def _look_late(self) -> None:
-        """Look again at the artifacts of images that are due, the oldest first (docs/design.md
-        section 8).
+    def _is_settled(
+        self, mapping: MappingRule, target: Repository, tag: str, reference: str
+    ) -> bool:
+        """Say whether no question is needed (skip tier 1): the tag never moves, the target's
+        listing, fetched anyway, names it, and no news of its artifacts are known.
         """
-        share = LATE_SHARE * sum(counter.total() for counter in self._transport.requests.values())
-        # Chance rounds, so that a small configuration, too, comes to its share over many runs.
-        chance = self._transport.edge.chance()
-        used = 0.0
-        left = 0
-        for _, cost, source, take in sorted(self._late, key=lambda each: each[0]):
-            late = used + cost * (1 - chance) <= share and not self.execution.draining
-            used = used + cost
-            left = left + (not late)
-            if late:
-                self._ask(source, partial(take, True))
-            else:
-                await take(False)  # asks for nothing
-        if left:
-            self._log(
-                "debug",
-                "looks_due",
-                f"{left} images are due for a look at their artifacts, in a later run",
-            )
+        if not self._never_moves(mapping, reference):
+            return False
+        if reference not in (self._discovery.names(target) or ()):
+            return False
+        return not self._has_artifact_news(mapping, target, tag, reference)
 
-    async def _take(
+    def _has_artifact_news(
+        self, mapping: MappingRule, target: Repository, tag: str, reference: str
+    ) -> bool:
+        """Say whether a tag that never moves is looked up all the same, for its artifacts."""
+        source = self._source(mapping)
+        name = self._discovery.snapshot_name(mapping, source, target, tag, reference)
+        snapshot = self._knowledge.snapshot(name)
+        if snapshot is None or not mapping.artifacts.enabled:
+            return mapping.artifacts.require_artifacts
+
+        # The snapshot of a tag that never moves does not age.
+        self._knowledge.take_snapshot(name, *snapshot)
+        return self._referrers.has_news(mapping, source, target, *snapshot)
+
+    async def _find_artifacts(
+        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[Delivery]
+    ) -> FoundArtifacts:
+        """Find the artifacts of an image, if it is time to look for them (docs/design.md section
+        8). An error fails the copies.
+        """
+        is_planned = self._plans and not all(copy.there for copy in copies)
+        if not mapping.artifacts.enabled and not is_planned:
+            return FoundArtifacts()
+
+        look = self._referrers.decide(mapping, copies)
+        if look is Look.NONE:
+            for copy in copies:
+                copy.record = b""  # nothing new to remember
+            return FoundArtifacts()
+        try:
+            return await self._referrers.find(mapping, lookup, copies, look)
+        except SyncError as error:
+            for copy in copies:
+                copy.error = copy.error or error
+            return FoundArtifacts()
+
+    def _start_copies(
         self,
         mapping: MappingRule,
-        sighting: Sighting,
-        source_name: str,
-        reference: str,
-        began: float,
-        late: bool | None = None,
+        lookup: TagLookup,
+        copies: Sequence[Delivery],
+        found: FoundArtifacts,
     ) -> None:
-        """Let the execution have what is not there; while `late` is None a look at artifacts may be
-        put off.
-        """
-        wholes = [
-            Delivery(
-                sighting.source,
-                each.target,
-                source_name,
-                reference,
-                sighting.digest,
-                sighting.source_digest,
-                began,
-                each.held == sighting.digest,
-                each.error,
-            )
-            for each in sighting.ends
-        ]
-        found = stripped = list[Artifact]()
-        if mapping.artifacts.enabled or (self._plans and not all(whole.there for whole in wholes)):
-            need = max(self._referrers.need(mapping, each) for each in wholes)
-            if need == Look.LATE and late is None:
-                # A target without the API is asked for its list, where it has one.
-                lists = [
-                    one
-                    for one in wholes
-                    if one.known[2] & HAS and not self._referrers.has_api(one.target)
-                ]
-                take = partial(self._take, mapping, sighting, source_name, reference, began)
-                last = min(each.known[0] for each in wholes)
-                self._late.append((last, 1 + len(lists), sighting.source.host.key, take))
-                return
-            try:
-                if need > Look.LATE or late:
-                    found, stripped = await self._referrers.look(mapping, sighting, wholes, need)
-                else:
-                    for whole in wholes:
-                        whole.record = b""
-            except SyncError as error:
-                for whole in wholes:
-                    whole.error = whole.error or error
-        seen = [each for each in (sighting, *(artifact.sighting for artifact in found)) if each]
-        for each in seen:
-            self._note(each)
-        for whole, end in zip(wholes, sighting.ends, strict=True):
-            for each in seen:
-                if self.rehearsal and each.tree:
-                    self.rehearsal.look_at(
-                        source_name if each is sighting else "", each.tree, whole.target.key
-                    )
-            if whole.there:
-                self._knowledge.take_snapshot(
-                    end.snapshot, key_of(whole.source_digest), key_of(whole.digest)
-                )
-            whole.fan_out = len(mapping.targets) > 1
-            whole.stripped = len(stripped)
-            whole.planned = [f"strip {each}" for each in stripped]
-            then = [] if whole.error else self._hang(whole, found)
-            if sighting.tree is None or whole.there or whole.error:
-                whole.open -= 1
-                self.execution.follow(then)
-                self.execution.conclude(whole)
+        """Let the scheduler have what the targets lack of an image and its artifacts."""
+        artifacts = [artifact.lookup for artifact in found.copied if artifact.lookup is not None]
+        for part in (lookup, *artifacts):
+            self._note_tree(part)
+
+        for copy, tag in zip(copies, lookup.targets, strict=True):
+            if self.rehearsal is not None:
+                self._rehearse(self.rehearsal, copy, lookup, artifacts)
+            if copy.there:
+                keys = (key_of(copy.source_digest), key_of(copy.digest))
+                self._knowledge.take_snapshot(tag.snapshot_name, *keys)
+            copy.fan_out = len(mapping.targets) > 1
+            copy.stripped = len(found.stripped)
+            copy.planned = [f"strip {artifact}" for artifact in found.stripped]
+
+            dependents = list[Image]()
+            if copy.error is None:
+                dependents = self._missing_artifacts(copy, found.copied)
+            if lookup.tree is None or copy.there or copy.error is not None:
+                copy.open -= 1  # the image itself
+                self.execution.follow(dependents)
+                self.execution.conclude(copy)
             else:
-                self.execution.add(Image(whole, sighting.tree, reference, end.snapshot, then))
+                image = Image(copy, lookup.tree, copy.reference, tag.snapshot_name, dependents)
+                self.execution.add(image)
         self.execution.advance()
 
-    def _note(self, sighting: Sighting) -> None:
+    def _note_tree(self, lookup: TagLookup) -> None:
         """Count what a tree names; where source and target share a host, the source is the first to
         mount from.
         """
-        if sighting.tree is None:
+        tree = lookup.tree
+        if tree is None:
             return
-        shared = any(each.target.host.key == sighting.source.host.key for each in sighting.ends)
-        for manifest in (sighting.tree.root, *sighting.tree.children):
+        source = lookup.source
+        is_shared = any(tag.target.host.key == source.host.key for tag in lookup.targets)
+        for manifest in (tree.root, *tree.children):
             self.execution.references.update(blob.digest for blob in manifest.blobs)
-            if shared and manifest.digest in sighting.at_source:
-                self.execution.commit(sighting.source.key, manifest)
+            if is_shared and manifest.digest in lookup.at_source:
+                self.execution.commit(source.key, manifest)
 
-    def _hang(self, whole: Delivery, found: list[Artifact]) -> list[Image]:
-        """Note what hangs on an image; return what its target lacks of it, behind that what hangs
-        on it in turn.
+    def _rehearse(
+        self,
+        rehearsal: Rehearsal,
+        copy: Delivery,
+        lookup: TagLookup,
+        artifacts: Sequence[TagLookup],
+    ) -> None:
+        """Show a rehearsal what a copy consists of; only the image itself has a name there."""
+        if lookup.tree is not None:
+            rehearsal.look_at(copy.source_name, lookup.tree, copy.target.key)
+        for artifact in artifacts:
+            if artifact.tree is not None:
+                rehearsal.look_at("", artifact.tree, copy.target.key)
+
+    def _missing_artifacts(self, copy: Delivery, artifacts: Sequence[Artifact]) -> list[Image]:
+        """Note the artifacts of a copy; return what its target lacks of them.
+
+        An artifact of an artifact follows the one that it refers to, and is not returned.
         """
-        under = dict[str, Image]()
-        first = list[Image]()
-        missed = set[str]()
-        for each in found:
-            sighting = each.sighting
-            if each.entry is not None:
-                whole.listing.setdefault(each.subject, []).append(each.entry)
-            end = (
-                next((one for one in sighting.ends if one.target is whole.target), None)
-                if sighting
-                else None
-            )
-            if each.subject in missed or (end is not None and end.error is not None):
-                whole.error = whole.error or (end.error if end else None)
-                whole.failed = whole.failed + 1
-                missed.add(each.reference)  # nor is anything put that hangs on it
-            elif (
-                end is None
-                or sighting is None
-                or sighting.tree is None
-                or end.held == sighting.digest
-            ):
-                whole.skipped += 1
-                self.execution.delivered.setdefault((whole.target.key, each.reference), False)
+        missing = list[Image]()
+        image_of_digest = dict[str, Image]()
+        failed = set[str]()
+
+        for artifact in artifacts:
+            if artifact.entry is not None:
+                copy.listing.setdefault(artifact.subject, []).append(artifact.entry)
+
+            lookup = artifact.lookup
+            tag = lookup.at(copy.target) if lookup is not None else None
+            error = tag.error if tag is not None else None
+            if error is not None or artifact.subject in failed:
+                copy.error = copy.error or error
+                copy.failed += 1
+                failed.add(artifact.reference)  # nor is anything put that refers to it
+                continue
+            if lookup is None or lookup.tree is None or tag is None or tag.digest == lookup.digest:
+                copy.skipped += 1
+                self.execution.delivered.setdefault((copy.target.key, artifact.reference), False)
+                continue
+
+            # What an entry of a list names is put by digest, which has no snapshot.
+            snapshot_name = tag.snapshot_name if artifact.entry is None else b""
+            image = Image(copy, lookup.tree, artifact.reference, snapshot_name, [], str(artifact))
+            copy.open += 1
+            if artifact.subject in image_of_digest:
+                image_of_digest[artifact.subject].then.append(image)
             else:
-                snapshot = b"" if each.entry else end.snapshot
-                image = Image(whole, sighting.tree, each.reference, snapshot, [], str(each))
-                (under[each.subject].then if each.subject in under else first).append(image)
-                whole.open += 1
-                for digest in (
-                    sighting.source_digest,
-                    *(child.digest for child in sighting.tree.children),
-                ):
-                    under.setdefault(digest, image)
-        # Not complete any more, should this run be ended.
-        if first and whole.known[2]:
-            self._knowledge.looked(whole.record, 0, bytes(8))
-        return first
+                missing.append(image)
+            for digest in (lookup.source_digest, *(child.digest for child in lookup.tree.children)):
+                image_of_digest.setdefault(digest, image)
 
-    def _end(self, source: str, target: str, status: str, **details: Any) -> None:
-        self.execution.done += 1
-        if error := details.get("error"):
-            error.shed()
-        self._report.outcomes.append(
-            Outcome(source=source, target=target, status=status, **details)
-        )
-        self._emit(self._report.outcomes[-1])
+        known = last_check(copy)
+        if missing and known.is_complete:
+            # Not any more, should this run be ended before they are there.
+            self._knowledge.looked(copy.record, known.flags & COPIED, bytes(8))
+        return missing
 
-    def _fail(self, wanted: Wanted, error: SyncError) -> None:
-        name = self._source(wanted.mapping).reference(wanted.tag)
+    # Outcomes.
+
+    def _end_copy(self, copy: Delivery) -> None:
+        """Remember the look at a copy's artifacts, and report how it ended."""
+        if copy.record and (copy.error is None or last_check(copy).is_complete):
+            self._knowledge.looked(copy.record, flags_after(copy), copy.listed)
+        duration = anyio.current_time() - copy.began
+        self._end(outcome_of(copy, duration, is_rehearsal=self.rehearsal is not None))
+
+    def _fail(self, wanted: WantedTag, error: SyncError) -> None:
+        """Report a tag that is not even looked up."""
+        source_name = self._source(wanted.mapping).reference(wanted.tag)
         for target in self._targets(wanted):
             self.execution.known += 1
-            self._end(name, target.reference(wanted.tag), "failed", error=error)
+            target_name = target.reference(wanted.tag)
+            self._end(Outcome(source_name, target_name, "failed", error=error))
 
-    def _end_whole(self, whole: Delivery) -> None:
-        bits = whole.bits | HAS * bool(whole.brought or whole.skipped) | COMPLETE
-        if whole.record and (whole.error is None or whole.known[2]):
-            self._knowledge.looked(whole.record, bits if whole.error is None else 0, whole.listed)
-        synced = "synced" if self.rehearsal is None else "would_sync"
-        failed = whole.error is not None
-        unchanged = (whole.there or whole.stands is not None) and not whole.brought
-        reason = "unchanged" if whole.stands is None else "tag_immutable_exists"
-        self._end(
-            whole.source_name,
-            whole.target.reference(whole.reference),
-            "failed" if failed else "skipped" if unchanged else synced,
-            reason=reason if unchanged and not failed else None,
-            digest=None if failed else whole.stands or whole.digest,
-            source_digest=whole.source_digest,
-            error=whole.error,
-            bytes=sum(blob.size for blob in whole.transferred),
-            duration=anyio.current_time() - whole.began,
-            transferred=tuple(blob.digest for blob in whole.transferred),
-            mounted=whole.mounted,
-            skipped=whole.present,
-            planned=tuple(whole.planned),
-            artifacts={
-                "synced": len(whole.brought),
-                "skipped": whole.skipped,
-                "failed": whole.failed,
-                "stripped": whole.stripped,
-            },
+    def _end(self, outcome: Outcome) -> None:
+        self.execution.done += 1
+        if outcome.error is not None:
+            outcome.error.shed()
+        self._report.outcomes.append(outcome)
+        self._emit(outcome)
+
+
+def _copies_of(lookup: TagLookup, source_name: str, reference: str, began: float) -> list[Delivery]:
+    """Return one copy for each target of a look-up, in their order."""
+    return [
+        Delivery(
+            lookup.source,
+            tag.target,
+            source_name,
+            reference,
+            lookup.digest,
+            lookup.source_digest,
+            began,
+            there=tag.digest == lookup.digest,
+            error=tag.error,
         )
+        for tag in lookup.targets
+    ]
+
+
+def outcome_of(copy: Delivery, duration: float, *, is_rehearsal: bool = False) -> Outcome:
+    """Return how a copy ended that took `duration` seconds."""
+    outcome = Outcome(
+        copy.source_name,
+        copy.target.reference(copy.reference),
+        "failed",
+        source_digest=copy.source_digest,
+        error=copy.error,
+        bytes=sum(blob.size for blob in copy.transferred),
+        duration=duration,
+        transferred=tuple(blob.digest for blob in copy.transferred),
+        mounted=copy.mounted,
+        skipped=copy.present,
+        planned=tuple(copy.planned),
+        artifacts={
+            "synced": len(copy.brought),
+            "skipped": copy.skipped,
+            "failed": copy.failed,
+            "stripped": copy.stripped,
+        },
+    )
+    if copy.error is not None:
+        return outcome
+
+    outcome = outcome._replace(digest=copy.stands or copy.digest)
+    if copy.stands is not None and not copy.brought:
+        return outcome._replace(status="skipped", reason=_TAG_IMMUTABLE_EXISTS)
+    if copy.there and not copy.brought:
+        return outcome._replace(status="skipped", reason=_UNCHANGED)
+    return outcome._replace(status="would_sync" if is_rehearsal else "synced")

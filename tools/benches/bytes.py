@@ -470,12 +470,7 @@ class World(NamedTuple):
 
     def measure(self, phase: str, before: Images, now: Images, *, stateful: bool) -> Measured:
         """Run once and hold it against the least."""
-        bound = least(
-            SCENES[self.name],
-            before,
-            now,
-            stateful=stateful,
-        )
+        bound = least(SCENES[self.name], before, now, stateful=stateful)
         asked, spent = run_once(self.config, self.registries)
         return Measured(self.name, self.kind, phase, asked, bound, spent)
 

@@ -1,0 +1,75 @@
+"""How a copy that has ended is reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from _regsync.errors import ContentError
+from _regsync.oci.manifest import Descriptor
+from _regsync.sync.image import Delivery
+from _regsync.sync.run import outcome_of
+
+SOURCE, PUSHED, OTHER = (f"sha256:{letter * 64}" for letter in "abc")
+ERROR = ContentError("wrong digest")
+
+
+class Target:
+    """As far as an outcome needs one."""
+
+    def reference(self, reference: str) -> str:
+        return f"t.example/app:{reference}"
+
+
+def ended(**fields: Any) -> Delivery:
+    """Return a copy that has ended, after it transferred one blob."""
+    names: Any = Target()
+    made = Delivery(names, names, "s.example/app:1", "1", PUSHED, SOURCE, 0.0, False, None)
+    made.transferred = [Descriptor("", OTHER, 7)]
+    for name, value in fields.items():
+        assert hasattr(made, name)
+        setattr(made, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "reason", "digest"),
+    [
+        ({}, "synced", None, PUSHED),
+        ({"brought": {"x"}}, "synced", None, PUSHED),
+        ({"there": True}, "skipped", "unchanged", PUSHED),
+        # An artifact was copied: what moves is told.
+        ({"there": True, "brought": {"x"}}, "synced", None, PUSHED),
+        ({"stands": OTHER}, "skipped", "tag_immutable_exists", OTHER),
+        ({"stands": OTHER, "brought": {"x"}}, "synced", None, OTHER),
+        ({"stands": OTHER, "there": True}, "skipped", "tag_immutable_exists", OTHER),
+        ({"error": ERROR}, "failed", None, None),
+        ({"error": ERROR, "there": True, "brought": {"x"}}, "failed", None, None),
+        ({"error": ERROR, "stands": OTHER}, "failed", None, None),
+    ],
+)
+def test_each_end_of_a_copy_is_one_outcome(
+    fields: dict[str, Any], status: str, reason: str | None, digest: str | None
+) -> None:
+    outcome = outcome_of(ended(**fields), 3.0)
+    assert (outcome.status, outcome.reason, outcome.digest) == (status, reason, digest)
+    assert outcome.error is fields.get("error")
+    assert outcome.source_digest == SOURCE
+    assert (outcome.source, outcome.target) == ("s.example/app:1", "t.example/app:1")
+
+
+def test_a_rehearsal_says_what_would_be_copied() -> None:
+    assert outcome_of(ended(), 0.0, is_rehearsal=True).status == "would_sync"
+    assert outcome_of(ended(there=True), 0.0, is_rehearsal=True).status == "skipped"
+    assert outcome_of(ended(error=ERROR), 0.0, is_rehearsal=True).status == "failed"
+
+
+def test_an_outcome_has_what_was_counted_also_when_it_failed() -> None:
+    counts = {"mounted": 2, "present": 3, "skipped": 4, "failed": 5, "stripped": 6}
+    for error in (None, ERROR):
+        copy = ended(**counts, brought={"x", "y"}, planned=["strip z"], error=error)
+        outcome = outcome_of(copy, 1.5)
+        assert (outcome.bytes, outcome.duration, outcome.transferred) == (7, 1.5, (OTHER,))
+        assert (outcome.mounted, outcome.skipped, outcome.planned) == (2, 3, ("strip z",))
+        assert outcome.artifacts == {"synced": 2, "skipped": 4, "failed": 5, "stripped": 6}
