@@ -82,7 +82,7 @@ def test_an_index_of_too_much_is_refused_before_its_children_are_fetched(
 def test_an_image_of_too_many_blobs_is_refused(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync_image, "_MOST_BLOBS", 3)
+    monkeypatch.setattr(sync_image, "_MAX_BLOBS", 3)
     Seed(1).image(sizes=(10, 11, 12)).load_into(source.app, "app", tag="v1")
     assert "more than 3 blobs" in only(copy(source, target).failed)
     assert not target.journal.count("POST")
@@ -173,7 +173,7 @@ def test_discovery_rests_while_heavy_manifests_wait(
 ) -> None:
     from _regsync.sync import schedule
 
-    monkeypatch.setattr(schedule, "_HEAVIEST_PENDING", 1)
+    monkeypatch.setattr(schedule, "_MAX_PENDING_BYTES", 1)
     names = [f"v{number}" for number in range(40)]
     for name in names:
         Seed(len(name)).image(sizes=(50,)).load_into(source.app, "app", tag=name)

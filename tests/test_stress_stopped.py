@@ -110,9 +110,9 @@ def check_let_go(run: Noted) -> None:
         return
     assert not execution.images
     assert not execution.pending
-    assert not execution._ready
-    assert execution._slots == 0
-    assert (claims._places, claims._leads, claims._trials) == ({}, {}, {})
+    assert not execution._queue
+    assert execution._slots_in_use == 0
+    assert (claims._claims, claims._leaders, claims._first_mounts) == ({}, {}, {})
     assert not +staging._asked
     assert not run._asking
     assert not +run._workers
