@@ -171,9 +171,9 @@ def test_urls_in_an_error_are_found_in_linear_time() -> None:
 def test_discovery_rests_while_heavy_manifests_wait(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from _regsync.sync import schedule
+    from _regsync.sync import election
 
-    monkeypatch.setattr(schedule, "_MAX_PENDING_BYTES", 1)
+    monkeypatch.setattr(election, "_MAX_PENDING_BYTES", 1)
     names = [f"v{number}" for number in range(40)]
     for name in names:
         Seed(len(name)).image(sizes=(50,)).load_into(source.app, "app", tag=name)

@@ -33,7 +33,7 @@ config:    fields model yaml lint reader
 state:     database knowledge
 auth:      challenge credentials cloud tokens aws google azure
 registry:  throttle admission transport repository upload
-sync:      report mappings claims image discovery referrers staging relay transfer dry_run schedule run
+sync:      report mappings claims image election discovery referrers staging relay transfer dry_run schedule run
 app:       version health console commands watch cli
 """
 ORDER = [
@@ -52,7 +52,7 @@ PURE = {
     *("text", "errors", "addresses", "providers", "semver", "tags"),
     *(name for name in ORDER if name.startswith(("oci.", "config.", "state.knowledge"))),
     *("net.proxy", "registry.throttle"),
-    *("sync.report", "sync.mappings", "sync.image", "sync.claims"),
+    *("sync.report", "sync.mappings", "sync.image", "sync.claims", "sync.election"),
 }
 EDGES = {"files", "state.database", "sync.staging", "app.health"} | {
     name for name in ORDER if name.startswith(("net.", "auth.", "registry.")) and name not in PURE

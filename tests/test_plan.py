@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from _regsync.config.model import ArtifactRule, MappingRule, Registry
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor, Manifest, Platform
-from _regsync.sync.claims import Election
+from _regsync.sync.election import Election
 from _regsync.sync.image import Tree, grow, order_blobs
 from _regsync.sync.mappings import assign, grouped
 from _regsync.tags import TagRule

@@ -392,7 +392,7 @@ print(took, sum(1 for table in "BMES" for _ in archive.rows(table)), asking)
 
 def election() -> Iterator[Figure]:
     """2,000 images of 40 blobs, elected one by one."""
-    from _regsync.sync.claims import Election
+    from _regsync.sync.election import Election
 
     elected = Election()
     began = time.process_time()

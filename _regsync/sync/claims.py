@@ -1,4 +1,4 @@
-"""Who copies what: the election of the next image, and the claims that promoted images hold.
+"""Who copies what: the claims that promoted images hold on blobs and manifests.
 
 Owns: which image copies which blob and puts which child manifest, and who waits for whom.
 May not know: tasks, slots, how anything is copied, any clock but for how long somebody has waited.
@@ -11,65 +11,12 @@ rules 9 and 10.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import NamedTuple
 
 from _regsync.oci.manifest import Descriptor
 from _regsync.state.knowledge import Knowledge, RepositoryKey
-
-
-class Election:
-    """Which pending image is promoted next: the greedy set cover of docs/specification.md section
-    1.1, in near-linear time.
-
-    The image with the highest gain goes next, then the one with the lowest number. Its gain is the
-    count of its blobs that other pending images of that host want too and that nobody copies yet.
-    """
-
-    def __init__(self) -> None:
-        # What each pending image would copy, and what it would gain.
-        self._blobs = dict[int, list[tuple[str, str]]]()
-        self._gains = dict[int, int]()
-        # The pending images that want a blob, in the order in which they came.
-        self._wanted_by = dict[tuple[str, str], list[int]]()
-        # (-gain, number). An entry whose gain is not the image's present one is out of date.
-        self._heap = list[tuple[int, int]]()
-
-    def add(self, number: int, blobs: Iterable[tuple[str, str]]) -> None:
-        """Let an image stand for election; `blobs` are the (host, digest) that nobody copies yet."""
-        self._blobs[number] = list(blobs)
-        self._gains[number] = 0
-        for blob in self._blobs[number]:
-            images = self._wanted_by.setdefault(blob, [])
-            images.append(number)
-            if len(images) == 2:
-                # The second image makes the blob a shared one for the first image too.
-                self._change_gain(images[0], +1)
-            if len(images) >= 2:
-                self._change_gain(number, +1)
-        self._change_gain(number, 0)
-
-    def take(self) -> int:
-        """Return the number of the elected image; its blobs count for no other image any more."""
-        number = self._pop_highest()
-        for blob in self._blobs.pop(number):
-            for other in self._wanted_by.pop(blob, ()):
-                if other in self._gains:
-                    self._change_gain(other, -1)
-        return number
-
-    def _pop_highest(self) -> int:
-        while True:
-            negative_gain, number = heapq.heappop(self._heap)
-            if self._gains.get(number) == -negative_gain:
-                del self._gains[number]
-                return number
-
-    def _change_gain(self, number: int, change: int) -> None:
-        self._gains[number] += change
-        heapq.heappush(self._heap, (-self._gains[number], number))
 
 
 class ClaimKey(NamedTuple):

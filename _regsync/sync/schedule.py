@@ -1,8 +1,8 @@
 """Copy what discovery found: one coroutine for each promoted image, from its claims to its end.
 
-Owns: which image is next, the image slots, the healing of a state that was wrong.
-May not know: tags, mappings, how anything is asked or moved; who copies which blob is decided by
-`claims.Claims`.
+Owns: the promotions, the image slots, the healing of a state that was wrong.
+May not know: tags, mappings, how anything is asked or moved, which image is next (`election`), who
+copies which blob (`claims`).
 Invariants: I1 and I2 (a manifest is put when all that it names is there), I5 "Healing", I8 (an
 image that waits for others holds no slot), I9, I10; images are promoted one after another, and an
 image waits only for images promoted before it.
@@ -17,7 +17,6 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from itertools import count
 
 import anyio
 
@@ -27,15 +26,12 @@ from _regsync.registry.repository import is_immutable, may_be_stale
 from _regsync.registry.transport import Transport
 from _regsync.state.database import key_of
 from _regsync.state.knowledge import Knowledge, RepositoryKey
-from _regsync.sync.claims import Claims, Election, Step, Work
+from _regsync.sync.claims import Claims, Step, Work
 from _regsync.sync.discovery import Discovery
+from _regsync.sync.election import Pending
 from _regsync.sync.image import Delivery, Image, NotAtHand, order_blobs
 from _regsync.sync.staging import SMALL_BLOB
 from _regsync.sync.transfer import Keep, Mover
-
-# Images that wait for their promotion, and bytes of their manifests, at which discovery rests.
-_MAX_PENDING = 512
-_MAX_PENDING_BYTES = 64 * 1024 * 1024
 
 # Images with a coroutine (docs/design.md section 9).
 _MAX_PROMOTED = 512
@@ -140,13 +136,8 @@ class Execution:
         self._ended = ended
         self._keep_list = keep_list
 
-        # Images that wait for their promotion: artifacts whose subject is there go first, the
-        # others are elected.
-        self._artifacts = deque[Image]()
-        self._candidates = dict[int, Image]()
-        self._candidate_bytes = 0
-        self._election = Election()
-        self._numbers = count()
+        # Images that wait for their promotion, and what discovery waits for while they are many.
+        self.pending = Pending()
         self._room = anyio.Event()
 
         # Promoted images, oldest first; those that want a slot, by their order.
@@ -177,11 +168,6 @@ class Execution:
     # What a run asks.
 
     @property
-    def pending(self) -> list[Image]:
-        """Return the images that wait for their promotion."""
-        return [*self._artifacts, *self._candidates.values()]
-
-    @property
     def images(self) -> dict[Work, Image]:
         """Return the images that were promoted and have not ended, oldest first."""
         return {work: promoted.image for work, promoted in self._promoted.items()}
@@ -196,21 +182,13 @@ class Execution:
 
     async def wait_for_room(self) -> None:
         """Let discovery rest while too much waits for its promotion."""
-        while self._is_full() and not self.draining:
+        while self.pending.is_full() and not self.draining:
             if self._room.is_set():
                 self._room = anyio.Event()
             await self._room.wait()
 
-    def _is_full(self) -> bool:
-        return len(self._candidates) >= _MAX_PENDING or self._candidate_bytes > _MAX_PENDING_BYTES
-
     def add(self, image: Image) -> None:
-        """Let an image stand for election; `advance` follows. It keeps the number that it has."""
-        if image.number < 0:
-            image.number = next(self._numbers)
-        self._candidates[image.number] = image
-        self._candidate_bytes += image.tree.size
-
+        """Let an image stand for election; `advance` follows."""
         host = image.target.host.key
         self._hosts.add(host)
         digests = {
@@ -218,12 +196,14 @@ class Execution:
             for manifest in (image.tree.root, *image.tree.children)
             for blob in manifest.blobs
         }
-        blobs = [(host, digest) for digest in digests if not self._claims.is_covered(host, digest)]
-        self._election.add(image.number, blobs)
+        uncovered = [
+            (host, digest) for digest in digests if not self._claims.is_covered(host, digest)
+        ]
+        self.pending.add(image, uncovered)
 
     def follow(self, images: Sequence[Image]) -> None:
         """Let artifacts be promoted whose subject is at the target now; `advance` follows."""
-        self._artifacts.extend(images)
+        self.pending.add_artifacts(images)
 
     def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
         """Note that a manifest is in a repository, and all that it names."""
@@ -244,7 +224,7 @@ class Execution:
         self._room.set()
         self.advance()
 
-    # Which image goes next.
+    # When images begin and go on.
 
     def advance(self) -> None:
         """Give free slots to the oldest images that want one; then promote further images."""
@@ -253,7 +233,7 @@ class Execution:
                 _, promoted = heapq.heappop(self._queue)
                 self._give_slot(promoted)
             elif self._may_promote():
-                self._promote(self._next_image())
+                self._promote_next()
             else:
                 break
 
@@ -280,16 +260,13 @@ class Execution:
     def _may_promote(self) -> bool:
         if self.draining or len(self._promoted) >= _MAX_PROMOTED:
             return False
-        return bool(self._artifacts or self._candidates)
+        return len(self.pending) > 0
 
-    def _next_image(self) -> Image:
-        if self._artifacts:
-            return self._artifacts.popleft()
-        image = self._candidates.pop(self._election.take())
-        self._candidate_bytes -= image.tree.size
-        if not self._is_full():
+    def _promote_next(self) -> None:
+        image = self.pending.take()
+        if not self.pending.is_full():
             self._room.set()
-        return image
+        self._promote(image)
 
     def _promote(self, image: Image) -> None:
         """Claim what an image lacks, in one step, so that the order of claims is that of promotions
