@@ -9,11 +9,14 @@ Follows: docs/specification.md section 1.1 "Blob order"; docs/design.md section 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from _regsync.errors import ContentError, RegsyncError
 from _regsync.oci.manifest import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
+
+# How a blob came to its place.
+BlobResult = Literal["uploaded", "mounted", "there"]
 
 # Blobs of one image. Real images name hundreds, a hostile index could name hundreds of thousands.
 _MAX_BLOBS = 10_000
@@ -183,6 +186,38 @@ class Delivery:
         # What a dry run says of them.
         self.planned = list[str]()
 
+    def record_blob(self, blob: Descriptor, result: BlobResult) -> None:
+        """Note how a blob came to the target."""
+        if result == "uploaded":
+            self.transferred.append(blob)
+        elif result == "mounted":
+            self.mounted += 1
+        else:
+            self.present += 1
+
+    def record_success(self, image: Image, *, copied: bool) -> None:
+        """Note that an image is at the target; `copied` is False for an artifact that another copy
+        has brought there.
+        """
+        self.open -= 1
+        self.present += image.blobs_present
+        if not image.artifact:
+            return
+        if copied:
+            self.brought.add(image.reference)
+            self.planned.append(f"carry {image.artifact}")
+        else:
+            self.skipped += 1
+
+    def record_failure(self, image: Image) -> None:
+        """Note that an image is not at the target, so that its artifacts will not be either."""
+        lost = list(image.with_dependents())
+        self.open -= len(lost)
+        self.present += image.blobs_present
+        if not image.is_kept_by_immutable_tag:
+            self.error = self.error or image.error
+            self.failed += sum(1 for each in lost if each.artifact)
+
 
 class Image:
     """One image, or one artifact, to be copied to a repository under one reference.
@@ -197,6 +232,8 @@ class Image:
     has_been_healed = False
     # The tag may not be moved, which is no failure.
     is_kept_by_immutable_tag = False
+    # Blobs that this image did not have to copy, because they were there or others copied them.
+    blobs_present = 0
     error: RegsyncError | None = None
 
     def __init__(

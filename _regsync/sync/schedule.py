@@ -283,7 +283,7 @@ class Execution:
         except SyncError as error:
             source = image.source.reference(image.reference)
             image.error = error.located(Side.SOURCE, "read", source)
-            self._close(image)
+            self._end_failed(image)
             return
 
         work = Work(
@@ -340,9 +340,12 @@ class Execution:
         del self._promoted[work]
         self._slots_in_use -= 1
 
-        if is_committed or image.error is not None:
-            image.delivery.present += work.skipped
-            self._close(image)
+        image.blobs_present = work.skipped
+        if is_committed:
+            self._end_copied(image)
+            self.follow(image.then)
+        elif image.error is not None:
+            self._end_failed(image)
         else:
             self._start_again(image)
         self.advance()
@@ -355,9 +358,10 @@ class Execution:
         blob = step.blob
         step = self._with_mount_source(step)
         keep = self._where_to_keep(image, blob)
-        reads_source = self._reads_source(step, keep)
-        if reads_source:
-            self.expected += blob.size
+        bytes_to_read = self._bytes_to_read(step, keep)
+        self.expected += bytes_to_read
+        if keep == "disk":
+            self._staged.add(blob.digest)
 
         result = None
         try:
@@ -368,14 +372,9 @@ class Execution:
             if result is None:  # dropped by a run that ends: the image stays undone
                 self._end_step(promoted)
                 return
-            if result == "uploaded":
-                image.delivery.transferred.append(blob)
-            elif reads_source:
-                self.expected -= blob.size
-            if result == "mounted":
-                image.delivery.mounted += 1
-            elif result == "there":
-                image.delivery.present += 1
+            image.delivery.record_blob(blob, result)
+            if result != "uploaded":
+                self.expected -= bytes_to_read
             self._hand_out((), self._claims.arrived(step.work, blob.digest))
 
         if step.mount_from is not None:
@@ -410,14 +409,12 @@ class Execution:
         is_shared = self.references[blob.digest] > 1 and (never_mounts or len(self._hosts) > 1)
         return "memory" if is_shared and blob.size <= SMALL_BLOB else None
 
-    def _reads_source(self, step: Step, keep: Keep) -> bool:
-        """Say whether a step will read the source: a mount does not, and one read serves all
-        targets.
-        """
+    def _bytes_to_read(self, step: Step, keep: Keep) -> int:
+        """Return how much a step will read from the source, as far as one can say now."""
+        if step.mount_from is not None:
+            return 0
         is_staged = keep == "disk" and step.blob.digest in self._staged
-        if keep == "disk":
-            self._staged.add(step.blob.digest)
-        return step.mount_from is None and not is_staged
+        return 0 if is_staged else step.blob.size
 
     # How its manifests are put.
 
@@ -531,40 +528,23 @@ class Execution:
             image.tree = await self._discovery.completed(image.source, image.tree)
         except SyncError as error:
             image.error = error
-            self._close(image)
+            self._end_failed(image)
         else:
             self.add(image)
         self.advance()
 
     # How it ends.
 
-    def _close(self, image: Image) -> None:
-        """Note that an image is at its target, or that it will not be: its artifacts follow it, or
-        will not be there either.
-        """
-        delivery = image.delivery
-        if image.error is None:
-            if image.artifact:
-                self._count_artifact(image)
-            delivery.open -= 1
-            self.follow(image.then)
-        else:
-            lost = list(image.with_dependents())
-            delivery.open -= len(lost)
-            if not image.is_kept_by_immutable_tag:
-                delivery.error = delivery.error or image.error
-                delivery.failed += sum(1 for each in lost if each.artifact)
-        self.conclude(delivery)
-
-    def _count_artifact(self, image: Image) -> None:
-        delivery = image.delivery
+    def _end_copied(self, image: Image) -> None:
         place = (image.target.key, image.reference)
-        if place in self.delivered:
-            delivery.skipped += 1
-            return
-        self.delivered[place] = True
-        delivery.brought.add(image.reference)
-        delivery.planned.append(f"carry {image.artifact}")
+        image.delivery.record_success(image, copied=place not in self.delivered)
+        if image.artifact:
+            self.delivered.setdefault(place, True)
+        self.conclude(image.delivery)
+
+    def _end_failed(self, image: Image) -> None:
+        image.delivery.record_failure(image)
+        self.conclude(image.delivery)
 
     def conclude(self, delivery: Delivery) -> None:
         """End a delivery whose images have all ended; a target without the referrers API has to
