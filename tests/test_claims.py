@@ -195,7 +195,7 @@ class World:
             named = tuple(image.work.blobs)
             self._must_hold(where, named, image.work.children)
             self._put(where, image.root, named)
-            self._queue(self.claims.released(image.work))
+            self._queue(self.claims.complete(image.work))
             image.ended = "synced"
             del self.images[image.work]
         self._settle(image)
@@ -211,7 +211,7 @@ class World:
             return
         owned = {key: place.waiters[:] for key, place in image.work.owned.items()}
         image.ended = "failed"
-        steps, ready = self.claims.failed(image.work)
+        steps, ready = self.claims.fail(image.work)
         del self.images[image.work]
         for key, waiters in owned.items():
             living = [each for each in waiters if not each.failed]
@@ -225,7 +225,7 @@ class World:
     # --- what has to hold ----------------------------------------------------------------------
 
     def check(self) -> None:
-        for key, place in self.claims._places.items():
+        for key, place in self.claims._claims.items():
             assert place.owner.owned[key] is place
             assert not place.owner.failed, "nobody waits for a failed image"
             orders = [place.owner.order, *(each.order for each in place.waiters)]
@@ -233,12 +233,12 @@ class World:
                 "rule 9: owners before those who wait, earliest first"
             )
             if place.leader is not None:
-                leader, followers = place.leader
-                assert place in followers
+                leader = place.leader.work
+                assert place in place.leader.followers
                 assert leader.order < place.owner.order, "rule 9: leaders before followers"
                 assert not leader.failed
         for each in self.images.values():
-            waits = sum(each.work in place.waiters for place in self.claims._places.values())
+            waits = sum(each.work in place.waiters for place in self.claims._claims.values())
             owns = sum(not is_manifest for _, _, is_manifest in each.work.owned)
             assert each.work.missing == waits + owns, "what is missing is owned or waited for"
         if not self.startable() and not self.busy():
@@ -259,8 +259,8 @@ class World:
                     self.end_put(image, fails=False)
             self.check()
         assert all(image.ended for image in self.all)
-        assert not self.claims._places
-        assert not self.claims._leads
+        assert not self.claims._claims
+        assert not self.claims._leaders
         if not self.failures:
             for (host, digest), times in self.uploads.items():
                 assert self.mounts[host] != ALWAYS or times == 1, (
@@ -388,7 +388,7 @@ def finish(claims: Claims, done: Work) -> list[Step]:
     for _, digest, _ in list(done.owned):
         claims.arrived(done, digest)
     claims.knowledge.commit(done.where, f"sha256:{'f':0<32}{done.order:032x}", list(done.blobs))
-    return claims.released(done)
+    return claims.complete(done)
 
 
 def shown(steps: list[Step]) -> list[tuple[RepositoryKey, str, str | None]]:
@@ -418,7 +418,7 @@ def test_an_heir_uses_its_own_description_of_the_blob() -> None:
     """One image that lies about a size must not take the others with it."""
     liar, honest = Work(A, {BLOBS[0]: blob(BLOBS[0], 99)}), Work(A, {BLOBS[0]: blob(BLOBS[0], 10)})
     claims, _ = claims_of(liar, honest)
-    steps, ready = claims.failed(liar)
+    steps, ready = claims.fail(liar)
     assert [(step.work, step.blob.size) for step in steps] == [(honest, 10)]
     assert ready == []
 
@@ -436,30 +436,30 @@ def test_one_digest_wanted_as_blob_and_as_child_is_two_places() -> None:
 def test_an_heir_that_fails_too_passes_on_what_it_inherited() -> None:
     first, second, third = (work(A, BLOBS[0]) for _ in range(3))
     claims, _ = claims_of(first, second, third)
-    assert shown(claims.failed(first)[0]) == [(A, BLOBS[0], None)]
-    steps, _ = claims.failed(second)
+    assert shown(claims.fail(first)[0]) == [(A, BLOBS[0], None)]
+    steps, _ = claims.fail(second)
     assert [step.work for step in steps] == [third]
 
 
 def test_a_waiter_that_failed_before_inherits_nothing() -> None:
     first, second, third = (work(A, BLOBS[0]) for _ in range(3))
     claims, _ = claims_of(first, second, third)
-    assert claims.failed(second) == ([], [])
-    steps, _ = claims.failed(first)
+    assert claims.fail(second) == ([], [])
+    steps, _ = claims.fail(first)
     assert [step.work for step in steps] == [third]
 
 
 def test_a_failed_follower_without_waiters_is_forgotten_by_its_leader() -> None:
     leader, follower = work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, follower)
-    assert claims.failed(follower) == ([], [])
+    assert claims.fail(follower) == ([], [])
     assert finish(claims, leader) == []
 
 
 def test_a_failed_followers_waiter_goes_on_following() -> None:
     leader, follower, waiter = work(A, BLOBS[0]), work(B, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, follower, waiter)
-    assert claims.failed(follower) == ([], [])
+    assert claims.fail(follower) == ([], [])
     steps = finish(claims, leader)
     assert [(step.work, step.mount_from) for step in steps] == [(waiter, A[1])]
 
@@ -467,14 +467,14 @@ def test_a_failed_followers_waiter_goes_on_following() -> None:
 def test_a_failed_leaders_earliest_follower_leads_and_the_others_follow_it() -> None:
     leader, second, third = work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
     claims, _ = claims_of(leader, second, third)
-    assert shown(claims.failed(leader)[0]) == [(B, BLOBS[0], None)]
+    assert shown(claims.fail(leader)[0]) == [(B, BLOBS[0], None)]
     assert shown(finish(claims, second)) == [(C, BLOBS[0], B[1])]
 
 
 def test_a_failed_leaders_waiter_in_its_repository_leads_when_it_was_promoted_first() -> None:
     leader, waiter, follower = work(A, BLOBS[0]), work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, waiter, follower)
-    steps, _ = claims.failed(leader)
+    steps, _ = claims.fail(leader)
     assert [step.work for step in steps] == [waiter]
     assert shown(finish(claims, waiter)) == [(B, BLOBS[0], A[1])]
 
@@ -484,7 +484,7 @@ def test_an_image_that_inherits_its_last_missing_child_is_ready() -> None:
     owner, heir = work(A, children=(child,)), work(A, children=(child,))
     claims, _ = claims_of(owner, heir)
     assert not heir.is_ready()
-    assert claims.failed(owner) == ([], [heir])
+    assert claims.fail(owner) == ([], [heir])
     assert heir.own_children == {child}
 
 
@@ -511,7 +511,7 @@ def test_a_blob_is_covered_while_it_is_led_and_once_it_is_committed() -> None:
     claims, _ = claims_of(leader := work(A, BLOBS[0], BLOBS[1]), other := work(B, BLOBS[2]))
     covered = [digest for digest in BLOBS if claims.is_covered(A[0], digest)]
     finish(claims, leader)
-    claims.failed(other)
+    claims.fail(other)
     assert covered == list(BLOBS[:3])
     assert [digest for digest in BLOBS if claims.is_covered(A[0], digest)] == list(BLOBS[:2])
     assert not claims.is_covered(HOSTS[1], BLOBS[0])
@@ -618,7 +618,7 @@ def test_an_image_that_fails_with_the_first_mount_hands_it_on() -> None:
     lead, one, two = work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
     claims, _ = claims_of(lead, one, two)
     assert shown(finish(claims, lead)) == [(B, BLOBS[0], A[1])]
-    steps, _ = claims.failed(one)
+    steps, _ = claims.fail(one)
     assert shown(steps) == [(C, BLOBS[0], A[1])]
 
 
@@ -629,10 +629,10 @@ def test_a_follower_uploads_when_its_leader_takes_too_long() -> None:
     claims.promote(lead)
     assert claims.promote(follower) == []
     clock[0] = 699.0
-    assert claims.overdue(600.0) == []
+    assert claims.stop_waiting_after(600.0) == []
     clock[0] = 700.0
-    assert shown(claims.overdue(600.0)) == [(B, BLOBS[0], None)]
-    assert claims.overdue(600.0) == []
+    assert shown(claims.stop_waiting_after(600.0)) == [(B, BLOBS[0], None)]
+    assert claims.stop_waiting_after(600.0) == []
     assert shown(finish(claims, lead)) == []
 
 
@@ -640,7 +640,7 @@ def test_an_image_that_fails_with_the_first_mount_leaves_nothing_behind() -> Non
     lead, one, two = work(A, *BLOBS[:3]), work(B, *BLOBS[:3]), work(B, BLOBS[1])
     claims, _ = claims_of(lead, one, two)
     assert shown(finish(claims, lead)) == [(B, BLOBS[0], A[1])]
-    steps, _ = claims.failed(one)
+    steps, _ = claims.fail(one)
     assert [(step.work, step.blob.digest, step.mount_from) for step in steps] == [
         (two, BLOBS[1], A[1])
     ]

@@ -82,7 +82,7 @@ def test_an_index_of_too_much_is_refused_before_its_children_are_fetched(
 def test_an_image_of_too_many_blobs_is_refused(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync_image, "_MOST_BLOBS", 3)
+    monkeypatch.setattr(sync_image, "_MAX_BLOBS", 3)
     Seed(1).image(sizes=(10, 11, 12)).load_into(source.app, "app", tag="v1")
     assert "more than 3 blobs" in only(copy(source, target).failed)
     assert not target.journal.count("POST")
@@ -234,9 +234,9 @@ def test_urls_in_an_error_are_found_in_linear_time() -> None:
 def test_discovery_rests_while_heavy_manifests_wait(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from _regsync.sync import schedule
+    from _regsync.sync import election
 
-    monkeypatch.setattr(schedule, "_HEAVIEST_PENDING", 1)
+    monkeypatch.setattr(election, "_MAX_PENDING_BYTES", 1)
     names = [f"v{number}" for number in range(40)]
     for name in names:
         Seed(len(name)).image(sizes=(50,)).load_into(source.app, "app", tag=name)

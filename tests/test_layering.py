@@ -33,7 +33,7 @@ config:    fields model yaml lint reader
 state:     database knowledge
 auth:      challenge credentials cloud tokens sigv4 aws google azure
 registry:  throttle admission redirects dialer host transport repository upload
-sync:      report mappings artifact_checks claims image discovery referrer_lists referrers
+sync:      report mappings artifact_checks claims image election discovery referrer_lists referrers
 sync:      staging relay transfer dry_run schedule run
 app:       version health console progress commands access watch cli
 """
@@ -53,7 +53,14 @@ PURE = {
     *("text", "errors", "addresses", "providers", "semver", "tags"),
     *(name for name in ORDER if name.startswith(("oci.", "config.", "state.knowledge"))),
     *("net.proxy", "registry.throttle", "registry.redirects"),
-    *("sync.report", "sync.mappings", "sync.artifact_checks", "sync.image", "sync.claims"),
+    *(
+        "sync.report",
+        "sync.mappings",
+        "sync.artifact_checks",
+        "sync.image",
+        "sync.claims",
+        "sync.election",
+    ),
 }
 EDGES = {"files", "state.database", "sync.staging", "app.health"} | {
     name for name in ORDER if name.startswith(("net.", "auth.", "registry.")) and name not in PURE

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from _regsync.config.model import ArtifactRule, MappingRule, Registry
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor, Manifest, Platform
-from _regsync.sync.claims import Election
+from _regsync.sync.election import Election
 from _regsync.sync.image import Tree, grow, order_blobs
 from _regsync.sync.mappings import assign, grouped
 from _regsync.tags import TagRule
@@ -43,7 +43,7 @@ def nothing(_: str) -> bool:
 def lacks(
     grown: Tree, is_committed: Callable[[str], bool] = nothing
 ) -> tuple[list[str], list[str]]:
-    blobs, children = grown.needs(is_committed)
+    blobs, children = grown.missing_at(is_committed)
     return [each.digest for each in blobs], [each.digest for each in children]
 
 
@@ -138,7 +138,7 @@ def test_a_child_that_is_neither_committed_nor_at_hand_is_an_error() -> None:
     grown = tree(index("root", one, two), one)
     assert lacks(grown, {"two"}.__contains__) == ([], ["one"])
     with pytest.raises(ContentError, match="two"):
-        grown.needs(nothing)
+        grown.missing_at(nothing)
 
 
 def test_one_digest_with_two_sizes_is_refused_unless_it_is_not_needed() -> None:
@@ -146,7 +146,7 @@ def test_one_digest_with_two_sizes_is_refused_unless_it_is_not_needed() -> None:
     two = Manifest("image", "two", b"", layers=(blob("a", 2),))
     grown = tree(index("root", one, two), one, two)
     with pytest.raises(ContentError, match="a is named with 1 and with 2 bytes"):
-        grown.needs(nothing)
+        grown.missing_at(nothing)
     assert lacks(grown, {"two"}.__contains__) == (["a"], ["one"])
 
 

@@ -96,7 +96,6 @@ def check_idle(transport: Transport) -> None:
         assert (limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0})
         assert not any(meter.inside for meter in limit.meters.values())
     assert not any(transport.gate._queues.values())
-    assert not transport.streams
     assert not any(host.first_contact.locked() for host in transport._hosts.values())
     assert not any(host.authenticator._pending for host in transport._hosts.values())
 
@@ -112,9 +111,9 @@ def check_let_go(run: Noted) -> None:
         return
     assert not execution.images
     assert not execution.pending
-    assert not execution._ready
-    assert execution._slots == 0
-    assert (claims._places, claims._leads, claims._trials) == ({}, {}, {})
+    assert not execution._queue
+    assert execution._slots_in_use == 0
+    assert (claims._claims, claims._leaders, claims._first_mounts) == ({}, {}, {})
     assert not +staging._asked
     assert not run._asking
     assert not +run._workers

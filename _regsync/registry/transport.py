@@ -179,9 +179,6 @@ class Transport:
         self.moved = -math.inf
         self.bytes = 0
 
-        # The blobs under way: who drops one cancels its scope.
-        self.streams: dict[anyio.CancelScope, Lease] = {}
-
         # By credential and way of connecting; and by origin, whoever came first.
         self._hosts: dict[tuple[object, ...], Host] = {}
         self._known: dict[tuple[object, ...], Host] = {}

@@ -1,9 +1,17 @@
-"""."""
+"""Who copies what: the claims that promoted images hold on blobs and manifests.
+
+Owns: which image copies which blob and puts which child manifest, and who waits for whom.
+May not know: tasks, slots, how anything is copied, any clock but for how long somebody has waited.
+Invariants: a digest that promoted images lack in a repository has exactly one owner, promoted
+before all that wait for it, so that no circle of waiting can form (rule 9); the same events give
+the same steps (I10).
+Follows: docs/specification.md section 1.1 "Cross-repo blob mounting"; docs/design.md section 6
+rules 9 and 10.
+"""
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import NamedTuple
 
@@ -11,61 +19,21 @@ from _regsync.oci.manifest import Descriptor
 from _regsync.state.knowledge import Knowledge, RepositoryKey
 
 
-class Election:
-    """Which pending image to promote next: the greedy set cover of docs/specification.md section
-    1.1, near-linear over a run. The highest gain goes next, then the lowest number: how many blobs
-    others on its host want and nobody brings yet."""
+class ClaimKey(NamedTuple):
+    """What is claimed: a digest in a repository. One digest may be wanted as blob and as manifest."""
 
-    def __init__(self) -> None:
-        self._blobs: dict[int, list[tuple[str, str]]] = {}
-        self._gains: dict[int, int] = {}
-        self._waiting: dict[tuple[str, str], list[int]] = {}
-        self._heap: list[tuple[int, int]] = []
-
-    def add(self, number: int, blobs: Iterable[tuple[str, str]]) -> None:
-        """Let an image wait; `blobs` are the (host, digest) that nobody brings or has brought to
-        the host.
-        """
-        self._blobs[number], self._gains[number] = list(blobs), 0
-        for blob in self._blobs[number]:
-            waiting = self._waiting.setdefault(blob, [])
-            waiting.append(number)
-            # The second to wait for a blob makes it a shared one for the first too.
-            for each in waiting[-1:] if len(waiting) > 2 else waiting if len(waiting) == 2 else ():
-                self._gain(each, 1)
-        self._gain(number, 0)
-
-    def take(self) -> int:
-        """Return the number of the next one; what it brings counts for no other any more."""
-        gain, number = heapq.heappop(self._heap)
-        while self._gains.get(number) != -gain:
-            gain, number = heapq.heappop(self._heap)
-        del self._gains[number]
-        for blob in self._blobs.pop(number):
-            for each in self._waiting.pop(blob, ()):
-                if each in self._gains:
-                    self._gain(each, -1)
-        return number
-
-    def _gain(self, number: int, more: int) -> None:
-        self._gains[number] += more
-        heapq.heappush(self._heap, (-self._gains[number], number))
-
-
-# Repository, digest, and whether it is a manifest: one digest may be wanted as both.
-_PlaceKey = tuple[RepositoryKey, str, bool]
+    where: RepositoryKey
+    digest: str
+    is_manifest: bool
 
 
 class Work:
-    """One image on its way to one repository: its blobs in the order in which they go. `careful`:
-    the registry would not miss one, and what earlier runs knew is not enough (docs/design.md
-    section 7).
-    """
+    """What one promoted image lacks in its repository, and what it owns of that.
 
-    order = -1
-    skipped = 0
-    failed = False
-    missing = 0  # blobs, and children of others, that are not there
+    `blobs` are in the order in which they are copied. `careful`: what earlier runs knew of a blob is
+    not enough, because the registry would not notice its absence (docs/design.md section 7).
+    Only `Claims` changes it.
+    """
 
     def __init__(
         self,
@@ -80,47 +48,66 @@ class Work:
         self.children = children
         self.root = root
         self.careful = careful
-        self.owned = dict[_PlaceKey, _Place]()
+
+        # Its place in the order of promotions.
+        self.order = -1
+        self.owned = dict[ClaimKey, Claim]()
+        # Blobs, and children that others put, that are not in the repository yet.
+        self.missing = 0
+        # Blobs that were in the repository, or that others copied there.
+        self.skipped = 0
+        self.failed = False
 
     @property
     def own_children(self) -> frozenset[str]:
-        return frozenset(digest for _, digest, is_manifest in self.owned if is_manifest)
+        """Return the manifests that this image has to put itself."""
+        return frozenset(key.digest for key in self.owned if key.is_manifest)
 
     def is_ready(self) -> bool:
         """Say whether everything that its manifests name is in the repository (I1)."""
         return self.missing == 0 and not self.failed
 
 
-class _Place:
-    """One digest that somebody brings into one repository, and who waits for it in promotion order."""
+class Claim:
+    """One digest that its owner brings to one repository, for itself and for those who wait."""
 
-    # Who brings the same blob elsewhere on the host, whose commit this place waits for, and since
-    # when.
-    leader: _Lead | None = None
-    since = 0.0
-
-    def __init__(self, key: _PlaceKey, owner: Work) -> None:
+    def __init__(self, key: ClaimKey, owner: Work) -> None:
         self.key = key
         self.owner = owner
+        # In promotion order: the first of them inherits the claim.
         self.waiters = list[Work]()
+        # Who copies the same blob elsewhere on the host, if the owner waits to mount it from there;
+        # and since when it waits.
+        self.leader: Leader | None = None
+        self.waits_since = 0.0
+
+    @property
+    def host(self) -> str:
+        host, _ = self.key.where
+        return host
 
     @property
     def blob(self) -> Descriptor:
-        """The blob as its present owner describes it: another image's size is no reason to fail
-        this one.
-        """
-        return self.owner.blobs[self.key[1]]
+        """Return the blob as its owner describes it: no image fails for a size that another one says."""
+        return self.owner.blobs[self.key.digest]
 
 
-_Lead = tuple[
-    Work, list[_Place]
-]  # who brings a digest to a host, and the places that will mount it from there
+class Leader(NamedTuple):
+    """The image that copies a blob to a host first, and the claims that will mount it from there."""
+
+    work: Work
+    followers: list[Claim]
+
+
+class FirstMount(NamedTuple):
+    """The mount that finds out whether a host mounts at all, and the claims that wait for it."""
+
+    tried: Claim
+    waiting: list[Claim]
 
 
 class Step(NamedTuple):
-    """One blob to bring to its place: by a mount when `mount_from` names a repository, else by
-    upload.
-    """
+    """One blob to copy now: by mount when `mount_from` names a repository, else by upload."""
 
     work: Work
     blob: Descriptor
@@ -128,172 +115,230 @@ class Step(NamedTuple):
 
 
 class Claims:
-    """Who brings what; every method is one synchronous decision and returns what may start now."""
+    """The claims of all promoted images.
+
+    Every method is one synchronous decision. It returns the steps that may start now, and where it
+    says so the images whose manifests may be put now.
+    """
 
     def __init__(self, knowledge: Knowledge, now: Callable[[], float] = float) -> None:
         self.knowledge = knowledge
         self._now = now
-        self._places: dict[_PlaceKey, _Place] = {}
-        self._leads: dict[tuple[str, str], _Lead] = {}
-        # Per host that has not mounted or refused yet, the one mount that is tried, and who waits
-        # for it.
-        self._trials: dict[str, tuple[_Place, list[_Place]]] = {}
+        self._claims = dict[ClaimKey, Claim]()
+        # By host and digest.
+        self._leaders = dict[tuple[str, str], Leader]()
+        # By host, while none of its answers says whether it mounts.
+        self._first_mounts = dict[str, FirstMount]()
         self._order = count()
 
     def promote(self, work: Work) -> list[Step]:
-        """Claim all that `work` needs and nobody brings yet; return the steps to take at once."""
+        """Claim all that `work` lacks and nobody has claimed; wait for the rest."""
         work.order = next(self._order)
-        has_blob = self.knowledge.has_blob
         lacking = [
             digest
             for digest in work.blobs
-            if not has_blob(work.where, digest, careful=work.careful)
+            if not self.knowledge.has_blob(work.where, digest, careful=work.careful)
         ]
         work.skipped = len(work.blobs) - len(lacking)
         work.missing = len(lacking)
-        places = [self._claim(work, digest, False) for digest in lacking]
-        # `Tree.needs` has left out children that are committed. An index that names this image
-        # waits for it instead of putting it once more, and another tag of it is put behind the
-        # first one (I2).
-        for digest in (*work.children, *filter(None, [work.root])):
-            work.missing += self._claim(work, digest, True) is None
-        return self._move_all([place for place in places if place])
+
+        claimed = list[Claim]()
+        for digest in lacking:
+            claim = self._claim_or_wait(work, digest, is_manifest=False)
+            if claim is not None:
+                claimed.append(claim)
+
+        # Claiming the manifests too has two effects (I2): an index that contains this image waits
+        # for it rather than putting it again, and a second tag of the same image is put after the
+        # first. `Tree.missing_at` has left out children that are committed.
+        manifests = [*work.children, work.root] if work.root else work.children
+        for digest in manifests:
+            if self._claim_or_wait(work, digest, is_manifest=True) is None:
+                work.missing += 1
+
+        return self._start(claimed)
 
     def is_covered(self, host: str, digest: str) -> bool:
-        """Say whether somebody brings a blob to a host already, or has (for `Election`)."""
-        return (host, digest) in self._leads or any(self.knowledge.holders(host, digest))
-
-    def _claim(self, work: Work, digest: str, is_manifest: bool) -> _Place | None:
-        """Return the place when it is `work`'s to fill; None when it waits for another image."""
-        key = (work.where, digest, is_manifest)
-        if key in self._places:
-            self._places[key].waiters.append(work)
-            return None
-        self._places[key] = work.owned[key] = _Place(key, work)
-        return work.owned[key]
-
-    def _moves(self, place: _Place) -> list[Step]:
-        """Decide how a blob comes to its place: mount, wait for the leader's commit, or upload."""
-        where, digest, _ = place.key
-        source = self.knowledge.mount_source(where, digest)
-        if source is not None and self.knowledge.mounts(where[0]) is None:
-            tried, others = self._trials.setdefault(where[0], (place, []))
-            if tried is not place:
-                others.append(place)
-                return []
-        if source is None:
-            leader, followers = lead = self._leads.setdefault((where[0], digest), (place.owner, []))
-            # Rule 9 keeps this acyclic: the leader was promoted first.
-            if leader.order < place.owner.order and self.knowledge.may_mount(
-                where, leader.where[1]
-            ):
-                followers.append(place)
-                place.leader = lead
-                place.since = self._now()
-                return []
-        return [Step(place.owner, place.blob, source)]
+        """Say whether somebody copies a blob to a host already, or has: it needs no election."""
+        return (host, digest) in self._leaders or any(self.knowledge.holders(host, digest))
 
     def arrived(self, work: Work, digest: str) -> list[Work]:
-        """Note that what `work` owned is in its repository; return the images that are now ready."""
-        # A digest wanted as blob and as child arrives as blob first: children are put after all
-        # blobs.
-        is_manifest = (work.where, digest, False) not in work.owned
-        place = work.owned.pop((work.where, digest, is_manifest))
-        del self._places[place.key]
-        if not is_manifest:
+        """Note that what `work` owned is in its repository; return the images that are ready now."""
+        # A digest that is wanted as blob and as child arrives as blob first: children are put when
+        # all blobs are there.
+        key = ClaimKey(work.where, digest, is_manifest=False)
+        if key not in work.owned:
+            key = key._replace(is_manifest=True)
+        claim = work.owned.pop(key)
+        del self._claims[key]
+
+        waiting = claim.waiters
+        for waiter in claim.waiters:
+            waiter.missing -= 1
+        if not key.is_manifest:
             self.knowledge.add_blob(work.where, digest)
             work.missing -= 1
-        for each in place.waiters:
-            each.missing -= 1
-            each.skipped += not is_manifest
-        return [each for each in ([] if is_manifest else [work]) + place.waiters if each.is_ready()]
+            for waiter in claim.waiters:
+                waiter.skipped += 1
+            waiting = [work, *claim.waiters]
+        return [each for each in waiting if each.is_ready()]
 
     def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
-        """Take in how a mount ended: nobody waits for the first one any more, or for one that is
-        refused.
-        """
-        _, moved = self._trials.pop(host, (None, []))
-        for leader, followers in () if mounted else self._leads.values():
-            there, source = leader.where
-            if there == host:
-                moved += [
-                    each for each in followers if not self.knowledge.may_mount(each.key[0], source)
-                ]
-        return self._move_all(moved)
+        """Note how a mount ended: nobody waits for the first one any more, or for a refused one."""
+        moved = list[Claim]()
+        first = self._first_mounts.pop(host, None)
+        if first is not None:
+            moved += first.waiting
+        if not mounted:
+            for leader in self._leaders.values():
+                leader_host, repository = leader.work.where
+                if leader_host == host:
+                    moved += [
+                        claim
+                        for claim in leader.followers
+                        if not self.knowledge.may_mount(claim.key.where, repository)
+                    ]
+        return self._start(moved)
 
-    def overdue(self, patience: float) -> list[Step]:
-        """Let followers upload that have waited longer than `patience` seconds for their leader's
-        commit.
-        """
+    def stop_waiting_after(self, patience: float) -> list[Step]:
+        """Let followers upload that have waited `patience` seconds for their leader's commit."""
         before = self._now() - patience
-        late = [
-            place
-            for _, followers in self._leads.values()
-            for place in followers
-            if place.since <= before
+        overdue = [
+            claim
+            for leader in self._leaders.values()
+            for claim in leader.followers
+            if claim.waits_since <= before
         ]
-        for place in late:
-            self._stop_following(place)
-        return [Step(place.owner, place.blob, None) for place in late]
+        for claim in overdue:
+            self._stop_waiting(claim)
+        return [Step(claim.owner, claim.blob, None) for claim in overdue]
 
-    def failed(self, work: Work) -> tuple[list[Step], list[Work]]:
-        """Pass on what an image owned: the steps of the earliest that waited, and who is ready by
-        owning a child.
+    def complete(self, work: Work) -> list[Step]:
+        """Note that an image is committed: whoever waits for its blobs on that host may mount them."""
+        return self._start(self._end_leads(work))
+
+    def fail(self, work: Work) -> tuple[list[Step], list[Work]]:
+        """Pass on what an image owned to the earliest that waits for it.
+
+        Returns the steps of the heirs, and the heirs that are ready by owning a child.
         """
         work.failed = True
-        orphans = list[_Place]()
+        moved = dict[ClaimKey, Claim]()
         ready = list[Work]()
-        for place in work.owned.values():
-            orphans += self._stop_following(place)
-            if heirs := [each for each in place.waiters if not each.failed]:
-                place.owner, *place.waiters = heirs
-                place.owner.owned[place.key] = place
-                place.owner.missing -= place.key[2]
-                if place.owner.is_ready():
-                    ready.append(place.owner)
-                if not place.key[2]:
-                    orphans.append(place)
-            else:
-                del self._places[place.key]
+        for claim in work.owned.values():
+            for waiting in self._stop_waiting(claim):
+                moved[waiting.key] = waiting
+            heirs = [waiter for waiter in claim.waiters if not waiter.failed]
+            if not heirs:
+                del self._claims[claim.key]
+                continue
+            self._pass_on(claim, heirs)
+            if not claim.key.is_manifest:
+                moved[claim.key] = claim
+            elif claim.owner.is_ready():
+                ready.append(claim.owner)
         work.owned.clear()
-        # Its own places may have waited for its own first mount.
-        moved = {place.key: place for place in orphans if place.owner is not work}
-        return self.released(work, list(moved.values())), ready
 
-    def released(self, work: Work, places: Sequence[_Place] = ()) -> list[Step]:
-        """Take in that an image is complete, or will not be: whoever waits for its blobs may go on,
-        as `places`.
-        """
-        moved = list(places)
+        # Claims of its own that had no heir may have waited for its first mount.
+        inherited = [claim for claim in moved.values() if claim.owner is not work]
+        return self._start([*inherited, *self._end_leads(work)]), ready
+
+    def _claim_or_wait(self, work: Work, digest: str, *, is_manifest: bool) -> Claim | None:
+        """Return the claim that `work` now owns; None when it waits for another image's."""
+        key = ClaimKey(work.where, digest, is_manifest)
+        if key in self._claims:
+            self._claims[key].waiters.append(work)
+            return None
+        claim = Claim(key, work)
+        self._claims[key] = claim
+        work.owned[key] = claim
+        return claim
+
+    @staticmethod
+    def _pass_on(claim: Claim, heirs: list[Work]) -> None:
+        claim.owner, *claim.waiters = heirs
+        claim.owner.owned[claim.key] = claim
+        if claim.key.is_manifest:
+            claim.owner.missing -= 1  # it puts this child itself, so it waits for it no more
+
+    def _end_leads(self, work: Work) -> list[Claim]:
+        """Let an image lead no more; return the claims that need not wait any longer."""
+        host, _ = work.where
+        moved = list[Claim]()
         for digest in work.blobs:
-            leader, followers = self._leads.get(key := (work.where[0], digest), (None, []))
-            if leader is work or not work.failed:
-                moved += followers
-            if leader is work:
-                del self._leads[key]
-        return self._move_all(moved)
+            leader = self._leaders.get((host, digest))
+            if leader is None:
+                continue
+            # A commit lets the followers of other leaders mount too.
+            if leader.work is work or not work.failed:
+                moved += leader.followers
+            if leader.work is work:
+                del self._leaders[host, digest]
+        return moved
 
-    def _move_all(self, places: list[_Place]) -> list[Step]:
-        # In promotion order, so that whoever leads was promoted before those who follow (rule 9).
-        ordered = sorted(places, key=lambda each: (each.owner.order, each.key))
-        for place in ordered:
-            self._stop_following(place)
-        # Rule 10: the first mount on a host is of the smallest blob.
-        for place in sorted(ordered, key=lambda each: each.blob.size):
-            host = place.key[0][0]
-            if self.knowledge.mounts(host) is None and self.knowledge.mount_source(*place.key[:2]):
-                self._trials.setdefault(host, (place, []))
-        return [step for place in ordered for step in self._moves(place)]
+    def _start(self, claims: Iterable[Claim]) -> list[Step]:
+        """Decide anew on claims that wait for nothing any more; return the steps to take now."""
+        # In promotion order, so that a leader was promoted before its followers (rule 9).
+        ordered = sorted(claims, key=lambda claim: (claim.owner.order, claim.key))
+        for claim in ordered:
+            self._stop_waiting(claim)
+        self._choose_first_mounts(ordered)
 
-    def _stop_following(self, place: _Place) -> list[_Place]:
-        """Let a place wait for nothing; return those that waited for it to try the first mount."""
-        if place.leader is not None:
-            place.leader[1].remove(place)
-            place.leader = None
-        tried, waiting = self._trials.get(place.key[0][0], (None, []))
-        if place in waiting:
-            waiting.remove(place)
-        if tried is not place:
+        steps = list[Step]()
+        for claim in ordered:
+            step = self._next_step(claim)
+            if step is not None:
+                steps.append(step)
+        return steps
+
+    def _choose_first_mounts(self, claims: list[Claim]) -> None:
+        """Let the first mount on a host be that of the smallest blob (rule 10)."""
+        for claim in sorted(claims, key=lambda claim: claim.blob.size):
+            is_unknown = self.knowledge.mounts(claim.host) is None
+            if is_unknown and self.knowledge.mount_source(claim.key.where, claim.key.digest):
+                self._first_mounts.setdefault(claim.host, FirstMount(claim, []))
+
+    def _next_step(self, claim: Claim) -> Step | None:
+        """Decide how a blob comes to its repository: by mount, by upload, or (None) not yet."""
+        source = self.knowledge.mount_source(claim.key.where, claim.key.digest)
+        is_waiting = self._follows_leader(claim) if source is None else self._awaits_mount(claim)
+        return None if is_waiting else Step(claim.owner, claim.blob, source)
+
+    def _awaits_mount(self, claim: Claim) -> bool:
+        """Say whether a blob waits until the first mount has shown whether the host mounts."""
+        if self.knowledge.mounts(claim.host) is not None:
+            return False
+        first = self._first_mounts.setdefault(claim.host, FirstMount(claim, []))
+        if first.tried is claim:
+            return False
+        first.waiting.append(claim)
+        return True
+
+    def _follows_leader(self, claim: Claim) -> bool:
+        """Say whether a blob waits until an earlier image has committed it elsewhere on the host."""
+        by_blob = (claim.host, claim.key.digest)
+        leader = self._leaders.setdefault(by_blob, Leader(claim.owner, []))
+        _, repository = leader.work.where
+        # The leader was promoted first, else there could be a circle (rule 9).
+        is_earlier = leader.work.order < claim.owner.order
+        if not is_earlier or not self.knowledge.may_mount(claim.key.where, repository):
+            return False
+        leader.followers.append(claim)
+        claim.leader = leader
+        claim.waits_since = self._now()
+        return True
+
+    def _stop_waiting(self, claim: Claim) -> list[Claim]:
+        """Let a claim wait for nothing; return those that waited for it to try the first mount."""
+        if claim.leader is not None:
+            claim.leader.followers.remove(claim)
+            claim.leader = None
+        first = self._first_mounts.get(claim.host)
+        if first is None:
             return []
-        del self._trials[place.key[0][0]]
-        return waiting
+        if claim in first.waiting:
+            first.waiting.remove(claim)
+        if first.tried is not claim:
+            return []
+        del self._first_mounts[claim.host]
+        return first.waiting

@@ -18,9 +18,9 @@ from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge, RepositoryKey
 from _regsync.sync.claims import Step, Work
-from _regsync.sync.image import Tree
+from _regsync.sync.image import BlobResult, Tree
 from _regsync.sync.staging import Staging
-from _regsync.sync.transfer import BlobResult, Keep, Mover, known_body
+from _regsync.sync.transfer import Keep, Mover, known_body
 
 # Images and layers of which an analysis names the largest.
 _MOST_NAMED = 10

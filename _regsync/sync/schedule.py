@@ -1,54 +1,119 @@
-"""Bring what discovery found: promote images, start their steps, put their manifests, end each in
-one way. Owns: what is pending, the image slots, the healing of a state that was wrong. May not
-know: tags, mappings, how anything is asked or moved. Invariants: I8 (a waiting image has no task
-and no slot), I9, I10, I5 "Healing"; who brings what is `plan.Claims`' to decide. Follows
-docs/specification.md 1.1 "Pipeline", docs/design.md sections 6, 7, 9."""
+"""Copy what discovery found: one coroutine for each promoted image, from its claims to its end.
+
+Owns: the promotions, the image slots, the healing of a state that was wrong.
+May not know: tags, mappings, how anything is asked or moved, which image is next (`election`), who
+copies which blob (`claims`).
+Invariants: I1 and I2 (a manifest is put when all that it names is there), I5 "Healing", I8 (an
+image that waits for others holds no slot), I9, I10; images are promoted one after another, and an
+image waits only for images promoted before it.
+Follows: docs/specification.md section 1.1 "Pipeline" and section 1.6; docs/design.md sections 6, 7
+and 9.
+"""
 
 from __future__ import annotations
 
+import enum
 import heapq
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from itertools import count
 
 import anyio
 
 from _regsync.errors import RegistryError, Side, SyncError
-from _regsync.oci.manifest import Manifest
+from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.registry.repository import is_immutable, may_be_stale
 from _regsync.registry.transport import Transport
 from _regsync.state.database import key_of
 from _regsync.state.knowledge import Knowledge, RepositoryKey
-from _regsync.sync.claims import Claims, Election, Step, Work
+from _regsync.sync.claims import Claims, Step, Work
 from _regsync.sync.discovery import Discovery
-from _regsync.sync.image import Delivery, Image, NotAtHand, order_blobs
+from _regsync.sync.election import Pending
+from _regsync.sync.image import BlobResult, Delivery, Image, NotAtHand, order_blobs
 from _regsync.sync.staging import SMALL_BLOB
 from _regsync.sync.transfer import Keep, Mover
 
-# images, bytes of manifests, at which discovery rests
-_MOST_PENDING = 512
+# Images with a coroutine (docs/design.md section 9).
+_MAX_PROMOTED = 512
+
+# Blobs of one image that are copied at the same time.
+_MAX_BLOB_TASKS = 16
+
+# Seconds before a manifest is put again that was refused for something that this run copied (I5).
+_ABSENT_PAUSES = (0.5, 1.0, 2.0)
+
+# Seconds for which an image waits to mount a blob that another one is to commit on the same host:
+# the other one may crawl.
+_MOUNT_PATIENCE = 600.0
 
 
-_HEAVIEST_PENDING = 64 * 1024 * 1024
+class Phase(enum.Enum):
+    """Where a promoted image stands. It holds a slot in one phase only.
+
+    from      when                                                            to
+    --------  --------------------------------------------------------------  ---------
+              it is promoted                                                  WAITING
+    WAITING   it may copy a blob, or all is there and it may put manifests    QUEUED
+    QUEUED    a slot is free, and it is the oldest image that wants one       AT_WORK
+    AT_WORK   its running steps have ended, and the rest is up to others      WAITING
+    AT_WORK   it is committed, has failed, or has to start again              (gone)
+    WAITING   the run ends, and nothing that it waits for will come           ABANDONED
+    QUEUED    the run ends, and it has not copied anything yet                ABANDONED
+    """
+
+    WAITING = enum.auto()
+    QUEUED = enum.auto()
+    AT_WORK = enum.auto()
+    ABANDONED = enum.auto()
 
 
-_ABSENT_PAUSES = (
-    0.5,
-    1.0,
-    2.0,
-)  # before a manifest is put again that was refused for what this run brought (I5)
+class _Promoted:
+    """One promoted image: its phase, the steps that it has been given, how many of them run."""
 
+    def __init__(self, image: Image, work: Work) -> None:
+        self.image = image
+        self.work = work
+        self.phase = Phase.WAITING
+        self.has_begun = False
+        self.steps = deque[Step]()
+        self.running = 0
+        self._changed = anyio.Event()
 
-_MOUNT_PATIENCE = (
-    600.0  # for a blob that another image is to have on the same host: a leader may crawl
-)
+    def wake(self) -> None:
+        """Let `next_step` look again."""
+        self._changed.set()
+
+    async def next_step(self) -> Step | None:
+        """Wait for the next blob to copy; None when no further one comes: all is in the repository,
+        a step has failed, or the run ends.
+        """
+        while not self._is_over():
+            may_start = self.phase is Phase.AT_WORK and self.running < _MAX_BLOB_TASKS
+            if may_start and self.steps:
+                self.running += 1
+                return self.steps.popleft()
+            self._changed = anyio.Event()
+            await self._changed.wait()
+        return None
+
+    def _is_over(self) -> bool:
+        if self.image.error is not None or self.phase is Phase.ABANDONED:
+            return True
+        return self.phase is Phase.AT_WORK and self.work.is_ready()
+
+    def is_idle(self) -> bool:
+        """Say whether the image can do nothing until another one has done something."""
+        if self.running or self.steps:
+            return False
+        return self.image.error is None and not self.work.is_ready()
 
 
 class Execution:
-    """Images on their way, at most `slots` with a step running. `start` starts a task, `ask` queues
-    a question for a source, `keep_list` is `referrers.Referrers.keep` where lists are kept, `ended`
-    is told of each delivery."""
+    """Images on their way, at most `slots` of them at work.
+
+    `start` starts a task. `ask` queues a question for a source. `keep_list` is
+    `referrers.Referrers.keep` where lists are kept. `ended` is told of each delivery.
+    """
 
     def __init__(
         self,
@@ -66,66 +131,64 @@ class Execution:
         self._mover = mover
         self._knowledge = knowledge
         self._discovery = discovery
-        self._most_slots = slots
         self._start_task = start
         self._ask = ask
         self._ended = ended
-        self.transport = transport
         self._keep_list = keep_list
-        self._claims = Claims(knowledge, anyio.current_time)
-        # Artifacts that are there, by repository and digest or tag: whether this run brought them.
-        self.delivered = dict[tuple[RepositoryKey, str], bool]()
-        self.references = Counter[
-            str
-        ]()  # how often each blob is named by what was discovered: their order follows it
-        self._read = set[str]()
-        self._hosts = set[str]()
-        self._slots = 0
-        # what waits for its promotion
-        self.pending = dict[int, Image]()
-        self._pending_bytes = 0
-        self._election = Election()
-        self._numbers = count()
+
+        # Images that wait for their promotion, and what discovery waits for while they are many.
+        self.pending = Pending()
         self._room = anyio.Event()
-        # those begun, oldest first
-        self.images = dict[Work, Image]()
-        self._ready = list[tuple[int, int, Image]]()
-        self.draining = False  # no further image is promoted
-        self.ends: float | None = None  # when that is over
-        self.known = self.done = self.expected = (
-            0  # for a display: images known and done, bytes expected
-        )
+
+        # Promoted images, oldest first; those that want a slot, by their order.
+        self._claims = Claims(knowledge, anyio.current_time)
+        self._promoted = dict[Work, _Promoted]()
+        self._queue = list[tuple[int, _Promoted]]()
+        self._slots = slots
+        self._slots_in_use = 0
+
+        # No further image is promoted, and until when what has begun may go on.
+        self.draining = False
+        self.ends: float | None = None
+
+        # How often each blob is named by all images that were discovered: their order follows it.
+        self.references = Counter[str]()
+        # Artifacts that are there, by repository and digest or tag: whether this run copied them.
+        self.delivered = dict[tuple[RepositoryKey, str], bool]()
+        # Target hosts, and blobs that are on disk or about to be.
+        self._hosts = set[str]()
+        self._staged = set[str]()
+
+        # For a display: images known and done, bytes expected, and where to ask for the rest.
+        self.transport = transport
+        self.known = 0
+        self.done = 0
+        self.expected = 0
+
+    # What a run asks.
+
+    @property
+    def images(self) -> dict[Work, Image]:
+        """Return the images that were promoted and have not ended, oldest first."""
+        return {work: promoted.image for work, promoted in self._promoted.items()}
 
     def under_way(self) -> list[str]:
+        """Return the source references of the images at work."""
         return [
-            image.source.reference(image.reference)
-            for image in self.images.values()
-            if image.running
+            promoted.image.source.reference(promoted.image.reference)
+            for promoted in self._promoted.values()
+            if promoted.phase is Phase.AT_WORK
         ]
 
-    def _is_full(self) -> bool:
-        return len(self.pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING
-
     async def wait_for_room(self) -> None:
-        """Let discovery rest while too much is pending."""
-        while self._is_full() and not self.draining:
-            self._room = anyio.Event() if self._room.is_set() else self._room
+        """Let discovery rest while too much waits for its promotion."""
+        while self.pending.is_full() and not self.draining:
+            if self._room.is_set():
+                self._room = anyio.Event()
             await self._room.wait()
 
-    def drain(self) -> None:
-        """Begin no further image; what has begun may end, whatever the slots, so that no manifest
-        waits for a blob.
-        """
-        self.draining = True
-        self._room.set()
-        self.advance()
-
     def add(self, image: Image) -> None:
-        """Let an image wait for its promotion; `advance` follows. Once numbered it keeps its place."""
-        if image.number < 0:
-            image.number = next(self._numbers)
-        self.pending[image.number] = image
-        self._pending_bytes += image.tree.size
+        """Let an image stand for election; `advance` follows."""
         host = image.target.host.key
         self._hosts.add(host)
         digests = {
@@ -133,296 +196,391 @@ class Execution:
             for manifest in (image.tree.root, *image.tree.children)
             for blob in manifest.blobs
         }
-        blobs = [(host, digest) for digest in digests if not self._claims.is_covered(host, digest)]
-        self._election.add(image.number, blobs)
+        uncovered = [
+            (host, digest) for digest in digests if not self._claims.is_covered(host, digest)
+        ]
+        self.pending.add(image, uncovered)
+
+    def follow(self, images: Sequence[Image]) -> None:
+        """Let artifacts be promoted whose subject is at the target now; `advance` follows."""
+        self.pending.add_artifacts(images)
 
     def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
+        """Note that a manifest is in a repository, and all that it names."""
         blobs = [blob.digest for blob in manifest.blobs]
-        self._knowledge.commit(
-            where, manifest.digest, blobs, [each.digest for each in manifest.children]
-        )
-
-    def advance(self) -> None:
-        """Start whatever may start: steps of promoted images first, then the next image."""
-        while self._slots < self._most_slots or (self.draining and self._ready):
-            if self._ready:
-                image = heapq.heappop(self._ready)[2]
-                if not self.draining or image.work.is_ready() or image.has_begun:
-                    self._start(image)
-            elif self.pending and not self.draining:
-                image = self.pending.pop(self._election.take())
-                self._pending_bytes -= image.tree.size
-                self._promote(image)
-                if not self._is_full():
-                    self._room.set()
-            else:
-                return
+        children = [child.digest for child in manifest.children]
+        self._knowledge.commit(where, manifest.digest, blobs, children)
 
     def hurry(self) -> None:
-        """Let those go on that have waited for a mount for too long."""
-        self._queue(self._claims.overdue(_MOUNT_PATIENCE))
+        """Let images upload what they have waited to mount for too long."""
+        self._hand_out(self._claims.stop_waiting_after(_MOUNT_PATIENCE))
         self.advance()
 
+    def drain(self) -> None:
+        """Begin no further image. What has begun may end, whatever the slots, so that no manifest
+        waits for a blob.
+        """
+        self.draining = True
+        self._room.set()
+        self.advance()
+
+    # When images begin and go on.
+
+    def advance(self) -> None:
+        """Give free slots to the oldest images that want one; then promote further images."""
+        while self._slots_in_use < self._slots or self.draining:
+            if self._queue:
+                _, promoted = heapq.heappop(self._queue)
+                self._give_slot(promoted)
+            elif self._may_promote():
+                self._promote_next()
+            else:
+                break
+
+        if self._slots_in_use == 0:
+            # A run that is not draining does not come here while rule 9 holds. If it does, these
+            # images must neither be lost silently nor keep the run from ending.
+            for promoted in self._promoted.values():
+                self._abandon(promoted)
+
+    def _give_slot(self, promoted: _Promoted) -> None:
+        if self.draining and not promoted.has_begun and not promoted.work.is_ready():
+            self._abandon(promoted)
+            return
+        self._slots_in_use += 1
+        promoted.phase = Phase.AT_WORK
+        promoted.has_begun = True
+        promoted.wake()
+
+    def _abandon(self, promoted: _Promoted) -> None:
+        """Leave an image undone; what it has claimed is not passed on, for the run ends."""
+        promoted.phase = Phase.ABANDONED
+        promoted.wake()
+
+    def _may_promote(self) -> bool:
+        if self.draining or len(self._promoted) >= _MAX_PROMOTED:
+            return False
+        return len(self.pending) > 0
+
+    def _promote_next(self) -> None:
+        image = self.pending.take()
+        if not self.pending.is_full():
+            self._room.set()
+        self._promote(image)
+
     def _promote(self, image: Image) -> None:
+        """Claim what an image lacks, in one step, so that the order of claims is that of promotions
+        (rule 9), and start its coroutine.
+        """
         where = image.target.key
         try:
-            blobs, children = image.tree.needs(
+            blobs, children = image.tree.missing_at(
                 lambda digest: self._knowledge.is_committed(where, digest)
             )
-        except NotAtHand:  # forgotten since it was looked up
-            return self._ask(image.source.host.key, partial(self._complete, image))
+        except NotAtHand:  # what was known of the target has been forgotten since
+            self._start_again(image)
+            return
         except SyncError as error:
-            image.error = error.located(
-                Side.SOURCE, "read", image.source.reference(image.reference)
-            )
-            return self._close(image)
-        ordered = order_blobs(blobs, self.references)
-        lacking = tuple(child.digest for child in children)
-        image.work = Work(
-            where, ordered, lacking, image.tree.root.digest, careful=not image.tree.is_image
-        )
-        self.images[image.work] = image
-        return self._queue(
-            self._claims.promote(image.work), [image.work] if image.work.is_ready() else ()
-        )
+            source = image.source.reference(image.reference)
+            image.error = error.located(Side.SOURCE, "read", source)
+            self._end_failed(image)
+            return
 
-    async def _complete(self, image: Image) -> None:
-        """Fetch what an image lacks of its manifests, and let it wait for its turn again, before
-        others.
+        work = Work(
+            where,
+            order_blobs(blobs, self.references),
+            tuple(child.digest for child in children),
+            image.tree.root.digest,
+            careful=not image.tree.is_image,
+        )
+        promoted = _Promoted(image, work)
+        self._promoted[work] = promoted
+        steps = self._claims.promote(work)
+        self._hand_out(steps, [work] if work.is_ready() else [])
+        self._start_task(self._copy_image, promoted)
+
+    def _hand_out(self, steps: Iterable[Step], ready: Iterable[Work] = ()) -> None:
+        """Give images their next steps, or tell them that all is there; `advance` follows."""
+        called = dict.fromkeys(ready)
+        for step in steps:
+            self._promoted[step.work].steps.append(step)
+            called[step.work] = None
+        for work in called:
+            promoted = self._promoted[work]
+            if promoted.phase is Phase.WAITING:
+                promoted.phase = Phase.QUEUED
+                heapq.heappush(self._queue, (work.order, promoted))
+            promoted.wake()
+
+    # How an image is copied.
+
+    async def _copy_image(self, promoted: _Promoted) -> None:
+        """Copy one promoted image: its blobs, its children, its root; its artifacts follow it.
+
+        A failure is recorded in the image, and what the image owned goes to others.
         """
+        image = promoted.image
+        work = promoted.work
+
+        # Blobs that are ours to copy, at once or because another image has failed, has committed
+        # them elsewhere, or has taken too long. The others are copied by their owners.
+        async with anyio.create_task_group() as blobs:
+            while step := await promoted.next_step():
+                blobs.start_soon(self._copy_blob, promoted, step)
+        if promoted.phase is Phase.ABANDONED:
+            return
+
+        is_committed = image.error is None and await self._put_manifests(image, work)
+
+        # Whoever waits for this image goes on: to mount what is committed now, else to copy it.
+        if is_committed:
+            self._hand_out(self._claims.complete(work))
+        else:
+            self._hand_out(*self._claims.fail(work))
+        del self._promoted[work]
+        self._slots_in_use -= 1
+
+        image.blobs_present = work.skipped
+        if is_committed:
+            self._end_copied(image)
+            self.follow(image.then)
+        elif image.error is not None:
+            self._end_failed(image)
+        else:
+            self._start_again(image)
+        self.advance()
+
+    async def _copy_blob(self, promoted: _Promoted, step: Step) -> None:
+        """Copy one blob, by mount or upload. Its failure is the image's; the other blobs of the
+        image that are on their way go on.
+        """
+        image = promoted.image
+        blob = step.blob
+        step = self._with_mount_source(step)
+        keep = self._where_to_keep(image, blob)
+        bytes_to_read = self._bytes_to_read(step, keep)
+        self.expected += bytes_to_read
+        if keep == "disk":
+            self._staged.add(blob.digest)
+
+        result = None
+        try:
+            result = await self._mover.bring(step, image.source, image.target, keep)
+        except SyncError as error:
+            image.error = image.error or error
+        else:
+            image.delivery.record_blob(blob, result)
+            if result is not BlobResult.UPLOADED:
+                self.expected -= bytes_to_read
+            self._hand_out((), self._claims.arrived(step.work, blob.digest))
+
+        if step.mount_from is not None:
+            host = image.target.host.key
+            self._hand_out(self._claims.mount_ended(host, mounted=result is BlobResult.MOUNTED))
+        self._end_step(promoted)
+
+    def _end_step(self, promoted: _Promoted) -> None:
+        """Note that a step has ended; an image that waits for others now gives its slot back (I8)."""
+        promoted.running -= 1
+        if promoted.is_idle():
+            promoted.phase = Phase.WAITING
+            self._slots_in_use -= 1
+        promoted.wake()
+        self.advance()
+
+    def _with_mount_source(self, step: Step) -> Step:
+        """Mount what was to be uploaded, when another repository has committed it since."""
+        host, _ = step.work.where
+        if step.mount_from is not None or not self._knowledge.mounts(host):
+            return step
+        source = self._knowledge.mount_source(step.work.where, step.blob.digest)
+        return step._replace(mount_from=source)
+
+    def _where_to_keep(self, image: Image, blob: Descriptor) -> Keep:
+        """Say where a blob is kept for others that need it: on disk for other targets, in memory
+        when it is small and cannot be mounted (rule 13).
+        """
+        if image.delivery.fan_out:
+            return "disk"
+        never_mounts = self._knowledge.mounts(image.target.host.key) is False
+        is_shared = self.references[blob.digest] > 1 and (never_mounts or len(self._hosts) > 1)
+        return "memory" if is_shared and blob.size <= SMALL_BLOB else None
+
+    def _bytes_to_read(self, step: Step, keep: Keep) -> int:
+        """Return how much a step will read from the source, as far as one can say now."""
+        if step.mount_from is not None:
+            return 0
+        is_staged = keep == "disk" and step.blob.digest in self._staged
+        return 0 if is_staged else step.blob.size
+
+    # How its manifests are put.
+
+    async def _put_manifests(self, image: Image, work: Work) -> bool:
+        """Put the children that are ours, then the root (I1, I2).
+
+        False when something has failed, which `image.error` says; or, without an error, when the
+        target has lost what it was believed to hold: that is forgotten, and the image has to start
+        again (I5, "Healing").
+        """
+        root = image.tree.root
+        try:
+            # An artifact may have been put for another tag of its subject meanwhile.
+            if (work.where, image.reference) not in self.delivered:
+                refusal = await self._try_to_put(image, work)
+                if refusal is not None:
+                    await self._forget_lost(image, refusal)
+                    return False
+        except SyncError as error:
+            image.error = error
+            return False
+
+        self._record_put(work, root)
+        if image.snapshot:
+            source_key = key_of(image.tree.source_digest)
+            self._knowledge.take_snapshot(image.snapshot, source_key, key_of(root.digest))
+        return True
+
+    async def _try_to_put(self, image: Image, work: Work) -> RegistryError | None:
+        """Put the manifests; return the refusal that may mean that the target has lost something.
+
+        A target that denies what this run has copied there may be late to see it, and is asked
+        again after a while. Raises SyncError for any other failure.
+        """
+        pauses = iter(_ABSENT_PAUSES)
+        on_put = partial(self._record_put, work)
+        while True:
+            try:
+                await self._mover.put(image.tree, work, image.target, image.reference, on_put)
+                return None
+            except RegistryError as error:
+                if is_immutable(error) and await self._has_immutable_tag(image, error):
+                    return None
+                if image.has_been_healed or not may_be_stale(error):
+                    raise
+                pause = next(pauses, None)
+                is_late = _denies_existence(error) and not self._unconfirmed(image, error)
+                if pause is None or not is_late:
+                    return error
+            await anyio.sleep(pause)
+
+    def _record_put(self, work: Work, manifest: Manifest) -> None:
+        """Note that a manifest is in its repository; images that wait for it may go on."""
+        self.commit(work.where, manifest)
+        if manifest.digest in work.own_children:
+            self._hand_out((), self._claims.arrived(work, manifest.digest))
+            self.advance()
+
+    def _unconfirmed(self, image: Image, refusal: RegistryError) -> frozenset[str]:
+        """Return what a refused image names and no answer of this run has confirmed: only what the
+        refusal names, where it names some of it.
+        """
+        where = image.target.key
+        unconfirmed = frozenset(
+            digest
+            for digest in image.tree.required_digests
+            if not self._knowledge.is_confirmed(where, digest)
+        )
+        return unconfirmed & refusal.digests or unconfirmed
+
+    async def _forget_lost(self, image: Image, refusal: RegistryError) -> None:
+        """Forget what the target has lost, and every manifest that names it. Raises the refusal
+        when nothing of the image is lost.
+        """
+        lost = self._unconfirmed(image, refusal)
+        if not lost and _denies_existence(refusal):
+            lost = await image.target.absent(image.tree.root, image.tree.children)
+        if not lost:
+            raise refusal
+        text = f"{refusal}; what was believed to be there is checked"
+        self._discovery.say("debug", "healing", text)
+        for digest in image.tree.with_ancestors(lost):
+            self._knowledge.forget(image.target.key, digest)
+        image.has_been_healed = True
+
+    async def _has_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
+        """Say whether a tag that may not be moved names the image already (docs/design.md section
+        9). When it names another one, nothing has failed at ecr kinds.
+        """
+        held = await image.target.head_manifest(image.reference)
+        is_ours = held == image.tree.root.digest
+        is_ecr = image.target.host.registry.kind.startswith("ecr")
+        image.is_kept_by_immutable_tag = is_ours or (held is not None and is_ecr)
+
+        # An attempt whose answer was lost may have put it: then this run has copied it.
+        is_put_by_us = is_ours and refusal.retries > 0
+        if image.is_kept_by_immutable_tag and not is_put_by_us:
+            self._discovery.say("debug", "tag_immutable_exists", str(refusal))
+            if not image.artifact:
+                image.delivery.stands = held
+            elif is_ours:
+                self.delivered.setdefault((image.target.key, image.reference), False)
+        return is_ours
+
+    def _start_again(self, image: Image) -> None:
+        """Fetch the manifests that an image lacks now, and let it stand for election again."""
+        self._ask(image.source.host.key, partial(self._fetch_lacking, image))
+
+    async def _fetch_lacking(self, image: Image) -> None:
         try:
             image.tree = await self._discovery.completed(image.source, image.tree)
         except SyncError as error:
             image.error = error
-            self._close(image)
+            self._end_failed(image)
         else:
             self.add(image)
         self.advance()
 
-    def _queue(self, steps: Sequence[Step], ready: Sequence[Work] = ()) -> None:
-        """Let images with something to do have a slot: at once if they hold one, else in their
-        turn.
-        """
-        for step in steps:
-            self.images[step.work].queue.append(partial(self._bring, self.images[step.work], step))
-        for work in ready:
-            self.images[work].queue.append(partial(self._finish, self.images[work]))
-        for image in [
-            self.images[work] for work in dict.fromkeys((*(step.work for step in steps), *ready))
-        ]:
-            if image.running:
-                self._start(image)
-            else:
-                heapq.heappush(self._ready, (image.work.order, id(image), image))
+    # How it ends.
 
-    def _start(self, image: Image) -> None:
-        steps = image.queue
-        image.queue = []
-        if image.error is not None or not steps:
+    def _end_copied(self, image: Image) -> None:
+        place = (image.target.key, image.reference)
+        image.delivery.record_success(image, copied=place not in self.delivered)
+        if image.artifact:
+            self.delivered.setdefault(place, True)
+        self.conclude(image.delivery)
+
+    def _end_failed(self, image: Image) -> None:
+        image.delivery.record_failure(image)
+        self.conclude(image.delivery)
+
+    def conclude(self, delivery: Delivery) -> None:
+        """End a delivery whose images have all ended; a target without the referrers API has to
+        list the artifacts first.
+        """
+        if delivery.open:
             return
-        self._slots += not image.running
-        image.has_begun = True
-        image.running = image.running + len(steps)
-        for step in steps:
-            self._start_task(step)
+        listing = dict[str, list[Descriptor]]()
+        for subject, entries in delivery.listing.items():
+            at_target = [
+                entry for entry in entries if (delivery.target.key, entry.digest) in self.delivered
+            ]
+            if at_target:
+                listing[subject] = at_target
+        delivery.listing = listing
 
-    async def _bring(self, image: Image, step: Step) -> None:
-        blob = step.blob
-        where = image.target.key
-        mounts = self._knowledge.mounts(image.target.host.key)
-        if step.mount_from is None and mounts:
-            step = step._replace(
-                mount_from=self._knowledge.mount_source(where, blob.digest)
-            )  # committed since then
-        # What cannot be mounted and others need too is kept, when it is small (rule 13).
-        several = self.references[blob.digest] > 1 and (mounts is False or len(self._hosts) > 1)
-        keep: Keep = (
-            "disk"
-            if image.delivery.fan_out
-            else "memory"
-            if several and blob.size <= SMALL_BLOB
-            else None
-        )
-        # One read of a source serves all targets; a mount reads nothing.
-        reads = step.mount_from is None and not (keep == "disk" and blob.digest in self._read)
-        self._read.update([blob.digest] if keep == "disk" else [])
-        self.expected += blob.size * reads
-        try:
-            brought = await self._mover.bring(step, image.source, image.target, keep)
-        except SyncError as error:
-            image.error = image.error or error
-            mounted = False
+        if self._keep_list is not None and listing:
+            self._start_task(self._list_artifacts, delivery, self._keep_list)
         else:
-            if brought is None:
-                return  # dropped while draining: its image stays undone
-            mounted = brought == "mounted"
-            image.delivery.mounted += mounted
-            image.delivery.present += brought == "there"
-            image.delivery.transferred += [blob] * (brought == "uploaded")
-            if brought != "uploaded":
-                self.expected -= blob.size * reads
-            self._queue((), self._claims.arrived(step.work, blob.digest))
-        if step.mount_from is not None:
-            self._queue(self._claims.mount_ended(image.target.host.key, mounted=mounted))
-        self._settle(image)
+            self._ended(delivery)
 
-    async def _finish(self, image: Image) -> None:
-        """Put the manifests of an image whose blobs are all there (I1, I2)."""
-        work = image.work
+    async def _list_artifacts(
+        self, delivery: Delivery, keep_list: Callable[..., Awaitable[set[str]]]
+    ) -> None:
+        """Have the target list its artifacts, then end the delivery."""
         try:
-            whole = await self._put(image, work)
-        except SyncError as error:
-            image.error = image.error or error
-        else:
-            del self.images[work]
-            if whole:
-                if image.snapshot:
-                    keys = key_of(image.tree.source_digest), key_of(image.tree.root.digest)
-                    self._knowledge.take_snapshot(image.snapshot, *keys)
-                self._queue(self._claims.released(work))
-                self._close(image)
-            else:
-                self._queue(*self._claims.failed(work))
-                self._ask(image.source.host.key, partial(self._complete, image))
-        self._settle(image)
-
-    async def _put(self, image: Image, work: Work) -> bool:
-        """Put the manifests; False when the target lost what was believed there: it is forgotten
-        now (I5).
-        """
-
-        def arrived(child: Manifest) -> None:
-            self.commit(work.where, child)
-            self._queue((), self._claims.arrived(work, child.digest))
-
-        # An artifact may have been put for another tag, whose own waits for the same one.
-        for pause in (
-            () if (work.where, image.reference) in self.delivered else (*_ABSENT_PAUSES, None)
-        ):
-            try:
-                await self._mover.put(image.tree, work, image.target, image.reference, arrived)
-                break
-            except RegistryError as error:
-                if is_immutable(error) and await self._stands(image, error):
-                    break
-                if image.healed or not may_be_stale(error):
-                    raise
-                # It may be about what it names, or all, of what this run did not confirm.
-                found = {
-                    each
-                    for each in image.tree.names
-                    if not self._knowledge.is_confirmed(work.where, each)
+            for subject, entries in delivery.listing.items():
+                added = await keep_list(delivery.source, delivery.target, subject, entries)
+                # The target held these, and its list did not name them: another writer lost them.
+                relisted = {
+                    digest for digest in added if not self.delivered[delivery.target.key, digest]
                 }
-                lost = frozenset(found & error.digests or found)
-                if not lost and (
-                    error.status == 404 or any(code.endswith("_UNKNOWN") for code in error.codes)
-                ):
-                    # All of it was confirmed in this run. A registry that is late to see it gets
-                    # some time.
-                    if pause is not None:
-                        await anyio.sleep(pause)
-                        continue
-                    lost = await image.target.absent(image.tree.root, image.tree.children)
-                if not lost:
-                    raise
-                self._discovery.say(
-                    "debug", "healing", f"{error}; what was believed to be there is checked"
-                )
-                for digest in image.tree.above(lost):
-                    self._knowledge.forget(work.where, digest)
-                image.healed = True
-                return False
-        self.commit(work.where, image.tree.root)
-        if image.tree.root.digest in work.own_children:
-            arrived(image.tree.root)
-        return True
-
-    async def _stands(self, image: Image, error: RegistryError) -> bool:
-        """Say whether a tag that never moves names the image; with another one there, nothing
-        failed at ecr kinds.
-        """
-        held = await image.target.head_manifest(image.reference)
-        digest = image.tree.root.digest
-        image.stands = held == digest or (
-            held is not None and image.target.host.registry.kind.startswith("ecr")
-        )
-        if image.stands and not (
-            held == digest and error.retries
-        ):  # by an attempt whose answer was lost
-            self._discovery.say("debug", "tag_immutable_exists", str(error))
-            if not image.artifact:
-                image.delivery.stands = held
-            elif held == digest:
-                self.delivered.setdefault((image.target.key, image.reference), False)
-        return held == digest
-
-    def _settle(self, image: Image) -> None:
-        """Note that one step ended; a failed image ends with its last step and passes on what it
-        owned.
-        """
-        image.running -= 1
-        if not image.running:
-            self._slots -= 1
-            if image.error is not None and self.images.pop(image.work, None) is not None:
-                self._close(image)
-                self._queue(*self._claims.failed(image.work))
-        self.advance()
-
-    def _close(self, image: Image) -> None:
-        """Note that an image is at its target, or will not be: what hangs on it follows, or never
-        will.
-        """
-        whole = image.delivery
-        ended = [image]
-        whole.present += image.work.skipped
-        whole.error = whole.error or (None if image.stands else image.error)
-        if image.error is None:
-            self.follow(image.then)
-            place = (image.target.key, image.reference)
-            if image.artifact and place in self.delivered:
-                whole.skipped += 1
-            elif image.artifact:
-                self.delivered[place] = True
-                whole.brought.add(image.reference)
-                whole.planned.append(f"carry {image.artifact}")
-        else:
-            for each in ended:
-                ended += each.then
-            whole.failed += sum(bool(each.artifact) for each in ended) * (not image.stands)
-        whole.open -= len(ended)
-        self.conclude(whole)
-
-    def follow(self, images: Sequence[Image]) -> None:
-        """Promote what hangs on something that is there now."""
-        for each in images:
-            each.number = next(self._numbers)
-            (self.add if self.draining else self._promote)(each)
-
-    def conclude(self, whole: Delivery) -> None:
-        """End a delivery whose images have all ended; a target without the API is to list the
-        artifacts first.
-        """
-        if whole.open:
-            return
-        there = {
-            subject: [each for each in entries if (whole.target.key, each.digest) in self.delivered]
-            for subject, entries in whole.listing.items()
-        }
-        whole.listing = {subject: entries for subject, entries in there.items() if entries}
-        if self._keep_list is not None and whole.listing:
-            self._start_task(self._list, whole, self._keep_list)
-        else:
-            self._ended(whole)
-
-    async def _list(self, whole: Delivery, keep: Callable[..., Awaitable[set[str]]]) -> None:
-        try:
-            for subject, entries in whole.listing.items():
-                added = await keep(whole.source, whole.target, subject, entries)
-                lost = {
-                    each for each in added if not self.delivered[whole.target.key, each]
-                }  # by another writer
-                whole.skipped -= len(lost)
-                whole.brought |= lost
+                delivery.skipped -= len(relisted)
+                delivery.brought |= relisted
         except SyncError as error:
-            whole.error = whole.error or error
-        self._ended(whole)
+            delivery.error = delivery.error or error
+        self._ended(delivery)
+
+
+def _denies_existence(refusal: RegistryError) -> bool:
+    """Say whether a refused manifest was refused because something is said not to exist."""
+    return refusal.status == 404 or any(code.endswith("_UNKNOWN") for code in refusal.codes)

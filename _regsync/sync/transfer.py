@@ -18,7 +18,6 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from enum import Enum
 from functools import partial
 from typing import Literal
 
@@ -36,7 +35,7 @@ from _regsync.registry.upload import Upload
 from _regsync.state.knowledge import Knowledge, RepositoryKey
 from _regsync.sync.claims import Step, Work
 from _regsync.sync.discovery import together
-from _regsync.sync.image import Tree
+from _regsync.sync.image import BlobResult, Tree
 from _regsync.sync.relay import SOURCE_GRACE, Relay
 from _regsync.sync.staging import FilePieces, MemoryPieces, NoRoom, Sink, Staging, StagingFailed
 from _regsync.text import redacting
@@ -57,14 +56,6 @@ _TOO_LARGE_STATUSES = (413, 416)
 Keep = Literal["disk", "memory"] | None
 
 Body = Relay | MemoryPieces | FilePieces
-
-
-class BlobResult(str, Enum):
-    """How a blob came to be in a repository."""
-
-    UPLOADED = "uploaded"
-    MOUNTED = "mounted"
-    PRESENT = "there"
 
 
 class _AnswerLost(Exception):
@@ -134,25 +125,18 @@ class Mover:
 
     async def bring(
         self, step: Step, source: Repository, target: Repository, keep: Keep
-    ) -> BlobResult | None:
-        """Bring a blob to `target`; None where it was dropped, since the run ends.
-
-        Raises a located SyncError once its attempts are used up.
-        """
-        with anyio.CancelScope() as dropped:
-            async with self._transport.pool.lease(target.host.origin) as lease:
-                self._transport.streams[dropped] = lease
-                upload = Upload(target, self._transport, lease, step.blob)
-                relay = Relay(source, step.blob, self._transport)
-                copy = _Copy(step, relay, upload, keep if self._disk_works else None)
-                try:
-                    return await self._retry(copy)
-                finally:
-                    del self._transport.streams[dropped]
-                    if upload.session:  # no body follows
-                        with anyio.move_on_after(self._transport.edge.timeouts.head):
-                            await upload.cancel_upload()
-        return None
+    ) -> BlobResult:
+        """Bring a blob to `target`; a located SyncError once its attempts are used up."""
+        async with self._transport.pool.lease(target.host.origin) as lease:
+            upload = Upload(target, self._transport, lease, step.blob)
+            relay = Relay(source, step.blob, self._transport)
+            copy = _Copy(step, relay, upload, keep if self._disk_works else None)
+            try:
+                return await self._retry(copy)
+            finally:
+                if upload.session:  # no body follows
+                    with anyio.move_on_after(self._transport.edge.timeouts.head):
+                        await upload.cancel_upload()
 
     async def _retry(self, copy: _Copy) -> BlobResult:
         """Attempt a copy until it succeeds, or fails for good (docs/design.md section 9)."""

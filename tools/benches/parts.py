@@ -67,7 +67,7 @@ LONG = """\
 
 def election() -> Iterator[Figure]:
     """2,000 images of 40 blobs, elected one by one."""
-    from _regsync.sync.claims import Election
+    from _regsync.sync.election import Election
 
     elected = Election()
     began = time.process_time()

@@ -1,0 +1,269 @@
+"""How promoted images share slots, blobs and the end of a run, with a mover that only takes time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+import anyio.abc
+import pytest
+
+from _regsync.errors import RegistryError
+from _regsync.oci.manifest import Descriptor, Manifest
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync import schedule
+from _regsync.sync.claims import Claims, Step, Work
+from _regsync.sync.image import BlobResult, Delivery, Image, Tree
+from _regsync.sync.schedule import Execution
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+
+def repository(name: str) -> Any:
+    """Return what the scheduler wants to know of a repository at the one target."""
+    host = SimpleNamespace(key="target.test", registry=SimpleNamespace(kind="generic"))
+    return SimpleNamespace(
+        key=(host.key, name), host=host, reference=lambda tag: f"{host.key}/{name}:{tag}"
+    )
+
+
+class Stage:
+    """A scheduler whose mover sleeps for as long as a blob has bytes, and notes what it did."""
+
+    def __init__(self, slots: int = 3) -> None:
+        self.knowledge = Knowledge()
+        # What was copied and put, and what is being copied now.
+        self.trace: list[str] = []
+        self.copying = Counter[str]()
+        self.most_copying = Counter[str]()
+        self.most_images = 0
+        # Digests whose first copy fails, and how images ended.
+        self.broken: set[str] = set()
+        self.ended: dict[str, Delivery] = {}
+        self._slots = slots
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self.execution: Execution
+
+    async def run(
+        self, *images: Image, during: Callable[[], Coroutine[Any, Any, None]] | None = None
+    ) -> None:
+        """Let the images come to their ends; fails when they do not."""
+        with anyio.fail_after(10_000):
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                self.execution = Execution(
+                    self,  # type: ignore[arg-type]
+                    self.knowledge,
+                    SimpleNamespace(),  # type: ignore[arg-type]
+                    slots=self._slots,
+                    start=tasks.start_soon,
+                    ask=lambda source, item: tasks.start_soon(item),  # type: ignore[arg-type]
+                    keep_list=None,
+                    ended=self._end,
+                    transport=SimpleNamespace(),  # type: ignore[arg-type]
+                )
+                for image in images:
+                    self.execution.add(image)
+                self.execution.advance()
+                if during is not None:
+                    await during()
+
+    def _end(self, delivery: Delivery) -> None:
+        self.ended[delivery.reference] = delivery
+
+    async def bring(self, step: Step, source: Any, target: Any, keep: object) -> str:
+        """Stand for `Mover.bring`."""
+        _, name = step.work.where
+        self.copying[name] += 1
+        self.most_copying[name] = max(self.most_copying[name], self.copying[name])
+        self.most_images = max(self.most_images, len(self.execution.images))
+        await anyio.sleep(step.blob.size)
+        self.copying[name] -= 1
+        if step.blob.digest in self.broken:
+            self.broken.remove(step.blob.digest)
+            raise RegistryError("refused", status=400)
+        if step.mount_from is not None:
+            self.knowledge.accept_mount(target.host.key)
+        self.trace.append(f"{name} {step.blob.digest}{' mounted' if step.mount_from else ''}")
+        return BlobResult.UPLOADED if step.mount_from is None else BlobResult.MOUNTED
+
+    async def put(
+        self,
+        tree: Tree,
+        work: Work,
+        target: Any,
+        reference: str,
+        arrived: Callable[[Manifest], None],
+    ) -> None:
+        """Stand for `Mover.put`."""
+        for child in tree.children:
+            if child.digest in work.own_children:
+                arrived(child)
+        _, name = work.where
+        self.trace.append(f"{name} put")
+
+
+def image(
+    name: str, *blobs: tuple[str, int], into: str = "", then: tuple[Image, ...] = ()
+) -> Image:
+    """Return an image whose blobs take so many seconds each; its tag is its name, and so is its
+    repository if `into` names none.
+    """
+    layers = tuple(
+        Descriptor("application/octet-stream", digest(blob), size) for blob, size in blobs
+    )
+    root = Manifest("image", digest(f"root of {name}"), b"", layers=layers)
+    where = repository(into or name)
+    delivery = Delivery(where, where, name, name, root.digest, root.digest, 0.0, False, None)
+    delivery.open += len(then)
+    for each in then:
+        each.delivery = delivery
+    return Image(delivery, Tree(root, (), root.digest), name, b"", list(then))
+
+
+def digest(name: str) -> str:
+    """Return a name that can be read, in a digest's form."""
+    return f"sha256:{name.encode().hex():0>64}"
+
+
+async def test_sixteen_blobs_of_an_image_are_copied_at_the_same_time() -> None:
+    stage = Stage()
+    await stage.run(image("a", *((f"blob {number}", 1) for number in range(40))))
+    assert stage.most_copying == {"a": 16}
+    assert len(stage.trace) == 41
+    assert stage.trace[-1] == "a put"
+    assert stage.ended["a"].error is None
+
+
+async def test_an_image_that_waits_for_another_one_holds_no_slot() -> None:
+    """I8: of two slots the second one goes from the follower to a third image."""
+    stage = Stage(slots=2)
+    images = [
+        image("a", ("shared", 100)),
+        image("b", ("shared", 100), ("own", 1)),
+        image("c", ("another", 10)),
+    ]
+    await stage.run(*images)
+    shared, own, another = digest("shared"), digest("own"), digest("another")
+    assert stage.trace == [
+        f"b {own}",
+        f"c {another}",
+        "c put",
+        f"a {shared}",
+        "a put",
+        f"b {shared} mounted",
+        "b put",
+    ]
+
+
+async def test_only_so_many_images_are_promoted_and_the_others_come_in_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those that wait count too."""
+    monkeypatch.setattr(schedule, "_MAX_PROMOTED", 3)
+    stage = Stage(slots=5)
+    await stage.run(*(image(name, ("shared", 10)) for name in "abcdefgh"))
+    assert stage.most_images == 3
+    assert set(stage.ended) == set("abcdefgh")
+    assert [text for text in stage.trace if "mounted" not in text][:2] == [
+        f"a {digest('shared')}",
+        "a put",
+    ]
+
+
+async def test_the_blobs_of_a_failed_image_that_are_on_their_way_go_on() -> None:
+    stage = Stage()
+    stage.broken.add(digest("broken"))
+    await stage.run(image("a", ("broken", 1), ("slow", 50)), image("b", ("slow", 50)))
+    slow = digest("slow")
+    assert stage.trace == [f"a {slow}", f"b {slow}", "b put"]
+    assert stage.ended["a"].error is not None
+    assert stage.ended["b"].error is None
+
+
+async def test_an_image_that_waited_for_a_failed_one_copies_what_that_owned() -> None:
+    stage = Stage(slots=1)
+    stage.broken.add(digest("broken"))
+    await stage.run(image("a", ("broken", 1)), image("second", ("broken", 1), into="a"))
+    assert stage.trace == [f"a {digest('broken')}", "a put"]
+    assert stage.ended["a"].error is not None
+    assert stage.ended["second"].error is None
+    assert not stage.execution.images
+
+
+async def test_artifacts_follow_their_subject_before_other_images() -> None:
+    stage = Stage(slots=1)
+    await stage.run(image("a", ("one", 1), then=(image("signature"),)), image("b", ("two", 1)))
+    puts = [text for text in stage.trace if text.endswith("put")]
+    assert puts == ["a put", "signature put", "b put"]
+
+
+async def test_artifacts_of_a_failed_image_are_not_put() -> None:
+    stage = Stage()
+    stage.broken.add(digest("one"))
+    signature = image("signature")
+    signature.artifact = "a signature"
+    await stage.run(image("a", ("one", 1), then=(signature,)))
+    assert stage.trace == []
+    assert stage.ended["a"].failed == 1
+    assert stage.ended["a"].open == 0
+
+
+async def test_a_drain_lets_end_what_has_begun_and_leaves_the_rest() -> None:
+    """The follower waits for an image that ends, the third one has no slot yet."""
+    stage = Stage(slots=2)
+
+    async def drain() -> None:
+        await anyio.sleep(5)
+        stage.execution.drain()
+
+    images = [
+        image("a", ("shared", 100)),
+        image("b", ("shared", 100), ("own", 10)),
+        image("c", ("late", 1)),
+    ]
+    await stage.run(*images, during=drain)
+    assert [text for text in stage.trace if text.endswith("put")] == ["a put", "b put"]
+    assert "c" not in stage.ended
+    assert len(stage.execution.pending) == 1
+
+
+async def test_a_drain_does_not_wait_for_an_image_whose_blob_will_not_come() -> None:
+    """`a` commits what `b` is to mount; `b` had not begun, so it is left, and `c`, which had begun
+    and waits for the same blob in the same repository, with it.
+    """
+    stage = Stage(slots=2)
+
+    async def drain() -> None:
+        await anyio.sleep(5)
+        stage.execution.drain()
+
+    images = [
+        image("a", ("shared", 20)),
+        image("b", ("shared", 20)),
+        image("c", ("shared", 20), ("own", 1), into="b"),
+    ]
+    began = anyio.current_time()
+    await stage.run(*images, during=drain)
+    assert stage.trace == [f"b {digest('own')}", f"a {digest('shared')}", "a put"]
+    assert [each.reference for each in stage.execution.images.values()] == ["b", "c"]
+    assert anyio.current_time() - began == 20
+
+
+async def test_images_that_nobody_would_ever_serve_do_not_keep_a_run_from_ending(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It cannot happen while rule 9 holds; if it does, the run says so (I9)."""
+
+    def promote(claims: Claims, work: Work) -> list[Step]:
+        work.missing = 1
+        return []
+
+    monkeypatch.setattr(Claims, "promote", promote)
+    stage = Stage()
+    await stage.run(image("a", ("one", 1)))
+    assert [each.reference for each in stage.execution.images.values()] == ["a"]
+    assert stage.ended == {}
