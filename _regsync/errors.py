@@ -191,7 +191,7 @@ class RegistryError(SyncError):
         super().located(side, operation, reference)
         is_about_blob = any("BLOB" in code for code in self.codes)
         if self.hint is None and self.side and not is_about_blob:
-            self.hint = _remedy(self.status, self.side, _Target.of(self.reference or ""))
+            self.hint = _remedy(self.status, self.side, _ImageName.of(self.reference or ""))
         return self
 
     @property
@@ -216,8 +216,8 @@ class RegistryError(SyncError):
         return self.status == 404 and "BLOB_UPLOAD_UNKNOWN" in self.codes
 
 
-class _Target(NamedTuple):
-    """What a request was about, in parts; what is not named is ""."""
+class _ImageName(NamedTuple):
+    """A reference in parts; what it does not name is ""."""
 
     host: str
     repository: str
@@ -225,7 +225,7 @@ class _Target(NamedTuple):
     digest: str
 
     @classmethod
-    def of(cls, reference: str) -> _Target:
+    def of(cls, reference: str) -> _ImageName:
         """Take apart `HOST/REPOSITORY[:TAG][@DIGEST]`, which this program has put together.
 
         Nothing is checked: of any other text the parts only make a remedy that helps less.
@@ -236,14 +236,14 @@ class _Target(NamedTuple):
         return cls(host, repository, tag, digest)
 
 
-def _remedy(status: int, side: Side, target: _Target) -> str | None:
+def _remedy(status: int, side: Side, image: _ImageName) -> str | None:
     """Return what to do about an error status, where that is known."""
     if side is Side.SOURCE:
         # What an image names and its own registry lacks is missing for another reason than its
         # name.
-        return _remedy_for_name(target) if status == 404 and not target.digest else None
+        return _remedy_for_name(image) if status == 404 and not image.digest else None
     if status == 404:
-        return _remedy_for_repository(target)
+        return _remedy_for_repository(image)
     if status == 405:
         return "is it read-only, or a pull-through cache? name the registry that takes pushes"
     if status == 413:
@@ -251,19 +251,19 @@ def _remedy(status: int, side: Side, target: _Target) -> str | None:
     return None
 
 
-def _remedy_for_name(target: _Target) -> str:
-    if not target.tag:
+def _remedy_for_name(image: _ImageName) -> str:
+    if not image.tag:
         return "check the name of the repository"
-    name = f"{target.host}/{target.repository}"
+    name = f"{image.host}/{image.repository}"
     return f"check the name: `regsync tags {name}` shows what is there"
 
 
-def _remedy_for_repository(target: _Target) -> str:
+def _remedy_for_repository(image: _ImageName) -> str:
     remedy = "create the repository, or the project that it is in, there first"
-    ecr = re.match(_ECR_HOST, target.host)
+    ecr = re.match(_ECR_HOST, image.host)
     if ecr is None:
         return remedy
-    command = f"aws ecr create-repository --repository-name {target.repository}"
+    command = f"aws ecr create-repository --repository-name {image.repository}"
     return f"{remedy}: {command} --registry-id {ecr['account']} --region {ecr['region']}"
 
 

@@ -1,0 +1,1 @@
+"""The configuration: its fields, its YAML, and the values that come of them."""

@@ -1,0 +1,1 @@
+"""The vocabulary of the OCI specifications: names, digests, manifests."""
