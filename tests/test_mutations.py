@@ -413,7 +413,7 @@ def a_manifest_is_put_as_any_json(patch: pytest.MonkeyPatch, struck: Struck) -> 
 
 @mutant("chunk_order", plain)
 def a_chunk_begins_where_none_ended(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    head = http1.Connection._head
+    head = http1.Connection._write_head
 
     def written(self: Any, request: http1.Request, length: int) -> bytes:
         if is_blob_put(request):
@@ -421,7 +421,7 @@ def a_chunk_begins_where_none_ended(patch: pytest.MonkeyPatch, struck: Struck) -
             struck()
         return head(self, request, length)
 
-    replaced(patch, http1.Connection, "_head", written)
+    replaced(patch, http1.Connection, "_write_head", written)
 
 
 @mutant("digest_query", plain)
