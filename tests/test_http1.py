@@ -12,7 +12,7 @@ import pytest
 
 from _regsync.addresses import Origin
 from _regsync.errors import ContentError, Disconnected, ProtocolBroken, Side, SyncError, TimedOut
-from _regsync.net.http1 import PIECE, Connection, Request, Response
+from _regsync.net.http1 import PIECE, Connection, Request, Response, State
 from _regsync.net.streams import WANT_READ, WANT_WRITE, Timeouts
 from tests.wires import NEVER, ORIGIN, Blob, End, Item, Pause, Wire, answer, connection, pool_of
 
@@ -370,7 +370,7 @@ async def test_answer_after_the_last_byte_is_not_early_though_the_source_has_not
             return await super().next()
 
     response = await put(Wire(answers=((CREATED,),)), Endless(b"a", b"b"))
-    assert (response.early, response.reusable) == (False, True)
+    assert (response.early, response.is_reusable) == (False, True)
 
 
 @pytest.mark.parametrize("sends", [(End.RESET,), (1000, End.RESET)], ids=["first", "second"])
@@ -378,7 +378,7 @@ async def test_refusal_is_read_after_a_failed_write(sends: tuple[Item, ...]) -> 
     wire = Wire(Pause(1.5), answer(b"denied", status=403), End.RESET, sends=sends)
     response = await put(wire, Blob(b"a", b"b"))
     assert (response.status, response.early, await response.read(100)) == (403, True, b"denied")
-    assert not response.reusable
+    assert not response.is_reusable
 
 
 async def test_refusal_is_read_after_a_failed_write_of_a_body_in_memory() -> None:
@@ -658,6 +658,56 @@ async def test_repeated_headers_are_kept_apart() -> None:
     response = await get(Wire(answer(b"", "WWW-Authenticate: a", "www-authenticate: b")))
     assert response.headers.all("www-authenticate") == ["a", "b"]
     assert (response.headers.get("www-authenticate"), response.headers.get("x")) == ("a", None)
+
+
+# The states of a connection.
+
+
+async def test_an_exchange_goes_round_its_states_once() -> None:
+    wire = Wire(sends=(1000, 2, WANT_WRITE), answers=((CREATED,),))
+    states: list[State] = []
+    wire.tick = lambda: states.append(sending.state)
+    sending = connection(wire)
+    assert sending.state is State.IDLE
+    response = await sending.exchange(PUT, memoryview(b"a"), Blob(b"bcd", length=4), 300)
+    assert set(states) <= {State.SENDING, State.WAITING}
+    assert State.SENDING in states
+    assert sending.state is State.ANSWERED
+    assert await response.finish()
+    assert sending.state is State.IDLE
+    sending.close()
+    assert sending.state is State.CLOSED
+
+
+@pytest.mark.parametrize("stopped", [False, True], ids=["sending", "write-failed"])
+async def test_an_early_answer_never_leads_to_an_idle_connection(stopped: bool) -> None:
+    wire = Wire(sends=(1000, End.RESET) if stopped else (1000, NEVER))
+    wire.after(0, answer(b"no", status=413))
+    sending = connection(wire)
+    response = await sending.exchange(PUT, memoryview(b"a"), Blob(b"bcd", length=4), 300)
+    assert (sending.state, response.early) == (State.ANSWERED, True)
+    assert await response.read(10) == b"no"
+    assert not await response.finish()
+    assert sending.state is State.ANSWERED
+
+
+@pytest.mark.parametrize(
+    ("method", "head"),
+    [
+        ("HEAD", framing(200, LENGTH)),
+        ("GET", framing(204)),
+        ("GET", framing(304, LENGTH)),
+        ("POST", framing(202, "Content-Length: 0")),
+        ("PUT", framing(500, "Content-Length: 0")),
+    ],
+)
+async def test_an_answer_without_a_body_ends_with_its_head(method: str, head: bytes) -> None:
+    wire = Wire(head, NEVER)
+    response = await get(wire, Request(method, "/"))
+    wire.reads.clear()
+    assert await response.read(10) == b""
+    assert await response.finish()
+    assert wire.reads == []
 
 
 # Keeping a connection.

@@ -151,7 +151,7 @@ class Response:
         # once can smuggle an answer: h11 follows the coding, and the connection is closed (R17).
         is_closing = "close" in ",".join(self.headers.all("connection")).lower()
         has_both_framings = bool(coded and declared)
-        self.reusable = head.http_version == b"1.1" and not is_closing and not has_both_framings
+        self.is_reusable = head.http_version == b"1.1" and not is_closing and not has_both_framings
 
         # How many bytes of the body are still to come; None while h11 frames it, then 0. Where an
         # error's body is cut short, h11 still gives what has come.
@@ -166,7 +166,7 @@ class Response:
         if self.left is not None:
             unread = connection.unread()
             self._tail = memoryview(unread)[: self.left]
-            self.reusable = self.reusable and len(unread) <= self.left
+            self.is_reusable = self.is_reusable and len(unread) <= self.left
 
     def _check_coding(self, method: str) -> None:
         """Refuse content in a coding, which was not asked for (R15)."""
@@ -210,7 +210,7 @@ class Response:
                 self._tail = memoryview(event.data)
             else:
                 self.left = 0
-                self.reusable = self.reusable and not self._connection.unread()
+                self.is_reusable = self.is_reusable and not self._connection.unread()
 
     async def read(self, limit: int) -> bytes:
         """Return the whole body; ContentError when it is longer than `limit` bytes.
@@ -232,7 +232,7 @@ class Response:
         except WireError:
             if not is_error:
                 raise
-            self.reusable = False
+            self.is_reusable = False
 
         if len(body) > limit and not is_error:
             raise ContentError(f"the answer is longer than {limit} bytes")
@@ -241,9 +241,9 @@ class Response:
 
     async def finish(self) -> bool:
         """Read what little is left; return whether the connection is fit for another exchange."""
-        if self.reusable and self.left != 0:
+        if self.is_reusable and self.left != 0:
             await self._drain()
-        if not self.reusable or self.left != 0:
+        if not self.is_reusable or self.left != 0:
             return False
         self._connection.state = State.IDLE
         return True
@@ -256,7 +256,7 @@ class Response:
                 while self.left != 0 and (self.left or 0) <= budget:
                     budget -= await self.read_into(scratch)
         except WireError:
-            self.reusable = False
+            self.is_reusable = False
 
 
 class _Outgoing:
@@ -309,12 +309,13 @@ class Connection:
         # When the last exchange ended, in the event loop's time.
         self.idle_since = 0.0
         self._stream = stream
-        # Where is read to what h11 frames.
+        # Where heads, and bodies that h11 frames, are read to.
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._begin(0)
 
     def _begin(self, length: int) -> None:
         """Set what belongs to one exchange, whose request has a body of `length` bytes."""
+        # h11's side of it: a new one for each exchange costs no more than another cycle.
         self._framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
         # What has been read and was not given to h11 yet.
         self._arrived = b""
@@ -461,7 +462,7 @@ class Connection:
                 response = Response(self, event, method)
                 if self.state is not State.WAITING:
                     response.early = True
-                    response.reusable = False
+                    response.is_reusable = False
                 self.state = State.ANSWERED
                 return response
         except WireError as error:
