@@ -166,7 +166,7 @@ async def test_a_429_on_manifest_put_slows_nothing_but_manifest_puts(seed: Seed)
             world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test")
         )
         images = images_at(source, seed, 30, 100_000)
-        refused = refuse(target, is_manifest_put, until=0.5, headers=LATER)
+        refused = refuse(target, is_manifest_put, until=1.0, headers=LATER)
         ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
         assert ran.statuses() == ["synced"] * 30
         assert all(held(target, "app", image) for image in images)

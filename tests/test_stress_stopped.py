@@ -94,7 +94,7 @@ def check_idle(transport: Transport) -> None:
     """Nobody has a permit, a place in a window or a stream, and nobody waits for one."""
     for limit in transport.gate.limits.values():
         assert (limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0})
-        assert not any(meter.inside for meter in limit.meters.values())
+        assert not any(meter.window.inside for meter in limit.meters.values())
     assert not any(transport.gate._queues.values())
     assert not any(host.first_contact.locked() for host in transport._hosts.values())
     assert not any(host.authenticator._pending for host in transport._hosts.values())

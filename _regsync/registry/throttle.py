@@ -151,6 +151,13 @@ class TokenBucket:
         self._full_at = max(now, self._full_at) + self._gap
 
 
+class Remaining(NamedTuple):
+    """What is left of a quota: requests, and the seconds until all of it is back at the latest."""
+
+    requests: int
+    seconds: float
+
+
 class Quota:
     """What a registry says it will still answer (`ratelimit-remaining`)."""
 
@@ -207,7 +214,7 @@ class Meter:
     def width(self) -> float:
         return self.window.width
 
-    def opens(self, now: float, discovers: bool) -> float:
+    def next_opening(self, now: float, discovers: bool) -> float:
         """Return when one more request may enter: a time that has come, a time to wait for, or inf
         when that depends on answers.
         """
@@ -293,7 +300,7 @@ class Limit:
             self._names[key] = tuple(paces)
         return self._names[key]
 
-    def fits(self, wants: Sequence[Want]) -> bool:
+    def has_permits_for(self, wants: Sequence[Want]) -> bool:
         """Say whether all of `wants`, of this registry, can be taken now."""
         if self.in_use + len(wants) > self.cap:
             return False
@@ -340,7 +347,7 @@ def admit(
         return None
     permits = [want for want in wants if not want.within]
     for host in {want.host for want in permits}:
-        if not limits[host].fits([want for want in permits if want.host == host]):
+        if not limits[host].has_permits_for([want for want in permits if want.host == host]):
             return None
 
     for want in permits:
@@ -356,11 +363,11 @@ def admit(
 
 
 def next_opening(limits: Mapping[str, Limit], wants: Sequence[Want], now: float) -> float:
-    """Return when windows and buckets have what `wants` draw, as `Meter.opens` does."""
+    """Return when windows and buckets have what `wants` draw, as `Meter.next_opening` does."""
     opens = -math.inf
     for want in wants:
         for name in want.meters:
-            opens = max(opens, limits[want.host].meters[name].opens(now, want.discovers))
+            opens = max(opens, limits[want.host].meters[name].next_opening(now, want.discovers))
     return opens
 
 
@@ -399,13 +406,6 @@ def backoff(attempt: int, chance: float) -> float:
     """Return the pause in seconds before attempt `attempt` (from 1); `chance` is uniform in [0, 1)."""
     longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(attempt - 1, 9))
     return longest * chance
-
-
-class Remaining(NamedTuple):
-    """What is left of a quota: requests, and the seconds until all of it is back at the latest."""
-
-    requests: int
-    seconds: float
 
 
 def parse_quota(header: Callable[[str], str | None], wall_now: float) -> Remaining | None:

@@ -308,10 +308,10 @@ class Transport:
         if not host.has_answered or host.first_contact.locked():
             async with host.first_contact:
                 if not host.has_answered:
-                    return await self._exchange(host, call, ok, limit)
-        return await self._exchange(host, call, ok, limit)
+                    return await self._ask(host, call, ok, limit)
+        return await self._ask(host, call, ok, limit)
 
-    async def _exchange(self, host: Host, call: Call, ok: Collection[int], limit: int) -> Response:
+    async def _ask(self, host: Host, call: Call, ok: Collection[int], limit: int) -> Response:
         async with self.opened(host, call, ok) as response:
             await response.read(limit)
             return response
