@@ -23,6 +23,7 @@ from conformance.faults import Rule
 from conformance.images import Image
 from conformance.tokens import TokenService
 from tests.ends import Virtual, held, tags
+from tests.states import entries
 from tests.watching import INTERVAL, Step, lines, scene
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -483,7 +484,7 @@ async def test_what_always_fails_leaves_no_staged_blobs_behind(tmp_path: Path) -
 async def test_what_another_process_has_locked_is_remembered_here(tmp_path: Path) -> None:
     from _regsync.state.database import StateFile
 
-    def quiet(event: str, message: str) -> None:
+    def quiet(level: str, event: str, message: str) -> None:
         pass
 
     async with scene(tmp_path) as stage:
@@ -497,10 +498,10 @@ async def test_what_another_process_has_locked_is_remembered_here(tmp_path: Path
             stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 3
         )
         assert len(lines(ran, "warning: another run uses")) == 1
-        assert not (tmp_path / ".regsync" / "state.bin").exists()
+        assert entries(tmp_path / ".regsync") == 0
         other.close()
         await stage.watch()
-        assert (tmp_path / ".regsync" / "state.bin").exists()
+        assert entries(tmp_path / ".regsync") > 0
 
 
 @pytest.mark.parametrize("cycles", [300, pytest.param(1000, marks=pytest.mark.thorough)])
@@ -587,4 +588,4 @@ async def test_a_second_signal_ends_a_drain_and_saves_the_state(tmp_path: Path) 
         assert (ran.report["interrupted"], ran.images) == (True, []), (
             "also a cycle that is cut off has its line"
         )
-        assert (tmp_path / ".regsync" / "state.bin").exists()
+        assert entries(tmp_path / ".regsync") > 0

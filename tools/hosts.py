@@ -452,7 +452,7 @@ class Started:
 
     def _check_left(self) -> None:
         """The state is kept, readable by its owner alone; nothing else is left, nowhere."""
-        allowed = {"state.bin", "state.lock"}
+        allowed = {"state.db", "state.lock"}
         cache = self._place / "cache"
         files = [each for each in cache.rglob("*") if not each.is_dir()]
         if {each.name for each in files} != allowed:

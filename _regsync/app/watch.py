@@ -160,9 +160,7 @@ class _Watch:
         self._found = load(self._said.log, **given)
         self._interval = interval
         self.transport = connect(console, self._said.log)
-        self._state = cache(
-            partial(StateFile, warn=partial(self._said.log, "warning"), remembers=True)
-        )
+        self._state = cache(partial(StateFile, log=self._said.log, remembers=True))
         self._stop = anyio.Event()
         self._wake = anyio.Event()
         self._number = 0

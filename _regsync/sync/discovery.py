@@ -161,7 +161,7 @@ class Discovery:
         if key not in self._repositories:
             host = self._transport.host(registry, name)
             # Rule 1: what an earlier run was asked for saves the bare request.
-            host.authenticator.recall(self._knowledge.fact(f"login {host.key}"))
+            host.authenticator.recall(self._knowledge.host(host.key).login)
             found = self._repositories[key] = Repository(
                 self._transport, host, name, side, reads_only=self._reads_only
             )
@@ -172,7 +172,7 @@ class Discovery:
         """Let a later run know how the hosts of this one want to be asked."""
         for each in self._repositories.values():
             if any(each.host.authenticator.learnt):
-                self._knowledge.learn(f"login {each.host.key}", each.host.authenticator.learnt)
+                self._knowledge.learn_login(each.host.key, each.host.authenticator.learnt)
 
     async def list_tags(self, repository: Repository) -> Mapping[str, str | None] | None:
         """List a repository, once per run (rule 3), as `Repository.list_tags` does."""

@@ -401,11 +401,7 @@ class Referrers:
 
     def has_api(self, where: Repository) -> bool | None:
         """Say whether a repository's registry has the referrers API, None where that is not known."""
-        return (
-            None
-            if (fact := self._knowledge.fact(f"referrers {area(where.key)}")) is None
-            else bool(fact)
-        )
+        return self._knowledge.has_referrers_api(where.key)
 
     async def _api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
         """Ask the referrers API; None where there is none (docs/design.md section 6 rule 15)."""
@@ -431,9 +427,9 @@ class Referrers:
                 "NAME_UNKNOWN",
             } & {*error.codes}
             if lacks and not known:
-                self._knowledge.learn(f"referrers {area(where.key)}", False)
+                self._knowledge.learn_referrers_api(where.key, False)
             return None
-        self._knowledge.learn(f"referrers {area(where.key)}", True)
+        self._knowledge.learn_referrers_api(where.key, True)
         return found
 
     async def _fallback(

@@ -20,7 +20,7 @@ from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.registry.repository import Repository
 from _regsync.registry.throttle import hopeless
 from _regsync.registry.transport import Transport
-from _regsync.state.database import EMPTY, StateFile, digest_like, key_of
+from _regsync.state.database import StateFile, digest_like, key_of
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.discovery import Discovery, Sighting, together
 from _regsync.sync.dry_run import Rehearsal
@@ -69,11 +69,10 @@ class Run:
         self._report = report
         self._log = transport.edge.log
         self._globs = cache(compile_glob)
-        self._state = state or StateFile(config.cache_dir, partial(self._log, "warning"))
-        archive = self._state.load(keep=rehearse is None)
+        self._state = state or StateFile(config.cache_dir, self._log)
+        self._state.load(keep=rehearse is None)
         wall = transport.edge.wall
-        keep = self._state.note if self._state.is_kept or self._state.remembers else None
-        self._knowledge = Knowledge(archive, now=wall, ttl=config.cache_ttl, note=keep)
+        self._knowledge = Knowledge(self._state, now=wall, ttl=config.cache_ttl)
         self._whole = rehearse == "analysis"
         self._plans = rehearse == "plan"
         self._discovery = Discovery(
@@ -82,9 +81,7 @@ class Run:
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         mover = (Rehearsal if rehearse else Mover)(transport, self._knowledge, self._staging)
         self.rehearsal = mover if isinstance(mover, Rehearsal) else None
-        self._referrers = Referrers(
-            self._discovery, self._knowledge, wall, self._state.is_kept or archive is not EMPTY
-        )
+        self._referrers = Referrers(self._discovery, self._knowledge, wall, self._state.is_used)
         self.execution = Execution(
             mover,
             self._knowledge,
@@ -136,6 +133,7 @@ class Run:
         try:
             async with anyio.create_task_group() as outer:
                 outer.start_soon(self._drain, stop, execution)
+                outer.start_soon(self._state.commit_regularly)
                 with execution:
                     async with anyio.create_task_group() as tasks:
                         self._tasks = tasks
@@ -154,9 +152,7 @@ class Run:
                 leftovers=self._state.is_kept,
             )
             self._discovery.keep_logins()
-            self._state.save(
-                self._knowledge.encoded() if self._state.is_kept or self._state.remembers else None
-            )
+            self._knowledge.finish()
             self._state.close()
         undone = any(
             (self.execution.pending, self.execution.images, self._asking, *self._questions.values())

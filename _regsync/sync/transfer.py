@@ -262,7 +262,7 @@ class Mover:
         target = upload.repository
         blob = upload.blob
         host = upload.repository.host.key
-        takes = partial(self._knowledge.fact, f"whole {host}")
+        facts = self._knowledge.host(host)
         # Elsewhere the POST that asks and starts costs no more than a HEAD, and may save the bytes.
         probes = self._knowledge.may_probe(target.key, target.row.probe is not None)
         asks = probes and not self._knowledge.is_empty(target.key)
@@ -270,7 +270,7 @@ class Mover:
         if (
             not small
             or asks
-            or takes() is False
+            or facts.takes_whole_blobs is False
             or (known is None and not await self._accepts(target.key))
         ):
             return False
@@ -278,12 +278,12 @@ class Mover:
             await (
                 anyio.lowlevel.checkpoint()
             )  # a config that waited for the same acceptance finds out
-        elif takes() is None and host not in self._tried:
+        elif facts.takes_whole_blobs is None and host not in self._tried:
             self._tried[host] = anyio.Event()
             return True
         if host in self._tried:
             await self._tried[host].wait()
-        return takes() is True
+        return facts.takes_whole_blobs is True
 
     async def _bring_whole(
         self, upload: Upload, body: bytes | None, read: Reader, rank: float, keep: Keep
@@ -304,7 +304,7 @@ class Mover:
         body = await read_whole(blob, read) if body is None else body
         upload.blob = blob._replace(data=body)  # what is sent again is not read again
         rank = (
-            -1.0 if self._knowledge.fact(f"whole {host}") is None else rank
+            -1.0 if self._knowledge.host(host).takes_whole_blobs is None else rank
         )  # others wait for this answer
         async with self._admitted((Want(host, "write"),), rank, upload.lease):
             self._check_open(upload.repository.key)
@@ -312,7 +312,7 @@ class Mover:
                 done = await upload.whole(body)
             if not done and not upload.session:
                 await upload.start()
-            self._knowledge.learn(f"whole {host}", done)
+            self._knowledge.learn_whole_blobs(host, done)
             return "uploaded" if done else await self._send(upload, MemoryPieces(body))
 
     async def _accepts(self, where: RepositoryKey) -> bool:
@@ -408,7 +408,7 @@ class Mover:
         """
         other = upload.repository.row.fallback
         size = upload.blob.size
-        fact = f"patch {upload.repository.host.key}"
+        host = upload.repository.host.key
         status = getattr(error, "status", 0)
         codes = getattr(error, "codes", ())
         wrong = status in (405, 411, 501) or (status == 400 and _NOT_SO.intersection(codes))
@@ -424,8 +424,8 @@ class Mover:
             and (wrong or reset or status in (413, 416))
         )
         if turns:
-            least = min(0 if wrong else size, self._knowledge.fact(fact) or size)
-            self._knowledge.learn(fact, None if upload.style == other else least)
+            least = min(0 if wrong else size, self._knowledge.host(host).smallest_patch or size)
+            self._knowledge.learn_smallest_patch(host, None if upload.style == other else least)
             upload.turned = True
             upload.broken = ""
         return turns
@@ -438,9 +438,9 @@ class Mover:
         host = upload.repository.host
         size = upload.blob.size
         last = body
-        least = self._knowledge.fact(
-            f"patch {host.key}"
-        )  # the dialect follows the kind, and what was learnt
+        least = self._knowledge.host(
+            host.key
+        ).smallest_patch  # the dialect follows the kind, and what was learnt
         upload.style = (
             row.fallback
             if row.fallback and isinstance(least, int) and size >= least
