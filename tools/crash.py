@@ -24,6 +24,7 @@ import json
 import random
 import shutil
 import socket
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -68,7 +69,7 @@ class Round(NamedTuple):
     new: int
     tags: int
     lost: float  # what both runs moved, above an undisturbed one's
-    kept: bool  # whether a state was there to load
+    kept: bool  # whether a state was there that knows something
 
     def __str__(self) -> str:
         how = f"killed at {self.at:4.0%}" if self.was_killed else "ended first   "
@@ -334,7 +335,7 @@ def _round(scene: Scene, number: int, dice: random.Random, slots: int, whole: in
             _check_run(status, out)
         try:
             new = _check_tags(scene, address, all_new=False)
-            kept = (file.parent / ".regsync" / "state.journal").exists()
+            kept = _has_entries(file.parent / ".regsync")
             _check_run(*_run(scene, file))
             spent += scene.tally.bytes
             _check_tags(scene, address, all_new=True)
@@ -349,6 +350,19 @@ def _round(scene: Scene, number: int, dice: random.Random, slots: int, whole: in
         return Round(
             number, limit / whole, was_killed, new, len(scene.images), spent / whole - 1, kept
         )
+
+
+def _has_entries(cache: Path) -> bool:
+    """Say whether the state that a killed run left knows anything; of a copy, for SQLite repairs what it opens."""
+    if not (cache / "state.db").exists():
+        return False
+    with tempfile.TemporaryDirectory() as directory:
+        for path in cache.glob("state.db*"):
+            shutil.copy(path, directory)
+        with contextlib.closing(sqlite3.connect(Path(directory) / "state.db")) as database:
+            tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            counts = [f"SELECT count(*) FROM {name}" for (name,) in tables.fetchall()]
+            return any(database.execute(count).fetchone() != (0,) for count in counts)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -373,7 +387,7 @@ def main(argv: Sequence[str]) -> int:
         "none" if not each.new else "all" if each.new == each.tags else "some" for each in killed
     )
     print(
-        f"{len(done)} rounds, {len(killed)} killed ({sum(each.kept for each in killed)} with a journal; new tags then: "
+        f"{len(done)} rounds, {len(killed)} killed ({sum(each.kept for each in killed)} with a state; new tags then: "
         f"{', '.join(f'{name} in {n}' for name, n in sorted(stages.items()))}); every tag old or whole, every next run "
         f"complete; both runs together moved {statistics.mean(lost):.2f} of one run's bytes on average, "
         f"{max(lost):.2f} at most"
