@@ -24,7 +24,7 @@ import anyio
 
 from _regsync.files import _SAFE, _WRITE, _remove, _safely
 from _regsync.state.knowledge import (
-    KEY_BYTES,
+    DIGEST_BYTES,
     ArtifactLook,
     BlobEntry,
     Fact,
@@ -573,7 +573,7 @@ def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
 
 
 def _split_keys(keys: bytes) -> tuple[bytes, ...]:
-    return tuple(keys[at : at + KEY_BYTES] for at in range(0, len(keys), KEY_BYTES))
+    return tuple(keys[at : at + DIGEST_BYTES] for at in range(0, len(keys), DIGEST_BYTES))
 
 
 # The file.

@@ -38,7 +38,7 @@ _LONGEST_LOOK_SECONDS = 400 * 86400
 # The first byte of a key: the algorithm of its digest.
 _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 
-KEY_BYTES = 33
+DIGEST_BYTES = 33
 
 
 def key_of(digest: str) -> bytes:
