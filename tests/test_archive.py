@@ -21,9 +21,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.state import database
-from _regsync.state.database import COMMIT_SECONDS, StateFile, key_of, named
-from _regsync.state.knowledge import (
+from _regsync.state import database, sqlite
+from _regsync.state.archive import (
     Archive,
     ArtifactLook,
     BlobEntry,
@@ -33,7 +32,10 @@ from _regsync.state.knowledge import (
     Notes,
     Snapshot,
     SnapshotEntry,
+    key_of,
+    named,
 )
+from _regsync.state.database import COMMIT_SECONDS, StateFile
 from tests.ends import ROOT
 from tests.fuzzing import fuzz
 from tests.states import entries, rows
@@ -175,7 +177,7 @@ def test_a_file_has_a_rollback_journal_and_says_its_version(tmp_path: Path) -> N
     made(tmp_path, 1)
     with closing(sqlite3.connect(tmp_path / "state.db")) as file:
         assert file.execute("PRAGMA journal_mode").fetchone() == ("delete",)
-        assert file.execute("PRAGMA user_version").fetchone()[0] > 0
+        assert file.execute("PRAGMA user_version").fetchone() > (0,)
         assert file.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
 
@@ -708,7 +710,7 @@ def test_what_a_full_disk_did_not_take_is_remembered_for_the_next_cycle(
     made(tmp_path, 1)
     said = Said()
     state = StateFile(str(tmp_path), said, remembers=True)
-    connect = database._connect
+    connect = sqlite._connect
 
     def limited(path: str, mode: str, busy_seconds: float) -> sqlite3.Connection:
         connection = connect(path, mode, busy_seconds)
@@ -716,7 +718,7 @@ def test_what_a_full_disk_did_not_take_is_remembered_for_the_next_cycle(
         return connection
 
     with monkeypatch.context() as filled:
-        filled.setattr(database, "_connect", limited)
+        filled.setattr(sqlite, "_connect", limited)
         for cycle in range(3):
             state.load()
             assert state.is_kept is (cycle == 0)

@@ -72,16 +72,17 @@ def family(source: Server) -> dict[str, dict[str, Image]]:
     return images
 
 
-def kill_at(
-    target: Server, running: list[subprocess.Popen[str]], request: int, pause: float = 0.0
-) -> None:
-    """Kill the program when the target gets its n-th request; from then on it carries out nothing."""
+def kill_at(target: Server, running: list[subprocess.Popen[str]], request: int) -> None:
+    """Kill the program after the target's n-th request; from that on it carries out nothing.
+
+    Until the kill passes the time in which a run may have notes that are not written yet.
+    """
     counted = [0]
 
     def intercept(_: Request) -> Answer | None:
         counted[0] += 1
         if counted[0] == request:
-            time.sleep(pause)
+            time.sleep(COMMIT_SECONDS + 0.2)
             os.kill(running[0].pid, signal.SIGKILL)
         return error(503, "UNAVAILABLE", "too late") if counted[0] >= request else None
 
@@ -138,7 +139,7 @@ def test_a_kill_before_the_last_manifest_loses_nothing(tmp_path: Path, serve: St
         tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
     )
     running: list[subprocess.Popen[str]] = []
-    kill_at(target, running, 1 + 4 * 2 + 1, pause=COMMIT_SECONDS + 0.1)
+    kill_at(target, running, 1 + 4 * 2 + 1)
     running.append(started("sync", "-q", "-c", file))
     running[0].communicate()
     target.app.intercept = None

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from _regsync.state.knowledge import (
+from _regsync.state.archive import (
     BlobEntry,
     Fact,
-    Knowledge,
     ManifestEntry,
     Notes,
-    ProbeAnswers,
     Snapshot,
     digest_like,
     key_of,
     named,
 )
+from _regsync.state.knowledge import Knowledge, ProbeAnswers
 
-HOUR, DAY = 3600, 86400
+HOUR = 3600
+DAY = 86400
 NOW = 100 * DAY
 HOST = "host:5000"
-A, B, C = (HOST, "a"), (HOST, "b/one"), ("else", "a")
+A = (HOST, "a")
+B = (HOST, "b/one")
+C = ("else", "a")
 TOP, CHILD, BLOB, OTHER = (f"sha256:{number:064x}" for number in range(1, 5))
 
 
@@ -48,7 +50,8 @@ def test_a_key_is_of_one_length_and_says_its_algorithm() -> None:
     [(DAY, DAY, True), (DAY + 1, DAY, False), (90 * DAY, 0, True), (-DAY - 1, 0, False)],
 )
 def test_an_entry_is_believed_as_long_as_it_lasts(age: int, ttl: float, believed: bool) -> None:
-    held(archive := Notes(), NOW - age)
+    archive = Notes()
+    held(archive, NOW - age)
     knowledge = known(archive, ttl=ttl)
     assert knowledge.has_blob(A, BLOB) is believed
     assert knowledge.is_committed(A, TOP) is believed
@@ -60,7 +63,8 @@ def test_an_entry_is_believed_as_long_as_it_lasts(age: int, ttl: float, believed
 
 @pytest.mark.parametrize(("age", "fresh"), [(30 * 60, True), (30 * 60 + 1, False)])
 def test_a_careful_look_believes_what_is_fresh_or_vouched_for(age: int, fresh: bool) -> None:
-    held(archive := Notes(), NOW - age)
+    archive = Notes()
+    held(archive, NOW - age)
     knowledge = known(archive)
     assert knowledge.has_blob(A, BLOB, careful=True) is fresh
     knowledge.vouch(A, TOP)
@@ -68,7 +72,8 @@ def test_a_careful_look_believes_what_is_fresh_or_vouched_for(age: int, fresh: b
 
 
 def test_a_contradicted_repository_is_believed_where_it_is_vouched_for() -> None:
-    held(archive := Notes())
+    archive = Notes()
+    held(archive)
     knowledge = known(archive)
     knowledge.vouch(A, TOP)
     knowledge.set_populated(A, False)
@@ -79,7 +84,8 @@ def test_a_contradicted_repository_is_believed_where_it_is_vouched_for() -> None
 
 
 def test_a_host_that_misses_what_it_vouches_for_is_lenient_for_a_day() -> None:
-    held(archive := Notes())
+    archive = Notes()
+    held(archive)
     knowledge = known(archive)
     knowledge.miss(A, BLOB)
     assert knowledge.has_blob(A, BLOB)
@@ -92,7 +98,8 @@ def test_a_host_that_misses_what_it_vouches_for_is_lenient_for_a_day() -> None:
 
 
 def test_what_is_forgotten_goes_with_what_it_names() -> None:
-    held(archive := Notes())
+    archive = Notes()
+    held(archive)
     archive.put_blob(B, key_of(BLOB), BlobEntry(NOW, True))
     knowledge = known(archive)
     knowledge.forget(A, CHILD)
@@ -107,7 +114,8 @@ def test_what_is_forgotten_goes_with_what_it_names() -> None:
 
 
 def test_what_could_be_mounted_from_there_once_still_can() -> None:
-    held(archive := Notes())
+    archive = Notes()
+    held(archive)
     knowledge = known(archive)
     knowledge.add_blob(A, BLOB)
     knowledge.add_blob(A, OTHER)
@@ -120,7 +128,8 @@ def test_what_could_be_mounted_from_there_once_still_can() -> None:
 def test_what_a_tag_vouches_for_is_renewed_in_each_quarter_of_its_life(
     age: int, renewed: bool
 ) -> None:
-    held(archive := Notes(), NOW - age)
+    archive = Notes()
+    held(archive, NOW - age)
     archive.put_blob(A, key_of(OTHER), BlobEntry(NOW - age, True))
     knowledge = known(archive)
     knowledge.vouch(A, TOP)

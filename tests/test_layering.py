@@ -30,7 +30,7 @@ oci:       reference manifest
 :          tags
 net:       tls proxy streams http1 pool
 config:    fields model yaml lint reader
-state:     knowledge database
+state:     archive knowledge sqlite database
 auth:      challenge credentials cloud tokens aws google azure
 registry:  throttle admission transport repository upload
 sync:      report mappings claims image discovery referrers staging relay transfer dry_run schedule run
@@ -50,11 +50,15 @@ def module_name(path: Path) -> str:
 
 PURE = {
     *("text", "errors", "addresses", "providers", "semver", "tags"),
-    *(name for name in ORDER if name.startswith(("oci.", "config.", "state.knowledge"))),
+    *(
+        name
+        for name in ORDER
+        if name.startswith(("oci.", "config.", "state.archive", "state.knowledge"))
+    ),
     *("net.proxy", "registry.throttle"),
     *("sync.report", "sync.mappings", "sync.image", "sync.claims"),
 }
-EDGES = {"files", "state.database", "sync.staging", "app.health"} | {
+EDGES = {"files", "state.database", "state.sqlite", "sync.staging", "app.health"} | {
     name for name in ORDER if name.startswith(("net.", "auth.", "registry.")) and name not in PURE
 }
 ABOVE = {name for name in ORDER if name.startswith(("sync.", "app."))} - PURE
@@ -104,7 +108,7 @@ RESERVED: dict[str, set[str]] = {
     "concurrent": set(),
     "pty": set(),
     "webbrowser": set(),
-    "sqlite3": {"state.database"},
+    "sqlite3": {"state.database", "state.sqlite"},
 }
 THIRD_PARTY = {"anyio", "h11", "truststore", "yaml"}
 

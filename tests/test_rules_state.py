@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 
 from _regsync import files
-from _regsync.state.knowledge import (
+from _regsync.state.archive import (
     ArtifactLook,
     BlobEntry,
     Fact,
-    Knowledge,
     ManifestEntry,
     Notes,
     Snapshot,
@@ -28,6 +27,7 @@ from _regsync.state.knowledge import (
     key_of,
     named,
 )
+from _regsync.state.knowledge import Knowledge
 from _regsync.sync import staging as sync_staging
 from _regsync.sync.staging import Staging, StagingFailed
 from conformance.app import App

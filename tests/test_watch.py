@@ -17,7 +17,7 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync.state import database
+from _regsync.state import sqlite
 from conformance.app import App
 from conformance.faults import Rule
 from conformance.images import Image
@@ -409,7 +409,7 @@ async def test_without_a_directory_the_state_lives_in_the_process(tmp_path: Path
 async def test_what_a_full_disk_does_not_take_is_remembered_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    connect = database._connect
+    connect = sqlite._connect
 
     def on_full_disk(*given: Any) -> sqlite3.Connection:
         connection = connect(*given)
@@ -420,7 +420,7 @@ async def test_what_a_full_disk_does_not_take_is_remembered_until_there_is_room(
         for n in range(3):
             stage.load(f"v{n}")
         stage.write({"from": "app", "tags": tags("v*")})
-        monkeypatch.setattr(database, "_connect", on_full_disk)
+        monkeypatch.setattr(sqlite, "_connect", on_full_disk)
         ran = await stage.watch(None, None, None, monkeypatch.undo, None)
         assert (
             stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 5

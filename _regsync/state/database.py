@@ -15,15 +15,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import stat
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator
 
 import anyio
 
-from _regsync.files import _SAFE, _WRITE, _remove, _safely
-from _regsync.state.knowledge import (
+from _regsync.files import _WRITE
+from _regsync.state import sqlite
+from _regsync.state.archive import (
     DIGEST_BYTES,
     ArtifactLook,
     BlobEntry,
@@ -35,21 +33,14 @@ from _regsync.state.knowledge import (
     Snapshot,
     SnapshotEntry,
 )
-from _regsync.state.knowledge import digest_like as digest_like
-from _regsync.state.knowledge import key_of as key_of
-from _regsync.state.knowledge import named as named
+from _regsync.state.archive import digest_like as digest_like
+from _regsync.state.archive import key_of as key_of
+from _regsync.state.archive import named as named
+from _regsync.state.sqlite import Damaged, LeftAlone, reason_of
 from _regsync.text import clean
 
-try:
+if sqlite.HAS_SQLITE:
     import sqlite3
-except ImportError:  # some builds of Python lack it
-    _HAS_SQLITE = False
-else:
-    _HAS_SQLITE = True
-
-# The file says so in its header: "rgsy".
-_APPLICATION_ID = 0x72677379
-_VERSION = 3
 
 # What is noted is written at the latest after so long, or so many entries: a killed run loses no more.
 COMMIT_SECONDS = 0.5
@@ -65,49 +56,14 @@ _WRITER_BUSY_SECONDS = 0.05
 # As many repositories as anybody will try to mount a blob from.
 _HOLDERS_LIMIT = 32
 
-# Larger than all that a manifest of 4 MiB can name; nothing longer is read from a file that somebody else made.
-_LONGEST_VALUE = 4 * 1024 * 1024
-
-# The header of a SQLite file (https://www.sqlite.org/fileformat2.html#the_database_header).
-_HEADER_BYTES = 100
-_MAGIC = b"SQLite format 3\0"
-_WRITE_AND_READ_VERSION = slice(18, 20)
-_ROLLBACK_JOURNAL = b"\1\1"
-_USER_VERSION = slice(60, 64)
-_APPLICATION = slice(68, 72)
-
-# `manifest` has row ids, because SQLite gives a row of more than a quarter page a page of its own in a table without.
-_SCHEMA = (
-    "CREATE TABLE blob (host TEXT, digest BLOB, repository TEXT, confirmed INTEGER, is_mountable INTEGER,"
-    " PRIMARY KEY (host, digest, repository)) WITHOUT ROWID",
-    "CREATE TABLE fact (host TEXT, name TEXT, segment TEXT, value TEXT, learnt INTEGER,"
-    " PRIMARY KEY (host, name, segment)) WITHOUT ROWID",
-    "CREATE TABLE look (name BLOB PRIMARY KEY, last INTEGER, first INTEGER, bits INTEGER, listed BLOB)"
-    " WITHOUT ROWID",
-    "CREATE TABLE manifest (host TEXT, repository TEXT, digest BLOB, confirmed INTEGER, blobs BLOB, children BLOB,"
-    " PRIMARY KEY (host, repository, digest))",
-    "CREATE TABLE snapshot (name BLOB PRIMARY KEY, confirmed INTEGER, source BLOB, pushed BLOB) WITHOUT ROWID",
-    "CREATE TABLE swept (id INTEGER PRIMARY KEY, moment INTEGER)",
-)
-
 # Files of earlier versions, and what they begin with.
 _OLD_FILES = {"state.bin": b"regsync\n", "state.journal": b"regsyncj"}
-
-_JOURNAL_END = "-journal"
 
 _Row = tuple[object, ...]
 
 
-class Damaged(Exception):
-    """This is not a state file that this version can use."""
-
-
-class LeftAlone(Exception):
-    """The state file is not ours to remove, or of a newer version."""
-
-
 class StateFile:
-    """The state on disk between `load` and `close`: an `Archive` (state/knowledge.py).
+    """The state on disk between `load` and `close`: an `Archive` (state/archive.py).
 
     `log(level, event, message)` tells of what is wrong with it.
     """
@@ -154,7 +110,7 @@ class StateFile:
         self._is_used = False
         if self._directory is None:
             return
-        if not _HAS_SQLITE:
+        if not sqlite.HAS_SQLITE:
             self._warn("no state is kept: this Python has no module sqlite3")
             return
         try:
@@ -167,7 +123,7 @@ class StateFile:
             self._warn(f"the state in {self._shown} is not used, and none is kept: {error}")
             self._let_go()
         except (OSError, sqlite3.Error) as error:
-            self._warn(f"no state is kept: {self._shown}: {_reason(error)}")
+            self._warn(f"no state is kept: {self._shown}: {reason_of(error)}")
             self._let_go()
 
     def close(self) -> None:
@@ -200,7 +156,7 @@ class StateFile:
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
         descriptor = os.open(os.path.join(self._directory, "state.lock"), _WRITE, 0o600)
         try:
-            _lock(descriptor)
+            sqlite.lock(descriptor)
         except BlockingIOError:
             os.close(descriptor)
             text = f"another run uses {self._shown}: this one leaves no state behind"
@@ -215,65 +171,18 @@ class StateFile:
     def _open_for_writing(self) -> None:
         assert self._directory is not None
         for name, beginning in _OLD_FILES.items():
-            _remove_if_ours(os.path.join(self._directory, name), beginning)
+            sqlite.remove_if_ours(os.path.join(self._directory, name), beginning)
         try:
-            self._connection = self._opened_for_writing()
+            self._connection = sqlite.open_for_writing(self._path, _WRITER_BUSY_SECONDS)
         except Damaged as error:
             self._start_anew(str(error))
         self._is_used = True
 
-    def _opened_for_writing(self) -> sqlite3.Connection:
-        _check_header(_header(self._path, os.O_RDWR | os.O_CREAT))
-        if not _has_own_journal(self._path):
-            os.unlink(self._path + _JOURNAL_END)
-        with _damage_told():
-            connection = _connect(self._path, "rw", _WRITER_BUSY_SECONDS)
-            with _closed_on_failure(connection):
-                _execute_each(
-                    connection, ("PRAGMA synchronous = OFF", "PRAGMA journal_mode = DELETE")
-                )
-                schema = _schema_of(connection)
-                if not schema:
-                    identity = (
-                        f"PRAGMA application_id = {_APPLICATION_ID}",
-                        f"PRAGMA user_version = {_VERSION}",
-                    )
-                    _execute_each(connection, ("BEGIN", *identity, *_SCHEMA, "COMMIT"))
-                elif schema != _SCHEMA:
-                    raise Damaged("its tables are not those of this version")
-                # One transaction for all queries until the next commit: each of its own would lock and unlock the file.
-                connection.execute("BEGIN")
-        return connection
-
     def _open_for_reading(self) -> None:
-        """Open what another process may be writing; without rights to repair or remove it."""
-        try:
-            header = _header(self._path, os.O_RDONLY)
-        except FileNotFoundError:
-            self._is_used = True
-            return
-        except OSError as error:
-            self._warn(f"{self._shown} cannot be read: {_reason(error)}")
-            return
-        except Damaged as error:
-            self._warn(f"the state in {self._shown} is not used: {error}")
-            return
-
         self._is_used = True
-        if not header:
-            return
         try:
-            _check_header(header)
-            if not _has_own_journal(self._path):
-                raise Damaged("its journal is another file")
-            with _damage_told():
-                self._connection = _connect(self._path, "ro", _BUSY_SECONDS)
-                schema = _schema_of(self._connection)
-            if schema not in ((), _SCHEMA):
-                raise Damaged("its tables are not those of this version")
-            if not schema:
-                self._let_go()
-        except (Damaged, LeftAlone, sqlite3.Error) as error:
+            self._connection = sqlite.open_for_reading(self._path, _BUSY_SECONDS)
+        except (Damaged, LeftAlone, OSError, sqlite3.Error) as error:
             self._stop_reading(error)
 
     def _stop_reading(self, error: Exception) -> None:
@@ -282,13 +191,13 @@ class StateFile:
         self._is_used = False
         if isinstance(error, (Damaged, LeftAlone)):
             self._warn(f"the state in {self._shown} is not used: {error}")
-        elif _is_busy(error) or _is_half_written(error):
+        elif sqlite.is_busy(error) or sqlite.is_half_written(error):
             text = (
                 f"the state in {self._shown} is not used: another run has not finished writing it"
             )
             self._log("info", "state", text)
         else:
-            self._warn(f"{self._shown} cannot be read: {_reason(error)}")
+            self._warn(f"{self._shown} cannot be read: {reason_of(error)}")
 
     def _start_anew(self, problem: str) -> None:
         """Remove a damaged file, and begin an empty one."""
@@ -296,10 +205,9 @@ class StateFile:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        for end in ("", _JOURNAL_END, "-wal", "-shm"):
-            _remove(self._path + end)
+        sqlite.remove_database(self._path)
         try:
-            self._connection = self._opened_for_writing()
+            self._connection = sqlite.open_for_writing(self._path, _WRITER_BUSY_SECONDS)
         except Damaged as error:
             raise OSError(str(error)) from error
 
@@ -328,9 +236,9 @@ class StateFile:
         try:
             self._write_notes(self._connection)
         except sqlite3.Error as error:
-            if _is_busy(error):
+            if sqlite.is_busy(error):
                 return
-            if not _is_damage(error):
+            if not sqlite.is_damage(error):
                 self._stop_writing(error)
                 return
             self._replace_damaged(error)
@@ -353,13 +261,13 @@ class StateFile:
 
     def _stop_writing(self, error: Exception) -> None:
         """Go on without writing, for example on a full disk; what is in the file is still read."""
-        self._warn(f"the state in {self._shown} is not saved: {_reason(error)}")
+        self._warn(f"the state in {self._shown} is not saved: {reason_of(error)}")
         self._unlock()
 
     def _replace_damaged(self, error: Exception) -> None:
         """Begin an empty file in place of one that was found to be damaged during the run."""
         try:
-            self._start_anew(_reason(error))
+            self._start_anew(reason_of(error))
             assert self._connection is not None
             self._write_notes(self._connection)
         except (OSError, sqlite3.Error) as again:
@@ -384,9 +292,9 @@ class StateFile:
         except sqlite3.Error as error:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
-            if _is_damage(error):
+            if sqlite.is_damage(error):
                 self._replace_damaged(error)
-            elif not _is_busy(error):
+            elif not sqlite.is_busy(error):
                 self._stop_writing(error)
         if self._connection is not None and not self._connection.in_transaction:
             with contextlib.suppress(sqlite3.Error):
@@ -403,9 +311,9 @@ class StateFile:
         except sqlite3.Error as error:
             if not self.is_kept:
                 self._stop_reading(error)
-            elif _is_damage(error):
+            elif sqlite.is_damage(error):
                 self._replace_damaged(error)
-            elif not _is_busy(error):
+            elif not sqlite.is_busy(error):
                 self._stop_writing(error)
                 self._let_go()
             return []
@@ -574,153 +482,3 @@ def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
 
 def _split_keys(keys: bytes) -> tuple[bytes, ...]:
     return tuple(keys[at : at + DIGEST_BYTES] for at in range(0, len(keys), DIGEST_BYTES))
-
-
-# The file.
-
-
-def _header(path: str, flags: int) -> bytes:
-    """Return how a file begins, b"" for a new one; Damaged when it is not a file of its own.
-
-    SQLite follows links, so it is asked for nothing but a regular file that has this one name.
-    """
-    if os.path.islink(path):
-        raise Damaged("it is a link")
-    descriptor = os.open(path, flags | _SAFE, 0o600)
-    try:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise IsADirectoryError("it is a directory")
-        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
-            raise Damaged("it is another file")
-        return os.read(descriptor, _HEADER_BYTES)
-    finally:
-        os.close(descriptor)
-
-
-def _has_own_journal(path: str) -> bool:
-    """Say whether the journal beside a file, if there is one, is a file of its own.
-
-    SQLite would wait for a pipe.
-    """
-    try:
-        status = os.lstat(path + _JOURNAL_END)
-    except FileNotFoundError:
-        return True
-    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
-
-
-def _check_header(header: bytes) -> None:
-    """Raise Damaged or LeftAlone unless a file is new, or of this version."""
-    if not header:
-        return
-    if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
-        raise Damaged("it is no database")
-    if int.from_bytes(header[_APPLICATION], "big") != _APPLICATION_ID:
-        raise LeftAlone("state.db is another program's")
-    version = int.from_bytes(header[_USER_VERSION], "big")
-    if version > _VERSION:
-        raise LeftAlone("it is of a newer version of this program")
-    if version < _VERSION:
-        raise Damaged("it is of an earlier version of this program")
-    # A write-ahead log needs shared memory, which network disks lack; we never make one.
-    if header[_WRITE_AND_READ_VERSION] != _ROLLBACK_JOURNAL:
-        raise Damaged("it was changed by another program")
-
-
-def _connect(path: str, mode: str, busy_seconds: float) -> sqlite3.Connection:
-    """Open a file that is there. It is read a page at a time: nothing checks all of it first.
-
-    `PRAGMA quick_check` would read the whole file in each run. What is damaged is found when it is
-    read, and an entry that is wrong costs requests only (I5).
-    """
-    uri = f"{Path(path).absolute().as_uri()}?mode={mode}"
-    connection = sqlite3.connect(uri, uri=True, timeout=busy_seconds, isolation_level=None)
-    connection.text_factory = _decoded
-    if sys.version_info >= (3, 11):
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-    # Somebody else may have made the file: nothing in it is run, and each page is checked when it is read.
-    _execute_each(connection, ("PRAGMA trusted_schema = OFF", "PRAGMA cell_size_check = ON"))
-    return connection
-
-
-def _decoded(text: bytes) -> str:
-    return text.decode("utf-8", "replace")
-
-
-def _execute_each(connection: sqlite3.Connection, statements: Sequence[str]) -> None:
-    for statement in statements:
-        connection.execute(statement).fetchall()
-
-
-def _schema_of(connection: sqlite3.Connection) -> tuple[object, ...]:
-    query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
-    return tuple(sql for (sql,) in connection.execute(query).fetchall())
-
-
-@contextlib.contextmanager
-def _closed_on_failure(connection: sqlite3.Connection) -> Iterator[None]:
-    try:
-        yield
-    except BaseException:
-        connection.close()
-        raise
-
-
-@contextlib.contextmanager
-def _damage_told() -> Iterator[None]:
-    """Raise Damaged for what SQLite says of a file that is none, or not whole."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        if _is_damage(error):
-            raise Damaged(_reason(error)) from error
-        raise
-
-
-def _is_damage(error: Exception) -> bool:
-    """Say whether the file is no database, or not whole.
-
-    SQLITE_CORRUPT and SQLITE_NOTADB have no subclass of their own, unlike all that can be wrong with the disk
-    (https://docs.python.org/3/library/sqlite3.html#sqlite3.DatabaseError).
-    """
-    if type(error) in (sqlite3.DatabaseError, sqlite3.DataError, sqlite3.IntegrityError):
-        return True
-    return "no such" in str(error) or "malformed" in str(error)
-
-
-def _is_busy(error: Exception) -> bool:
-    return "locked" in str(error)
-
-
-def _is_half_written(error: Exception) -> bool:
-    """Say whether a killed writer's journal is to be rolled back first, which a reader may not do."""
-    return "readonly" in str(error)
-
-
-def _reason(error: Exception) -> str:
-    return clean(getattr(error, "strerror", None) or str(error))
-
-
-def _remove_if_ours(path: str, beginning: bytes) -> None:
-    """Remove a file of an earlier version, when it begins as that version wrote it."""
-    with contextlib.suppress(OSError):
-        with open(path, "rb", opener=_safely) as stream:
-            is_ours = stream.read(len(beginning)) == beginning
-        if is_ours:
-            os.unlink(path)
-
-
-def _lock(descriptor: int) -> None:
-    """Lock a file for this process alone; BlockingIOError when another one has it."""
-    try:
-        from fcntl import LOCK_EX, LOCK_NB, flock
-    except ImportError:
-        import msvcrt  # Windows
-
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        except OSError as error:
-            raise BlockingIOError(str(error)) from error
-    else:
-        flock(descriptor, LOCK_EX | LOCK_NB)

@@ -12,13 +12,20 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from _regsync.crypto import hash_hex
-from _regsync.oci import reference
-
-# A host (`host:port`, as reports show it) and the name of a repository.
-RepositoryKey = tuple[str, str]
+from _regsync.state.archive import (
+    Archive,
+    ArtifactLook,
+    BlobEntry,
+    Fact,
+    ManifestEntry,
+    Notes,
+    SnapshotEntry,
+    key_of,
+)
+from _regsync.state.archive import RepositoryKey as RepositoryKey
+from _regsync.state.archive import Snapshot as Snapshot
 
 # A weak entry is believed for so long whatever else is known (docs/design.md section 7).
 _FRESH_SECONDS = 30 * 60
@@ -35,96 +42,22 @@ _SWEEP_SECONDS = 24 * 3600
 # Images whose artifacts nobody has looked at for longer are gone.
 _LONGEST_LOOK_SECONDS = 400 * 86400
 
-# The first byte of a key: the algorithm of its digest.
-_ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
-
-DIGEST_BYTES = 33
-
-
-def key_of(digest: str) -> bytes:
-    """Return the 33 bytes that stand for a digest.
-
-    Of sha512 they hold the first 256 bits, which are as hard to meet as a sha256.
-    """
-    algorithm, encoded = reference.split_digest(digest)
-    return _ALGORITHMS[algorithm] + bytes.fromhex(encoded[:64])
-
-
-def digest_like(key: bytes) -> str:
-    """Return the digest of a key; of sha512 its first half, which is what a referrers tag has."""
-    for algorithm, mark in _ALGORITHMS.items():
-        if key[:1] == mark:
-            return f"{algorithm}:{key[1:].hex()}"
-    return f":{key[1:].hex()}"
-
-
-def named(*words: str) -> bytes:
-    """Return the 32 bytes that identify a snapshot: of which tag, where from and to, by which rules."""
-    return bytes.fromhex(hash_hex("sha256", "\0".join(words).encode()))
+_NO_LOOK = ArtifactLook(0, 0, 0, b"")
 
 
 def area(where: RepositoryKey) -> str:
     """Return what of a host is learnt together: the host and the first path segment."""
-    return f"{where[0]} {_first_segment(where)}"
+    return f"{_host_of(where)} {_first_segment(where)}"
+
+
+def _host_of(where: RepositoryKey) -> str:
+    host, _ = where
+    return host
 
 
 def _first_segment(where: RepositoryKey) -> str:
-    return where[1].partition("/")[0]
-
-
-class BlobEntry(NamedTuple):
-    """A blob that a repository holds. Moments are seconds of the wall clock."""
-
-    confirmed: int
-    is_mountable: bool  # a committed manifest of that repository names it
-
-
-class ManifestEntry(NamedTuple):
-    """A manifest that a repository holds, and the keys of what it names."""
-
-    confirmed: int
-    blobs: tuple[bytes, ...]
-    children: tuple[bytes, ...]
-
-
-class Holder(NamedTuple):
-    """A repository that holds a blob under a committed manifest."""
-
-    repository: str
-    confirmed: int
-
-
-class Snapshot(NamedTuple):
-    """What a tag named when its target last held it: keys of the source's digest and the pushed one."""
-
-    source: bytes
-    pushed: bytes
-
-
-class SnapshotEntry(NamedTuple):
-    confirmed: int
-    snapshot: Snapshot
-
-
-class ArtifactLook(NamedTuple):
-    """A look at the artifacts of an image."""
-
-    last: int
-    first: int
-    bits: int  # what was noted then; 0: the artifacts are not known to be there
-    listed: bytes  # 8 bytes of a hash of what was listed
-
-
-_NO_LOOK = ArtifactLook(0, 0, 0, b"")
-
-
-class Fact(NamedTuple):
-    """One learnt field of `HostFacts`, as it is kept; `segment` is "" for the whole host."""
-
-    name: str
-    segment: str
-    value: object  # of JSON's types
-    learnt: int
+    _, name = where
+    return name.partition("/")[0]
 
 
 class ProbeAnswers(NamedTuple):
@@ -168,124 +101,6 @@ class HostFacts:
                 self.probes[fact.segment] = ProbeAnswers(absent, present)
             case "has_referrers_api", bool(value):
                 self.has_referrers_api[fact.segment] = value
-
-
-class Archive(Protocol):
-    """What earlier runs left, and where the findings of this one go.
-
-    Each entry that was put is found again by the same run.
-    """
-
-    @property
-    def swept(self) -> int:
-        """When what was too old was removed last; 0 where that is not known."""
-
-    def blob(self, where: RepositoryKey, key: bytes) -> BlobEntry | None: ...
-
-    def manifest(self, where: RepositoryKey, key: bytes) -> ManifestEntry | None: ...
-
-    def holders_of(self, host: str, key: bytes) -> list[Holder]:
-        """Return repositories of a host where a blob is mountable, the last confirmed first."""
-
-    def has_manifests(self, where: RepositoryKey) -> bool: ...
-
-    def snapshot(self, name: bytes) -> SnapshotEntry | None: ...
-
-    def look(self, name: bytes) -> ArtifactLook | None: ...
-
-    def facts_of(self, host: str) -> list[Fact]: ...
-
-    def put_blob(self, where: RepositoryKey, key: bytes, entry: BlobEntry) -> None: ...
-
-    def put_manifest(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None: ...
-
-    def forget(self, where: RepositoryKey, keys: Iterable[bytes]) -> None:
-        """Drop blobs and manifests."""
-
-    def put_snapshot(self, name: bytes, entry: SnapshotEntry) -> None: ...
-
-    def put_look(self, name: bytes, look: ArtifactLook) -> None: ...
-
-    def put_fact(self, host: str, fact: Fact) -> None: ...
-
-    def sweep(self, moment: int, *, oldest: int, oldest_look: int, oldest_fact: int) -> None:
-        """Remove what was confirmed before these moments; remember that it was done."""
-
-
-class Notes:
-    """An archive in memory; None in place of an entry: it was forgotten."""
-
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self.swept = 0
-        # By host and key, then by repository.
-        self.blobs: defaultdict[tuple[str, bytes], dict[str, BlobEntry | None]] = defaultdict(dict)
-        self.manifests: dict[tuple[RepositoryKey, bytes], ManifestEntry | None] = {}
-        self.snapshots: dict[bytes, SnapshotEntry] = {}
-        self.looks: dict[bytes, ArtifactLook] = {}
-        # By host, then by name and segment.
-        self.facts: defaultdict[str, dict[tuple[str, str], Fact]] = defaultdict(dict)
-
-    def __bool__(self) -> bool:
-        return any((self.blobs, self.manifests, self.snapshots, self.looks, self.facts))
-
-    def blob(self, where: RepositoryKey, key: bytes) -> BlobEntry | None:
-        host, repository = where
-        return self.blobs[host, key].get(repository) if (host, key) in self.blobs else None
-
-    def manifest(self, where: RepositoryKey, key: bytes) -> ManifestEntry | None:
-        return self.manifests.get((where, key))
-
-    def holders_of(self, host: str, key: bytes) -> list[Holder]:
-        entries = self.blobs.get((host, key), {})
-        return [
-            Holder(repository, entry.confirmed)
-            for repository, entry in entries.items()
-            if entry is not None and entry.is_mountable
-        ]
-
-    def has_manifests(self, where: RepositoryKey) -> bool:
-        return any(
-            place == where and entry is not None for (place, _), entry in self.manifests.items()
-        )
-
-    def snapshot(self, name: bytes) -> SnapshotEntry | None:
-        return self.snapshots.get(name)
-
-    def look(self, name: bytes) -> ArtifactLook | None:
-        return self.looks.get(name)
-
-    def facts_of(self, host: str) -> list[Fact]:
-        return list(self.facts.get(host, {}).values())
-
-    def put_blob(self, where: RepositoryKey, key: bytes, entry: BlobEntry) -> None:
-        host, repository = where
-        self.blobs[host, key][repository] = entry
-
-    def put_manifest(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
-        self.manifests[where, key] = entry
-
-    def forget(self, where: RepositoryKey, keys: Iterable[bytes]) -> None:
-        host, repository = where
-        for key in keys:
-            self.blobs[host, key][repository] = None
-            self.manifests[where, key] = None
-
-    def put_snapshot(self, name: bytes, entry: SnapshotEntry) -> None:
-        self.snapshots[name] = entry
-
-    def put_look(self, name: bytes, look: ArtifactLook) -> None:
-        self.looks[name] = look
-
-    def put_fact(self, host: str, fact: Fact) -> None:
-        self.facts[host][fact.name, fact.segment] = fact
-
-    def sweep(self, moment: int, *, oldest: int, oldest_look: int, oldest_fact: int) -> None:
-        """Keep everything: what is in memory is of this process."""
-        self.swept = moment
 
 
 class Knowledge:
@@ -362,10 +177,11 @@ class Knowledge:
             return
         self._archived.add((where, key))
 
+        host, repository = where
         blobs = tuple(dict.fromkeys(blobs))
         for blob in blobs:
             self._blobs[where].add(blob)
-            self._holders[where[0], blob][where[1]] = None
+            self._holders[host, blob][repository] = None
             self._put_blob(where, blob, is_mountable=True)
         entry = ManifestEntry(
             int(self._now()),
@@ -388,9 +204,10 @@ class Knowledge:
         A registry answered otherwise, or refused it.
         """
         key = key_of(digest)
+        host, repository = where
         self._blobs[where].discard(digest)
         self._manifests[where].discard(digest)
-        self._holders[where[0], digest].pop(where[1], None)
+        self._holders[host, digest].pop(repository, None)
         self._archived.discard((where, key))
 
         entry = self._archive.manifest(where, key)
@@ -405,10 +222,10 @@ class Knowledge:
 
     def miss(self, where: RepositoryKey, digest: str) -> None:
         """Note that a blob is not there; its host is lenient when a manifest there names it."""
-        facts = self.host(where[0])
+        facts = self.host(_host_of(where))
         if facts.is_lenient is not True and key_of(digest) in self._strong_keys(where):
             facts.is_lenient = True
-            self._keep(where[0], "is_lenient", True)
+            self._keep(_host_of(where), "is_lenient", True)
 
     def vouch(self, where: RepositoryKey, digest: str) -> None:
         """Note that a target's tag HEAD or listing answers with this manifest.
@@ -444,7 +261,7 @@ class Knowledge:
         if where in self._contradicted:
             return key in self._strong_keys(where)
 
-        careful = careful or self.host(where[0]).is_lenient is True
+        careful = careful or self.host(_host_of(where)).is_lenient is True
         if not careful or self._is_young(confirmed, _FRESH_SECONDS):
             return True
         return key in self._strong_keys(where)
@@ -472,8 +289,9 @@ class Knowledge:
 
     def mount_source(self, where: RepositoryKey, digest: str) -> str | None:
         """Return a repository of the same host from which a mount is worth asking for."""
-        for holder in self.holders(where[0], digest):
-            if holder != where[1] and self.may_mount(where, holder):
+        host, repository = where
+        for holder in self.holders(host, digest):
+            if holder != repository and self.may_mount(where, holder):
                 return holder
         return None
 
@@ -495,14 +313,17 @@ class Knowledge:
 
     def may_mount(self, where: RepositoryKey, source: str) -> bool:
         """Say whether a mount from `source` is worth asking for, or waiting for."""
-        return self.mounts(where[0]) is not False and (where, source) not in self._refused_mounts
+        return (
+            self.mounts(_host_of(where)) is not False
+            and (where, source) not in self._refused_mounts
+        )
 
     def refuse_mount(self, where: RepositoryKey, source: str) -> None:
         """Note a refused mount: that pair is not tried again, nor a host that never mounted."""
         self._refused_mounts.add((where, source))
-        if self.mounts(where[0]) is None:
-            self.host(where[0]).mounts = False
-            self._keep(where[0], "mounts", False)
+        if self.mounts(_host_of(where)) is None:
+            self.host(_host_of(where)).mounts = False
+            self._keep(_host_of(where), "mounts", False)
 
     def accept_mount(self, host: str) -> None:
         """Note that this host mounts; a refusal, also an earlier one, then only concerns its pair."""
@@ -525,12 +346,14 @@ class Knowledge:
         answers = ProbeAnswers(old.absent or absent, old.present or present)
         if answers != old:
             segment = _first_segment(where)
-            self.host(where[0]).probes[segment] = answers
-            self._keep(where[0], "probes", list(answers), segment)
+            self.host(_host_of(where)).probes[segment] = answers
+            self._keep(_host_of(where), "probes", list(answers), segment)
 
     def probed(self, where: RepositoryKey) -> ProbeAnswers:
         """Say what a HEAD confirmed of such POSTs' answers."""
-        return self.host(where[0]).probes.get(_first_segment(where), ProbeAnswers(False, False))
+        return self.host(_host_of(where)).probes.get(
+            _first_segment(where), ProbeAnswers(False, False)
+        )
 
     # Facts of hosts.
 
@@ -566,14 +389,14 @@ class Knowledge:
 
     def has_referrers_api(self, where: RepositoryKey) -> bool | None:
         """Say whether a repository's registry has the referrers API, None where that is not known."""
-        return self.host(where[0]).has_referrers_api.get(_first_segment(where))
+        return self.host(_host_of(where)).has_referrers_api.get(_first_segment(where))
 
     def learn_referrers_api(self, where: RepositoryKey, has: bool) -> None:
         """Keep whether a repository's registry has the referrers API."""
         if self.has_referrers_api(where) is not has:
             segment = _first_segment(where)
-            self.host(where[0]).has_referrers_api[segment] = has
-            self._keep(where[0], "has_referrers_api", has, segment)
+            self.host(_host_of(where)).has_referrers_api[segment] = has
+            self._keep(_host_of(where), "has_referrers_api", has, segment)
 
     def _keep(self, host: str, name: str, value: object, segment: str = "") -> None:
         self._archive.put_fact(host, Fact(name, segment, value, int(self._now())))
