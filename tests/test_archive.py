@@ -698,10 +698,13 @@ def test_a_full_disk_fails_no_run(tmp_path: Path) -> None:
         assert blobs(state) == {1, 2}, "what is there is read, and what was forgotten stays so"
         put_blobs(state, 3)
         state.commit()
+        with opened(tmp_path) as other:
+            put_blobs(other, 4)
+        assert blobs(state) == {1, 2, 4}
     assert said == [("warning", f"the state in {tmp_path} is not saved: database or disk is full")]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["state.db", "state.lock"]
     with opened(tmp_path) as state:
-        assert blobs(state) == {1}
+        assert blobs(state) == {1, 4}
 
 
 def test_what_a_full_disk_did_not_take_is_remembered_for_the_next_cycle(

@@ -2,12 +2,11 @@
 
 Owns: `state.db` and its lock `state.lock`, what is noted and not written yet, when it is written.
 May not know: what an entry means and whether it is believed (state/knowledge.py), clocks, registries.
-Invariants: only the holder of the lock writes the file, or removes it when it is damaged. A run goes on without state
-whatever the disk does. An entry is noted only because a registry answered (I5).
+Invariants: only the holder of the lock writes the file, or removes it when it is damaged. No disk stops a run.
 Follows: docs/design.md section 8.
 
-All access is on the event loop's own thread. With 600,000 entries a look-up takes 10 microseconds and a commit of 1,000
-entries 10 ms, which is less than a thread of its own would cost in code.
+All access is on the event loop's thread: with 600,000 entries a look-up takes 10 microseconds, a commit of 1,000 takes
+10 ms. Entries are read one by one, so that a run takes no more memory than it asks for.
 """
 
 from __future__ import annotations
@@ -101,7 +100,7 @@ class StateFile:
     @property
     def is_used(self) -> bool:
         """Whether this run knows what earlier ones left, if they left anything."""
-        return self._is_used or bool(self._notes)
+        return self._is_used or (self._remembers and bool(self._notes))
 
     # Opening and closing.
 
@@ -234,34 +233,24 @@ class StateFile:
         if self._connection is None or not self.is_kept or not self._notes:
             return
         try:
-            self._write_notes(self._connection)
+            _write_notes(self._connection, self._notes)
         except sqlite3.Error as error:
-            if sqlite.is_busy(error):
-                return
-            if not sqlite.is_damage(error):
-                self._stop_writing(error)
-                return
-            self._replace_damaged(error)
-            return
-        self._notes.clear()
+            self._on_write_error(error)
+        else:
+            self._notes.clear()
 
-    def _write_notes(self, connection: sqlite3.Connection) -> None:
-        """Write all notes in one transaction, and begin the next one."""
-        try:
-            for statement, rows in _statements(self._notes):
-                connection.executemany(statement, rows)
-            connection.execute("COMMIT")
-        except sqlite3.Error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
-        finally:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("BEGIN")
+    def _on_write_error(self, error: sqlite3.Error) -> None:
+        if sqlite.is_damage(error):
+            self._replace_damaged(error)
+        elif not sqlite.is_busy(error):
+            self._stop_writing(error)
 
     def _stop_writing(self, error: Exception) -> None:
         """Go on without writing, for example on a full disk; what is in the file is still read."""
         self._warn(f"the state in {self._shown} is not saved: {reason_of(error)}")
+        if self._connection is not None and self._connection.in_transaction:
+            # Another process may have the lock from now on.
+            self._connection.execute("ROLLBACK")
         self._unlock()
 
     def _replace_damaged(self, error: Exception) -> None:
@@ -269,7 +258,7 @@ class StateFile:
         try:
             self._start_anew(reason_of(error))
             assert self._connection is not None
-            self._write_notes(self._connection)
+            _write_notes(self._connection, self._notes)
         except (OSError, sqlite3.Error) as again:
             self._stop_writing(again)
             self._let_go()
@@ -283,22 +272,14 @@ class StateFile:
             return
         connection = self._connection
         try:
-            for table in ("blob", "manifest", "snapshot"):
-                connection.execute(f"DELETE FROM {table} WHERE confirmed < ?", (oldest,))
-            connection.execute("DELETE FROM look WHERE last < ?", (oldest_look,))
-            connection.execute("DELETE FROM fact WHERE learnt < ?", (oldest_fact,))
-            connection.execute("INSERT OR REPLACE INTO swept VALUES (1, ?)", (moment,))
-            connection.execute("COMMIT")
+            with _committing(connection):
+                for table in ("blob", "manifest", "snapshot"):
+                    connection.execute(f"DELETE FROM {table} WHERE confirmed < ?", (oldest,))
+                connection.execute("DELETE FROM look WHERE last < ?", (oldest_look,))
+                connection.execute("DELETE FROM fact WHERE learnt < ?", (oldest_fact,))
+                connection.execute("INSERT OR REPLACE INTO swept VALUES (1, ?)", (moment,))
         except sqlite3.Error as error:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            if sqlite.is_damage(error):
-                self._replace_damaged(error)
-            elif not sqlite.is_busy(error):
-                self._stop_writing(error)
-        if self._connection is not None and not self._connection.in_transaction:
-            with contextlib.suppress(sqlite3.Error):
-                self._connection.execute("BEGIN")
+            self._on_write_error(error)
 
     # What an `Archive` is asked.
 
@@ -440,6 +421,27 @@ class StateFile:
         if self._takes_notes:
             self._notes.put_fact(host, fact)
             self._noted()
+
+
+@contextlib.contextmanager
+def _committing(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit, or roll back, what is written inside, and begin the next transaction."""
+    try:
+        yield
+        connection.execute("COMMIT")
+    except sqlite3.Error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    finally:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("BEGIN")
+
+
+def _write_notes(connection: sqlite3.Connection, notes: Notes) -> None:
+    with _committing(connection):
+        for statement, rows in _statements(notes):
+            connection.executemany(statement, rows)
 
 
 def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
