@@ -54,6 +54,19 @@ _ROLLBACK_JOURNAL = b"\1\1"
 _USER_VERSION = slice(60, 64)
 _APPLICATION = slice(68, 72)
 
+# What SQLite says of a disk or of another process (https://www.sqlite.org/rescode.html): PERM, BUSY and LOCKED,
+# READONLY, INTERRUPT, IOERR, FULL, CANTOPEN, PROTOCOL.
+_DISK_TROUBLES = (
+    "access permission denied",
+    "is locked",
+    "readonly database",
+    "interrupted",
+    "disk I/O error",
+    "database or disk is full",
+    "unable to open database file",
+    "locking protocol",
+)
+
 _JOURNAL_END = "-journal"
 _WAL_ENDS = ("-wal", "-shm")
 
@@ -147,22 +160,21 @@ def lock(descriptor: int) -> None:
 def is_damage(error: Exception) -> bool:
     """Say whether the file is no database, or not whole.
 
-    SQLITE_CORRUPT and SQLITE_NOTADB have no subclass of their own, unlike all that can be wrong with the disk
-    (https://docs.python.org/3/library/sqlite3.html#sqlite3.DatabaseError).
+    Our statements are right, so whatever is not the disk's trouble is the file's.
     """
-    if type(error) in (sqlite3.DatabaseError, sqlite3.DataError, sqlite3.IntegrityError):
-        return True
-    return "no such" in str(error) or "malformed" in str(error)
+    if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
+        return False  # a defect of ours
+    return not any(words in str(error) for words in _DISK_TROUBLES)
 
 
 def is_busy(error: Exception) -> bool:
     """Say whether another process kept the file locked for as long as was waited."""
-    return "locked" in str(error)
+    return "is locked" in str(error)
 
 
 def is_half_written(error: Exception) -> bool:
     """Say whether a killed writer's journal is to be rolled back first, which a reader may not do."""
-    return "readonly" in str(error)
+    return "readonly database" in str(error)
 
 
 def reason_of(error: Exception) -> str:
