@@ -70,9 +70,9 @@ def test_a_canary_is_found_in_each_place_that_a_run_can_leave_it_in(
     (tmp_path / "below" / name).mkdir(parents=True)
     assert is_found()
     (tmp_path / "below" / name).rmdir()
-    (tmp_path / "state.bin").write_bytes(b"regsync\n" + zlib.compress(secret.encode()))
+    (tmp_path / "state.db").write_bytes(b"SQLite format 3\0" + zlib.compress(secret.encode()))
     assert is_found()
-    (tmp_path / "state.bin").unlink()
+    (tmp_path / "state.db").unlink()
     (tmp_path / "link").symlink_to(f"/nowhere/{name}")
     assert is_found()
 
@@ -131,7 +131,7 @@ async def test_where_all_goes_well_each_secret_is_used_and_none_is_seen(
         ]
         assert not bad
         assert unheard(scene) == []
-        assert [name for name, _ in traces.left() if name == "the file state.bin"], (
+        assert [name for name, _ in traces.left() if name == "the file state.db"], (
             "else its search means nothing"
         )
         assert not traces.found(said(ran))
@@ -314,7 +314,7 @@ async def test_a_challenge_that_repeats_a_secret_is_not_kept(
         scene.answers = challenged
         traces = Traces(scene.canaries, tmp_path, clean_env)
         ran = await scene.run(*words(scene, "sync"))
-        assert b"registry.test" in (tmp_path / ".regsync" / "state.bin").read_bytes(), (
+        assert b"registry.test" in (tmp_path / ".regsync" / "state.db").read_bytes(), (
             "challenges without are"
         )
         assert not traces.found(said(ran))

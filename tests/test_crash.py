@@ -18,5 +18,5 @@ def test_whatever_the_instant_tags_are_old_or_whole_and_the_next_run_completes_t
     killed = [each for each in done if each.was_killed]
     assert len(killed) >= 0.8 * count, "an instant behind the last byte is rare"
     assert any(0 < each.new < each.tags for each in killed)
-    assert all(each.kept for each in killed if each.new), "what was answered was in the journal"
+    assert all(each.kept for each in killed if each.new), "what was answered was in the state"
     assert all(1 + each.lost <= MOST for each in done)

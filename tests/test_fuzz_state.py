@@ -1,16 +1,17 @@
-"""Whatever is in the cache directory, a run begins: with what was kept, or empty with one warning.
+"""Whatever stands in the state, a run begins with what can be used of it, or empty with one warning.
 
-The bytes have the right checksums here, so that what they say is read; what is wrong in it costs
-requests.
+Some files are well made and say what no run of ours wrote; others are files of ours
+in which bytes were changed, cut off or added.
 """
 
 from __future__ import annotations
 
 import json
-import zlib
+import random
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -19,136 +20,80 @@ from hypothesis import strategies as st
 from _regsync.addresses import Origin
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
-from _regsync.state.database import (
-    _CRC,
-    _HEAD,
-    _LAYOUTS,
-    _MAGIC,
-    _VERSION,
-    EMPTY,
-    Archive,
-    Damaged,
-    StateFile,
-    digest_like,
-    entry,
-    folded,
-    frame,
-    key_of,
-    named,
-    unframe,
-)
+from _regsync.state.archive import Archive, BlobEntry, Snapshot, digest_like, key_of, named
+from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from tests.fuzzing import fuzz, trees
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(4)] + [f"sha512:{1:0128x}"]
 WHERES = [("host", "repo"), ("host", "other"), ("else", "repo")]
 NOW = 1_000_000
-NAMES = [
-    "login host",
-    "login else",
-    "mounts host",
-    "lenient host",
-    "probes host repo",
-    "whole host",
-    "x",
-]
 
-IDENTITIES = st.builds(
-    lambda digest, number: key_of(digest) + number.to_bytes(4, "big"),
-    st.sampled_from(DIGESTS),
-    st.sampled_from([0, 1, 2, 3, 2**32 - 1]),
-)
-MOMENTS = st.sampled_from([0, 1, NOW - 60, NOW, 2**32 - 1]).map(_CRC.pack)
-KEYS = st.sampled_from(DIGESTS).map(key_of) | st.binary(min_size=33, max_size=33)
-ROWS = {
-    "B": st.builds(
-        lambda *parts: b"".join(parts),
-        IDENTITIES,
-        MOMENTS,
-        st.sampled_from([b"\0", b"\1", b"\xff"]),
-    ),
-    "M": st.builds(lambda *parts: b"".join(parts), IDENTITIES, MOMENTS, st.just(b"\0")),
-    "E": st.builds(lambda *parts: b"".join(parts), IDENTITIES, KEYS),
-    "S": st.builds(
-        lambda *parts: b"".join(parts),
-        st.sampled_from([named("a"), named("b")]),
-        MOMENTS,
-        KEYS,
-        KEYS,
-    ),
-    "A": st.builds(
-        lambda *parts: b"".join(parts),
-        st.sampled_from([named("a"), named("b")]),
-        MOMENTS,
-        MOMENTS,
-        st.binary(max_size=2),
-    ),
-}
-NONE = (b"",) * len(_LAYOUTS)
-TABLES = st.tuples(
-    *(
-        st.lists(ROWS[table], max_size=4).map(b"".join) | st.binary(max_size=90)
-        for table in _LAYOUTS
-    )
-)
-LISTS = st.one_of(
-    st.lists(st.sampled_from(WHERES) | trees("x"), max_size=4),
-    st.lists(st.sampled_from(WHERES), max_size=4),
-    trees("x"),
-)
+# What SQLite can hold in any column, whatever was declared.
+MOMENTS = st.sampled_from([0, 1, NOW - 60, NOW, 2**63 - 1, -(2**63), 1.5, "7", b"7", None])
+KEYS = st.sampled_from(DIGESTS).map(key_of) | st.binary(max_size=40)
+VALUES = st.one_of(MOMENTS, KEYS, st.text(max_size=3), st.integers(-5, 300))
+HOSTS = st.sampled_from(["host", "else"]) | VALUES
+REPOSITORIES = st.sampled_from(["repo", "other"]) | VALUES
+JOINED = st.lists(KEYS, max_size=3).map(b"".join) | VALUES
+NAMES = st.sampled_from([named("a"), named("b")]) | VALUES
 FACTS = st.one_of(
-    trees(*NAMES),
-    st.dictionaries(
-        st.sampled_from(NAMES),
-        st.tuples(
-            trees(
-                "x",
-                leaves=st.sampled_from(
-                    [True, ["bearer", "https://a", "", "", ""], ["basic"] * 5, "bearer"]
-                ),
-            ),
-            st.sampled_from([NOW, 0, 1e400, -5, "7"]),
-        ),
+    trees("x").map(json.dumps),
+    st.sampled_from(
+        [
+            "true",
+            "5",
+            "[true, true]",
+            "[true, 1]",
+            '[["bearer", "https://a", "", "", ""], false]',
+            '[["bearer", 5, "", "", ""], false]',
+            '[["basic", "", "", "", ""], true]',
+            "NaN",
+            "[" * 5000,
+            "{",
+        ]
     ),
+    VALUES,
 )
+FACT_NAMES = (
+    st.sampled_from(
+        ["login", "mounts", "is_lenient", "probes", "smallest_patch", "has_referrers_api"]
+    )
+    | VALUES
+)
+ROWS = {
+    "blob": st.tuples(HOSTS, KEYS, REPOSITORIES, MOMENTS, VALUES),
+    "manifest": st.tuples(HOSTS, REPOSITORIES, KEYS, MOMENTS, JOINED, JOINED),
+    "snapshot": st.tuples(NAMES, MOMENTS, KEYS | VALUES, KEYS | VALUES),
+    "look": st.tuples(NAMES, MOMENTS, MOMENTS, VALUES, VALUES),
+    "fact": st.tuples(HOSTS, FACT_NAMES, st.sampled_from(["", "repo"]) | VALUES, FACTS, MOMENTS),
+    "swept": st.tuples(st.just(1), VALUES),
+}
+TABLES = st.fixed_dictionaries({name: st.lists(row, max_size=5) for name, row in ROWS.items()})
 
 
-def image(first: object, second: object, tables: tuple[bytes, ...]) -> bytes:
-    parts = [json.dumps(first).encode(), json.dumps(second).encode(), *tables]
-    whole = _HEAD.pack(_MAGIC, _VERSION, NOW, *map(len, parts)) + b"".join(parts)
-    return whole + _CRC.pack(zlib.crc32(whole))
-
-
-def opened(data: bytes) -> Archive:
-    try:
-        return Archive(data)
-    except Damaged:
-        return EMPTY
-
-
-def use(archive: Archive, ttl: float) -> bytes | None:
-    """Ask and tell all that a run does; return what it would save."""
-    known = Knowledge(archive, now=lambda: float(NOW), ttl=ttl, note=lambda record: None)
+def use(archive: Archive, ttl: float) -> None:
+    """Ask and tell all that a run does."""
+    known = Knowledge(archive, now=lambda: float(NOW), ttl=ttl)
     for where in WHERES:
         for digest in DIGESTS:
             known.has_blob(where, digest, careful=True)
             known.is_committed(where, digest)
             known.mount_source(where, digest)
             known.miss(where, digest)
+        known.was_used(where)
         known.mounts(where[0])
         known.may_probe(where, True)
-        known.probed(where)
+        known.has_referrers_api(where)
+        assert isinstance(known.host(where[0]).smallest_patch, int | None)
         origin = Origin("https", "registry.test", 443)
         login = Authenticator(
-            origin=origin,
-            credential=Credential("u", "p"),
-            fetch=pytest.fail,
-            now=float,
-            wall=float,  # type: ignore[arg-type]
+            origin=origin, credential=Credential("u", "p"), fetch=pytest.fail, now=float, wall=float
         )
-        login.recall(known.fact(f"login {where[0]}"))
-        known.learn(f"login {where[0]}", login.learnt)
+        login.recall(known.host(where[0]).login)
+        known.learn_login(where[0], login.learnt)
         known.learn_probe(where, absent=True)
+        known.learn_referrers_api(where, True)
     known.vouch(WHERES[0], DIGESTS[0])
     known.contradict(WHERES[1])
     known.forget(WHERES[0], DIGESTS[1])
@@ -158,89 +103,151 @@ def use(archive: Archive, ttl: float) -> bytes | None:
         known.take_snapshot(name, key_of(DIGESTS[0]), key_of(DIGESTS[1]))
         known.look(name)
         known.looked(name, 7, bytes(8))
-        digest_like((known.snapshot(name) or (b"\1" + bytes(32),))[0])
-    return known.encoded()
+        digest_like((known.snapshot(name) or Snapshot(b"\1" + bytes(32), b"")).source)
+    known.finish()
 
 
-@fuzz(150)
-@given(LISTS, FACTS, TABLES, st.sampled_from([0.0, 100.0, 1e9]))
-@example([WHERES[0]] * 2, {}, NONE, 0.0)
-@example([], {"x": [0, 1e400]}, NONE, 0.0)
-@example([], {"login host": [5, NOW]}, NONE, 0.0)
-@example([], {"login host": [[["bearer", 5, "", "", ""], False], NOW]}, NONE, 0.0)
-@example([], {"probes host repo": [True, NOW]}, NONE, 0.0)
-def test_any_state_is_used_or_refused_and_what_is_saved_is_whole(
-    first: object, second: object, tables: Any, ttl: float
-) -> None:
-    saved = use(opened(image(first, second, tables)), ttl)
-    assert saved is not None
-    again = Archive(saved)
-    known = Knowledge(again, now=lambda: float(NOW), ttl=ttl)
+def run(directory: str, ttl: float = 0.0) -> list[str]:
+    """Use the state in a directory as a run does; return what was logged."""
+    said = list[str]()
+    state = StateFile(directory, lambda level, event, message: said.append(message))
+    state.load()
+    use(state, ttl)
+    state.close()
+    assert all("\n" not in message for message in said)
+    return said
+
+
+def check(directory: str, ttl: float = 0.0) -> None:
+    """Look whether the state has what `use` told it."""
+    state = StateFile(directory, lambda *said: pytest.fail(str(said)))
+    state.load()
+    known = Knowledge(state, now=lambda: float(NOW), ttl=ttl)
     assert known.is_committed(WHERES[1], DIGESTS[2])
     assert known.snapshot(named("c")) == (key_of(DIGESTS[0]), key_of(DIGESTS[1]))
+    state.close()
 
 
-RECORDS = st.lists(
-    st.one_of(
-        st.tuples(
-            st.just("R"), st.sampled_from([b"host\0repo", b"a\0b\0c", b"\0", b"x", b"\xff\0\xff"])
-        ),
-        *(st.tuples(st.just(table), rows) for table, rows in ROWS.items()),
-        st.tuples(st.sampled_from("RBMESAX\xff"), st.binary(max_size=50)),
-    ),
-    max_size=6,
+def begin(directory: str, count: int = 5) -> Path:
+    """Write a state of so many blobs."""
+    state = StateFile(directory, lambda *said: pytest.fail(str(said)))
+    state.load()
+    for number in range(count):
+        state.put_blob(WHERES[0], key_of(f"sha256:{number:064x}"), BlobEntry(NOW, True))
+    use(state, 0.0)
+    state.close()
+    return Path(directory, "state.db")
+
+
+NONE: dict[str, list[tuple[object, ...]]] = {name: [] for name in ROWS}
+
+
+@fuzz(120)
+@given(TABLES, st.sampled_from([0.0, 100.0, 1e9]))
+@example({**NONE, "fact": [("host", "login", "", "5", NOW)]}, 0.0)
+@example({**NONE, "fact": [("host", "probes", "repo", "true", NOW)]}, 0.0)
+@example({**NONE, "manifest": [("host", "repo", key_of(DIGESTS[0]), NOW, b"", b"x" * 5)]}, 1e9)
+@example(
+    {**NONE, "manifest": [("host", "repo", key_of(DIGESTS[0]), 1, b"", key_of(DIGESTS[0]))]}, 1e9
 )
+def test_any_rows_are_used_and_what_is_saved_is_read(
+    tables: dict[str, list[tuple[object, ...]]], ttl: float
+) -> None:
+    with TemporaryDirectory() as directory:
+        path = begin(directory, 0)
+        with closing(sqlite3.connect(path)) as file:
+            for table, rows in tables.items():
+                for row in rows:
+                    marks = ", ".join("?" * len(row))
+                    with suppress(sqlite3.IntegrityError):  # keys are never NULL
+                        file.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", row)
+            file.commit()
+        assert run(directory, ttl) == []
+        check(directory, ttl)
 
 
-def framed(kind: str, payload: bytes) -> bytes:
-    record = kind.encode("latin-1") + len(payload).to_bytes(2, "big") + payload
-    return record + _CRC.pack(zlib.crc32(record))
+WHOLE: dict[int, bytes] = {}
 
 
-@fuzz(200)
+def whole(count: int) -> bytes:
+    """Return the file of a state of so many blobs."""
+    if count not in WHOLE:
+        with TemporaryDirectory() as directory:
+            WHOLE[count] = begin(directory, count).read_bytes()
+    return WHOLE[count]
+
+
+@fuzz(300)
 @given(
-    st.binary(max_size=200)
-    | RECORDS.map(lambda records: b"".join(framed(*each) for each in records))
+    st.sampled_from([5, 2000]),
+    st.integers(0, 2**32),
+    st.sampled_from(["flip", "cut", "page", "add"]),
 )
-def test_any_journal_folds_or_is_damaged(journal: bytes) -> None:
-    records, end = unframe(journal)
-    assert 0 <= end <= len(journal)
-    assert unframe(journal[:end]) == (records, end)
-    try:
-        archive = folded(EMPTY, records)
-    except Damaged:
-        return
-    use(archive, 0.0)
+@example(5, 575, "flip")  # SQLite: "unsupported file format"
+def test_any_damage_is_said_once_at_most_and_is_over_with_that_run(
+    count: int, seed: int, harm: str
+) -> None:
+    dice = random.Random(seed)
+    content = bytearray(whole(count))
+    if harm == "flip":
+        for _ in range(dice.choice([1, 3, 100])):
+            # The version and the program of the file decide whether it is ours to remove.
+            place = dice.choice([dice.randrange(60), dice.randrange(72, len(content))])
+            content[place] ^= 1 << dice.randrange(8)
+    elif harm == "cut":
+        del content[dice.randrange(len(content)) :]
+    elif harm == "page":
+        start = 4096 * dice.randrange(1, len(content) // 4096)
+        content[start : start + 4096] = dice.randbytes(4096)
+    else:
+        content += dice.randbytes(dice.randrange(1, 9000))
+
+    with TemporaryDirectory() as directory:
+        path = Path(directory, "state.db")
+        path.write_bytes(content)
+        first = run(directory)
+        assert len(first) <= 1, first
+        assert "is not used" in "".join(first) or not first
+        second = run(directory)
+        assert len(second) <= 1
+        if first:
+            assert second == []
+            check(directory)
 
 
 @fuzz(60)
 @given(
-    st.one_of(st.none(), st.binary(max_size=99), st.builds(image, LISTS, FACTS, TABLES)),
-    st.one_of(
-        st.none(),
-        st.binary(max_size=99),
-        RECORDS.map(lambda records: b"".join(framed(*each) for each in records)),
-    ),
-    st.booleans(),
+    st.none() | st.binary(max_size=200) | st.just(b"SQLite format 3\0" + bytes(200)),
+    st.none() | st.binary(max_size=200) | st.just(bytes.fromhex("d9d505f920a163d7") + bytes(600)),
 )
 def test_any_files_begin_a_run_with_one_warning_at_most_and_the_next_with_none(
-    whole: bytes | None, journal: bytes | None, beside: bool
+    content: bytes | None, journal: bytes | None
 ) -> None:
     with TemporaryDirectory() as directory:
-        if whole is not None:
-            Path(directory, "state.bin").write_bytes(whole)
+        if content is not None:
+            Path(directory, "state.db").write_bytes(content)
         if journal is not None:
-            header = b"regsyncj" + zlib.crc32(whole or b"").to_bytes(4, "big") if beside else b""
-            Path(directory, "state.journal").write_bytes(header + journal)
-        row = entry(key_of(DIGESTS[0]), 0, NOW, True)
-        for most in (1, 0):
-            warned: list[str] = []
-            kept = StateFile(
-                directory, lambda event, message, warned=warned: warned.append(message)
-            )  # type: ignore[misc]
-            archive = kept.load()
-            assert len(warned) <= most
-            assert all("\n" not in message for message in warned)
-            kept.note(frame("B", row))
-            kept.save(use(archive, 0.0))
-            kept.close()
+            Path(directory, "state.db-journal").write_bytes(journal)
+        said = run(directory)
+        assert len(said) <= 1
+        if "none is kept" not in "".join(said):
+            check(directory)
+
+
+@fuzz(60)
+@given(st.integers(0, 2**32))
+def test_any_journal_beside_a_file_does_no_harm_that_is_not_over_with_the_run(seed: int) -> None:
+    dice = random.Random(seed)
+    magic = bytes.fromhex("d9d505f920a163d7")
+    head = [dice.choice([0, 1, 2, 2**32 - 1]) for _ in range(3)] + [
+        512,
+        dice.choice([512, 4096, 7]),
+    ]
+    journal = magic + b"".join(each.to_bytes(4, "big") for each in head)
+    journal += bytes(512 - len(journal)) + dice.randbytes(dice.randrange(9000))
+    with TemporaryDirectory() as directory:
+        Path(directory, "state.db").write_bytes(whole(2000))
+        Path(directory, "state.db-journal").write_bytes(journal)
+        said = run(directory)
+        assert len(said) <= 1
+        assert run(directory) == []

@@ -5,7 +5,8 @@ signatures").
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ import anyio
 import pytest
 
 from _regsync.errors import ContentError
-from _regsync.state.database import named
+from _regsync.state.archive import named
+from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import (
     COMPLETE,
@@ -30,6 +32,7 @@ from conformance.attachments import fallback_lists
 from conformance.images import Image, Seed
 from conformance.memory import Link, Place
 from tests.ends import Ran, Virtual, document, tags, virtual
+from tests.states import rows
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 SBOM, SIGNATURE = "application/spdx+json", "application/vnd.example.signature"
@@ -194,25 +197,35 @@ def test_what_is_remembered_of_a_look(fields: dict[str, Any], flags: int) -> Non
     assert flags_after(copied(**fields)) == flags
 
 
-def test_what_is_noted_of_a_look_outlives_every_other_entry() -> None:
+def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path: Path) -> None:
     clock = [1000.0]
-    before = Knowledge(now=lambda: clock[0], ttl=60, note=lambda record: None)
     name = named("a")
-    before.looked(name, COMPLETE | HAS_ARTIFACTS, b"01234567")
-    clock[0] = 5000
-    before.looked(name, COMPLETE, b"76543210")
-    image = before.encoded()
-    assert image is not None
-    from _regsync.state.database import Archive
+
+    @contextmanager
+    def opened() -> Iterator[Knowledge]:
+        state = StateFile(str(tmp_path), lambda *said: pytest.fail(str(said)))
+        state.load()
+        known = Knowledge(state, now=lambda: clock[0], ttl=60)
+        yield known
+        known.finish()
+        state.close()
+
+    with opened() as before:
+        before.looked(name, COMPLETE | HAS_ARTIFACTS, b"01234567")
+        clock[0] = 5000
+        before.looked(name, COMPLETE, b"76543210")
+        before.add_blob(("host", "app"), f"sha256:{1:064x}")
 
     clock[0] = 5000 + 300 * DAY
-    after = Knowledge(Archive(image), now=lambda: clock[0], ttl=60, note=lambda record: None)
-    assert after.look(name) == (5000, 1000, COMPLETE, b"76543210")
-    assert after.look(named("b"))[2] == 0
-    after.add_blob(("host", "app"), f"sha256:{1:064x}")
-    again = after.encoded()
-    assert again is not None
-    assert Knowledge(Archive(again), note=lambda record: None).look(name)[2] == COMPLETE
+    with opened() as after:
+        assert after.look(name) == (5000, 1000, COMPLETE, b"76543210")
+        assert after.look(named("b"))[2] == 0
+    assert {table: len(each) for table, each in rows(tmp_path).items() if each} == {
+        "look": 1,
+        "swept": 1,
+    }
+    with opened() as again:
+        assert again.look(name)[2] == COMPLETE
 
 
 class Stage:

@@ -30,7 +30,7 @@ oci:       reference manifest
 :          tags
 net:       tls proxy streams http1 pool
 config:    fields model yaml lint reader
-state:     database knowledge
+state:     archive knowledge sqlite database
 auth:      challenge credentials cloud tokens sigv4 aws google azure
 registry:  throttle admission redirects dialer host transport repository upload
 sync:      report mappings artifact_checks claims image election discovery referrer_lists referrers
@@ -51,7 +51,11 @@ def module_name(path: Path) -> str:
 
 PURE = {
     *("text", "errors", "addresses", "providers", "semver", "tags"),
-    *(name for name in ORDER if name.startswith(("oci.", "config.", "state.knowledge"))),
+    *(
+        name
+        for name in ORDER
+        if name.startswith(("oci.", "config.", "state.archive", "state.knowledge"))
+    ),
     *("net.proxy", "registry.throttle", "registry.redirects"),
     *(
         "sync.report",
@@ -62,7 +66,7 @@ PURE = {
         "sync.election",
     ),
 }
-EDGES = {"files", "state.database", "sync.staging", "app.health"} | {
+EDGES = {"files", "state.database", "state.sqlite", "sync.staging", "app.health"} | {
     name for name in ORDER if name.startswith(("net.", "auth.", "registry.")) and name not in PURE
 }
 ABOVE = {name for name in ORDER if name.startswith(("sync.", "app."))} - PURE
@@ -97,6 +101,7 @@ RESERVED: dict[str, set[str]] = {
     "h11": EDGES,
     "ssl": EDGES,
     "socket": EDGES,
+    "sqlite3": {"state.database", "state.sqlite"},
     "truststore": {"net.tls"},
     "yaml": {"config.yaml", "app.cli"},
     "hashlib": CRYPTO,

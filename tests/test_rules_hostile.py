@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from _regsync.state.archive import BlobEntry
 from _regsync.state.database import StateFile
 from _regsync.sync.staging import Staging
 from _regsync.text import clean
@@ -29,6 +30,7 @@ from conformance.messages import Answer, Request, Response, error
 from conformance.server import Server
 from conformance.storage import OCI_MANIFEST
 from conformance.tokens import BasicAuth, TokenService
+from tests import states
 from tests.ends import (
     ROOT,
     Ran,
@@ -282,7 +284,9 @@ def entries(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.rule("R16")
-@pytest.mark.parametrize("name", ["state.bin", "state.lock", "state.journal"])
+@pytest.mark.parametrize(
+    "name", ["state.db", "state.lock", "state.db-journal", "state.bin", "state.journal"]
+)
 @pytest.mark.parametrize("what", ["pipe", "link", "other name", "directory", "dangling link"])
 def test_what_stands_where_the_state_belongs_is_waited_for_and_written_to_by_nobody(
     tmp_path: Path, mirror: Callable[..., Ran], target: Server, name: str, what: str
@@ -339,22 +343,45 @@ def test_what_a_run_makes_is_its_users_alone_whatever_the_umask(
     finally:
         os.umask(before)
     made = {name: mode for name, mode in entries(tmp_path).items() if name.startswith("a")}
-    assert {*made} >= {"a", "a/b", "a/b/cache", "a/b/cache/state.bin"}
+    assert {*made} >= {"a", "a/b", "a/b/cache", "a/b/cache/state.db"}
     assert [name for name, mode in made.items() if mode & 0o077] == []
 
 
 @pytest.mark.rule("R16")
-def test_a_journal_that_is_another_files_name_is_begun_anew(tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    victim.write_bytes(b"precious")
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "state.journal").hardlink_to(victim)
-    kept = StateFile(str(tmp_path / "cache"), lambda event, message: pytest.fail(message))
+@pytest.mark.parametrize("name", ["state.db", "state.db-journal"])
+@pytest.mark.parametrize("what", ["link", "other name", "pipe"])
+def test_a_state_that_is_another_file_is_begun_anew(tmp_path: Path, name: str, what: str) -> None:
+    cache, victim = tmp_path / "cache", tmp_path / "victim"
+    write_state(cache)
+    victim.write_bytes((cache / "state.db").read_bytes())
+    place = cache / name
+    place.unlink(missing_ok=True)
+    makes: dict[str, Callable[[], object]] = {
+        "pipe": lambda: os.mkfifo(place),
+        "link": lambda: place.symlink_to(victim),
+        "other name": lambda: place.hardlink_to(victim),
+    }
+    makes[what]()
+    before = victim.read_bytes()
+
+    reader = StateFile(str(cache), print)
+    reader.load(keep=False)
+    reader.close()
+    assert os.path.lexists(place), "who has no lock removes nothing"
+    write_state(cache)
+
+    assert victim.read_bytes() == before
+    assert not (cache / "state.db-journal").exists()
+    assert (cache / "state.db").stat().st_nlink == 1
+    assert not (cache / "state.db").is_symlink()
+    assert states.entries(cache) == 1
+
+
+def write_state(directory: Path) -> None:
+    kept = StateFile(str(directory), print)
     kept.load()
-    kept.note(b"record")
+    kept.put_blob(("host", "app"), bytes(33), BlobEntry(1, True))
     kept.close()
-    assert victim.read_bytes() == b"precious"
-    assert (tmp_path / "cache" / "state.journal").read_bytes().endswith(b"record")
 
 
 # R19: what a shell's history has already, and a log need not.

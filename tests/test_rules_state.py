@@ -7,17 +7,28 @@ wrong (I5).
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from _regsync import files
-from _regsync.state.database import EMPTY, encode, entry, key_of, named
+from _regsync.state.archive import (
+    ArtifactLook,
+    BlobEntry,
+    Fact,
+    ManifestEntry,
+    Notes,
+    Snapshot,
+    SnapshotEntry,
+    key_of,
+    named,
+)
 from _regsync.state.knowledge import Knowledge
-from _regsync.sync import staging
+from _regsync.sync import staging as sync_staging
 from _regsync.sync.staging import Staging, StagingFailed
 from conformance.app import App
 from conformance.images import Seed
@@ -32,12 +43,6 @@ DIGEST = f"sha256:{'a' * 64}"
 WHERE = ("registry.test:5000", "app")
 
 
-def archived(**rows: list[bytes]) -> Any:
-    from _regsync.state.database import Archive
-
-    return Archive(encode(EMPTY, rows, [WHERE], {}))
-
-
 @pytest.mark.rule("R16")
 @pytest.mark.parametrize(
     ("moment", "believed"), [(NOW, True), (NOW - 3600, True), (NOW + 3600, True), (AHEAD, False)]
@@ -45,26 +50,27 @@ def archived(**rows: list[bytes]) -> Any:
 def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(
     moment: int, believed: bool
 ) -> None:
-    snapshot = named("a", "b")
-    rows = {
-        "B": [entry(key_of(DIGEST), 0, moment, True)],
-        "M": [entry(key_of(DIGEST), 0, moment, False)],
-        "S": [snapshot + moment.to_bytes(4, "big") + key_of(DIGEST) * 2],
-        "A": [snapshot + moment.to_bytes(4, "big") * 2 + bytes(9)],
-    }
-    known = Knowledge(archived(**rows), now=lambda: float(NOW), ttl=0.0)
+    name = named("a", "b")
+    key = key_of(DIGEST)
+    archive = Notes()
+    archive.put_blob(WHERE, key, BlobEntry(moment, True))
+    archive.put_manifest(WHERE, key, ManifestEntry(moment, (), ()))
+    archive.put_snapshot(name, SnapshotEntry(moment, Snapshot(key, key)))
+    archive.put_look(name, ArtifactLook(moment, moment, 0, bytes(8)))
+    known = Knowledge(archive, now=lambda: float(NOW))
     assert known.has_blob(WHERE, DIGEST) is believed
     assert known.is_committed(WHERE, DIGEST) is believed
-    assert (known.snapshot(snapshot) is not None) is believed
-    assert (known.look(snapshot)[0] == moment) is believed
+    assert (known.mount_source((WHERE[0], "else"), DIGEST) == WHERE[1]) is believed
+    assert (known.snapshot(name) is not None) is believed
+    assert (known.look(name).last == moment) is believed
 
 
 @pytest.mark.rule("R16")
 def test_a_fact_from_a_clock_that_is_years_ahead_is_not_believed() -> None:
-    from _regsync.state.database import Archive
-
-    facts = {"mounts a": (True, AHEAD), "mounts b": (True, NOW)}
-    known = Knowledge(Archive(encode(EMPTY, {}, [], facts)), now=lambda: float(NOW))
+    archive = Notes()
+    archive.put_fact("a", Fact("mounts", "", True, AHEAD))
+    archive.put_fact("b", Fact("mounts", "", True, NOW))
+    known = Knowledge(archive, now=lambda: float(NOW))
     assert [known.mounts(host) for host in "ab"] == [None, True]
 
 
@@ -120,14 +126,16 @@ def test_a_version_to_come_is_not_read(
 ) -> None:
     Seed(1).image(sizes=(50,)).load_into(source.app, "app", tag="v1")
     assert ends().status == 0
-    state = tmp_path / "cache" / "state.bin"
-    whole = bytearray(state.read_bytes())
-    whole[9] += 1
-    state.write_bytes(whole)
-    ran = ends()
-    assert (ran.status, ran.statuses()) == (0, ["skipped"])
-    assert ran.err.count("is not used: it is no state file of this version") == 1
-    assert "is not used" not in ends().err
+    state = tmp_path / "cache" / "state.db"
+    with closing(sqlite3.connect(state)) as file:
+        (version,) = file.execute("PRAGMA user_version").fetchone()
+        file.execute(f"PRAGMA user_version = {version + 1}")
+    before = state.read_bytes()
+    for _ in range(2):
+        ran = ends()
+        assert (ran.status, ran.statuses()) == (0, ["skipped"])
+        assert ran.err.count("it is of a newer version of this program") == 1
+    assert state.read_bytes() == before, "the newer program finds its own again"
 
 
 @pytest.mark.anyio
@@ -178,7 +186,7 @@ def test_a_blob_that_was_changed_on_disk_is_read_again(
         if "staged" in path:
             Path(path).write_bytes(change(Path(path).read_bytes()))
 
-    monkeypatch.setattr(staging, "_replacing", tampered)
+    monkeypatch.setattr(sync_staging, "_replacing", tampered)
     config = tmp_path / "mirror.yaml"
     ends = {"source": source, "t": one, "u": two}
     config.write_text(

@@ -192,4 +192,4 @@ def test_the_way_to_a_login_is_remembered(tmp_path: Path, serve: Start) -> None:
         assert server.journal.count(status=401) == 1
         kinds = [f"{each.method} {each.kind}" for each in server.journal.entries[first:]]
         assert sorted(kinds) == ["GET token", "HEAD manifest", "HEAD manifest"]
-    assert b"secret-word" not in (tmp_path / ".regsync" / "state.bin").read_bytes()
+    assert b"secret-word" not in (tmp_path / ".regsync" / "state.db").read_bytes()

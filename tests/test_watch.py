@@ -4,11 +4,10 @@ section 10).
 
 from __future__ import annotations
 
-import errno
 import gc
 import json
-import os
 import signal
+import sqlite3
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -18,11 +17,13 @@ from unittest import mock
 import anyio
 import pytest
 
+from _regsync.state import sqlite
 from conformance.app import App
 from conformance.faults import Rule
 from conformance.images import Image
 from conformance.tokens import TokenService
 from tests.ends import Virtual, held, tags
+from tests.states import entries
 from tests.watching import INTERVAL, Step, lines, scene
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -408,22 +409,24 @@ async def test_without_a_directory_the_state_lives_in_the_process(tmp_path: Path
 async def test_what_a_full_disk_does_not_take_is_remembered_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*given: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    connect = sqlite._connect
+
+    def on_full_disk(*given: Any) -> sqlite3.Connection:
+        connection = connect(*given)
+        connection.execute("PRAGMA max_page_count = 1").fetchall()
+        return connection
 
     async with scene(tmp_path) as stage:
         for n in range(3):
             stage.load(f"v{n}")
         stage.write({"from": "app", "tags": tags("v*")})
-        for name in ("write", "fsync"):
-            monkeypatch.setattr(os, name, full)
+        monkeypatch.setattr(sqlite, "_connect", on_full_disk)
         ran = await stage.watch(None, None, None, monkeypatch.undo, None)
         assert (
             stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 5
         )
-        assert len(lines(ran, "warning: ", "No space left on device")) == 2, (
-            "of the journal, then of the file"
-        )
+        assert len(lines(ran, "warning: ", "disk is full")) == 1
+        assert entries(tmp_path / ".regsync") > 0
         stage.source.journal.clear()
         stage.target.journal.clear()
         await stage.watch()
@@ -483,7 +486,7 @@ async def test_what_always_fails_leaves_no_staged_blobs_behind(tmp_path: Path) -
 async def test_what_another_process_has_locked_is_remembered_here(tmp_path: Path) -> None:
     from _regsync.state.database import StateFile
 
-    def quiet(event: str, message: str) -> None:
+    def quiet(level: str, event: str, message: str) -> None:
         pass
 
     async with scene(tmp_path) as stage:
@@ -497,10 +500,10 @@ async def test_what_another_process_has_locked_is_remembered_here(tmp_path: Path
             stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 3
         )
         assert len(lines(ran, "warning: another run uses")) == 1
-        assert not (tmp_path / ".regsync" / "state.bin").exists()
+        assert entries(tmp_path / ".regsync") == 0
         other.close()
         await stage.watch()
-        assert (tmp_path / ".regsync" / "state.bin").exists()
+        assert entries(tmp_path / ".regsync") > 0
 
 
 # 160 and 510 minutes: no look at artifacts is due in the last cycle.
@@ -589,4 +592,4 @@ async def test_a_second_signal_ends_a_drain_and_saves_the_state(tmp_path: Path) 
         assert (ran.report["interrupted"], ran.images) == (True, []), (
             "also a cycle that is cut off has its line"
         )
-        assert (tmp_path / ".regsync" / "state.bin").exists()
+        assert entries(tmp_path / ".regsync") > 0

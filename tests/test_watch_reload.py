@@ -93,7 +93,7 @@ async def test_a_shard_of_a_new_file_is_that_of_the_new_file(tmp_path: Path) -> 
         assert {*stage.target.app.repositories} == {"b", "d"}
         told = [line.partition(": ")[2] for line in ran.err.splitlines() if ": shard " in line]
         assert told == ["shard 1 of 2: 1 of 2 mappings", "shard 1 of 2: 2 of 4 mappings"]
-        assert (tmp_path / ".regsync" / "shard-1-of-2" / "state.bin").exists()
+        assert (tmp_path / ".regsync" / "shard-1-of-2" / "state.db").exists()
 
 
 async def test_a_shard_is_not_told_in_each_cycle_in_which_a_named_file_is_gone(
@@ -166,7 +166,7 @@ async def test_a_mounted_configuration_is_swapped_by_its_link(tmp_path: Path) ->
         ran = await stage.watch(swap, None)
         assert held(stage.target, "two", image)
         assert lines(ran, "mapping source/two -> two added")
-        assert (tmp_path / ".regsync" / "state.bin").exists()
+        assert (tmp_path / ".regsync" / "state.db").exists()
 
 
 async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(

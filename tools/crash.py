@@ -24,6 +24,7 @@ import random
 import shutil
 import signal
 import socket
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -69,7 +70,7 @@ class Round(NamedTuple):
     new: int  # tags that named the new image then
     tags: int
     lost: float  # what both runs moved above an undisturbed one, in parts of its bytes
-    kept: bool  # whether there was a state to load
+    kept: bool  # whether there was a state that knows something
 
     @property
     def stage(self) -> str:
@@ -375,7 +376,7 @@ def _round(scene: Scene, number: int, slots: int, limit: int, undisturbed: int) 
         if not was_killed:
             _check_run(killed)
         new = _check_tags(scene, address, all_new=False)
-        kept = (file.parent / ".regsync" / "state.journal").exists()
+        kept = has_entries(file.parent / ".regsync")
 
         _check_run(_run(scene, file))
         moved += scene.tally.bytes
@@ -384,6 +385,22 @@ def _round(scene: Scene, number: int, slots: int, limit: int, undisturbed: int) 
         raise CrashError(f"both runs moved {moved} bytes, an undisturbed one {undisturbed}")
     lost = moved / undisturbed - 1
     return Round(number, limit / undisturbed, was_killed, new, len(scene.images), lost, kept)
+
+
+def has_entries(cache: Path) -> bool:
+    """Say whether the state that a killed run left knows anything.
+
+    A copy is looked at: SQLite repairs what it opens.
+    """
+    if not (cache / "state.db").exists():
+        return False
+    with tempfile.TemporaryDirectory() as directory:
+        for path in cache.glob("state.db*"):
+            shutil.copy(path, directory)
+        with contextlib.closing(sqlite3.connect(Path(directory) / "state.db")) as database:
+            tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            counts = [f"SELECT count(*) FROM {name}" for (name,) in tables.fetchall()]
+            return any(database.execute(count).fetchone() != (0,) for count in counts)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -404,12 +421,12 @@ def main(argv: Sequence[str]) -> int:
         return 1
 
     killed = [finished for finished in done if finished.was_killed]
-    with_journal = [finished for finished in killed if finished.kept]
+    with_state = [finished for finished in killed if finished.kept]
     stages = Counter(finished.stage for finished in killed)
     new = ", ".join(f"{stage} in {number}" for stage, number in sorted(stages.items()))
     moved = [1 + finished.lost for finished in killed] or [1.0]
     print(
-        f"{len(done)} rounds, {len(killed)} killed ({len(with_journal)} with a journal; "
+        f"{len(done)} rounds, {len(killed)} killed ({len(with_state)} with a state; "
         f"new tags then: {new}); every tag old or whole, every next run complete; "
         f"both runs together moved {statistics.mean(moved):.2f} of one run's bytes on average, "
         f"{max(moved):.2f} at most"

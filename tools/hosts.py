@@ -445,7 +445,7 @@ class Started:
         """See that the state is kept, readable by its owner alone, and that nothing else is left."""
         entries = list((self._place / "cache").rglob("*"))
         files = [entry for entry in entries if not entry.is_dir()]
-        if {file.name for file in files} != {"state.bin", "state.lock"}:
+        if {file.name for file in files} != {"state.db", "state.lock"}:
             raise Failed(f"left in cache_dir: {sorted(map(str, files))}")
         for entry in entries:
             mode = stat.S_IMODE(entry.stat().st_mode)

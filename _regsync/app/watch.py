@@ -15,7 +15,6 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partial
 from typing import Any, NamedTuple
 
 import anyio.lowlevel
@@ -256,8 +255,7 @@ class Watch:
 
     def _state_in(self, cache_dir: str | None) -> StateFile:
         if cache_dir not in self._states:
-            warn = partial(self._log.log, "warning")
-            self._states[cache_dir] = StateFile(cache_dir, warn, remembers=True)
+            self._states[cache_dir] = StateFile(cache_dir, self._log.log, remembers=True)
         return self._states[cache_dir]
 
     def _record_cycle(self, report: Report, started_at: str, duration: float) -> None:

@@ -1,395 +1,486 @@
-"""What is known about blobs, manifests and tags at registries: by this run, and by earlier ones, as
-they left it. Owns: the hot tier and the judgement of the warm one (docs/specification.md 1.1,
-three-step look-up), what was learnt of hosts; the warm tier as bytes, looked up in place:
-`state.bin` and its journal (docs/design.md section 8). May not know: clocks, sockets, tasks, files.
-Invariant I5: an entry exists only because a registry answered; what an earlier run left is believed
-as far as docs/design.md section 7, "Vouching", allows, wrong state costs requests only, and bytes
-that are not whole, not ours or of another version are `Damaged`, never half read."""
+"""What earlier runs left on disk: one SQLite file.
+
+Owns: `state.db` and its lock `state.lock`, what is noted and not written yet, when it is written.
+May not know: what an entry means and whether it is believed (state/knowledge.py), clocks, registries.
+Invariants: only the holder of the lock writes the file, or removes it when it is damaged. No disk stops a run.
+Follows: docs/design.md section 8.
+
+All access is on the event loop's thread: with 600,000 entries a look-up takes 10 microseconds, a commit of 1,000 takes
+10 ms. Entries are read one by one, so that a run takes no more memory than it asks for.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import struct
-import zlib
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from heapq import merge
-from itertools import accumulate, groupby, pairwise
-from operator import itemgetter
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
-from _regsync.crypto import hash_hex
-from _regsync.files import _WRITE, _remove, _replacing, _safely
-from _regsync.oci import reference
+import anyio
+
+from _regsync.files import _WRITE
+from _regsync.state import sqlite
+from _regsync.state.archive import (
+    DIGEST_BYTES,
+    ArtifactLook,
+    BlobEntry,
+    Fact,
+    Holder,
+    ManifestEntry,
+    Notes,
+    RepositoryKey,
+    Snapshot,
+    SnapshotEntry,
+)
+from _regsync.state.archive import digest_like as digest_like
+from _regsync.state.archive import key_of as key_of
+from _regsync.state.archive import named as named
+from _regsync.state.sqlite import Damaged, LeftAlone, reason_of
 from _regsync.text import clean
 
-_MAGIC = b"regsync\n"
+if sqlite.HAS_SQLITE:
+    import sqlite3
 
+# What is noted is written at the latest after so long, or so many entries: a killed run loses no more.
+COMMIT_SECONDS = 0.5
+_COMMIT_ENTRIES = 1000
+# On a quick disk it is written sooner, as long as that takes no more than this share of the time.
+_COMMIT_SHARE = 0.05
 
-_VERSION = 2
+# How long a second process, and the last commit of a run, wait for another one's lock.
+_BUSY_SECONDS = 2.0
+# Other commits do not make the event loop wait: what they cannot write stays noted.
+_WRITER_BUSY_SECONDS = 0.05
 
+# As many repositories as anybody will try to mount a blob from.
+_HOLDERS_LIMIT = 32
 
-_HEAD = struct.Struct(">8sHI7I")
+# Files of earlier versions, and what they begin with.
+_OLD_FILES = {"state.bin": b"regsync\n", "state.journal": b"regsyncj"}
 
-
-_CRC = struct.Struct(">I")
-
-
-_FRAME = struct.Struct(">cH")
-
-
-_LONGEST_LOOK = 400 * 86400  # what nobody has looked at for longer is of images that are gone
-
-
-_ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
-
-
-# A table is rows of one width in ascending order: 600,000 load as the file is read, in a tenth of
-# what objects take, and are found in 20 steps each. A row begins with its identity: a digest's key
-# (a byte for the algorithm, then 32; of sha512 the first 256 bits, as hard to meet) and a
-# repository's number. Table: width of a row, of its identity, where its time of confirmation stands
-# (0: none). B blobs, M manifests (`entry`): identity, time, flag (a blob: mountable). E: a
-# manifest's identity, the key of a thing it names. S: a snapshot (`named`), time, keys of the
-# source's and pushed. A: an image's artifacts (`named`), time of the last look, of the first, bits,
-# 8 bytes of a hash of what was listed.
-_LAYOUTS = {
-    "B": (42, 37, 37),
-    "M": (42, 37, 37),
-    "E": (70, 70, 0),
-    "S": (102, 32, 32),
-    "A": (49, 32, 32),
-}
-
-
-class Damaged(ValueError):
-    """These bytes are not a state file that this version can read."""
-
-
-def key_of(digest: str) -> bytes:
-    """Return the 33 bytes that stand for a digest."""
-    algorithm, encoded = reference.split_digest(digest)
-    return _ALGORITHMS[algorithm] + bytes.fromhex(encoded[:64])
-
-
-def digest_like(key: bytes) -> str:
-    """Return the digest of a key; of sha512 its first half, which is what a referrers tag has."""
-    return f"{next((name for name, mark in _ALGORITHMS.items() if mark == key[:1]), '')}:{key[1:].hex()}"
-
-
-def named(*words: str) -> bytes:
-    """Return the 32 bytes that identify a snapshot: of which tag, where from and to, under which
-    rules.
-    """
-    return bytes.fromhex(hash_hex("sha256", "\0".join(words).encode()))
-
-
-def entry(key: bytes, number: int, moment: int, flag: bool) -> bytes:
-    return key + _CRC.pack(number) + _CRC.pack(moment) + bytes([flag])
-
-
-class Archive:
-    """What earlier runs left, read only."""
-
-    def __init__(self, image: bytes | None = None) -> None:
-        """Read a whole state file; Damaged where it is none."""
-        self.repositories: list[tuple[str, str]] = []
-        self.facts: dict[str, tuple[Any, int]] = {}  # by name: what was learnt of a host, and when
-        self.renewed = 0
-        self._tables = dict.fromkeys(_LAYOUTS, memoryview(b""))
-        if image is None:
-            return
-        rest = memoryview(image)[: -_CRC.size]
-        try:
-            magic, version, self.renewed, *sizes = _HEAD.unpack_from(image)
-        except struct.error as error:
-            raise Damaged("it is cut short") from error
-        if (magic, version) != (_MAGIC, _VERSION):
-            raise Damaged("it is no state file of this version")
-        if len(rest) != _HEAD.size + sum(sizes) or image[len(rest) :] != _CRC.pack(
-            zlib.crc32(rest)
-        ):
-            raise Damaged("its checksum is wrong")
-        parts = pairwise(accumulate(sizes, initial=_HEAD.size))
-        first, second, *tables = (rest[start:end] for start, end in parts)
-        try:
-            self.repositories = [(str(host), str(name)) for host, name in json.loads(bytes(first))]
-            if len({*self.repositories}) < len(self.repositories):
-                raise ValueError("one of two numbers")
-            facts = json.loads(bytes(second)).items()
-            self.facts = {name: (value, int(moment)) for name, (value, moment) in facts}
-        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise Damaged("its lists cannot be read") from error
-        self._tables = dict(zip(_LAYOUTS, tables, strict=True))
-
-    def rows(self, table: str, identity: bytes = b"") -> Iterator[bytes]:
-        """Give the rows of a table that begin with `identity`, in order."""
-        rows = self._tables[table]
-        width = _LAYOUTS[table][0]
-        size = len(identity)
-        count = len(rows) // width
-        first = bisect_left(
-            range(count),
-            identity,
-            key=lambda index: bytes(rows[index * width : index * width + size]),
-        )
-        for start in range(first * width, count * width, width):
-            row = bytes(rows[start : start + width])
-            if not row.startswith(identity):
-                return
-            yield row
-
-    def row(self, table: str, identity: bytes) -> bytes | None:
-        return next(self.rows(table, identity), None)
-
-
-EMPTY = Archive()
-
-
-def moment_of(table: str, row: bytes) -> int:
-    """Return when a row was confirmed, in seconds of the wall clock."""
-    return int(_CRC.unpack_from(row, _LAYOUTS[table][2])[0])
-
-
-def encode(
-    old: Archive,
-    rows: Mapping[str, list[bytes]],
-    repositories: Sequence[tuple[str, str]],
-    facts: Mapping[str, Any],
-    *,
-    oldest: int = 0,
-    newest: int = 1 << 32,
-    forgotten: Set[bytes] = frozenset(),
-    renewed: Set[bytes] = frozenset(),
-    moment: int = 0,
-) -> bytes:
-    """Merge an archive with what a run found out into a state file; of an identity the newest row
-    stays, but for those after `newest`, of a clock that was ahead. `repositories` come behind the
-    archive's own. Dropped are rows confirmed before `oldest`, and the `forgotten` of tables B and
-    M; the `renewed` there were confirmed for free, at `moment`."""
-    dropped: set[bytes] = set()
-
-    def kept(table: str, identity: bytes, found: Sequence[bytes]) -> bytes:
-        # The last is the newest: the time stands behind the identity, big-endian.
-        row = found[-1]
-        at = _LAYOUTS[table][2]
-        if len(found) > 1:
-            row = max(found, key=lambda each: (moment_of(table, each) <= newest, each))
-        if table == "E":
-            return b"" if row[:37] in dropped else row
-        if table == "B":
-            row = row[:-1] + max(
-                each[-1:] for each in found
-            )  # what could be mounted from there once still can
-        if identity in renewed:
-            row = row[:at] + _CRC.pack(moment) + row[at + 4 :]
-        is_young = moment_of(table, row) >= (oldest if table != "A" else moment - _LONGEST_LOOK)
-        if is_young and identity not in forgotten:
-            return row
-        if table == "M":
-            dropped.add(identity)
-        return b""
-
-    parts = [json.dumps(each).encode() for each in ([*old.repositories, *repositories], facts)]
-    for table, (_, size, _) in _LAYOUTS.items():
-        groups = groupby(
-            merge(old.rows(table), sorted(rows.get(table, []))), itemgetter(slice(size))
-        )
-        parts.append(b"".join(kept(table, identity, [*group]) for identity, group in groups))
-    whole = b"".join([_HEAD.pack(_MAGIC, _VERSION, moment, *map(len, parts)), *parts])
-    return whole + _CRC.pack(zlib.crc32(whole))
-
-
-def frame(kind: str, payload: bytes) -> bytes:
-    """Return one record of the journal, with a checksum of its own."""
-    record = _FRAME.pack(kind.encode(), len(payload)) + payload
-    return record + _CRC.pack(zlib.crc32(record))
-
-
-def unframe(journal: bytes) -> tuple[list[tuple[str, bytes]], int]:
-    """Return the whole records of a journal up to the first that is torn, and where that begins."""
-    records = list[tuple[str, bytes]]()
-    at = 0
-    while at + _FRAME.size <= len(journal):
-        kind, size = _FRAME.unpack_from(journal, at)
-        end = at + _FRAME.size + size
-        if journal[end : end + 4] != _CRC.pack(zlib.crc32(journal[at:end])):
-            break
-        records.append((kind.decode("latin-1"), journal[end - size : end]))
-        at = end + 4
-    return records, at
-
-
-def folded(base: Archive, records: Iterable[tuple[str, bytes]]) -> Archive:
-    """Return an archive with a journal's records in it; Damaged where they are none."""
-    rows: dict[str, list[bytes]] = {table: [] for table in _LAYOUTS}
-    repositories: list[tuple[str, str]] = []
-    for kind, payload in records:
-        host, nul, name = payload.decode("utf-8", "replace").partition("\0")
-        if kind == "R" and nul:
-            repositories.append((host, name))
-        elif kind in rows and len(payload) == _LAYOUTS[kind][0]:
-            rows[kind].append(payload)
-        else:
-            raise Damaged("its journal holds what is no record")
-    if not (repositories or any(rows.values())):
-        return base
-    return Archive(encode(base, rows, repositories, base.facts, moment=base.renewed))
-
-
-_JOURNAL = b"regsyncj"
-
-
-_LARGEST = 1 << 30
+_Row = tuple[object, ...]
 
 
 class StateFile:
-    """The state on disk between `load` and `close`, nothing noted after `save`; `warn(event,
-    message)` tells of it.
+    """The state on disk between `load` and `close`: an `Archive` (state/archive.py).
+
+    `log(level, event, message)` tells of what is wrong with it.
     """
 
     def __init__(
-        self, cache_dir: str | None, warn: Callable[[str, str], None], *, remembers: bool = False
+        self,
+        cache_dir: str | None,
+        log: Callable[[str, str, str], object],
+        *,
+        remembers: bool = False,
     ) -> None:
-        """Keep it in a directory; where that cannot be and it `remembers`, for the next `load` of
-        this process.
+        """Keep it in a directory; None: nowhere.
+
+        What cannot be written is kept for the next `load` of this object, where it `remembers`.
         """
         self._directory = cache_dir
-        self._warn = warn
+        self._log = log
         self._shown = clean(cache_dir or "")
-        self.remembers = remembers
-        self._image = b""
-        self._path, self._journal_path = (
-            os.path.join(cache_dir or "", f"state.{end}") for end in ("bin", "journal")
-        )
+        self._path = os.path.join(cache_dir or "", "state.db")
+        self._remembers = remembers and cache_dir is not None
+
+        self._connection: sqlite3.Connection | None = None
         self._lock: int | None = None
-        self._journal: int | None = None
-        # what our journal begins with, where an earlier one's whole records end
-        self._header = b""
-        self._end = 0
+        self._is_used = False
+        # What the file does not have yet. It is read before the file.
+        self._notes = Notes()
+        self._noted_since_commit = 0
+        self._has_notes: anyio.Event | None = None
 
     @property
     def is_kept(self) -> bool:
-        return self._lock is not None  # whether this run's findings are: the lock is ours
+        """Whether this run's findings are written: the lock is ours."""
+        return self._lock is not None
 
-    def load(self, *, keep: bool = True) -> Archive:
-        """Take the lock, where findings are to be kept, and read; empty where nothing can be used."""
+    @property
+    def is_used(self) -> bool:
+        """Whether this run knows what earlier ones left, if they left anything."""
+        return self._is_used or (self._remembers and bool(self._notes))
+
+    # Opening and closing.
+
+    def load(self, *, keep: bool = True) -> None:
+        """Open the file: for writing where findings are to be kept and no other process does so."""
+        self._is_used = False
         if self._directory is None:
-            return EMPTY
-        self._end = 0
-        try:
-            if keep:
-                os.makedirs(self._directory, mode=0o700, exist_ok=True)
-                self._lock = os.open(os.path.join(self._directory, "state.lock"), _WRITE, 0o600)
-                _lock(self._lock)
-        except BlockingIOError:
-            self.close()
-            self._warn(
-                "state_locked", f"another run uses {self._shown}: this one leaves no state behind"
-            )
-        except OSError as error:
-            self._say(f"no state is kept: {self._shown}", error)
-            self.close()
-            return Archive(self._image) if self._image else EMPTY
-        if not self.is_kept and self._image:
-            return Archive(self._image)
-        try:
-            return self._read()
-        except Damaged as error:
-            # what this run notes counts repositories anew: it belongs to no file that is there
-            self._header = b""
-            self._warn("state", f"the state in {self._shown} is not used: {error}")
-        except OSError as error:
-            self._say(f"{self._shown} cannot be read", error)
-        return EMPTY
-
-    def _say(self, problem: str, error: OSError) -> None:
-        self._warn("state", f"{problem}: {clean(error.strerror or str(error))}")
-
-    def _read(self) -> Archive:
-        whole = _content(self._path)
-        before = self._header
-        self._header = _JOURNAL + zlib.crc32(whole or b"").to_bytes(4, "big")
-        if (
-            self._image and self._header == before
-        ):  # nobody has saved since: the disk may have room for it again
-            self.save(self._image)
-            if self._image:
-                self.close()
-            return Archive(self._image) if self._image else self._read()
-        self._image = b""
-        base = Archive(whole)
-        journal = _content(self._journal_path) or b""
-        if journal.startswith(self._header):
-            records, end = unframe(journal[len(self._header) :])
-            base = folded(base, records)
-            self._end = len(self._header) + end
-        return base
-
-    def note(self, record: bytes) -> None:
-        """Append one record to the journal: after a `kill -9` it is all that is left."""
-        if self._lock is None:
+            return
+        if not sqlite.HAS_SQLITE:
+            self._warn("no state is kept: this Python has no module sqlite3")
             return
         try:
-            if self._journal is None:
-                if not self._end:
-                    _remove(self._journal_path)  # it may be another file's name too
-                self._journal = os.open(
-                    self._journal_path, _WRITE | (os.O_APPEND if self._end else os.O_EXCL), 0o600
-                )
-                os.ftruncate(self._journal, self._end)
-                record = record if self._end else self._header + record
-            os.write(self._journal, record)
-        except OSError as error:
-            self._say(f"no state is kept: {self._shown}", error)
-            self.close()
-
-    def save(self, image: bytes | None) -> None:
-        """Replace the state file, and let go of the journal that is folded into it."""
-        self._image = image or self._image  # until it is saved
-        if self._lock is None or image is None:
-            return
-        try:
-            with _replacing(self._path) as partial, open(partial, "wb") as stream:
-                stream.write(image)
-                stream.flush()
-                os.fsync(stream.fileno())
-            if self._journal is not None:
-                os.close(self._journal)
-                self._journal = None
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._journal_path)
-            self._image = b""
-        except OSError as error:
-            self._say(f"the state in {self._shown} is not saved", error)
+            if keep and self._take_lock():
+                self._open_for_writing()
+                self.commit()
+            else:
+                self._open_for_reading()
+        except LeftAlone as error:
+            self._warn(f"the state in {self._shown} is not used, and none is kept: {error}")
+            self._let_go()
+        except (OSError, sqlite3.Error) as error:
+            self._warn(f"no state is kept: {self._shown}: {reason_of(error)}")
+            self._let_go()
 
     def close(self) -> None:
-        for descriptor in (self._journal, self._lock):
-            if descriptor is not None:
-                os.close(descriptor)
-        self._journal = self._lock = None
+        """Write what is noted, and let go of the file."""
+        if self._connection is not None and self.is_kept:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
+            self.commit()
+            if self._notes and self.is_kept:
+                self._warn(f"the state in {self._shown} is not saved: it is locked")
+        self._let_go()
+        self._is_used = False
+        if not self._remembers:
+            self._notes.clear()
 
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        self._unlock()
 
-def _lock(descriptor: int) -> None:
-    """Lock a file for this process alone; BlockingIOError when another one has it."""
-    try:
-        from fcntl import LOCK_EX, LOCK_NB, flock
-    except ImportError:
-        import msvcrt  # Windows
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
+    def _take_lock(self) -> bool:
+        """Take the lock; False when another process has it."""
+        assert self._directory is not None
+        os.makedirs(self._directory, mode=0o700, exist_ok=True)
+        descriptor = os.open(os.path.join(self._directory, "state.lock"), _WRITE, 0o600)
         try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        except OSError as error:
-            raise BlockingIOError(str(error)) from error
-    else:
-        flock(descriptor, LOCK_EX | LOCK_NB)
+            sqlite.lock(descriptor)
+        except BlockingIOError:
+            os.close(descriptor)
+            text = f"another run uses {self._shown}: this one leaves no state behind"
+            self._log("warning", "state_locked", text)
+            return False
+        except OSError:
+            os.close(descriptor)
+            raise
+        self._lock = descriptor
+        return True
+
+    def _open_for_writing(self) -> None:
+        assert self._directory is not None
+        for name, beginning in _OLD_FILES.items():
+            sqlite.remove_if_ours(os.path.join(self._directory, name), beginning)
+        try:
+            self._connection = sqlite.open_for_writing(self._path, _WRITER_BUSY_SECONDS)
+        except Damaged as error:
+            self._start_anew(str(error))
+        self._is_used = True
+
+    def _open_for_reading(self) -> None:
+        self._is_used = True
+        try:
+            self._connection = sqlite.open_for_reading(self._path, _BUSY_SECONDS)
+        except (Damaged, LeftAlone, OSError, sqlite3.Error) as error:
+            self._stop_reading(error)
+
+    def _stop_reading(self, error: Exception) -> None:
+        """Go on without what the file says, in a process that may not write it."""
+        self._let_go()
+        self._is_used = False
+        if isinstance(error, (Damaged, LeftAlone)):
+            self._warn(f"the state in {self._shown} is not used: {error}")
+        elif sqlite.is_busy(error) or sqlite.is_half_written(error):
+            text = (
+                f"the state in {self._shown} is not used: another run has not finished writing it"
+            )
+            self._log("info", "state", text)
+        else:
+            self._warn(f"{self._shown} cannot be read: {reason_of(error)}")
+
+    def _start_anew(self, problem: str) -> None:
+        """Remove a damaged file, and begin an empty one."""
+        self._warn(f"the state in {self._shown} is not used: {problem}")
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        sqlite.remove_database(self._path)
+        try:
+            self._connection = sqlite.open_for_writing(self._path, _WRITER_BUSY_SECONDS)
+        except Damaged as error:
+            raise OSError(str(error)) from error
+
+    def _warn(self, message: str) -> None:
+        self._log("warning", "state", message)
+
+    # Writing.
+
+    async def commit_regularly(self) -> None:
+        """Write what is noted, at once or after half a second at most, until cancelled."""
+        while self.is_kept:
+            self._has_notes = anyio.Event()
+            if not self._notes:
+                await self._has_notes.wait()
+            began = anyio.current_time()
+            self.commit()
+            took = anyio.current_time() - began
+            with anyio.move_on_after(min(COMMIT_SECONDS, took / _COMMIT_SHARE)):
+                await anyio.sleep_forever()
+
+    def commit(self) -> None:
+        """Write what is noted; while the file is locked it stays noted."""
+        self._noted_since_commit = 0
+        if self._connection is None or not self.is_kept or not self._notes:
+            return
+        try:
+            _write_notes(self._connection, self._notes)
+        except sqlite3.Error as error:
+            self._on_write_error(error)
+        else:
+            self._notes.clear()
+
+    def _on_write_error(self, error: sqlite3.Error) -> None:
+        if sqlite.is_damage(error):
+            self._replace_damaged(error)
+        elif not sqlite.is_busy(error):
+            self._stop_writing(error)
+
+    def _stop_writing(self, error: Exception) -> None:
+        """Go on without writing, for example on a full disk; what is in the file is still read."""
+        self._warn(f"the state in {self._shown} is not saved: {reason_of(error)}")
+        if self._connection is not None and self._connection.in_transaction:
+            # Another process may have the lock from now on.
+            self._connection.execute("ROLLBACK")
+        self._unlock()
+
+    def _replace_damaged(self, error: Exception) -> None:
+        """Begin an empty file in place of one that was found to be damaged during the run."""
+        try:
+            self._start_anew(reason_of(error))
+            assert self._connection is not None
+            _write_notes(self._connection, self._notes)
+        except (OSError, sqlite3.Error) as again:
+            self._stop_writing(again)
+            self._let_go()
+        else:
+            self._notes.clear()
+
+    def sweep(self, moment: int, *, oldest: int, oldest_look: int, oldest_fact: int) -> None:
+        """Remove what was confirmed before these moments; remember that it was done."""
+        self.commit()
+        if self._connection is None or not self.is_kept:
+            return
+        connection = self._connection
+        try:
+            with _committing(connection):
+                for table in ("blob", "manifest", "snapshot"):
+                    connection.execute(f"DELETE FROM {table} WHERE confirmed < ?", (oldest,))
+                connection.execute("DELETE FROM look WHERE last < ?", (oldest_look,))
+                connection.execute("DELETE FROM fact WHERE learnt < ?", (oldest_fact,))
+                connection.execute("INSERT OR REPLACE INTO swept VALUES (1, ?)", (moment,))
+        except sqlite3.Error as error:
+            self._on_write_error(error)
+
+    # What an `Archive` is asked.
+
+    def _select(self, query: str, *values: object) -> list[_Row]:
+        """Return all rows of a query, at once: a query that is not read to its end locks the file."""
+        if self._connection is None:
+            return []
+        try:
+            return self._connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            if not self.is_kept:
+                self._stop_reading(error)
+            elif sqlite.is_damage(error):
+                self._replace_damaged(error)
+            elif not sqlite.is_busy(error):
+                self._stop_writing(error)
+                self._let_go()
+            return []
+
+    @property
+    def swept(self) -> int:
+        match self._select("SELECT moment FROM swept"):
+            case [(int(moment),)]:
+                return moment
+        return 0
+
+    def blob(self, where: RepositoryKey, key: bytes) -> BlobEntry | None:
+        host, repository = where
+        if repository in self._notes.blobs.get((host, key), ()):
+            return self._notes.blob(where, key)
+        query = (
+            "SELECT confirmed, is_mountable FROM blob"
+            " WHERE host = ? AND digest = ? AND repository = ?"
+        )
+        match self._select(query, host, key, repository):
+            case [(int(confirmed), is_mountable)]:
+                return BlobEntry(confirmed, bool(is_mountable))
+        return None
+
+    def manifest(self, where: RepositoryKey, key: bytes) -> ManifestEntry | None:
+        if (where, key) in self._notes.manifests:
+            return self._notes.manifest(where, key)
+        query = (
+            "SELECT confirmed, blobs, children FROM manifest"
+            " WHERE host = ? AND repository = ? AND digest = ?"
+        )
+        match self._select(query, *where, key):
+            case [(int(confirmed), bytes(blobs), bytes(children))]:
+                return ManifestEntry(confirmed, _split_keys(blobs), _split_keys(children))
+        return None
+
+    def holders_of(self, host: str, key: bytes) -> list[Holder]:
+        query = (
+            "SELECT repository, confirmed FROM blob WHERE host = ? AND digest = ? AND is_mountable"
+            f" ORDER BY confirmed DESC LIMIT {_HOLDERS_LIMIT}"
+        )
+        noted = self._notes.blobs.get((host, key), {})
+        holders = self._notes.holders_of(host, key)
+        for row in self._select(query, host, key):
+            match row:
+                case (str(repository), int(confirmed)) if repository not in noted:
+                    holders.append(Holder(repository, confirmed))
+        return holders
+
+    def has_manifests(self, where: RepositoryKey) -> bool:
+        query = "SELECT 1 FROM manifest WHERE host = ? AND repository = ? LIMIT 1"
+        return self._notes.has_manifests(where) or bool(self._select(query, *where))
+
+    def snapshot(self, name: bytes) -> SnapshotEntry | None:
+        if name in self._notes.snapshots:
+            return self._notes.snapshot(name)
+        match self._select("SELECT confirmed, source, pushed FROM snapshot WHERE name = ?", name):
+            case [(int(confirmed), bytes(source), bytes(pushed))]:
+                return SnapshotEntry(confirmed, Snapshot(source, pushed))
+        return None
+
+    def look(self, name: bytes) -> ArtifactLook | None:
+        if name in self._notes.looks:
+            return self._notes.look(name)
+        match self._select("SELECT last, first, bits, listed FROM look WHERE name = ?", name):
+            case [(int(last), int(first), int(bits), bytes(listed))]:
+                return ArtifactLook(last, first, bits, listed)
+        return None
+
+    def facts_of(self, host: str) -> list[Fact]:
+        facts = dict[tuple[str, str], Fact]()
+        for row in self._select(
+            "SELECT name, segment, value, learnt FROM fact WHERE host = ?", host
+        ):
+            match row:
+                case (str(name), str(segment), str(text), int(learnt)):
+                    with contextlib.suppress(ValueError, RecursionError):
+                        facts[name, segment] = Fact(name, segment, json.loads(text), learnt)
+        facts.update(self._notes.facts.get(host, {}))
+        return list(facts.values())
+
+    # What an `Archive` is told.
+
+    @property
+    def _takes_notes(self) -> bool:
+        return self.is_kept or self._remembers
+
+    def _noted(self) -> None:
+        if not self.is_kept:
+            return
+        if self._has_notes is not None:
+            self._has_notes.set()
+        self._noted_since_commit += 1
+        if self._noted_since_commit >= _COMMIT_ENTRIES:
+            self.commit()
+
+    def put_blob(self, where: RepositoryKey, key: bytes, entry: BlobEntry) -> None:
+        if self._takes_notes:
+            self._notes.put_blob(where, key, entry)
+            self._noted()
+
+    def put_manifest(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
+        if self._takes_notes:
+            self._notes.put_manifest(where, key, entry)
+            self._noted()
+
+    def forget(self, where: RepositoryKey, keys: Iterable[bytes]) -> None:
+        # What is read only has to be forgotten for this run, too.
+        if self._takes_notes or self._connection is not None:
+            self._notes.forget(where, keys)
+            self._noted()
+
+    def put_snapshot(self, name: bytes, entry: SnapshotEntry) -> None:
+        if self._takes_notes:
+            self._notes.put_snapshot(name, entry)
+            self._noted()
+
+    def put_look(self, name: bytes, look: ArtifactLook) -> None:
+        # A run asks for its own looks, with or without a file.
+        self._notes.put_look(name, look)
+        self._noted()
+
+    def put_fact(self, host: str, fact: Fact) -> None:
+        if self._takes_notes:
+            self._notes.put_fact(host, fact)
+            self._noted()
 
 
-def _content(path: str) -> bytes | None:
-    with contextlib.suppress(FileNotFoundError), open(path, "rb", opener=_safely) as stream:
-        size = os.fstat(stream.fileno()).st_size  # `read` makes room for as much as it is asked for
-        if size > _LARGEST:
-            raise Damaged(f"it is larger than {_LARGEST} bytes")
-        return stream.read(size)
-    return None
+@contextlib.contextmanager
+def _committing(connection: sqlite3.Connection) -> Iterator[None]:
+    """Commit, or roll back, what is written inside, and begin the next transaction."""
+    try:
+        yield
+        connection.execute("COMMIT")
+    except sqlite3.Error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    finally:
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("BEGIN")
+
+
+def _write_notes(connection: sqlite3.Connection, notes: Notes) -> None:
+    with _committing(connection):
+        for statement, rows in _statements(notes):
+            connection.executemany(statement, rows)
+
+
+def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
+    """Give statements that write notes, each with its rows."""
+    blobs = list[_Row]()
+    lost_blobs = list[_Row]()
+    for (host, key), by_repository in notes.blobs.items():
+        for repository, blob in by_repository.items():
+            if blob is None:
+                lost_blobs.append((host, key, repository))
+            else:
+                blobs.append((host, key, repository, blob.confirmed, int(blob.is_mountable)))
+    yield "DELETE FROM blob WHERE host = ? AND digest = ? AND repository = ?", lost_blobs
+    yield "INSERT OR REPLACE INTO blob VALUES (?, ?, ?, ?, ?)", blobs
+
+    manifests = list[_Row]()
+    lost_manifests = list[_Row]()
+    for ((host, repository), key), manifest in notes.manifests.items():
+        if manifest is None:
+            lost_manifests.append((host, repository, key))
+        else:
+            names = (b"".join(manifest.blobs), b"".join(manifest.children))
+            manifests.append((host, repository, key, manifest.confirmed, *names))
+    yield "DELETE FROM manifest WHERE host = ? AND repository = ? AND digest = ?", lost_manifests
+    yield "INSERT OR REPLACE INTO manifest VALUES (?, ?, ?, ?, ?, ?)", manifests
+
+    snapshots = [(name, each.confirmed, *each.snapshot) for name, each in notes.snapshots.items()]
+    yield "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?)", list[_Row](snapshots)
+
+    looks = [(name, *look) for name, look in notes.looks.items()]
+    yield "INSERT OR REPLACE INTO look VALUES (?, ?, ?, ?, ?)", list[_Row](looks)
+
+    facts = [
+        (host, fact.name, fact.segment, json.dumps(fact.value), fact.learnt)
+        for host, by_name in notes.facts.items()
+        for fact in by_name.values()
+    ]
+    yield "INSERT OR REPLACE INTO fact VALUES (?, ?, ?, ?, ?)", list[_Row](facts)
+
+
+def _split_keys(keys: bytes) -> tuple[bytes, ...]:
+    return tuple(keys[at : at + DIGEST_BYTES] for at in range(0, len(keys), DIGEST_BYTES))

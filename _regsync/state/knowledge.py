@@ -1,144 +1,247 @@
-"""."""
+"""What this run believes of registries, repositories, blobs, manifests and tags.
+
+Owns: the judgement of entries that earlier runs left ("Vouching"), what was learnt of hosts, when an entry is renewed.
+May not know: clocks (`now` is an argument), sockets, tasks, files, SQL.
+Invariants: I5. An entry exists only because a registry answered. Wrong entries cost requests, never a wrong image.
+Follows: docs/specification.md section 1.1 (three-step look-up), docs/design.md sections 6 (rules 10, 11), 7 and 8.
+"""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from _regsync.state.database import _CRC, EMPTY, Archive, encode, entry, frame, key_of, moment_of
+from _regsync.state.archive import (
+    Archive,
+    ArtifactLook,
+    BlobEntry,
+    Fact,
+    ManifestEntry,
+    Notes,
+    SnapshotEntry,
+    key_of,
+)
+from _regsync.state.archive import RepositoryKey as RepositoryKey
+from _regsync.state.archive import Snapshot as Snapshot
 
-RepositoryKey = tuple[str, str]  # host key (host:port as shown in reports) and repository name
+# A weak entry is believed for so long whatever else is known (docs/design.md section 7).
+_FRESH_SECONDS = 30 * 60
+
+# What was learnt of a host is forgotten after a day (docs/design.md section 8).
+_FACTS_SECONDS = 24 * 3600
+
+# An entry from a clock that is further ahead than this is not believed.
+_CLOCK_AHEAD_SECONDS = 24 * 3600
+
+# What is too old is removed from the file once in so long: that reads all of it.
+_SWEEP_SECONDS = 24 * 3600
+
+# Images whose artifacts nobody has looked at for longer are gone.
+_LONGEST_LOOK_SECONDS = 400 * 86400
+
+_NO_LOOK = ArtifactLook(0, 0, 0, b"")
 
 
-# What a tag named when its target last held it: keys (`key_of`) of the source's digest and the
-# pushed one.
-Snapshot = tuple[bytes, bytes]
+def area(where: RepositoryKey) -> str:
+    """Return what of a host is learnt together: the host and the first path segment."""
+    return f"{_host_of(where)} {_first_segment(where)}"
 
 
-_FRESH_SECONDS = (
-    30 * 60
-)  # a weak entry is believed for so long whatever else is known (docs/design.md section 7)
+def _host_of(where: RepositoryKey) -> str:
+    host, _ = where
+    return host
 
 
-_FACTS_SECONDS = 24 * 3600  # what was learnt of a host (docs/design.md section 8)
+def _first_segment(where: RepositoryKey) -> str:
+    _, name = where
+    return name.partition("/")[0]
+
+
+class ProbeAnswers(NamedTuple):
+    """What a HEAD confirmed of the POSTs that ask and start in one (rule 11)."""
+
+    absent: bool  # 202 for an absent blob
+    present: bool  # 201 for a present one
+
+
+@dataclass
+class HostFacts:
+    """What was learnt of one registry host; None where nothing was."""
+
+    mounts: bool | None = None
+    # It accepts manifests that name absent blobs.
+    is_lenient: bool | None = None
+    # Bodies from this size on, in bytes, go in the kind's other dialect (docs/protocol-facts.md section 7.9).
+    smallest_patch: int | None = None
+    # What `Authenticator.recall` takes.
+    login: object = None
+    # By the first path segment of a repository's name.
+    probes: dict[str, ProbeAnswers] = field(default_factory=dict)
+    has_referrers_api: dict[str, bool] = field(default_factory=dict)
+
+    def recall(self, fact: Fact) -> None:
+        """Take a fact as it was kept; one of another form than ours is passed over."""
+        match fact.name, fact.value:
+            case "mounts", bool(value):
+                self.mounts = value
+            case "is_lenient", bool(value):
+                self.is_lenient = value
+            case "smallest_patch", int(value) if not isinstance(value, bool):
+                self.smallest_patch = value
+            case "login", value:
+                self.login = value
+            case "probes", [bool(absent), bool(present)]:
+                self.probes[fact.segment] = ProbeAnswers(absent, present)
+            case "has_referrers_api", bool(value):
+                self.has_referrers_api[fact.segment] = value
 
 
 class Knowledge:
-    """The hot tier over the warm one; `now` is the wall clock, `ttl` seconds (0: for ever), `note`
-    the journal.
+    """What this run was answered, over what earlier runs left.
+
+    `now` is the wall clock, `ttl` says for how many seconds an entry is believed (0: for ever).
     """
 
     def __init__(
-        self,
-        archive: Archive = EMPTY,
-        *,
-        now: Callable[[], float] = float,
-        ttl: float = 0.0,
-        note: Callable[[bytes], None] | None = None,
+        self, archive: Archive | None = None, *, now: Callable[[], float] = float, ttl: float = 0.0
     ) -> None:
+        self._archive: Archive = Notes() if archive is None else archive
+        self._now = now
+        self._ttl = ttl
+
+        # Digests that a registry confirmed in this run.
         self._blobs: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
         self._manifests: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
         # Per host and blob, the repositories with a committed manifest that names it, oldest first.
         self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+        # Manifests that are in the archive with what they name.
+        self._archived: set[tuple[RepositoryKey, bytes]] = set()
+
         # Whether a repository holds manifests of others, where that was asked.
         self._populated: dict[RepositoryKey, bool] = {}
-        self._refused: set[tuple[RepositoryKey, str]] = set()
-        self._archive = archive
-        self._now = now
-        self._ttl = ttl
-        self._note = note
-        self._numbers = {where: number for number, where in enumerate(archive.repositories)}
-        self._rows: dict[str, list[bytes]] = {table: [] for table in "BMESA"}
-        self._forgotten: set[bytes] = set()
-        # Manifests that a target's tag answered with in this run, not yet and already looked into.
-        self._vouched: defaultdict[RepositoryKey, list[bytes]] = defaultdict(list)
+        self._refused_mounts: set[tuple[RepositoryKey, str]] = set()
+        self._hosts: dict[str, HostFacts] = {}
+
+        # Manifests that a target's tag answered with in this run; those of them that are still to
+        # be read; the keys that they name, whatever their depth.
+        self._vouched: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
+        self._unread: defaultdict[RepositoryKey, list[bytes]] = defaultdict(list)
         self._strong: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
         self._contradicted: set[RepositoryKey] = set()
-        self._written: set[bytes] = set()  # manifests whose names are in the rows already
-        self._changed = False
-        self._looks = dict[bytes, bytes]()
-        self._facts = {
-            name: fact
-            for name, fact in archive.facts.items()
-            if self._is_young(fact[1], _FACTS_SECONDS)
-        }
+
+    # Blobs and manifests.
 
     def has_blob(self, where: RepositoryKey, digest: str, *, careful: bool = False) -> bool:
-        """Say whether a blob is known to be in a repository; `careful` where the registry would not
-        miss it.
+        """Say whether a blob is known to be in a repository.
+
+        `careful` is for blobs whose absence the registry would not notice.
         """
-        return digest in self._blobs[where] or self._believed("B", where, digest, careful)
+        if digest in self._blobs[where]:
+            return True
+        key = key_of(digest)
+        entry = self._archive.blob(where, key)
+        return entry is not None and self._is_believed(where, key, entry.confirmed, careful)
 
     def is_confirmed(self, where: RepositoryKey, digest: str) -> bool:
         """Say whether a registry answered in this run that it holds a blob or manifest there."""
         return digest in self._blobs[where] or digest in self._manifests[where]
 
     def add_blob(self, where: RepositoryKey, digest: str) -> None:
+        """Note a blob that a registry holds."""
         if digest not in self._blobs[where]:
             self._blobs[where].add(digest)
-            self._record("B", where, digest)
+            self._put_blob(where, digest, is_mountable=False)
 
     def is_committed(self, where: RepositoryKey, digest: str) -> bool:
-        return digest in self._manifests[where] or self._believed("M", where, digest, False)
+        """Say whether a manifest is known to be in a repository."""
+        if digest in self._manifests[where]:
+            return True
+        key = key_of(digest)
+        entry = self._archive.manifest(where, key)
+        return entry is not None and self._is_believed(where, key, entry.confirmed, False)
 
     def commit(
         self, where: RepositoryKey, digest: str, blobs: Iterable[str], children: Iterable[str] = ()
     ) -> None:
         """Note a manifest that a registry holds; the blobs that it names may be mounted from there."""
         self._manifests[where].add(digest)
-        manifest = self._identity(where, digest)
-        if manifest in self._written:
+        key = key_of(digest)
+        if (where, key) in self._archived:
             return
-        self._written.add(manifest)
-        self._record("M", where, digest)
+        self._archived.add((where, key))
+
+        host, repository = where
+        blobs = tuple(dict.fromkeys(blobs))
         for blob in blobs:
             self._blobs[where].add(blob)
-            self._holders[where[0], blob][where[1]] = None
-            self._record("B", where, blob, flag=True)
-        for name in (*blobs, *children):
-            self._append("E", manifest + key_of(name))
+            self._holders[host, blob][repository] = None
+            self._put_blob(where, blob, is_mountable=True)
+        entry = ManifestEntry(
+            int(self._now()),
+            tuple(key_of(each) for each in blobs),
+            tuple(key_of(each) for each in children),
+        )
+        self._archive.put_manifest(where, key, entry)
+
+    def _put_blob(self, where: RepositoryKey, digest: str, *, is_mountable: bool) -> None:
+        key = key_of(digest)
+        if not is_mountable:
+            # What could be mounted from there once still can.
+            old = self._archive.blob(where, key)
+            is_mountable = old is not None and old.is_mountable
+        self._archive.put_blob(where, key, BlobEntry(int(self._now()), is_mountable))
 
     def forget(self, where: RepositoryKey, digest: str) -> None:
-        """Drop what was believed of a digest and of what it names: a registry answered otherwise,
-        or refused it.
+        """Drop what was believed of a digest and of what it names.
+
+        A registry answered otherwise, or refused it.
         """
-        identity = self._identity(where, digest)
+        key = key_of(digest)
+        host, repository = where
         self._blobs[where].discard(digest)
         self._manifests[where].discard(digest)
-        self._holders[where[0], digest].pop(where[1], None)
-        self._forgotten.add(identity)
-        self._forgotten.update(
-            row[37:] + identity[33:] for row in self._archive.rows("E", identity)
-        )
-        self._changed = True
-        self._written.discard(identity)
+        self._holders[host, digest].pop(repository, None)
+        self._archived.discard((where, key))
+
+        entry = self._archive.manifest(where, key)
+        named_keys = () if entry is None else (*entry.blobs, *entry.children)
+        self._archive.forget(where, (key, *named_keys))
+
+    def was_used(self, where: RepositoryKey) -> bool:
+        """Say whether a manifest was brought to a repository, by this run or an earlier one."""
+        return self._archive.has_manifests(where)
+
+    # Vouching (docs/design.md section 7).
 
     def miss(self, where: RepositoryKey, digest: str) -> None:
-        if self._identity(where, digest) in self._strengths(where):
-            # A manifest that stands there names it, and yet it is gone: this host does not look.
-            self.learn(f"lenient {where[0]}", True)
+        """Note that a blob is not there; its host is lenient when a manifest there names it."""
+        facts = self.host(_host_of(where))
+        if facts.is_lenient is not True and key_of(digest) in self._strong_keys(where):
+            facts.is_lenient = True
+            self._keep(_host_of(where), "is_lenient", True)
 
     def vouch(self, where: RepositoryKey, digest: str) -> None:
-        """Note that a target's tag HEAD or listing answers with this manifest: what it names is
-        strong.
+        """Note that a target's tag HEAD or listing answers with this manifest.
+
+        What it names is strong.
         """
+        key = key_of(digest)
         self._manifests[where].add(digest)
-        self._vouched[where].append(self._identity(where, digest))
+        self._vouched[where].add(key)
+        self._unread[where].append(key)
 
     def contradict(self, where: RepositoryKey) -> None:
-        """Note that an answer of this run speaks against the state of a repository: its entries are
-        weak.
-        """
+        """Note that an answer of this run speaks against the entries of a repository: all are weak."""
         self._contradicted.add(where)
         self._vouched.pop(where, None)
+        self._unread.pop(where, None)
         self._strong.pop(where, None)
 
     def set_populated(self, where: RepositoryKey, holds: bool = True) -> None:
-        """Note that a repository `holds` manifests of others, whose blobs are worth asking for, or
-        none at all.
-        """
+        """Note whether a repository holds manifests of others, whose blobs are worth asking for."""
         self._populated[where] = holds
         if not holds:
             self.contradict(where)
@@ -147,203 +250,217 @@ class Knowledge:
         """Say whether a repository held no manifests when this run listed it."""
         return self._populated.get(where) is False
 
-    def was_used(self, where: RepositoryKey) -> bool:
-        """Say whether an earlier run brought something to a repository."""
-        return self._numbers.get(where, math.inf) < len(self._archive.repositories)
-
-    def _identity(self, where: RepositoryKey, digest: str) -> bytes:
-        return key_of(digest) + self._number(where).to_bytes(4, "big")
-
-    def _number(self, where: RepositoryKey) -> int:
-        if where not in self._numbers:
-            self._numbers[where] = len(self._numbers)
-            if self._note is not None:
-                self._note(frame("R", "\0".join(where).encode()))
-        return self._numbers[where]
-
-    def _record(self, table: str, where: RepositoryKey, digest: str, *, flag: bool = False) -> None:
-        row = entry(key_of(digest), self._number(where), int(self._now()), flag)
-        self._forgotten.discard(row[:37])
-        self._append(table, row)
-
-    def _append(self, table: str, row: bytes) -> None:
-        if self._note is not None:
-            self._rows[table].append(row)
-            self._note(frame(table, row))
-
-    def _is_young(self, moment: int, seconds: float) -> bool:
-        return (
-            -_FACTS_SECONDS <= self._now() - moment <= seconds
-        )  # not by a clock a day ahead, nor by a liar
-
-    def _believed(self, table: str, where: RepositoryKey, digest: str, careful: bool) -> bool:
-        """Judge an entry of an earlier run (docs/design.md section 7, "Vouching")."""
-        if where not in self._numbers:
-            return False
-        identity = self._identity(where, digest)
-        row = self._archive.row(table, identity)
-        if row is None or identity in self._forgotten:
-            return False
-        if not self._is_young(moment := moment_of(table, row), self._ttl or math.inf):
+    def _is_believed(self, where: RepositoryKey, key: bytes, confirmed: int, careful: bool) -> bool:
+        """Judge an entry of an earlier run."""
+        if not self._is_young(confirmed, self._ttl or math.inf):
             return False
         if where in self._contradicted:
-            return identity in self._strengths(where)
-        careful = careful or self.fact(f"lenient {where[0]}") is True
-        return (
-            not careful
-            or self._is_young(moment, _FRESH_SECONDS)
-            or identity in self._strengths(where)
-        )
+            return key in self._strong_keys(where)
 
-    def _strengths(self, where: RepositoryKey) -> set[bytes]:
-        """Return the identities that vouched manifests of a repository name, whatever their depth."""
+        careful = careful or self.host(_host_of(where)).is_lenient is True
+        if not careful or self._is_young(confirmed, _FRESH_SECONDS):
+            return True
+        return key in self._strong_keys(where)
+
+    def _is_young(self, moment: int, seconds: float) -> bool:
+        """Say whether something is `seconds` old at most, and not of a clock that is far ahead."""
+        return -_CLOCK_AHEAD_SECONDS <= self._now() - moment <= seconds
+
+    def _strong_keys(self, where: RepositoryKey) -> set[bytes]:
+        """Return the keys that vouched manifests of a repository name, whatever their depth."""
         strong = self._strong[where]
-        pending = self._vouched.pop(where, [])
-        while pending:
-            manifest = pending.pop()
-            if manifest not in strong:
-                strong.add(manifest)
-                named = [row[37:] + manifest[33:] for row in self._archive.rows("E", manifest)]
-                pending += [each for each in named if self._archive.row("M", each)]
-                strong.update(each for each in named if not self._archive.row("M", each))
+        unread = self._unread.pop(where, [])
+        while unread:
+            key = unread.pop()
+            if key in strong:
+                continue
+            strong.add(key)
+            entry = self._archive.manifest(where, key)
+            if entry is not None:
+                strong.update(entry.blobs)
+                unread.extend(entry.children)
         return strong
 
+    # Mounts and probes (docs/design.md section 6, rules 10 and 11).
+
     def mount_source(self, where: RepositoryKey, digest: str) -> str | None:
-        holders = (each for each in self.holders(where[0], digest) if each != where[1])
-        return next((each for each in holders if self.may_mount(where, each)), None)
+        """Return a repository of the same host from which a mount is worth asking for."""
+        host, repository = where
+        for holder in self.holders(host, digest):
+            if holder != repository and self.may_mount(where, holder):
+                return holder
+        return None
 
     def holders(self, host: str, digest: str) -> Iterator[str]:
         """Give the repositories of a host that hold a blob under a committed manifest."""
-        yield from self._holders.get((host, digest), ())
-        for row in self._archive.rows("B", key_of(digest)):
-            number = int.from_bytes(row[33:37], "big")
-            where = (
-                self._archive.repositories[number]
-                if number < len(self._archive.repositories)
-                else ("", "")
-            )
-            if where[0] == host and row[41] and self._believed("B", where, digest, False):
-                yield where[1]
+        confirmed = self._holders.get((host, digest), {})
+        yield from confirmed
+        key = key_of(digest)
+        for holder in self._archive.holders_of(host, key):
+            where = (host, holder.repository)
+            if holder.repository not in confirmed and self._is_believed(
+                where, key, holder.confirmed, False
+            ):
+                yield holder.repository
 
     def mounts(self, host: str) -> bool | None:
         """Say whether a host mounts, None where no mount has been answered yet."""
-        return None if (told := self.fact(f"mounts {host}")) is None else bool(told)
+        return self.host(host).mounts
 
     def may_mount(self, where: RepositoryKey, source: str) -> bool:
         """Say whether a mount from `source` is worth asking for, or waiting for."""
-        return self.mounts(where[0]) is not False and (where, source) not in self._refused
+        return (
+            self.mounts(_host_of(where)) is not False
+            and (where, source) not in self._refused_mounts
+        )
 
     def refuse_mount(self, where: RepositoryKey, source: str) -> None:
-        """Note a refused mount: that pair is not tried again, nor a host that never mounted (rule
-        10).
-        """
-        self._refused.add((where, source))
-        if self.mounts(where[0]) is None:
-            self.learn(f"mounts {where[0]}", False)
+        """Note a refused mount: that pair is not tried again, nor a host that never mounted."""
+        self._refused_mounts.add((where, source))
+        if self.mounts(_host_of(where)) is None:
+            self.host(_host_of(where)).mounts = False
+            self._keep(_host_of(where), "mounts", False)
 
     def accept_mount(self, host: str) -> None:
-        """Note that this host mounts: every refusal, also an earlier one, then says something of
-        its pair.
-        """
-        self.learn(f"mounts {host}", True)
+        """Note that this host mounts; a refusal, also an earlier one, then only concerns its pair."""
+        facts = self.host(host)
+        if facts.mounts is not True:
+            facts.mounts = True
+            self._keep(host, "mounts", True)
 
     def may_probe(self, where: RepositoryKey, allowed: bool) -> bool:
-        """Say whether the POST that starts an upload asks for an unknown blob too, not a HEAD (rule
-        11).
-        """
-        return allowed and (not self._populated.get(where) or self.probed(where) == (True, True))
+        """Say whether the POST that starts an upload asks for an unknown blob too, in place of a HEAD."""
+        if not allowed:
+            return False
+        return not self._populated.get(where) or self.probed(where) == ProbeAnswers(True, True)
 
     def learn_probe(
         self, where: RepositoryKey, *, absent: bool = False, present: bool = False
     ) -> None:
         """Note what a probing POST answered, where a HEAD said the same."""
         old = self.probed(where)
-        self.learn(f"probes {area(where)}", [old[0] or absent, old[1] or present])
+        answers = ProbeAnswers(old.absent or absent, old.present or present)
+        if answers != old:
+            segment = _first_segment(where)
+            self.host(_host_of(where)).probes[segment] = answers
+            self._keep(_host_of(where), "probes", list(answers), segment)
 
-    def probed(self, where: RepositoryKey) -> tuple[bool, bool]:
-        """Say what a HEAD confirmed of such POSTs' answers: (202 for an absent blob, 201 for a
-        present one).
-        """
-        told = self.fact(f"probes {area(where)}")
-        return (
-            (told[0] is True, told[1] is True)
-            if isinstance(told, list) and len(told) == 2
-            else (False, False)
+    def probed(self, where: RepositoryKey) -> ProbeAnswers:
+        """Say what a HEAD confirmed of such POSTs' answers."""
+        return self.host(_host_of(where)).probes.get(
+            _first_segment(where), ProbeAnswers(False, False)
         )
+
+    # Facts of hosts.
+
+    def host(self, host: str) -> HostFacts:
+        """Return what is known of a host, not older than a day; only this module changes it."""
+        if host not in self._hosts:
+            facts = self._hosts[host] = HostFacts()
+            for fact in self._archive.facts_of(host):
+                if self._is_young(fact.learnt, _FACTS_SECONDS):
+                    facts.recall(fact)
+        return self._hosts[host]
+
+    def learn_login(self, host: str, login: object) -> None:
+        """Keep how a host wants to be asked (`Authenticator.learnt`)."""
+        facts = self.host(host)
+        if facts.login != login:
+            facts.login = login
+            self._keep(host, "login", login)
+
+    def learn_smallest_patch(self, host: str, size: int | None) -> None:
+        """Keep from which size on bodies go in the other dialect; None: in none."""
+        facts = self.host(host)
+        if facts.smallest_patch != size:
+            facts.smallest_patch = size
+            self._keep(host, "smallest_patch", size)
+
+    def has_referrers_api(self, where: RepositoryKey) -> bool | None:
+        """Say whether a repository's registry has the referrers API, None where that is not known."""
+        return self.host(_host_of(where)).has_referrers_api.get(_first_segment(where))
+
+    def learn_referrers_api(self, where: RepositoryKey, has: bool) -> None:
+        """Keep whether a repository's registry has the referrers API."""
+        if self.has_referrers_api(where) is not has:
+            segment = _first_segment(where)
+            self.host(_host_of(where)).has_referrers_api[segment] = has
+            self._keep(_host_of(where), "has_referrers_api", has, segment)
+
+    def _keep(self, host: str, name: str, value: object, segment: str = "") -> None:
+        self._archive.put_fact(host, Fact(name, segment, value, int(self._now())))
+
+    # Tags, and artifacts of images.
 
     def snapshot(self, name: bytes) -> Snapshot | None:
         """Return what a tag (`named`) was when its target last held it."""
-        row = self._archive.row("S", name)
-        if row is None or not self._is_young(moment_of("S", row), self._ttl or math.inf):
+        entry = self._archive.snapshot(name)
+        if entry is None or not self._is_young(entry.confirmed, self._ttl or math.inf):
             return None
-        return row[36:69], row[69:]
+        return entry.snapshot
 
     def take_snapshot(self, name: bytes, source: bytes, pushed: bytes) -> None:
-        """Note what a tag names at its source, and what its target therefore holds, as keys
-        (`Snapshot`).
-        """
-        row = self._archive.row("S", name)
-        keys = source + pushed
-        moment = int(self._now())
-        # An unchanged tag is written anew from time to time only: a run without changes writes
-        # nothing.
-        if (
-            row is None
-            or row[36:] != keys
-            or not self._is_young(moment_of("S", row), self._ttl / 4 or math.inf)
-        ):
-            self._append("S", name + moment.to_bytes(4, "big") + keys)
+        """Note what a tag names at its source, and what its target therefore holds, as keys."""
+        snapshot = Snapshot(source, pushed)
+        old = self._archive.snapshot(name)
+        # An unchanged tag is written anew from time to time only: a run without changes writes nothing.
+        is_kept = (
+            old is not None
+            and old.snapshot == snapshot
+            and self._is_young(old.confirmed, self._ttl / 4 or math.inf)
+        )
+        if not is_kept:
+            self._archive.put_snapshot(name, SnapshotEntry(int(self._now()), snapshot))
 
-    def look(self, name: bytes) -> tuple[int, int, int, bytes]:
-        """Return when an image's artifacts were last looked at, when first, the bits noted then (0:
-        they are not known to be there), what was listed."""
-        row = self._looks.get(name) or self._archive.row("A", name)
-        if row is None or not self._is_young(moment := moment_of("A", row), math.inf):
-            return 0, 0, 0, b""
-        return moment, int.from_bytes(row[36:40], "big"), row[40], row[41:]
+    def look(self, name: bytes) -> ArtifactLook:
+        """Return the last look at an image's artifacts; all is 0 where there was none."""
+        look = self._archive.look(name)
+        if look is None or not self._is_young(look.last, math.inf):
+            return _NO_LOOK
+        return look
 
     def looked(self, name: bytes, bits: int, listed: bytes) -> None:
-        """Note what a look at an image's artifacts found, `listed` in 8 bytes; this does not age
-        with `ttl`.
+        """Note what a look at an image's artifacts found; this does not age with `ttl`.
+
+        `listed` are 8 bytes of a hash of what was listed.
         """
         now = int(self._now())
-        row = self._looks[name] = (
-            name + _CRC.pack(now) + _CRC.pack(self.look(name)[1] or now) + bytes([bits]) + listed
-        )
-        self._append("A", row)
+        first = self.look(name).first or now
+        self._archive.put_look(name, ArtifactLook(now, first, bits, listed))
 
-    def fact(self, name: str) -> Any:
-        """Return what was learnt under a name (JSON's types), None where nothing was."""
-        return self._facts.get(name, (None, 0))[0]
+    # The end of a run.
 
-    def learn(self, name: str, value: Any) -> None:
-        """Keep something about a host for a day; `name` says what, and of which host."""
-        if self.fact(name) != value:
-            self._facts[name] = (value, int(self._now()))
-            self._changed = True
+    def finish(self) -> None:
+        """Renew what the tags of this run vouch for; have what is too old removed."""
+        if self._ttl:
+            for where, manifests in self._vouched.items():
+                for key in manifests:
+                    self._renew(where, key)
 
-    def encoded(self) -> bytes | None:
-        """Return the state to save, None where it would say nothing new."""
-        moment = int(self._now())
-        old = self._archive
-        due = bool(self._ttl) and not self._is_young(old.renewed, self._ttl / 4)
-        if not (self._changed or any(self._rows.values()) or (due and self._vouched)):
-            return None
-        for where in tuple(self._vouched) if due else ():
-            self._strengths(where)
-        return encode(
-            old,
-            self._rows,
-            list(self._numbers)[len(old.repositories) :],
-            self._facts,
-            oldest=moment - int(self._ttl) if self._ttl else 0,
-            newest=moment + _FACTS_SECONDS,
-            forgotten=self._forgotten,
-            renewed=set().union(*self._strong.values()) if due else set(),
-            moment=moment if due or not old.renewed else old.renewed,
-        )
+        now = int(self._now())
+        if not self._is_young(self._archive.swept, _SWEEP_SECONDS):
+            self._archive.sweep(
+                now,
+                oldest=now - int(self._ttl) if self._ttl else 0,
+                oldest_look=now - _LONGEST_LOOK_SECONDS,
+                oldest_fact=now - _FACTS_SECONDS,
+            )
 
-
-def area(where: RepositoryKey) -> str:
-    """Return what of a host is learnt together: the host and the first path segment."""
-    return f"{where[0]} {where[1].partition('/')[0]}"
+    def _renew(self, where: RepositoryKey, root: bytes) -> None:
+        """Confirm a vouched manifest and what it names, once a quarter of `ttl` has passed."""
+        entry = self._archive.manifest(where, root)
+        if entry is None or self._is_young(entry.confirmed, self._ttl / 4):
+            return
+        now = int(self._now())
+        unread = [root]
+        while unread:
+            key = unread.pop()
+            entry = self._archive.manifest(where, key)
+            if entry is None or entry.confirmed == now:
+                continue
+            self._archive.put_manifest(where, key, entry._replace(confirmed=now))
+            unread.extend(entry.children)
+            for blob in entry.blobs:
+                old = self._archive.blob(where, blob)
+                if old is not None:
+                    self._archive.put_blob(where, blob, old._replace(confirmed=now))

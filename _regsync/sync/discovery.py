@@ -216,7 +216,7 @@ class Discovery:
             repository = Repository(self._transport, host, name, side, reads_only=self._reads_only)
 
             # Rule 1: how the host asked for a login in an earlier run saves the bare request.
-            host.authenticator.recall(self._knowledge.fact(f"login {host.key}"))
+            host.authenticator.recall(self._knowledge.host(host.key).login)
             host.authenticator.declare(repository.api_name, repository.rights)
             self._repositories[key] = repository
         return self._repositories[key]
@@ -226,7 +226,7 @@ class Discovery:
         for repository in self._repositories.values():
             host = repository.host
             if any(host.authenticator.learnt):
-                self._knowledge.learn(f"login {host.key}", host.authenticator.learnt)
+                self._knowledge.learn_login(host.key, host.authenticator.learnt)
 
     # Listings.
 

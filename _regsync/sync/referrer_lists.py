@@ -63,8 +63,7 @@ class ReferrerLists:
 
     def has_api(self, where: Repository) -> bool | None:
         """Say whether a repository's registry has the referrers API, None where nobody knows."""
-        fact = self._knowledge.fact(f"referrers {area(where.key)}")
-        return None if fact is None else bool(fact)
+        return self._knowledge.has_referrers_api(where.key)
 
     # At a source.
 
@@ -125,7 +124,6 @@ class ReferrerLists:
         self, where: Repository, subject: str
     ) -> tuple[Descriptor, ...] | None:
         """Ask the referrers API, and learn whether there is one (docs/design.md section 6, rule 15)."""
-        fact = f"referrers {area(where.key)}"
         try:
             entries = await where.list_referrers(subject)
         except RegistryError as error:
@@ -138,9 +136,9 @@ class ReferrerLists:
                 error.codes
             )
             if lacks_api and not is_known:
-                self._knowledge.learn(fact, False)
+                self._knowledge.learn_referrers_api(where.key, False)
             return None
-        self._knowledge.learn(fact, True)
+        self._knowledge.learn_referrers_api(where.key, True)
         return entries
 
     async def _fallback(

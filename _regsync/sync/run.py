@@ -22,7 +22,8 @@ from _regsync.config.model import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.database import EMPTY, StateFile, key_of
+from _regsync.state.archive import key_of
+from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import COPIED, Look
 from _regsync.sync.discovery import Discovery, TagLookup, together
@@ -87,24 +88,15 @@ class Run:
         self._plans = rehearse == "plan"
         self._analyzes = rehearse == "analysis"
 
-        self._state = state or StateFile(config.cache_dir, partial(self._log, "warning"))
-        archive = self._state.load(keep=rehearse is None)
-        self._saves = self._state.is_kept or self._state.remembers
-        self._knowledge = Knowledge(
-            archive,
-            now=transport.edge.wall,
-            ttl=config.cache_ttl,
-            note=self._state.note if self._saves else None,
-        )
+        self._state = state or StateFile(config.cache_dir, self._log)
+        self._state.load(keep=rehearse is None)
+        self._knowledge = Knowledge(self._state, now=transport.edge.wall, ttl=config.cache_ttl)
 
         self._discovery = Discovery(
             transport, self._knowledge, reads_only=rehearse is not None, whole=self._analyzes
         )
         self._referrers = Referrers(
-            self._discovery,
-            self._knowledge,
-            transport.edge.wall,
-            kept=self._state.is_kept or archive is not EMPTY,
+            self._discovery, self._knowledge, transport.edge.wall, kept=self._state.is_used
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         mover = (Rehearsal if rehearse else Mover)(transport, self._knowledge, self._staging)
@@ -163,6 +155,7 @@ class Run:
         try:
             async with anyio.create_task_group() as watchers:
                 watchers.start_soon(self._drain_after, stop, work)
+                watchers.start_soon(self._state.commit_regularly)
                 with work:
                     async with anyio.create_task_group() as self._tasks:
                         for queued in first:
@@ -220,7 +213,7 @@ class Run:
             leftovers=self._state.is_kept,
         )
         self._discovery.keep_logins()
-        self._state.save(self._knowledge.encoded() if self._saves else None)
+        self._knowledge.finish()
         self._state.close()
 
     def _is_work_left(self) -> bool:

@@ -372,8 +372,8 @@ class Mover:
         size = copy.blob.size
         if row.put_limit and size > row.put_limit:
             return "chunks"
-        least = self._knowledge.fact(_fallback_fact(copy.target))
-        if row.fallback and isinstance(least, int) and size >= least:
+        least = self._knowledge.host(copy.target.host.key).smallest_patch
+        if row.fallback and least is not None and size >= least:
             return row.fallback
         return row.upload
 
@@ -492,15 +492,16 @@ class Mover:
         if not (is_unsupported or is_too_large or breaks_always):
             return False
 
-        fact = _fallback_fact(copy.target)
+        host = copy.target.host.key
         least: int | None
         if upload.style == other:
             least = None  # what was learnt holds no more
         elif is_unsupported:
             least = 0
         else:  # a limit of size says nothing of smaller bodies
-            least = min(copy.blob.size, self._knowledge.fact(fact) or copy.blob.size)
-        self._knowledge.learn(fact, least)
+            known_least = self._knowledge.host(host).smallest_patch
+            least = min(copy.blob.size, known_least or copy.blob.size)
+        self._knowledge.learn_smallest_patch(host, least)
         copy.has_switched_style = True
         upload.broken = ""
         return True
@@ -562,8 +563,3 @@ def _refuses_the_way(error: SyncError) -> bool:
         return False
     has_code = not _UNSUPPORTED_CODES.isdisjoint(error.codes)
     return error.status in _UNSUPPORTED_STATUSES or (error.status == 400 and has_code)
-
-
-def _fallback_fact(target: Repository) -> str:
-    """Name the fact from which size on a registry wants its other way to upload."""
-    return f"patch {target.host.key}"

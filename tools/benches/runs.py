@@ -32,7 +32,7 @@ from tools.benches.runner import (
     write_config,
 )
 
-__all__ = ["dialects", "large", "never_moving", "state_of", "typical", "unchanged"]
+__all__ = ["dialects", "large", "never_moving", "typical", "unchanged", "write_state"]
 
 # Each way of a body into a registry: the persona of the harness, and the kind that the program is
 # told.
@@ -121,7 +121,7 @@ def large(program: Program) -> Iterator[Figure]:
         state = place.directory / ".regsync"
         state.mkdir(mode=0o700)
         hosts = [server.address for server in place.targets]
-        (state / "state.bin").write_bytes(state_of(hosts, ENTRIES))
+        write_state(state, hosts, ENTRIES)
 
         repositories = [f"app-{number}" for number in range(20)]
         spent, images = place.sync(repositories, data_limit=512 * MIB)
@@ -174,23 +174,25 @@ def dialects(program: Program) -> Iterator[Figure]:
             yield Figure(f"4 GiB, {name}", spent.peak / MB, "MB", 64, detail=detail)
 
 
-def state_of(hosts: Sequence[str], count: int) -> bytes:
-    """Return a state file of about `count` entries.
+def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
+    """Write a state of about `count` entries into a cache directory.
 
-    It holds manifests of 20 blobs in 200 repositories, and a tag for each.
+    It holds manifests of 30 blobs in 200 repositories, and a tag for each.
     """
-    from _regsync.state.database import key_of, named
+    from _regsync.state.archive import key_of, named
+    from _regsync.state.database import StateFile
     from _regsync.state.knowledge import Knowledge
 
-    known = Knowledge(now=time.time, note=lambda record: None)
-    # 62 entries each: 1 manifest, 20 blobs, 20 names, 1 tag; and 20 blobs that others share.
-    for number in range(count // 62):
+    file = StateFile(str(directory), print)
+    file.load()
+    if not file.is_kept:
+        raise BenchError("the state cannot be written")
+    known = Knowledge(file, now=time.time)
+    for number in range(count // 62):  # 1 manifest, 30 blobs, 30 names, 1 tag
         where = (hosts[number % len(hosts)], f"held/app-{number % 200}")
         root = f"sha256:{number:064x}"
         known.commit(where, root, [f"sha256:{number * 30 + blob:064x}" for blob in range(1, 31)])
         snapshot = named("source", "held", str(number), *where)
         known.take_snapshot(snapshot, key_of(root), key_of(root))
-    image = known.encoded()
-    if image is None:
-        raise BenchError("the state has nothing to save")
-    return image
+    known.finish()
+    file.close()

@@ -1,0 +1,297 @@
+"""A SQLite file in a directory where others may write: opened when it is ours and whole.
+
+Owns: the tables and the version of the state file, what SQLite may open, what its errors mean, the lock beside it.
+May not know: what the tables mean, when they are read and written.
+Invariants: no link, pipe or file with another name is opened. A newer file, or another program's, stays as it is.
+Follows: docs/design.md section 8.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from _regsync.files import _SAFE, _remove, _safely
+from _regsync.text import clean
+
+try:
+    import sqlite3
+except ImportError:  # some builds of Python lack it
+    HAS_SQLITE = False
+else:
+    HAS_SQLITE = True
+
+# The file says so in its header: "rgsy".
+_APPLICATION_ID = 0x72677379
+_VERSION = 3
+
+# `manifest` has row ids: in a table without, SQLite gives a row of more than a quarter page a page of its own.
+_SCHEMA = (
+    "CREATE TABLE blob (host TEXT, digest BLOB, repository TEXT, confirmed INTEGER, is_mountable INTEGER,"
+    " PRIMARY KEY (host, digest, repository)) WITHOUT ROWID",
+    "CREATE TABLE fact (host TEXT, name TEXT, segment TEXT, value TEXT, learnt INTEGER,"
+    " PRIMARY KEY (host, name, segment)) WITHOUT ROWID",
+    "CREATE TABLE look (name BLOB PRIMARY KEY, last INTEGER, first INTEGER, bits INTEGER, listed BLOB)"
+    " WITHOUT ROWID",
+    "CREATE TABLE manifest (host TEXT, repository TEXT, digest BLOB, confirmed INTEGER, blobs BLOB, children BLOB,"
+    " PRIMARY KEY (host, repository, digest))",
+    "CREATE TABLE snapshot (name BLOB PRIMARY KEY, confirmed INTEGER, source BLOB, pushed BLOB) WITHOUT ROWID",
+    "CREATE TABLE swept (id INTEGER PRIMARY KEY, moment INTEGER)",
+)
+
+# Larger than all that a manifest of 4 MiB can name; nothing longer is read from a file that somebody else made.
+_LONGEST_VALUE = 4 * 1024 * 1024
+
+# The header of a SQLite file (https://www.sqlite.org/fileformat2.html#the_database_header).
+_HEADER_BYTES = 100
+_MAGIC = b"SQLite format 3\0"
+_WRITE_AND_READ_VERSION = slice(18, 20)
+_ROLLBACK_JOURNAL = b"\1\1"
+_USER_VERSION = slice(60, 64)
+_APPLICATION = slice(68, 72)
+
+# What SQLite says of a disk or of another process (https://www.sqlite.org/rescode.html): PERM, BUSY and LOCKED,
+# READONLY, INTERRUPT, IOERR, FULL, CANTOPEN, PROTOCOL.
+_DISK_TROUBLES = (
+    "access permission denied",
+    "is locked",
+    "readonly database",
+    "interrupted",
+    "disk I/O error",
+    "database or disk is full",
+    "unable to open database file",
+    "locking protocol",
+)
+
+_JOURNAL_END = "-journal"
+_WAL_ENDS = ("-wal", "-shm")
+
+
+class Damaged(Exception):
+    """This is not a state file that this version can use."""
+
+
+class LeftAlone(Exception):
+    """The file is another program's, or of a newer version."""
+
+
+def open_for_writing(path: str, busy_seconds: float) -> sqlite3.Connection:
+    """Open the file, or make it, and begin a transaction.
+
+    Only for the holder of the lock. Raises Damaged, LeftAlone, OSError and sqlite3.Error.
+    """
+    _check_header(_read_header(path, os.O_RDWR | os.O_CREAT))
+    if not _has_own_journal(path):
+        os.unlink(path + _JOURNAL_END)
+
+    with _damage_told():
+        connection = _connect(path, "rw", busy_seconds)
+        with _closing_on_failure(connection):
+            _execute_each(connection, ("PRAGMA synchronous = OFF", "PRAGMA journal_mode = DELETE"))
+            if not _check_schema(connection):
+                _make_tables(connection)
+            # One transaction for all queries until the next commit: each of its own would lock and unlock the file.
+            connection.execute("BEGIN")
+    return connection
+
+
+def open_for_reading(path: str, busy_seconds: float) -> sqlite3.Connection | None:
+    """Open a file that another process may be writing; None where there is nothing to read.
+
+    Nothing is repaired or removed. Raises Damaged, LeftAlone, OSError and sqlite3.Error.
+    """
+    try:
+        header = _read_header(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    if not header:
+        return None
+    _check_header(header)
+    if not _has_own_journal(path):
+        raise Damaged("its journal is another file")
+
+    with _damage_told():
+        connection = _connect(path, "ro", busy_seconds)
+        with _closing_on_failure(connection):
+            has_tables = _check_schema(connection)
+    if not has_tables:
+        connection.close()
+        return None
+    return connection
+
+
+def remove_database(path: str) -> None:
+    """Remove a file that is damaged, with what SQLite puts beside it."""
+    for end in ("", _JOURNAL_END, *_WAL_ENDS):
+        _remove(path + end)
+
+
+def remove_if_ours(path: str, beginning: bytes) -> None:
+    """Remove a file of an earlier version, when it begins as that version wrote it."""
+    with contextlib.suppress(OSError):
+        with open(path, "rb", opener=_safely) as stream:
+            is_ours = stream.read(len(beginning)) == beginning
+        if is_ours:
+            os.unlink(path)
+
+
+def lock(descriptor: int) -> None:
+    """Lock a file for this process alone; BlockingIOError when another one has it."""
+    try:
+        from fcntl import LOCK_EX, LOCK_NB, flock
+    except ImportError:
+        import msvcrt  # Windows
+
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        except OSError as error:
+            raise BlockingIOError(str(error)) from error
+    else:
+        flock(descriptor, LOCK_EX | LOCK_NB)
+
+
+# What SQLite's errors mean. Python 3.10 gives no error codes.
+
+
+def is_damage(error: Exception) -> bool:
+    """Say whether the file is no database, or not whole.
+
+    Our statements are right, so whatever is not the disk's trouble is the file's.
+    """
+    if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
+        return False  # a defect of ours
+    return not any(words in str(error) for words in _DISK_TROUBLES)
+
+
+def is_busy(error: Exception) -> bool:
+    """Say whether another process kept the file locked for as long as was waited."""
+    return "is locked" in str(error)
+
+
+def is_half_written(error: Exception) -> bool:
+    """Say whether a killed writer's journal is to be rolled back first, which a reader may not do."""
+    return "readonly database" in str(error)
+
+
+def reason_of(error: Exception) -> str:
+    """Return what the system, or SQLite, says of an error."""
+    return clean(getattr(error, "strerror", None) or str(error))
+
+
+# Before SQLite sees the file.
+
+
+def _read_header(path: str, flags: int) -> bytes:
+    """Return how a file begins, b"" for a new one; Damaged when it is not a file of its own.
+
+    SQLite follows links, so it is asked for nothing but a regular file that has this one name.
+    """
+    if os.path.islink(path):
+        raise Damaged("it is a link")
+    descriptor = os.open(path, flags | _SAFE, 0o600)
+    try:
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError("it is a directory")
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            raise Damaged("it is another file")
+        return os.read(descriptor, _HEADER_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def _has_own_journal(path: str) -> bool:
+    """Say whether the journal beside a file, if there is one, is a file of its own.
+
+    SQLite would wait for a pipe.
+    """
+    try:
+        status = os.lstat(path + _JOURNAL_END)
+    except FileNotFoundError:
+        return True
+    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+
+
+def _check_header(header: bytes) -> None:
+    """Raise Damaged or LeftAlone unless a file is new, or of this version."""
+    if not header:
+        return
+    if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
+        raise Damaged("it is no database")
+    if int.from_bytes(header[_APPLICATION], "big") != _APPLICATION_ID:
+        raise LeftAlone("state.db is another program's")
+
+    version = int.from_bytes(header[_USER_VERSION], "big")
+    if version > _VERSION:
+        raise LeftAlone("it is of a newer version of this program")
+    if version < _VERSION:
+        raise Damaged("it is of an earlier version of this program")
+    # A write-ahead log needs shared memory, which network disks lack; we never make one.
+    if header[_WRITE_AND_READ_VERSION] != _ROLLBACK_JOURNAL:
+        raise Damaged("it was changed by another program")
+
+
+# SQLite.
+
+
+def _connect(path: str, mode: str, busy_seconds: float) -> sqlite3.Connection:
+    """Open a file that is there. It is read a page at a time: nothing checks all of it first.
+
+    `PRAGMA quick_check` would read the whole file in each run. What is damaged is found when it is
+    read, and an entry that is wrong costs requests only (I5).
+    """
+    uri = f"{Path(path).absolute().as_uri()}?mode={mode}"
+    connection = sqlite3.connect(uri, uri=True, timeout=busy_seconds, isolation_level=None)
+    connection.text_factory = _decoded
+    if sys.version_info >= (3, 11):
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
+    # Somebody else may have made the file: nothing in it is run, and each page is checked when it is read.
+    _execute_each(connection, ("PRAGMA trusted_schema = OFF", "PRAGMA cell_size_check = ON"))
+    return connection
+
+
+def _decoded(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
+
+def _execute_each(connection: sqlite3.Connection, statements: Sequence[str]) -> None:
+    for statement in statements:
+        connection.execute(statement).fetchall()
+
+
+def _make_tables(connection: sqlite3.Connection) -> None:
+    identity = (f"PRAGMA application_id = {_APPLICATION_ID}", f"PRAGMA user_version = {_VERSION}")
+    _execute_each(connection, ("BEGIN", *identity, *_SCHEMA, "COMMIT"))
+
+
+def _check_schema(connection: sqlite3.Connection) -> bool:
+    """Say whether the file has its tables yet; Damaged when they are others, or more."""
+    query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
+    tables = tuple(sql for (sql,) in connection.execute(query).fetchall())
+    if tables not in ((), _SCHEMA):
+        raise Damaged("its tables are not those of this version")
+    return bool(tables)
+
+
+@contextlib.contextmanager
+def _closing_on_failure(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
+
+
+@contextlib.contextmanager
+def _damage_told() -> Iterator[None]:
+    """Raise Damaged for what SQLite says of a file that is none, or not whole."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        if is_damage(error):
+            raise Damaged(reason_of(error)) from error
+        raise

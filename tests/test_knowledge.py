@@ -1,0 +1,254 @@
+"""What a run believes of what earlier ones left (docs/design.md section 7, "Vouching"), and for how long."""
+
+from __future__ import annotations
+
+import pytest
+
+from _regsync.state.archive import (
+    BlobEntry,
+    Fact,
+    ManifestEntry,
+    Notes,
+    Snapshot,
+    digest_like,
+    key_of,
+    named,
+)
+from _regsync.state.knowledge import Knowledge, ProbeAnswers
+
+HOUR = 3600
+DAY = 86400
+NOW = 100 * DAY
+HOST = "host:5000"
+A = (HOST, "a")
+B = (HOST, "b/one")
+C = ("else", "a")
+TOP, CHILD, BLOB, OTHER = (f"sha256:{number:064x}" for number in range(1, 5))
+
+
+def held(archive: Notes, moment: int = NOW - HOUR) -> None:
+    """Put an index with one child of one blob into A."""
+    archive.put_manifest(A, key_of(TOP), ManifestEntry(moment, (), (key_of(CHILD),)))
+    archive.put_manifest(A, key_of(CHILD), ManifestEntry(moment, (key_of(BLOB),), ()))
+    archive.put_blob(A, key_of(BLOB), BlobEntry(moment, True))
+
+
+def known(archive: Notes, now: int = NOW, ttl: float = DAY) -> Knowledge:
+    return Knowledge(archive, now=lambda: float(now), ttl=ttl)
+
+
+def test_a_key_is_of_one_length_and_says_its_algorithm() -> None:
+    for digest in (TOP, f"sha512:{5:0128x}"):
+        key = key_of(digest)
+        assert len(key) == 33
+        assert digest.startswith(digest_like(key))
+    assert digest_like(b"\7" + bytes(32)).startswith(":")
+
+
+@pytest.mark.parametrize(
+    ("age", "ttl", "believed"),
+    [(DAY, DAY, True), (DAY + 1, DAY, False), (90 * DAY, 0, True), (-DAY - 1, 0, False)],
+)
+def test_an_entry_is_believed_as_long_as_it_lasts(age: int, ttl: float, believed: bool) -> None:
+    archive = Notes()
+    held(archive, NOW - age)
+    knowledge = known(archive, ttl=ttl)
+    assert knowledge.has_blob(A, BLOB) is believed
+    assert knowledge.is_committed(A, TOP) is believed
+    assert (knowledge.mount_source(B, BLOB) == "a") is believed
+    assert not knowledge.is_confirmed(A, BLOB)
+    assert not knowledge.has_blob(B, BLOB)
+    assert knowledge.mount_source(C, BLOB) is None
+
+
+@pytest.mark.parametrize(("age", "fresh"), [(30 * 60, True), (30 * 60 + 1, False)])
+def test_a_careful_look_believes_what_is_fresh_or_vouched_for(age: int, fresh: bool) -> None:
+    archive = Notes()
+    held(archive, NOW - age)
+    knowledge = known(archive)
+    assert knowledge.has_blob(A, BLOB, careful=True) is fresh
+    knowledge.vouch(A, TOP)
+    assert knowledge.has_blob(A, BLOB, careful=True), "whatever its depth"
+
+
+def test_a_contradicted_repository_is_believed_where_it_is_vouched_for() -> None:
+    archive = Notes()
+    held(archive)
+    knowledge = known(archive)
+    knowledge.vouch(A, TOP)
+    knowledge.set_populated(A, False)
+    assert knowledge.is_empty(A)
+    assert not knowledge.has_blob(A, BLOB)
+    knowledge.vouch(A, TOP)
+    assert knowledge.has_blob(A, BLOB)
+
+
+def test_a_host_that_misses_what_it_vouches_for_is_lenient_for_a_day() -> None:
+    archive = Notes()
+    held(archive)
+    knowledge = known(archive)
+    knowledge.miss(A, BLOB)
+    assert knowledge.has_blob(A, BLOB)
+    knowledge.vouch(A, TOP)
+    knowledge.miss(A, BLOB)
+    assert knowledge.host(HOST).is_lenient
+    later = known(archive, NOW + DAY - 1, ttl=0)
+    assert not later.has_blob(A, BLOB)
+    assert known(archive, NOW + DAY + 1, ttl=0).has_blob(A, BLOB)
+
+
+def test_what_is_forgotten_goes_with_what_it_names() -> None:
+    archive = Notes()
+    held(archive)
+    archive.put_blob(B, key_of(BLOB), BlobEntry(NOW, True))
+    knowledge = known(archive)
+    knowledge.forget(A, CHILD)
+    assert not knowledge.is_committed(A, CHILD)
+    assert not knowledge.has_blob(A, BLOB)
+    assert knowledge.is_committed(A, TOP)
+    assert knowledge.has_blob(B, BLOB)
+    assert list(knowledge.holders(HOST, BLOB)) == ["b/one"]
+    knowledge.commit(A, CHILD, [BLOB])
+    assert known(archive).is_committed(A, CHILD)
+    assert known(archive).has_blob(A, BLOB)
+
+
+def test_what_could_be_mounted_from_there_once_still_can() -> None:
+    archive = Notes()
+    held(archive)
+    knowledge = known(archive)
+    knowledge.add_blob(A, BLOB)
+    knowledge.add_blob(A, OTHER)
+    assert archive.blob(A, key_of(BLOB)) == BlobEntry(NOW, True)
+    assert archive.blob(A, key_of(OTHER)) == BlobEntry(NOW, False)
+    assert known(archive).mount_source(B, OTHER) is None
+
+
+@pytest.mark.parametrize(("age", "renewed"), [(6 * HOUR, False), (6 * HOUR + 1, True)])
+def test_what_a_tag_vouches_for_is_renewed_in_each_quarter_of_its_life(
+    age: int, renewed: bool
+) -> None:
+    archive = Notes()
+    held(archive, NOW - age)
+    archive.put_blob(A, key_of(OTHER), BlobEntry(NOW - age, True))
+    knowledge = known(archive)
+    knowledge.vouch(A, TOP)
+    knowledge.finish()
+    moment = NOW if renewed else NOW - age
+    for digest in (TOP, CHILD):
+        entry = archive.manifest(A, key_of(digest))
+        assert entry is not None
+        assert entry.confirmed == moment
+    assert archive.blob(A, key_of(BLOB)) == BlobEntry(moment, True)
+    assert archive.blob(A, key_of(OTHER)) == BlobEntry(NOW - age, True)
+
+
+def test_manifests_that_name_each_other_are_renewed_once() -> None:
+    archive = Notes()
+    for one, other in ((TOP, CHILD), (CHILD, TOP)):
+        archive.put_manifest(A, key_of(one), ManifestEntry(1, (), (key_of(other),)))
+    knowledge = known(archive)
+    knowledge.vouch(A, TOP)
+    assert not knowledge.has_blob(A, BLOB)
+    knowledge.finish()
+    assert archive.manifest(A, key_of(CHILD)) == ManifestEntry(NOW, (), (key_of(TOP),))
+
+
+def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
+    archive = Notes()
+    login = [["bearer", "https://realm.test", "", "", ""], False]
+    morning = known(archive, NOW)
+    morning.learn_login(HOST, login)
+    morning.learn_referrers_api(B, False)
+    morning.learn_smallest_patch(HOST, 5)
+    noon = known(archive, NOW + DAY // 2)
+    noon.accept_mount(HOST)
+    noon.learn_probe(B, absent=True)
+    noon.learn_login(HOST, login)
+
+    evening = known(archive, NOW + DAY)
+    assert evening.host(HOST).login == login
+    assert evening.host(HOST).smallest_patch == 5
+    assert evening.has_referrers_api(B) is False
+    assert evening.has_referrers_api(A) is None
+
+    next_day = known(archive, NOW + DAY + 1)
+    assert next_day.host(HOST).login is None
+    assert next_day.host(HOST).smallest_patch is None
+    assert next_day.has_referrers_api(B) is None
+    assert next_day.mounts(HOST) is True
+    assert next_day.probed((HOST, "b/two")) == ProbeAnswers(absent=True, present=False)
+    assert next_day.probed(A) == ProbeAnswers(absent=False, present=False)
+    assert next_day.host("else").mounts is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("mounts", 1),
+        ("mounts", None),
+        ("probes", [True]),
+        ("probes", [1, 0]),
+        ("smallest_patch", "5"),
+        ("smallest_patch", True),
+        ("has_referrers_api", "no"),
+        ("is_lenient", []),
+        ("else", True),
+    ],
+)
+def test_a_fact_of_another_form_is_passed_over(name: str, value: object) -> None:
+    archive = Notes()
+    archive.put_fact(HOST, Fact(name, "", value, NOW))
+    assert known(archive).host(HOST) == known(Notes()).host(HOST)
+
+
+def test_a_fact_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = list[Fact]()
+    archive = Notes()
+    monkeypatch.setattr(archive, "put_fact", lambda host, fact: written.append(fact))
+    knowledge = known(archive)
+    for _ in range(3):
+        knowledge.accept_mount(HOST)
+        knowledge.learn_smallest_patch(HOST, None)
+        knowledge.learn_probe(B, absent=True)
+        knowledge.learn_referrers_api(B, True)
+    assert written == [
+        Fact("mounts", "", True, NOW),
+        Fact("probes", "b", [True, False], NOW),
+        Fact("has_referrers_api", "b", True, NOW),
+    ]
+
+
+def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life_only() -> None:
+    archive = Notes()
+    name = named("a")
+    keys = Snapshot(key_of(TOP), key_of(CHILD))
+    for now, written in ((NOW, NOW), (NOW + 6 * HOUR, NOW), (NOW + 6 * HOUR + 1, None)):
+        knowledge = known(archive, now)
+        knowledge.take_snapshot(name, *keys)
+        assert knowledge.snapshot(name) == keys
+        assert archive.snapshots[name].confirmed == (written or now)
+    known(archive, NOW + 7 * HOUR).take_snapshot(name, keys.source, keys.source)
+    assert archive.snapshots[name].confirmed == NOW + 7 * HOUR
+    assert known(archive, NOW + 40 * HOUR).snapshot(name) is None
+
+
+def test_what_is_too_old_is_swept_once_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = Notes()
+    swept = list[tuple[int, dict[str, int]]]()
+
+    def sweep(moment: int, **limits: int) -> None:
+        swept.append((moment, limits))
+        archive.swept = moment
+
+    monkeypatch.setattr(archive, "sweep", sweep)
+    for now in (NOW, NOW + DAY, NOW + DAY + 1):
+        known(archive, now, ttl=7 * DAY).finish()
+    known(archive, NOW + 3 * DAY, ttl=0).finish()
+    assert [moment for moment, _ in swept] == [NOW, NOW + DAY + 1, NOW + 3 * DAY]
+    assert swept[0][1] == {
+        "oldest": NOW - 7 * DAY,
+        "oldest_look": NOW - 400 * DAY,
+        "oldest_fact": NOW - DAY,
+    }
+    assert swept[2][1]["oldest"] == 0
