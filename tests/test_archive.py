@@ -128,7 +128,6 @@ def answers(archive: Archive) -> list[object]:
     return [
         [archive.blob(where, key) for where in WHERES for key in KEYS],
         [archive.manifest(where, key) for where in WHERES for key in KEYS],
-        [archive.has_manifests(where) for where in WHERES],
         [archive.snapshot(name) for name in NAMES],
         [archive.look(name) for name in NAMES],
         [sorted(map(repr, archive.facts_of(host))) for host in ("host:5000", "else")],

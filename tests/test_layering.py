@@ -22,26 +22,20 @@ PROGRAM = [
     if path.name != "__init__.py" or path.parent.name == "_regsync"
 ]
 
-# The rooms from the ground up (docs/design.md draws them): a module imports from rooms above its
-# own line here, and from modules before it in its own line. "" is the root.
-ROOM_LINES = """
-:          __init__ text errors addresses providers fips crypto files semver
-oci:       reference manifest
-:          tags
-net:       tls proxy streams http1 pool
-config:    fields model yaml lint reader
-state:     archive knowledge sqlite database
-auth:      challenge credentials cloud tokens sigv4 aws google azure
-registry:  throttle admission redirects dialer host transport repository upload
-sync:      report mappings artifact_checks claims image election discovery referrer_lists referrers
-sync:      staging relay transfer dry_run schedule run
-app:       version health console progress commands access watch cli
-"""
-ORDER = [
-    f"{room.strip()}.{module}" if room.strip() else module
-    for room, _, modules in (line.partition(":") for line in ROOM_LINES.split("\n") if line)
-    for module in modules.split()
-]
+# The rooms from the ground up, as docs/design.md begins with them: a module imports from rooms above
+# its own line, and from modules before it in its own line. `_regsync/` is the root.
+DRAWING = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+ROOMS = DRAWING.partition("```rooms\n")[2].partition("```")[0].splitlines()
+
+
+def modules_of(line: str) -> list[str]:
+    """Return the modules of `net/  tls proxy`: `net.tls`, `net.proxy`."""
+    room, *modules = line.split()
+    prefix = "" if room == "_regsync/" else room.replace("/", ".")
+    return [f"{prefix}{module}" for module in modules]
+
+
+ORDER = ["__init__", *(module for line in ROOMS for module in modules_of(line))]
 
 
 def module_name(path: Path) -> str:

@@ -25,7 +25,8 @@ import h11
 from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import start_blocking_portal
 
-from _regsync.errors import ConfigError, Disconnected
+from _regsync.errors import ConfigError, Disconnected, ProtocolBroken
+from _regsync.net.http1 import next_portion
 from _regsync.net.streams import WANT_READ, SocketStream
 from _regsync.text import clean
 
@@ -182,9 +183,14 @@ class Client:
                     count = self.stream.recv_into(self.scratch)
                     if count < 0:
                         return count
-                    self._framing.receive_data(bytes(self.scratch[:count]))
+                    arrived = bytes(self.scratch[:count])
+                    if next_portion(self._framing, arrived) != arrived:
+                        break  # long runs of blanks, which h11 reads in quadratic time: 400
+                    self._framing.receive_data(arrived)
             except h11.RemoteProtocolError as error:
                 status = error.error_status_hint
+            except ProtocolBroken:
+                pass  # 400, as above
             self._unsent = memoryview(self._answer(event, status))
         while self._unsent:
             sent = self.stream.send(self._unsent)

@@ -100,10 +100,6 @@ class Lease:
     async def __aexit__(self, *_: object) -> None:
         await self.settle()
 
-    def unsent(self) -> int:
-        """Return how many bytes of the request under way have not been sent."""
-        return self._connection.unsent() if self._connection else 0
-
     async def settle(self) -> None:
         """Let go of the connection: it goes back to the pool when it is fit for another exchange."""
         connection = self._connection

@@ -15,7 +15,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from _regsync.addresses import DEFAULT_PORTS
+from _regsync.addresses import DEFAULT_PORTS, is_address_in_disguise
 from _regsync.errors import ConfigError
 
 # Metadata services hand out this machine's credentials, which no proxy is to see
@@ -32,7 +32,6 @@ _NEVER_PROXIED = (
 
 # The end of `127.1`, `2130706433` and `0x7f.1`, which are addresses to the resolver. No name of a
 # host ends so.
-_NUMBER_LAST = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
 
 
 class Proxy(NamedTuple):
@@ -99,7 +98,7 @@ def _exemption(host: str, port: int, environ: Mapping[str, str]) -> str | None:
     """Say what names an origin to be reached directly; None when nothing does."""
     never = "the list of what never sees a proxy names"
     without_dot = host.rstrip(".")
-    if _is_address_in_disguise(without_dot):
+    if is_address_in_disguise(without_dot):
         return f"{never} {without_dot}"
     for item in _NEVER_PROXIED:
         if _names_origin(item, without_dot, port):
@@ -111,11 +110,6 @@ def _exemption(host: str, port: int, environ: Mapping[str, str]) -> str | None:
         if _names_origin(item.lower(), host, port):
             return f"{no_proxy.name} names {item}"
     return None
-
-
-def _is_address_in_disguise(host: str) -> bool:
-    """Ask whether the resolver would take a name for an IPv4 address."""
-    return _address(host) is None and _NUMBER_LAST.fullmatch(host) is not None
 
 
 def _names_origin(item: str, host: str, port: int) -> bool:

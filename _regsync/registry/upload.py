@@ -39,7 +39,6 @@ from _regsync.oci.manifest import Descriptor
 from _regsync.providers import UploadStyle
 from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.registry.repository import Repository
-from _regsync.registry.throttle import ATTEMPTS, Patience
 from _regsync.registry.transport import ERROR_BODY, Body, Call, Transport
 from _regsync.text import clean
 
@@ -66,20 +65,14 @@ class Upload:
         self.offset = 0
         self.sent = 0
 
-        # The dialect in which the body goes, and whether it has been changed once.
-        self.style: UploadStyle = "put"
-        self.turned = False
+        self.style: UploadStyle = "put"  # the dialect in which the body goes
 
-        # What was learnt on the way: a HEAD has said that the blob is not there; a start that names
-        # no blob was refused for good, as that of any other blob would be; the body has begun with
-        # its first byte; a 401 to the body has renewed the login.
-        self.absent = False
+        # What was learnt on the way: a start that names no blob was refused for good, as that of
+        # any other blob would be; the body has begun with its first byte; a 401 to the body has
+        # renewed the login.
         self.refused = False
         self.begun = False
         self._has_renewed_login = False
-
-        # How often it may be repeated; anew with each chunk.
-        self.patience = Patience(ATTEMPTS)
 
     @property
     def _is_at_home(self) -> bool:

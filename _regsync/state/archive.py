@@ -114,8 +114,6 @@ class Archive(Protocol):
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
         """Return repositories of a host where a blob is mountable, the last confirmed first."""
 
-    def has_manifests(self, where: RepositoryKey) -> bool: ...
-
     def snapshot(self, name: bytes) -> SnapshotEntry | None: ...
 
     def look(self, name: bytes) -> ArtifactLook | None: ...
@@ -173,11 +171,6 @@ class Notes:
             for repository, entry in entries.items()
             if entry is not None and entry.is_mountable
         ]
-
-    def has_manifests(self, where: RepositoryKey) -> bool:
-        return any(
-            place == where and entry is not None for (place, _), entry in self.manifests.items()
-        )
 
     def snapshot(self, name: bytes) -> SnapshotEntry | None:
         return self.snapshots.get(name)

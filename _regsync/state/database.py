@@ -344,10 +344,6 @@ class StateFile:
                     holders.append(Holder(repository, confirmed))
         return holders
 
-    def has_manifests(self, where: RepositoryKey) -> bool:
-        query = "SELECT 1 FROM manifest WHERE host = ? AND repository = ? LIMIT 1"
-        return self._notes.has_manifests(where) or bool(self._select(query, *where))
-
     def snapshot(self, name: bytes) -> SnapshotEntry | None:
         if name in self._notes.snapshots:
             return self._notes.snapshot(name)

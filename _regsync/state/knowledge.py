@@ -210,10 +210,6 @@ class Knowledge:
         named_keys = () if entry is None else (*entry.blobs, *entry.children)
         self._archive.forget(where, (key, *named_keys))
 
-    def was_used(self, where: RepositoryKey) -> bool:
-        """Say whether a manifest was brought to a repository, by this run or an earlier one."""
-        return self._archive.has_manifests(where)
-
     # Vouching (docs/design.md section 7).
 
     def miss(self, where: RepositoryKey, digest: str) -> None:
