@@ -16,6 +16,7 @@ import base64
 import contextlib
 import errno
 import os
+import sqlite3
 import sys
 import tempfile
 import zlib
@@ -31,7 +32,7 @@ import anyio
 
 from _regsync import files
 from _regsync.errors import ConnectFailed
-from _regsync.state import database
+from _regsync.state import database, sqlite
 from _regsync.sync import staging
 from conformance.app import App
 from conformance.faults import Rule
@@ -389,7 +390,10 @@ def _outage(side: str, how: Any, request: str) -> Strike:
 
 
 def _disk(where: str) -> Strike:
-    """Fill the disk: writes of staged blobs, their names, reads, the journal, or the state fail."""
+    """Fill the disk: writes of staged blobs, their names or reads fail.
+
+    What a full disk does to the state is tests/test_archive.py's.
+    """
 
     @contextlib.asynccontextmanager
     async def strike(scene: Scene, times: int | None) -> AsyncIterator[None]:
@@ -418,25 +422,45 @@ def _disk(where: str) -> Strike:
 
         def wrapped(name: str) -> Callable[..., Any]:
             def call(*arguments: Any, **more: Any) -> Any:
-                staged = "sha256" in str(
-                    arguments[0]
-                )  # else it is the state's: its files, or an open one of them
-                if where == (name if staged else f"state_{name}"):
+                is_staged = "sha256" in str(arguments[0])
+                if is_staged and where == name:
                     strikes()
                 return getattr(os, name)(*arguments, **more)
 
             return call
 
         kept = {name: getattr(os, name) for name in dir(os) if not name.startswith("__")}
-        names = ("open", "replace", "makedirs", "write", "fsync", "ftruncate")
+        names = ("open", "replace", "makedirs", "write")
         full_os = SimpleNamespace(**kept | {name: wrapped(name) for name in names})
         with (
             mock.patch.object(staging, "SMALL_BLOB", 1000),
             mock.patch.object(staging, "FileIO", Full),
             mock.patch.object(staging, "os", full_os),
             mock.patch.object(files, "os", full_os),
-            mock.patch.object(database, "os", full_os),
         ):
+            yield
+        assert struck
+
+    return strike
+
+
+def _state(where: str) -> Strike:
+    """Let the state's file fail as on a full or broken disk: when opened or written."""
+
+    @contextlib.asynccontextmanager
+    async def strike(scene: Scene, times: int | None) -> AsyncIterator[None]:
+        owner, name = {"open": (sqlite, "_connect"), "write": (database, "_write_notes")}[where]
+        plain = getattr(owner, name)
+        struck = 0
+
+        def strikes(*given: Any, **more: Any) -> Any:
+            nonlocal struck
+            struck += 1
+            if times is None or struck <= times:
+                raise sqlite3.OperationalError("database or disk is full")
+            return plain(*given, **more)
+
+        with mock.patch.object(owner, name, strikes):
             yield
         assert struck
 
@@ -496,10 +520,9 @@ def _other_cases() -> Iterator[Case]:
             yield Case(
                 f"disk-stage_{where}-full-{often}", "two", _disk(where), times, where != "read"
             )
-        for where in ("write", "fsync", "ftruncate", "replace"):
-            yield Case(
-                f"disk-state_{where}-full-{often}", "cold", _disk(f"state_{where}"), times, True
-            )
+        for where in ("open", "write"):
+            yield Case(f"disk-state_{where}-full-{often}", "cold", _state(where), times, True)
+        yield Case(f"disk-state_write-warm-{often}", "warm", _state("write"), times, True)
         for name, seconds in (
             ("day", _DAY),
             ("decade", 3652.0 * _DAY),

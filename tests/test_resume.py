@@ -689,7 +689,6 @@ async def _cancelled(monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
                     trio.lowlevel.remove_instrument(steps)
             for limit in made[0].gate.limits.values() if made else ():
                 assert (limit.in_use, limit.bodies, *limit.large.values()) == (0, 0, 0, 0)
-            assert not made or not made[0].streams
             await anyio.sleep(10)  # the registries have noticed by then what was closed
             assert source.open_connections() == target.open_connections() == 0
             arrived(image, target, await world.copy(source, target))

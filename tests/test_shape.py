@@ -21,7 +21,7 @@ SHAPED = [*PROGRAM, ROOT / "regsync.py", *sorted((ROOT / "tools").glob("*.py"))]
 # Containers that are empty when made, or objects that exist to be changed.
 # fmt: off
 _CHANGING = {
-    "Condition", "ContextVar", "Counter", "Event", "Lock", "OrderedDict", "RLock", "Semaphore",
+    "Condition", "Counter", "Event", "Lock", "OrderedDict", "RLock", "Semaphore",
     "WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "array", "bytearray", "count", "cycle",
     "defaultdict", "deque",
 }

@@ -97,7 +97,7 @@ def check_idle(transport: Transport) -> None:
         assert not any(meter.window.inside for meter in limit.meters.values())
     assert not any(transport.gate._queues.values())
     assert not any(host.first_contact.locked() for host in transport._hosts.values())
-    assert not any(host.authenticator._pending for host in transport._hosts.values())
+    assert not any(host.authenticator._tokens.pending for host in transport._hosts.values())
 
 
 def check_let_go(run: Noted) -> None:

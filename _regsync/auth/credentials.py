@@ -192,7 +192,7 @@ def _look_up(
     names = _names_in_files(registry)
     helper = next(filter(None, map(file.helpers.get, names)), None)
     if helper:
-        _refuse_helper(place, helper, "credHelpers", registry)
+        _refuse_credential_program(place, helper, "credHelpers", registry)
         return None
 
     keys = _keys_of_entries(file, names, repository)
@@ -204,7 +204,7 @@ def _look_up(
     # (nativeStore.Store).
     may_be_in_store = keys or registry.auth_type is not None
     if file.store and may_be_in_store:
-        _refuse_helper(place, file.store, "credsStore", registry)
+        _refuse_credential_program(place, file.store, "credsStore", registry)
     return None
 
 
@@ -232,7 +232,9 @@ def _keys_of_entries(file: _CredentialFile, names: list[str], repository: str | 
     return keys
 
 
-def _refuse_helper(place: str, program: object, section: str, registry: Registry) -> None:
+def _refuse_credential_program(
+    place: str, program: object, section: str, registry: Registry
+) -> None:
     """Raise AuthError for a credential helper, unless the cloud's own login does what it does."""
     if registry.auth_type is None and re.fullmatch(_CLOUD_HELPERS, f"{registry.kind} {program}"):
         return

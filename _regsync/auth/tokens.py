@@ -260,16 +260,21 @@ class Authenticator:
         """Take back `learnt` of an earlier run, which saves the bare request. The realm is checked
         at use.
         """
-        match learnt:
-            case [None | [str(), str(), str(), str(), str()] as fields, bool(needs_exact)]:
-                if fields and self._challenge is None:
-                    challenge = Challenge(*fields)
-                    # Basic over http only after this run was asked for it
-                    # (docs/protocol-facts.md section 2.6).
-                    if challenge.scheme == "bearer" or self._scheme == "https":
-                        self._challenge = challenge
-                if needs_exact:
-                    self._tokens.needs_exact = True
+        if not isinstance(learnt, list | tuple) or len(learnt) != 2:
+            return
+        fields, needs_exact = learnt
+        if needs_exact is True:
+            self._tokens.needs_exact = True
+        if self._challenge is not None or not isinstance(fields, list | tuple):
+            return
+        if len(fields) != 5:
+            return
+        if all(isinstance(field, str) for field in fields):
+            challenge = Challenge(*fields)
+            # Basic over http is answered only when this run was asked for it
+            # (docs/protocol-facts.md section 2.6).
+            if challenge.scheme == "bearer" or self._scheme == "https":
+                self._challenge = challenge
 
     def secrets(self) -> Iterator[str]:
         """Give all that no text may show: what is in use, and the last that was; some are empty."""
