@@ -14,7 +14,7 @@ import enum
 import re
 from typing import NamedTuple
 
-from _regsync.text import without_logins
+from _regsync.text import strip_userinfo
 
 # The host of an ECR repository: account and region.
 _ECR_HOST = r"(?P<account>[0-9]{12})\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
@@ -81,7 +81,7 @@ class ConfigError(RegsyncError):
     def __init__(
         self, message: str, *, problems: tuple[Problem, ...] = (), hint: str | None = None
     ) -> None:
-        super().__init__(without_logins(message), hint=hint)
+        super().__init__(strip_userinfo(message), hint=hint)
         self.problems = problems
 
 

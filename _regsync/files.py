@@ -13,41 +13,41 @@ import os
 from collections.abc import Iterator
 
 # The end of a name of a file that is still being written.
-_PARTIAL = ".partial"
+PARTIAL_SUFFIX = ".partial"
 
 # A name that another user has put there may be a link, or a pipe that an open would wait for.
 _SAFE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 
-_WRITE = os.O_WRONLY | os.O_CREAT | _SAFE
+WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | _SAFE
 
 
-def _safely(path: str, flags: int) -> int:
+def open_safely(path: str, flags: int) -> int:
     """Open a file without following a link: an `opener` for `open` and `FileIO`."""
     return os.open(path, flags | _SAFE)
 
 
-def _is_own(folder: str) -> bool:
+def is_own_folder(folder: str) -> bool:
     """Say whether a folder is where it seems to be: neither it nor its parent is a link."""
     return not (os.path.islink(folder) or os.path.islink(os.path.dirname(folder)))
 
 
-def _remove(path: str) -> None:
+def remove_if_possible(path: str) -> None:
     """Remove a file if it is there and may be removed."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
 
 @contextlib.contextmanager
-def _replacing(path: str) -> Iterator[int]:
+def replacing(path: str) -> Iterator[int]:
     """Give the descriptor of a new file, which takes its place at `path` when the block ends well.
 
     The block closes the descriptor. When it fails, nothing has changed at `path`.
     """
     # Two runs may write the same file, each under a name of its own; O_EXCL follows no link.
-    partial = f"{path}.{os.urandom(6).hex()}{_PARTIAL}"
-    descriptor = os.open(partial, _WRITE | os.O_EXCL, 0o600)
+    partial = f"{path}.{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
+    descriptor = os.open(partial, WRITE_FLAGS | os.O_EXCL, 0o600)
     try:
         yield descriptor
         os.replace(partial, path)
     finally:
-        _remove(partial)
+        remove_if_possible(partial)

@@ -55,7 +55,7 @@ def one_line(text: str, limit: int = 500) -> str:
     return shown[: limit - 1] + "…"
 
 
-def clean(text: str, limit: int = 500) -> str:
+def printable(text: str, limit: int = 500) -> str:
     """Return others' text as `one_line` does, without the secrets in use (see `redacting`)."""
     secrets = [secret for give in _SECRETS_IN_USE.get() for secret in give()]
     if any(secrets):
@@ -64,15 +64,15 @@ def clean(text: str, limit: int = 500) -> str:
 
 
 def clean_beginning(body: bytes, limit: int) -> str:
-    """Return the beginning of others' bytes as `clean` does, however many they are."""
+    """Return the beginning of others' bytes as `printable` does, however many they are."""
     # UTF-8 has at most four bytes a character: what is cut here is longer than what is searched.
     most = 4 * (_MOST_SEARCHED + 1)
-    return clean(body[:most].decode("utf-8", "replace"), limit)
+    return printable(body[:most].decode("utf-8", "replace"), limit)
 
 
 @contextmanager
 def redacting(secrets: Secrets) -> Iterator[None]:
-    """Have `clean` take these secrets out of every text in the block, before it cuts the text.
+    """Have `printable` take these secrets out of every text in the block, before it cuts the text.
 
     Who cuts a text (a header, a manifest, a host) does not know which secrets were sent to where it
     comes from; who asked does.
@@ -130,7 +130,7 @@ def _without_controls(text: str) -> str:
     return text.translate(_PRINTABLE).strip()
 
 
-def without_logins(text: str) -> str:
+def strip_userinfo(text: str) -> str:
     """Return a text without `user:password@`, wherever it was written by mistake."""
 
     def mask(match: re.Match[str]) -> str:
@@ -141,7 +141,7 @@ def without_logins(text: str) -> str:
     return re.sub(r"""(?<![^\s'"])[^\s'"]*@(?!sha(?:256|512):)""", mask, text)
 
 
-def plain(text: str) -> str:
+def mask_unless_word(text: str) -> str:
     """Return what is written where a name belongs; asterisks for what may be a secret in a wrong
     place.
     """

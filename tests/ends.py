@@ -37,8 +37,8 @@ from _regsync.app import cli, commands
 from _regsync.errors import ConnectFailed
 from _regsync.net import pool
 from _regsync.net.streams import Stream, Timeouts
-from _regsync.registry.throttle import Meter
-from _regsync.registry.transport import Edge
+from _regsync.registry.throttle import RequestWindow
+from _regsync.registry.transport import System
 from conformance.app import App
 from conformance.audit import audit, latest, report
 from conformance.exchange import Site
@@ -113,7 +113,7 @@ def run_regsync(
     Then the registries that `serve` started are asked what it did wrong.
     """
 
-    def edge(**given: Any) -> Edge:
+    def edge(**given: Any) -> System:
         return plain_edge(**{**given, "chance": lambda: 0.0, "timeouts": timeouts})
 
     async def at_once(seconds: float) -> None:
@@ -122,22 +122,22 @@ def run_regsync(
         waited.append(seconds)
         await sleep(0)
 
-    def unpaused(meter: Meter, *given: Any) -> None:
+    def unpaused(meter: RequestWindow, *given: Any) -> None:
         leave(meter, *given)
         if meter.paused > -math.inf:
             waited.append(meter.paused - given[2])
         meter.paused = -math.inf
 
-    plain_edge, sleep, leave, waited = Edge, anyio.sleep, Meter.end, list[float]()
+    plain_edge, sleep, leave, waited = System, anyio.sleep, RequestWindow.end, list[float]()
     out, err = io.StringIO(), io.StringIO()
     text = stdin.encode() if isinstance(stdin, str) else stdin
     since, umask = latest(_audited), os.umask(0o022)
     os.umask(umask)
     with (
         mock.patch.dict(os.environ, env or {}),
-        mock.patch.object(commands, "Edge", edge),
+        mock.patch.object(commands, "System", edge),
         mock.patch.object(anyio, "sleep", at_once),
-        mock.patch.object(Meter, "end", unpaused),
+        mock.patch.object(RequestWindow, "end", unpaused),
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(text))),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
@@ -216,7 +216,7 @@ class Virtual:
         did.
         """
 
-        def edge(**given: Any) -> Edge:
+        def edge(**given: Any) -> System:
             times = Timeouts(**timeouts)
             chosen = {"chance": lambda: self._chance, "wall": self.wall, "timeouts": times}
             return plain_edge(**{**given, **chosen})
@@ -226,12 +226,12 @@ class Virtual:
             return 0
 
         self._since = latest(self._sites())
-        plain_edge, parsed = Edge, list[Any]()
+        plain_edge, parsed = System, list[Any]()
         out, err = io.StringIO(), io.StringIO()
         began = anyio.current_time()
         with (
             mock.patch.dict(os.environ, env or {}),
-            mock.patch.object(commands, "Edge", edge),
+            mock.patch.object(commands, "System", edge),
             mock.patch.object(pool, "connect", self._connect),
             mock.patch.object(pool, "start_tls", self._start_tls),
             mock.patch.object(anyio.to_thread, "run_sync", self._in_turn),

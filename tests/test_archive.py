@@ -33,7 +33,7 @@ from _regsync.state.archive import (
     Snapshot,
     SnapshotEntry,
     key_of,
-    named,
+    snapshot_name,
 )
 from _regsync.state.database import COMMIT_SECONDS, StateFile
 from tests.ends import ROOT
@@ -43,7 +43,7 @@ from tests.states import entries, rows
 KEYS = [key_of(f"sha256:{number:064x}") for number in range(6)]
 KEYS.append(key_of(f"sha512:{1:0128x}"))
 WHERES = [("host:5000", "repo"), ("host:5000", "other/repo"), ("else", "repo")]
-NAMES = [named("a"), named("b")]
+NAMES = [snapshot_name("a"), snapshot_name("b")]
 HERE = WHERES[0]
 
 

@@ -39,7 +39,7 @@ from moto.core.models import botocore_stubber
 
 from _regsync.auth import aws
 from _regsync.auth.aws import is_configured
-from _regsync.auth.cloud import Answer, Login, Machine
+from _regsync.auth.cloud import Answer, CloudEnvironment, Login
 from _regsync.auth.credentials import Credential
 from _regsync.auth.sigv4 import Request, sign
 from _regsync.config.model import Registry
@@ -121,11 +121,11 @@ class World:
         return Answer(answer.status, heads, answer.data)
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> CloudEnvironment:
         def read(path: str) -> bytes | None:
             return Path(path).read_bytes() if Path(path).exists() else None
 
-        return Machine(
+        return CloudEnvironment(
             self.environ, str(self.home), read, lambda: self.aws.now() + self.skew, self.fetch
         )
 

@@ -25,7 +25,7 @@ import pytest
 
 from _regsync.auth import azure
 from _regsync.auth.azure import is_configured
-from _regsync.auth.cloud import Answer, Login, Machine
+from _regsync.auth.cloud import Answer, CloudEnvironment, Login
 from _regsync.auth.credentials import Credential
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConnectFailed, RegistryError
@@ -144,9 +144,11 @@ class World:
         }
 
     @property
-    def machine(self) -> Machine:
+    def machine(self) -> CloudEnvironment:
         wall = self.wall or (lambda: self.now)
-        return Machine(self.environ, HOME, lambda path: self.files.get(path), wall, self.fetch)
+        return CloudEnvironment(
+            self.environ, HOME, lambda path: self.files.get(path), wall, self.fetch
+        )
 
     async def fetch(
         self,

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from _regsync.oci.manifest import Descriptor
-from _regsync.state.knowledge import Knowledge, RepositoryKey
-from _regsync.sync.claims import Claims, Step, Work
+from _regsync.state.archive import RepositoryKey
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync.claims import Claims, ImageClaims, Step
 
 HOSTS = ("one.example", "two.example")
 REPOSITORIES = ("a/app", "b/base", "c/cli", "d/db")
@@ -34,8 +35,8 @@ def blob(digest: str, size: int = 10) -> Descriptor:
     return Descriptor("application/octet-stream", digest, size)
 
 
-def work(where: RepositoryKey, *digests: str, children: tuple[str, ...] = ()) -> Work:
-    return Work(where, {digest: blob(digest) for digest in digests}, children)
+def work(where: RepositoryKey, *digests: str, children: tuple[str, ...] = ()) -> ImageClaims:
+    return ImageClaims(where, {digest: blob(digest) for digest in digests}, children)
 
 
 @dataclass(eq=False)
@@ -44,7 +45,7 @@ class Image:
     failed.
     """
 
-    work: Work
+    work: ImageClaims
     root: str
     queue: list[Step] = field(default_factory=list)
     running: list[Step] = field(default_factory=list)
@@ -69,7 +70,7 @@ class World:
         self.manifests: set[tuple[RepositoryKey, str]] = set()
         self.mountable: set[tuple[RepositoryKey, str]] = set()
         self.uploads: Counter[tuple[str, str]] = Counter()
-        self.images: dict[Work, Image] = {}
+        self.images: dict[ImageClaims, Image] = {}
         self.all: list[Image] = []
         self.trace: list[str] = []
         self.failures = 0
@@ -115,7 +116,7 @@ class World:
             )
             self.images[step.work].queue.append(step)
 
-    def _make_ready(self, ready: Work) -> None:
+    def _make_ready(self, ready: ImageClaims) -> None:
         image = self.images[ready]
         assert not image.ready, "an image becomes ready once"
         image.ready = True
@@ -378,12 +379,12 @@ def test_the_same_events_give_the_same_steps() -> None:
 A, B, C = ((HOSTS[0], name) for name in REPOSITORIES[:3])
 
 
-def claims_of(*works: Work) -> tuple[Claims, list[list[Step]]]:
+def claims_of(*works: ImageClaims) -> tuple[Claims, list[list[Step]]]:
     claims = Claims(Knowledge())
     return claims, [claims.promote(each) for each in works]
 
 
-def finish(claims: Claims, done: Work) -> list[Step]:
+def finish(claims: Claims, done: ImageClaims) -> list[Step]:
     """Everything that `done` owns arrives, then its manifest."""
     for _, digest, _ in list(done.owned):
         claims.arrived(done, digest)
@@ -416,7 +417,10 @@ def test_a_follower_mounts_from_whichever_repository_commits_first() -> None:
 
 def test_an_heir_uses_its_own_description_of_the_blob() -> None:
     """One image that lies about a size must not take the others with it."""
-    liar, honest = Work(A, {BLOBS[0]: blob(BLOBS[0], 99)}), Work(A, {BLOBS[0]: blob(BLOBS[0], 10)})
+    liar, honest = (
+        ImageClaims(A, {BLOBS[0]: blob(BLOBS[0], 99)}),
+        ImageClaims(A, {BLOBS[0]: blob(BLOBS[0], 10)}),
+    )
     claims, _ = claims_of(liar, honest)
     steps, ready = claims.fail(liar)
     assert [(step.work, step.blob.size) for step in steps] == [(honest, 10)]
@@ -593,8 +597,8 @@ def test_our_own_commits_do_not_make_an_empty_repository_a_populated_one() -> No
 
 def test_the_first_mount_on_a_host_is_of_the_smallest_blob_and_the_others_wait_for_it() -> None:
     sizes = {BLOBS[0]: 900, BLOBS[1]: 20, BLOBS[2]: 300}
-    lead = Work(A, {digest: blob(digest, size) for digest, size in sizes.items()})
-    follower = Work(B, {digest: blob(digest, size) for digest, size in sizes.items()})
+    lead = ImageClaims(A, {digest: blob(digest, size) for digest, size in sizes.items()})
+    follower = ImageClaims(B, {digest: blob(digest, size) for digest, size in sizes.items()})
     claims, _ = claims_of(lead, follower)
     assert shown(finish(claims, lead)) == [(B, BLOBS[1], A[1])]
     # A mount that broke off says nothing of the host: the next one is the first then.

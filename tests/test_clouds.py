@@ -13,14 +13,14 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync.auth.cloud import Chain, Clouds, Login, Machine
+from _regsync.auth.cloud import CloudEnvironment, CloudLogin, Clouds, Login
 from _regsync.auth.credentials import Credential
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError, ConnectFailed, ContentError, SyncError, TimedOut
 from _regsync.net import pool
 from _regsync.providers import kind_of
 from _regsync.registry import transport as registry_transport
-from _regsync.registry.transport import Edge, Transport
+from _regsync.registry.transport import System, Transport
 from conformance.app import App
 from conformance.exchange import Reception, Site
 from conformance.images import Seed
@@ -56,14 +56,14 @@ class Cloud:
         self.looked = 0
         self.broken: SyncError | ConfigError | None = None
 
-    def is_configured(self, machine: Machine) -> bool:
+    def is_configured(self, machine: CloudEnvironment) -> bool:
         self.looked += 1
         if self.broken:
             raise self.broken
         return self.here
 
     async def log_in(
-        self, machine: Machine, registry: Registry, *, probing_metadata: bool
+        self, machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
     ) -> Login | None:
         self.asked.append((registry.authority, probing_metadata))
         await anyio.sleep(self.takes)
@@ -97,24 +97,26 @@ def registry(host: str = ECR, **fields: Any) -> Registry:
     return Registry(host=host, **fields)
 
 
-def machine(**files: bytes) -> Machine:
+def machine(**files: bytes) -> CloudEnvironment:
     async def fetch(*given: object) -> Any:
         raise AssertionError("nothing is asked")
 
-    return Machine({}, "/home/someone", files.get, lambda: NEW_YEAR + anyio.current_time(), fetch)
+    return CloudEnvironment(
+        {}, "/home/someone", files.get, lambda: NEW_YEAR + anyio.current_time(), fetch
+    )
 
 
 def found(
     host: str = ECR, files: Mapping[str, bytes] | None = None, **fields: Any
-) -> Credential | Chain | None:
+) -> Credential | CloudLogin | None:
     return Clouds(machine(), registry_transport._cloud).find(
         registry(host, **fields), "app", (files or {}).get
     )
 
 
-def chain(**fields: Any) -> Chain:
+def chain(**fields: Any) -> CloudLogin:
     made = found(**fields)
-    assert isinstance(made, Chain)
+    assert isinstance(made, CloudLogin)
     return made
 
 
@@ -127,7 +129,7 @@ IN_FILE = {
 
 
 async def test_its_own_variables_or_files_come_before_the_docker_config(cloud: Cloud) -> None:
-    assert isinstance(found(files=IN_FILE), Chain)
+    assert isinstance(found(files=IN_FILE), CloudLogin)
     cloud.here = False
     credential = found(files=IN_FILE)
     assert isinstance(credential, Credential)
@@ -181,7 +183,7 @@ async def test_a_file_that_cannot_be_read_fails_its_own_registry_alone(
 
     ends = Clouds(machine()._replace(read=read, fetch=fetch), registry_transport._cloud)
     made = ends.find(registry(host), "app", read)
-    assert isinstance(made, Chain)
+    assert isinstance(made, CloudLogin)
     with pytest.raises(AuthError, match="Permission denied") as caught:
         await made.credential()
     assert caught.value.fatal
@@ -202,14 +204,14 @@ async def test_without_a_home_nothing_is_read_below_the_current_directory(host: 
     made = Clouds(
         machine()._replace(home=None, read=read, fetch=fetch), registry_transport._cloud
     ).find(registry(host), "app", read)
-    assert isinstance(made, Chain)
+    assert isinstance(made, CloudLogin)
     assert await made.credential() is None
     assert [name for name in names if not name.startswith("/")] == []
 
 
 @pytest.mark.parametrize("method", ["anonymous", "basic", "static_token", "docker_config"])
 async def test_another_method_keeps_the_cloud_out(cloud: Cloud, method: str) -> None:
-    assert not isinstance(found(files=IN_FILE, auth_type=method), Chain)
+    assert not isinstance(found(files=IN_FILE, auth_type=method), CloudLogin)
     assert (cloud.asked, cloud.looked) == ([], 0)
 
 
@@ -227,7 +229,7 @@ async def test_a_clouds_login_never_goes_over_plain_http(cloud: Cloud) -> None:
         found("registry.example", scheme="http", auth_type="ecr")
     assert caught.value.fatal
     assert found(ECR, scheme="http") is None
-    assert isinstance(found("localhost", scheme="http", auth_type="acr"), Chain)
+    assert isinstance(found("localhost", scheme="http", auth_type="acr"), CloudLogin)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +372,7 @@ async def test_one_guess_for_each_cloud_that_has_no_metadata_service(cloud: Clou
 
     async def ask(host: str) -> None:
         one = made.find(registry(host), "app", {}.get)
-        assert isinstance(one, Chain)
+        assert isinstance(one, CloudLogin)
         told.append(await one.credential())
 
     async with anyio.create_task_group() as group:
@@ -610,7 +612,7 @@ async def exchange(world: Virtual, url: str, **given: Any) -> tuple[int, Mapping
         logged.append(message)
 
     logged = list[str]()
-    edge = Edge(
+    edge = System(
         {"HTTP_PROXY": "http://proxy.test:3128"},
         None,
         lambda path: None,
@@ -684,7 +686,7 @@ async def test_a_metadata_service_that_comes_later_is_found_by_the_next_run(clou
     cloud.here, cloud.given = False, [None]
     made = Clouds(machine(), registry_transport._cloud)
     one = made.find(registry(), "app", {}.get)
-    assert isinstance(one, Chain)
+    assert isinstance(one, CloudLogin)
     assert await one.credential() is None
     assert await one.credential() is None
     made.reload()  # as the transport does (`begin`)
@@ -699,4 +701,4 @@ async def test_an_identity_that_comes_later_is_found_by_the_next_run(cloud: Clou
     assert cloud.looked == 1, "once a run"
     cloud.here = True
     made.reload()
-    assert isinstance(made.find(registry(ECR), "app", IN_FILE.get), Chain)
+    assert isinstance(made.find(registry(ECR), "app", IN_FILE.get), CloudLogin)

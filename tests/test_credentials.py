@@ -18,7 +18,7 @@ from _regsync.auth.credentials import Credential, find_credential
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError
 from _regsync.providers import kind_of
-from _regsync.text import clean, clean_beginning, redact, redacting
+from _regsync.text import clean_beginning, printable, redact, redacting
 
 HOME = "/home/someone"
 DOCKER = f"{HOME}/.docker/config.json"
@@ -471,17 +471,17 @@ def test_a_cut_leaves_no_part_of_a_secret(before: int, limit: int) -> None:
     secret = "0123456789/abcdefghij+KLMNOPQRST" * 3
     for text in (f"{'.' * before}{secret} and more", f"{'.' * before}{secret} " * 700):
         with redacting(lambda: (secret,)):
-            for shown in (clean(text, limit), clean_beginning(text.encode(), limit)):
+            for shown in (printable(text, limit), clean_beginning(text.encode(), limit)):
                 assert len(shown) <= limit
                 assert not set(shown) - set("*. andmore…")
-    assert clean(secret, 9) == "01234567…", "outside of the block nothing is a secret"
+    assert printable(secret, 9) == "01234567…", "outside of the block nothing is a secret"
 
 
 def test_blocks_within_each_other_know_all_secrets() -> None:
     with redacting(lambda: ("outer-secret",)), redacting(lambda: ("inner-secret",)):
-        assert clean("outer-secret inner-secret") == "*** ***"
+        assert printable("outer-secret inner-secret") == "*** ***"
     with redacting(lambda: ("outer-secret",)):
-        assert clean("outer-secret inner-secret") == "*** inner-secret"
+        assert printable("outer-secret inner-secret") == "*** inner-secret"
 
 
 @pytest.mark.parametrize("host", ["registry.example", "ghcr.io", "gcr.io"])

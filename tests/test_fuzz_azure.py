@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from _regsync.auth import azure
 from _regsync.auth.azure import is_configured
-from _regsync.auth.cloud import Answer, Login, Machine
+from _regsync.auth.cloud import Answer, CloudEnvironment, Login
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, RegistryError
 from tests.fuzzing import fuzz, scraps, trees
@@ -39,7 +39,7 @@ def log_in(
         # What is no URL is refused by what asks (`resolve_location`), not here.
         return Answer(*(left.pop(0) if left else GOOD))
 
-    machine = Machine(environ, "/home/u", files.get, lambda: 1000.0, fetch)
+    machine = CloudEnvironment(environ, "/home/u", files.get, lambda: 1000.0, fetch)
     is_configured(machine)
     try:
         azure.log_in(

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from _regsync.addresses import Origin
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
-from _regsync.state.archive import Archive, BlobEntry, Snapshot, digest_like, key_of, named
+from _regsync.state.archive import Archive, BlobEntry, Snapshot, digest_like, key_of, snapshot_name
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from tests.fuzzing import fuzz, trees
@@ -36,7 +36,7 @@ VALUES = st.one_of(MOMENTS, KEYS, st.text(max_size=3), st.integers(-5, 300))
 HOSTS = st.sampled_from(["host", "else"]) | VALUES
 REPOSITORIES = st.sampled_from(["repo", "other"]) | VALUES
 JOINED = st.lists(KEYS, max_size=3).map(b"".join) | VALUES
-NAMES = st.sampled_from([named("a"), named("b")]) | VALUES
+NAMES = st.sampled_from([snapshot_name("a"), snapshot_name("b")]) | VALUES
 FACTS = st.one_of(
     trees("x").map(json.dumps),
     st.sampled_from(
@@ -98,7 +98,7 @@ def use(archive: Archive, ttl: float) -> None:
     known.contradict(WHERES[1])
     known.forget(WHERES[0], DIGESTS[1])
     known.commit(WHERES[1], DIGESTS[2], DIGESTS[3:4], DIGESTS[:1])
-    for name in (named("a"), named("c")):
+    for name in (snapshot_name("a"), snapshot_name("c")):
         known.snapshot(name)
         known.take_snapshot(name, key_of(DIGESTS[0]), key_of(DIGESTS[1]))
         known.look(name)
@@ -124,7 +124,7 @@ def check(directory: str, ttl: float = 0.0) -> None:
     state.load()
     known = Knowledge(state, now=lambda: float(NOW), ttl=ttl)
     assert known.is_committed(WHERES[1], DIGESTS[2])
-    assert known.snapshot(named("c")) == (key_of(DIGESTS[0]), key_of(DIGESTS[1]))
+    assert known.snapshot(snapshot_name("c")) == (key_of(DIGESTS[0]), key_of(DIGESTS[1]))
     state.close()
 
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from _regsync.providers import Pace
 from _regsync.registry import admission, throttle
 from _regsync.registry.admission import Gate, Permit, Turn
-from _regsync.registry.throttle import Limit, Want
+from _regsync.registry.throttle import Demand, RegistryLimits
 
-A, B = Want("a"), Want("b")
-READ_A, WRITE_A, WRITE_B = Want("a", "read"), Want("a", "write"), Want("b", "write")
-LARGE = (Want("a", "read", True), Want("b", "write", True))
+A, B = Demand("a"), Demand("b")
+READ_A, WRITE_A, WRITE_B = Demand("a", "read"), Demand("a", "write"), Demand("b", "write")
+LARGE = (Demand("a", "read", True), Demand("b", "write", True))
 INSIDE = (READ_A, WRITE_A)
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.anyio
 
 def gate_of(**caps: int) -> Gate:
     gate = Gate()
-    gate.limits.update({host: Limit(cap) for host, cap in caps.items()})
+    gate.limits.update({host: RegistryLimits(cap) for host, cap in caps.items()})
     return gate
 
 
@@ -54,7 +54,7 @@ class Crowd:
         self._leave: dict[str, anyio.Event] = {}
         self._scopes: dict[str, anyio.CancelScope] = {}
 
-    async def ask(self, name: str, *wants: Want, rank: float = 0.0) -> None:
+    async def ask(self, name: str, *wants: Demand, rank: float = 0.0) -> None:
         self._leave[name], self._scopes[name] = anyio.Event(), anyio.CancelScope()
 
         async def run() -> None:
@@ -220,7 +220,7 @@ async def test_permit_given_in_the_moment_of_cancellation_goes_to_the_next() -> 
         crowd._scopes["second"].cancel()
         await anyio.wait_all_tasks_blocked()
         assert crowd.inside == {"first", "third"}
-        throttle.admit({"a": Limit(99)}, (A,))
+        throttle.admit({"a": RegistryLimits(99)}, (A,))
         gate.limits["a"].in_use += 1  # what was returned in `first`'s name
 
     await crowded(gate_of(a=1), script)
@@ -271,7 +271,7 @@ WANTS = st.sampled_from(
         (READ_A, WRITE_B),
         INSIDE,
         LARGE,
-        (Want("b", "read"), WRITE_A),
+        (Demand("b", "read"), WRITE_A),
     ]
 )
 
@@ -287,12 +287,12 @@ WANTS = st.sampled_from(
     ),
 )
 async def test_small_limits_never_deadlock(
-    caps: tuple[int, int], askers: list[tuple[tuple[Want, ...], int, int, bool]]
+    caps: tuple[int, int], askers: list[tuple[tuple[Demand, ...], int, int, bool]]
 ) -> None:
     """Everyone gets in, whoever else comes, stays or is cancelled; a hang would be an hour."""
     gate, served, most = gate_of(a=caps[0], b=caps[1]), 0, {"a": 0, "b": 0}
 
-    async def asker(wants: tuple[Want, ...], rank: int, stay: int, gives_up: bool) -> None:
+    async def asker(wants: tuple[Demand, ...], rank: int, stay: int, gives_up: bool) -> None:
         nonlocal served
         with anyio.move_on_after(1.5 if gives_up else None) as scope:
             async with gate.admitted(wants, rank):
@@ -317,7 +317,7 @@ async def test_small_limits_never_deadlock(
 async def test_streams_and_short_requests_share_a_small_registry(cap: int) -> None:
     gate, done = gate_of(a=cap, b=cap), 0
 
-    async def work(wants: tuple[Want, ...], rank: float) -> None:
+    async def work(wants: tuple[Demand, ...], rank: float) -> None:
         nonlocal done
         async with gate.admitted(wants, rank):
             await anyio.sleep(1)
@@ -336,16 +336,16 @@ async def test_streams_and_short_requests_share_a_small_registry(cap: int) -> No
 # Places in windows.
 
 
-def windowed(cap: int, *paces: Pace) -> tuple[Gate, dict[str, Want]]:
+def windowed(cap: int, *paces: Pace) -> tuple[Gate, dict[str, Demand]]:
     """Return a gate in front of one registry, and what a request of each action draws there."""
     gate = Gate()
-    limit = gate.limits["a"] = Limit(cap, paces)
+    limit = gate.limits["a"] = RegistryLimits(cap, paces)
     actions = [action for pace in paces for action in pace.actions.split()]
-    return gate, {action: Want("a", meters=limit.meters_of("app", action)) for action in actions}
+    return gate, {action: Demand("a", meters=limit.meters_of("app", action)) for action in actions}
 
 
 async def request(
-    gate: Gate, permit: Permit, want: Want, seconds: float, status: int = 200
+    gate: Gate, permit: Permit, want: Demand, seconds: float, status: int = 200
 ) -> None:
     """Do what a transport does about one request: a place is taken with it, and left with its
     answer.
@@ -397,13 +397,13 @@ async def test_two_that_copy_to_and_fro_do_not_wait_for_each_other() -> None:
     """
     gate = Gate()
     for host in "ab":
-        gate.limits[host] = Limit(8, (Pace("blob_get upload_body", start=2),))
+        gate.limits[host] = RegistryLimits(8, (Pace("blob_get upload_body", start=2),))
     window = {
-        host: Want(host, meters=gate.limits[host].meters_of("app", "blob_get")) for host in "ab"
+        host: Demand(host, meters=gate.limits[host].meters_of("app", "blob_get")) for host in "ab"
     }
 
     async def copy(source: str, target: str) -> None:
-        async with gate.admitted((Want(source, "read"), Want(target, "write"))) as permit:
+        async with gate.admitted((Demand(source, "read"), Demand(target, "write"))) as permit:
             await gate.take(permit, window[source], window[target])
             await request(gate, permit, window[source], 1.0, 401)
             await anyio.sleep(1)  # for a token
@@ -444,9 +444,9 @@ async def test_narrow_windows_never_deadlock(
 
     async def work(ahead: tuple[str, ...], at_once: bool, steps: list[tuple[str, bool]]) -> None:
         drawn = [want[action] for action in ahead]
-        bodies = [Want("a", "write", meters=each.meters if at_once else ()) for each in drawn] or [
-            WRITE_A
-        ]
+        bodies = [
+            Demand("a", "write", meters=each.meters if at_once else ()) for each in drawn
+        ] or [WRITE_A]
         async with gate.admitted(tuple(bodies)) as permit:
             if not at_once:
                 await gate.take(permit, *drawn)
@@ -469,9 +469,9 @@ async def test_time_that_passes_between_two_looks_at_the_clock_loses_nobody(
     that did no more.
     """
     gate, now, looks, entered = Gate(), anyio.current_time, count(), list[int]()
-    limit = gate.limits["a"] = Limit(50, (Pace("upload_start", rate=9),))
+    limit = gate.limits["a"] = RegistryLimits(50, (Pace("upload_start", rate=9),))
     monkeypatch.setattr(anyio, "current_time", lambda: now() + next(looks) * step)
-    want = Want("a", meters=limit.meters_of("repository", "upload_start"))
+    want = Demand("a", meters=limit.meters_of("repository", "upload_start"))
     with anyio.fail_after(60):
         for number in range(20):
             async with gate.admitted((want,)):

@@ -20,7 +20,7 @@ import anyio
 import pytest
 
 from _regsync.auth import google as auth_google
-from _regsync.auth.cloud import Answer, Login, Machine
+from _regsync.auth.cloud import Answer, CloudEnvironment, Login
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError, ConnectFailed
 from conformance.google import CLIENT, HOSTS, METADATA, Google, make_key
@@ -55,8 +55,8 @@ class Host:
     seconds: list[float | None] = field(default_factory=list)
 
     @property
-    def machine(self) -> Machine:
-        return Machine(self.environ, self.home, self.files.get, lambda: NOW, self.fetch)
+    def machine(self) -> CloudEnvironment:
+        return CloudEnvironment(self.environ, self.home, self.files.get, lambda: NOW, self.fetch)
 
     async def fetch(
         self,

@@ -396,9 +396,7 @@ async def test_thousands_of_questions_are_no_thousands_of_tasks() -> None:
         return number
 
     began = anyio.current_time()
-    assert await discovery.together(partial(ask, number) for number in range(1000)) == [
-        *range(1000)
-    ]
+    assert await discovery.gather(partial(ask, number) for number in range(1000)) == [*range(1000)]
     assert most == 64
     assert anyio.current_time() - began == 16
 

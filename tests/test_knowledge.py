@@ -12,7 +12,7 @@ from _regsync.state.archive import (
     Snapshot,
     digest_like,
     key_of,
-    named,
+    snapshot_name,
 )
 from _regsync.state.knowledge import Knowledge, ProbeAnswers
 
@@ -221,7 +221,7 @@ def test_a_fact_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life_only() -> None:
     archive = Notes()
-    name = named("a")
+    name = snapshot_name("a")
     keys = Snapshot(key_of(TOP), key_of(CHILD))
     for now, written in ((NOW, NOW), (NOW + 6 * HOUR, NOW), (NOW + 6 * HOUR + 1, None)):
         knowledge = known(archive, now)

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from _regsync.errors import ContentError
-from _regsync.state.archive import named
+from _regsync.state.archive import snapshot_name
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import (
@@ -26,7 +26,7 @@ from _regsync.sync.artifact_checks import (
     decide_artifact_check,
     is_due_without_state,
 )
-from _regsync.sync.image import Delivery
+from _regsync.sync.image import ImageCopy
 from _regsync.sync.referrers import flags_after
 from conformance.attachments import fallback_lists
 from conformance.images import Image, Seed
@@ -161,10 +161,10 @@ class Target:
         return f"t.example/app:{reference}"
 
 
-def copied(**fields: Any) -> Delivery:
+def copied(**fields: Any) -> ImageCopy:
     """Return a copy that has ended."""
     names: Any = Target()
-    made = Delivery(names, names, "s.example/app:1", "1", "sha256:a", "sha256:a", 0.0, False, None)
+    made = ImageCopy(names, names, "s.example/app:1", "1", "sha256:a", "sha256:a", 0.0, False, None)
     for name, value in fields.items():
         assert hasattr(made, name)
         setattr(made, name, value)
@@ -199,7 +199,7 @@ def test_what_is_remembered_of_a_look(fields: dict[str, Any], flags: int) -> Non
 
 def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path: Path) -> None:
     clock = [1000.0]
-    name = named("a")
+    name = snapshot_name("a")
 
     @contextmanager
     def opened() -> Iterator[Knowledge]:
@@ -219,7 +219,7 @@ def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path: Path) -> N
     clock[0] = 5000 + 300 * DAY
     with opened() as after:
         assert after.look(name) == (5000, 1000, COMPLETE, b"76543210")
-        assert after.look(named("b"))[2] == 0
+        assert after.look(snapshot_name("b"))[2] == 0
     assert {table: len(each) for table, each in rows(tmp_path).items() if each} == {
         "look": 1,
         "swept": 1,

@@ -553,7 +553,7 @@ def a_blob_is_taken_for_present_without_asking(patch: pytest.MonkeyPatch, struck
         struck()
         return "there"
 
-    replaced(patch, transfer.Mover, "bring", bring)
+    replaced(patch, transfer.BlobTransfer, "bring", bring)
 
 
 @mutant("manifest_invented", plain)
@@ -841,7 +841,7 @@ def a_blob_is_brought_twice(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     async def start(self: Any, mount_from: str | None = None) -> bool:
         return await real(self)
 
-    _twice(patch, struck, transfer.Mover, "bring")
+    _twice(patch, struck, transfer.BlobTransfer, "bring")
     replaced(patch, Upload, "start", start)
 
 
@@ -862,7 +862,7 @@ def a_blob_is_looked_up_behind_its_upload(patch: pytest.MonkeyPatch, struck: Str
 def a_source_is_opened_before_the_target_has_agreed(
     patch: pytest.MonkeyPatch, struck: Struck
 ) -> None:
-    real = transfer.Mover._attempt
+    real = transfer.BlobTransfer._attempt
 
     async def attempt(self: Any, copy: Any) -> Any:
         struck()
@@ -870,7 +870,7 @@ def a_source_is_opened_before_the_target_has_agreed(
             await response.read(1 << 20)
         return await real(self, copy)
 
-    replaced(patch, transfer.Mover, "_attempt", attempt)
+    replaced(patch, transfer.BlobTransfer, "_attempt", attempt)
 
 
 # Upload sessions and mounts.

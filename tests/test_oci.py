@@ -19,7 +19,7 @@ from _regsync.oci.manifest import (
     Descriptor,
     Manifest,
     Platform,
-    list_referrers,
+    extend_referrers_list,
     parse_manifest,
     parse_platform,
     platform_matches,
@@ -827,7 +827,7 @@ def test_a_list_of_referrers_that_would_not_survive_is_not_extended() -> None:
     text = json.dumps(index(child(1, "linux/amd64"), x=0))
     held = parse(text.replace('"x": 0', '"x": "\\ud800"').encode())
     with pytest.raises(ContentError, match="lone surrogate"):
-        list_referrers(held, held.children)
+        extend_referrers_list(held, held.children)
 
 
 PLATFORMS = [

@@ -8,7 +8,7 @@ import pytest
 
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor
-from _regsync.sync.image import Delivery
+from _regsync.sync.image import ImageCopy
 from _regsync.sync.run import outcome_of
 
 SOURCE, PUSHED, OTHER = (f"sha256:{letter * 64}" for letter in "abc")
@@ -22,10 +22,10 @@ class Target:
         return f"t.example/app:{reference}"
 
 
-def ended(**fields: Any) -> Delivery:
+def ended(**fields: Any) -> ImageCopy:
     """Return a copy that has ended, after it transferred one blob."""
     names: Any = Target()
-    made = Delivery(names, names, "s.example/app:1", "1", PUSHED, SOURCE, 0.0, False, None)
+    made = ImageCopy(names, names, "s.example/app:1", "1", PUSHED, SOURCE, 0.0, False, None)
     made.transferred = [Descriptor("", OTHER, 7)]
     for name, value in fields.items():
         assert hasattr(made, name)

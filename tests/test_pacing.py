@@ -15,9 +15,9 @@ from _regsync.providers import ROWS, Pace
 from _regsync.registry.throttle import (
     LARGE_BODY,
     UNDER_WAY,
-    Limit,
+    Demand,
+    RegistryLimits,
     Remaining,
-    Want,
     backoff,
     next_opening,
     parse_quota,
@@ -25,25 +25,27 @@ from _regsync.registry.throttle import (
 )
 from _regsync.registry.throttle import admit as places
 
-A, B = Want("a"), Want("b")
-READ_A, READ_B, WRITE_A, WRITE_B = (Want(host, body) for body in ("read", "write") for host in "ab")
-LARGE_READ, LARGE_WRITE = Want("a", "read", True), Want("b", "write", True)
+A, B = Demand("a"), Demand("b")
+READ_A, READ_B, WRITE_A, WRITE_B = (
+    Demand(host, body) for body in ("read", "write") for host in "ab"
+)
+LARGE_READ, LARGE_WRITE = Demand("a", "read", True), Demand("b", "write", True)
 
 
-def limits(**caps: int) -> dict[str, Limit]:
-    return {host: Limit(cap) for host, cap in caps.items()}
+def limits(**caps: int) -> dict[str, RegistryLimits]:
+    return {host: RegistryLimits(cap) for host, cap in caps.items()}
 
 
-def state(held: dict[str, Limit]) -> dict[str, tuple[int, int, dict[str, int]]]:
+def state(held: dict[str, RegistryLimits]) -> dict[str, tuple[int, int, dict[str, int]]]:
     return {host: (limit.in_use, limit.bodies, dict(limit.large)) for host, limit in held.items()}
 
 
-def admit(held: dict[str, Limit], wants: tuple[Want, ...], now: float = 0.0) -> bool:
+def admit(held: dict[str, RegistryLimits], wants: tuple[Demand, ...], now: float = 0.0) -> bool:
     """Take all that `wants` name, or nothing."""
     return places(held, wants, now) is not None
 
 
-def filled(held: dict[str, Limit], wants: tuple[Want, ...]) -> int:
+def filled(held: dict[str, RegistryLimits], wants: tuple[Demand, ...]) -> int:
     """Admit as often as possible; return how often."""
     count = 0
     while admit(held, wants):
@@ -94,7 +96,7 @@ def test_eight_large_bodies_stream_from_one_registry_and_eight_to_one() -> None:
     assert filled(held, (LARGE_READ, LARGE_WRITE)) == 8
     assert filled(held, (LARGE_READ,)) == filled(held, (LARGE_WRITE,)) == 0
     # The other direction has its own eight; small bodies and short requests none of it.
-    assert filled(held, (Want("a", "write", True),)) == 8
+    assert filled(held, (Demand("a", "write", True),)) == 8
     assert filled(held, (READ_A,)) == 50 - 10 - 16
     assert admit(held, (A,))
 
@@ -123,9 +125,9 @@ WANTS = st.sampled_from(
     st.integers(1, 60), st.integers(1, 60), st.lists(st.tuples(WANTS, st.booleans()), max_size=150)
 )
 def test_no_sequence_of_admissions_breaks_a_limit(
-    a: int, b: int, steps: list[tuple[tuple[Want, ...], bool]]
+    a: int, b: int, steps: list[tuple[tuple[Demand, ...], bool]]
 ) -> None:
-    held, inside = limits(a=a, b=b), list[tuple[Want, ...]]()
+    held, inside = limits(a=a, b=b), list[tuple[Demand, ...]]()
     for wants, leave in steps:
         if leave and inside:
             release(held, inside.pop(0))
@@ -152,7 +154,7 @@ def test_no_sequence_of_admissions_breaks_a_limit(
 
 
 @given(WANTS, st.integers(2, 60), st.integers(2, 60))
-def test_everything_fits_limits_that_are_idle(wants: tuple[Want, ...], a: int, b: int) -> None:
+def test_everything_fits_limits_that_are_idle(wants: tuple[Demand, ...], a: int, b: int) -> None:
     assert admit(limits(a=a, b=b), wants)
 
 
@@ -211,9 +213,11 @@ BUCKETS = sorted(
 )
 
 
-def metered(pace: Pace, cap: int = 50) -> tuple[dict[str, Limit], Want]:
-    held = {"a": Limit(cap, (pace,))}
-    return held, Want("a", meters=held["a"].meters_of("app", pace.actions.split()[0]), within=True)
+def metered(pace: Pace, cap: int = 50) -> tuple[dict[str, RegistryLimits], Demand]:
+    held = {"a": RegistryLimits(cap, (pace,))}
+    return held, Demand(
+        "a", meters=held["a"].meters_of("app", pace.actions.split()[0]), within=True
+    )
 
 
 @settings(deadline=None)
@@ -286,8 +290,8 @@ def test_handshakes_that_delay_requests_leave_ecrs_caps_alone(
 
 
 def test_a_request_draws_a_token_of_every_step_it_does() -> None:
-    held = {"a": Limit(50, ROWS["ecr"].paces)}
-    whole = Want("a", meters=held["a"].meters_of("app", "upload_finish", "upload_body"))
+    held = {"a": RegistryLimits(50, ROWS["ecr"].paces)}
+    whole = Demand("a", meters=held["a"].meters_of("app", "upload_finish", "upload_body"))
     for meter in held["a"].meters.values():
         meter.window.width = 50.0
     assert [admit(held, (whole,), 1e-5 * (number == 17)) for number in range(19)] == [True] * 18 + [
@@ -295,7 +299,7 @@ def test_a_request_draws_a_token_of_every_step_it_does() -> None:
     ]
     assert held["a"].in_use == 18, "nothing was taken for the one that lacks a token"
     assert next_opening(held, (whole,), 0.0) == pytest.approx(1 / 80, abs=1e-5)
-    body = Want("a", meters=held["a"].meters_of("app", "upload_body"))
+    body = Demand("a", meters=held["a"].meters_of("app", "upload_body"))
     assert next_opening(held, (body,), 0.0) <= 0.0, "the other bucket has more"
 
 
@@ -432,21 +436,21 @@ def test_one_piece_of_work_may_draw_twice_on_a_window_of_one() -> None:
     """A GET and the PUT of what it gives, inside one registry of one window: the PUT follows the
     GET's answer.
     """
-    held = {"a": Limit(2, ROWS["gar"].paces, per_project=True)}
+    held = {"a": RegistryLimits(2, ROWS["gar"].paces, per_project=True)}
     meters = held["a"].meters_of("p/app", "blob_get")
     held["a"].meters[meters[0]].window.width = 1.0
-    get, put = Want("a", "read", meters=meters), Want("a", "write", meters=meters)
+    get, put = Demand("a", "read", meters=meters), Demand("a", "write", meters=meters)
     assert admit(held, (get, put), 0.0)
 
 
 def test_projects_of_a_google_host_have_windows_of_their_own() -> None:
-    held = Limit(50, ROWS["gar"].paces, per_project=True)
+    held = RegistryLimits(50, ROWS["gar"].paces, per_project=True)
     assert (
         held.meters_of("p/a", "blob_get")
         == held.meters_of("p/b", "manifest_put")
         != held.meters_of("q/a", "blob_get")
     )
-    other = Limit(50, ROWS["ghcr"].paces)
+    other = RegistryLimits(50, ROWS["ghcr"].paces)
     assert other.meters_of("p/a", "blob_get") == other.meters_of("q/a", "blob_get")
 
 

@@ -14,7 +14,7 @@ from _regsync.config.model import ArtifactRule, MappingRule, Registry
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor, Manifest, Platform
 from _regsync.sync.election import Election
-from _regsync.sync.image import Tree, grow, order_blobs
+from _regsync.sync.image import Tree, build_tree, order_blobs
 from _regsync.sync.mappings import assign, grouped
 from _regsync.tags import TagRule
 
@@ -33,7 +33,7 @@ def index(name: str, *children: Manifest) -> Manifest:
 
 
 def tree(root: Manifest, *below: Manifest) -> Tree:
-    return grow(root, {each.digest: each for each in below}, root.digest)
+    return build_tree(root, {each.digest: each for each in below}, root.digest)
 
 
 def nothing(_: str) -> bool:

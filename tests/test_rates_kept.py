@@ -16,7 +16,7 @@ import pytest
 
 from _regsync.providers import Pace
 from _regsync.registry.admission import Gate
-from _regsync.registry.throttle import CongestionWindow, Limit, Want
+from _regsync.registry.throttle import CongestionWindow, Demand, RegistryLimits
 from _regsync.registry.transport import Call
 from conformance.app import App
 from conformance.images import Image, Part, Seed, compose
@@ -315,12 +315,12 @@ async def test_discovery_slows_down_before_the_wall_and_resumes_by_itself(seed: 
 
 def gate_of(**paces: Pace) -> Gate:
     gate = Gate()
-    gate.limits.update({host: Limit(4, (pace,)) for host, pace in paces.items()})
+    gate.limits.update({host: RegistryLimits(4, (pace,)) for host, pace in paces.items()})
     return gate
 
 
-def drawing(gate: Gate, host: str) -> Want:
-    return Want(host, meters=gate.limits[host].meters_of("app", "x"))
+def drawing(gate: Gate, host: str) -> Demand:
+    return Demand(host, meters=gate.limits[host].meters_of("app", "x"))
 
 
 async def test_who_waits_for_a_token_holds_no_permit_and_goes_by_age() -> None:
@@ -336,7 +336,7 @@ async def test_who_waits_for_a_token_holds_no_permit_and_goes_by_age() -> None:
             group.start_soon(ask, number, rank)
             await anyio.sleep(0.01)
         assert gate.limits["a"].in_use == 0
-        async with gate.admitted((Want("a"),)):
+        async with gate.admitted((Demand("a"),)):
             pass  # what draws nothing does not wait
         assert anyio.current_time() < 0.1
     assert order == [
@@ -386,7 +386,7 @@ async def test_a_transfer_gives_back_what_it_holds_before_it_waits_for_its_next_
     inside: list[str] = []
 
     async def transfer(name: str) -> None:
-        async with gate.admitted((Want("a", "write"), Want("b", "read"))) as permit:
+        async with gate.admitted((Demand("a", "write"), Demand("b", "read"))) as permit:
             await gate.take(permit, drawing(gate, "a"))
             assert gate.limits["b"].in_use == 1
             inside.append(name)
@@ -406,7 +406,7 @@ async def test_a_transfer_gives_back_what_it_holds_before_it_waits_for_its_next_
 async def narrow(world_of: Any = None) -> AsyncIterator[Any]:
     transport = transport_of({})
     host = transport.host(registry())
-    transport.gate.limits[host.key] = Limit(
+    transport.gate.limits[host.key] = RegistryLimits(
         10, (Pace("upload_start upload_body upload_finish manifest_put", 1),)
     )
     yield transport, host

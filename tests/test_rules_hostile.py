@@ -24,7 +24,7 @@ import pytest
 from _regsync.state.archive import BlobEntry
 from _regsync.state.database import StateFile
 from _regsync.sync.staging import Staging
-from _regsync.text import clean
+from _regsync.text import printable
 from conformance.images import Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.server import Server
@@ -97,7 +97,7 @@ def test_every_rule_has_a_test() -> None:
     assert {*RULES} - named == set(), "a rule without a test"
 
 
-# R10: what is repeated to us. `clean` cuts, and what is cut is still a part of a secret.
+# R10: what is repeated to us. `printable` cuts, and what is cut is still a part of a secret.
 
 
 def raw(head: str, body: bytes = b"") -> bytes:
@@ -423,16 +423,16 @@ def test_nothing_that_a_terminal_obeys_is_left() -> None:
     unsafe |= {each for each in every if unicodedata.bidirectional(each) in BIDIRECTIONAL} | {
         *"\u200b\u200c\u2060\ufeff"
     }
-    assert [hex(ord(each)) for each in unsafe if each in clean(f"a{each}b")] == []
-    assert len(clean("".join(every), len(every)).splitlines()) == 1
-    assert clean("tab\tand\nline") == "tab and line"
+    assert [hex(ord(each)) for each in unsafe if each in printable(f"a{each}b")] == []
+    assert len(printable("".join(every), len(every)).splitlines()) == 1
+    assert printable("tab\tand\nline") == "tab and line"
 
 
 @pytest.mark.rule("R18")
 def test_what_was_cut_says_so() -> None:
-    assert clean("a" * 10, 10) == "a" * 10
-    assert clean("a" * 11, 10) == "a" * 9 + "…"
-    assert clean("\x00" * 38 + "a" * 9, 10) == "aa…"
+    assert printable("a" * 10, 10) == "a" * 10
+    assert printable("a" * 11, 10) == "a" * 9 + "…"
+    assert printable("\x00" * 38 + "a" * 9, 10) == "aa…"
 
 
 @pytest.mark.rule("R19")

@@ -25,7 +25,7 @@ from _regsync.state.archive import (
     Snapshot,
     SnapshotEntry,
     key_of,
-    named,
+    snapshot_name,
 )
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync import staging as sync_staging
@@ -50,7 +50,7 @@ WHERE = ("registry.test:5000", "app")
 def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(
     moment: int, believed: bool
 ) -> None:
-    name = named("a", "b")
+    name = snapshot_name("a", "b")
     key = key_of(DIGEST)
     archive = Notes()
     archive.put_blob(WHERE, key, BlobEntry(moment, True))
@@ -177,7 +177,7 @@ def test_a_blob_that_was_changed_on_disk_is_read_again(
 ) -> None:
     source, one, two = serve(), serve(), serve()
     image = Seed(1).image(sizes=(3_000_000,)).load_into(source.app, "app", tag="v1")
-    replacing = files._replacing
+    replacing = files.replacing
 
     @contextmanager
     def tampered(path: str) -> Iterator[int]:
@@ -186,7 +186,7 @@ def test_a_blob_that_was_changed_on_disk_is_read_again(
         if "staged" in path:
             Path(path).write_bytes(change(Path(path).read_bytes()))
 
-    monkeypatch.setattr(sync_staging, "_replacing", tampered)
+    monkeypatch.setattr(sync_staging, "replacing", tampered)
     config = tmp_path / "mirror.yaml"
     ends = {"source": source, "t": one, "u": two}
     config.write_text(

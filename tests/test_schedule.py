@@ -15,9 +15,9 @@ from _regsync.errors import RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync import schedule
-from _regsync.sync.claims import Claims, Step, Work
-from _regsync.sync.image import BlobResult, Delivery, Image, Tree
-from _regsync.sync.schedule import Execution
+from _regsync.sync.claims import Claims, ImageClaims, Step
+from _regsync.sync.image import BlobResult, Image, ImageCopy, Tree
+from _regsync.sync.schedule import Scheduler
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -42,10 +42,10 @@ class Stage:
         self.most_images = 0
         # Digests whose first copy fails, and how images ended.
         self.broken: set[str] = set()
-        self.ended: dict[str, Delivery] = {}
+        self.ended: dict[str, ImageCopy] = {}
         self._slots = slots
         self._tasks: anyio.abc.TaskGroup | None = None
-        self.execution: Execution
+        self.execution: Scheduler
 
     async def run(
         self, *images: Image, during: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -54,7 +54,7 @@ class Stage:
         with anyio.fail_after(10_000):
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                self.execution = Execution(
+                self.execution = Scheduler(
                     self,  # type: ignore[arg-type]
                     self.knowledge,
                     SimpleNamespace(),  # type: ignore[arg-type]
@@ -71,7 +71,7 @@ class Stage:
                 if during is not None:
                     await during()
 
-    def _end(self, delivery: Delivery) -> None:
+    def _end(self, delivery: ImageCopy) -> None:
         self.ended[delivery.reference] = delivery
 
     async def bring(self, step: Step, source: Any, target: Any, keep: object) -> str:
@@ -93,7 +93,7 @@ class Stage:
     async def put(
         self,
         tree: Tree,
-        work: Work,
+        work: ImageClaims,
         target: Any,
         reference: str,
         arrived: Callable[[Manifest], None],
@@ -117,7 +117,7 @@ def image(
     )
     root = Manifest("image", digest(f"root of {name}"), b"", layers=layers)
     where = repository(into or name)
-    delivery = Delivery(where, where, name, name, root.digest, root.digest, 0.0, False, None)
+    delivery = ImageCopy(where, where, name, name, root.digest, root.digest, 0.0, False, None)
     delivery.open += len(then)
     for each in then:
         each.delivery = delivery
@@ -258,7 +258,7 @@ async def test_images_that_nobody_would_ever_serve_do_not_keep_a_run_from_ending
 ) -> None:
     """It cannot happen while rule 9 holds; if it does, the run says so (I9)."""
 
-    def promote(claims: Claims, work: Work) -> list[Step]:
+    def promote(claims: Claims, work: ImageClaims) -> list[Step]:
         work.missing = 1
         return []
 

@@ -24,7 +24,7 @@ import pytest
 from _regsync.app.console import Snapshot
 from _regsync.app.progress import show_progress
 from _regsync.providers import Pace
-from _regsync.registry.throttle import Limit, Meter
+from _regsync.registry.throttle import RegistryLimits, RequestWindow
 from _regsync.sync.run import DRAIN_SECONDS
 from conformance.app import App
 from conformance.images import Image, Seed
@@ -323,7 +323,7 @@ async def test_the_display_says_that_a_run_stops() -> None:
         def clear(self) -> None:
             pass
 
-    meter = Meter(Pace("manifest_get"), Limit(50))
+    meter = RequestWindow(Pace("manifest_get"), RegistryLimits(50))
     meter.paused = anyio.current_time() + 100
     transport = SimpleNamespace(bytes=0, paused={"registry.test": meter})
     progress: Any = SimpleNamespace(

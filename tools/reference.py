@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from _regsync.config.fields import SECTIONS, Field, parse_duration, parse_size, value_of  # noqa: E402
+from _regsync.config.fields import SECTIONS, Field, json_value, parse_duration, parse_size  # noqa: E402
 
 __all__ = ["main", "reference", "updated"]
 
@@ -109,7 +109,7 @@ def examples(row: Field) -> str:
 
 def written(example: str) -> str:
     """Return an example as one writes it: quotes only where YAML wants them."""
-    value = value_of(example)
+    value = json_value(example)
     if isinstance(value, dict):
         entries = [f"{key}: {written(json.dumps(entry))}" for key, entry in value.items()]
         return "{" + ", ".join(entries) + "}"

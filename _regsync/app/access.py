@@ -23,7 +23,7 @@ from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
 from _regsync.state.knowledge import Knowledge
-from _regsync.sync.discovery import Discovery, together
+from _regsync.sync.discovery import Discovery, gather
 from _regsync.sync.report import Outcome
 
 CONCURRENT_CHECKS = 16
@@ -46,7 +46,7 @@ async def check(config: Config, console: Console) -> int:
             for repository in repositories:
                 rows.append(await check_repository(transport, repository, console))
 
-        await together([work] * CONCURRENT_CHECKS)
+        await gather([work] * CONCURRENT_CHECKS)
     if console.as_json:
         rows.sort(key=lambda row: str(row["repository"]))
         console.document({"schema": 1, "access": rows})

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from _regsync.app.console import Console
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.fips import REMEDY
-from _regsync.text import clean, plain
+from _regsync.text import mask_unless_word, printable
 
 if TYPE_CHECKING:
     from _regsync.config.fields import Field
@@ -92,7 +92,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if name is not None and name not in COMMANDS:
         near = difflib.get_close_matches(name[:64], COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
-        raise ConfigError(f"there is no command {plain(name)!r}", hint=hint)
+        raise ConfigError(f"there is no command {mask_unless_word(name)!r}", hint=hint)
 
     parser = parser_of(name)
     arguments, unknown = parser.parse_known_args(words, argparse.Namespace(command=name))
@@ -359,10 +359,10 @@ def report_error(console: Console, error: BaseException) -> int:
         shown = error
     elif isinstance(error, OSError) and error.errno in LOST_OUTPUT:
         console.lost = True
-        reason = clean(error.strerror or str(error))
+        reason = printable(error.strerror or str(error))
         shown = RegsyncError(f"the output of this command cannot be written: {reason}")
     else:
-        message = f"{type(error).__name__}: {clean(str(error))}"
+        message = f"{type(error).__name__}: {printable(str(error))}"
         shown = RegsyncError(message, hint="this is a defect; run again with -vv for its place")
     try:
         if not isinstance(error, BrokenPipeError):  # then nobody reads us any more
@@ -398,11 +398,11 @@ def read_file(name: str) -> dict[str, Any]:
             with open(name, "rb") as stream:
                 text = stream.read(LARGEST_CONFIG + 1)
     except OSError as error:
-        shown = clean(name) or "a file without a name"
-        reason = clean(error.strerror or str(error))
+        shown = printable(name) or "a file without a name"
+        reason = printable(error.strerror or str(error))
         raise ConfigError(f"{shown} cannot be read: {reason}") from error
     if len(text) > LARGEST_CONFIG:
-        raise ConfigError(f"{clean(name)} is larger than {LARGEST_CONFIG} bytes")
+        raise ConfigError(f"{printable(name)} is larger than {LARGEST_CONFIG} bytes")
     return {
         "text": text,
         "name": "standard input" if name == "-" else name,

@@ -24,13 +24,13 @@ from _regsync.app.console import Console
 from _regsync.app.progress import show_progress
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, Side
-from _regsync.registry.transport import Edge, Transport
+from _regsync.registry.transport import System, Transport
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report, analysis_lines
 from _regsync.sync.run import Run
 from _regsync.tags import TagRule
-from _regsync.text import clean
+from _regsync.text import printable
 
 LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes; more than any such file has
 MOST_OPEN_FILES = 65536  # or as many as the system lets us open (docs/design.md section 9)
@@ -132,7 +132,7 @@ def connect(console: Console, log: Callable[..., None] | None = None) -> Transpo
     """Return what this process asks registries with; `log` stands in for the console's."""
     home = os.path.expanduser("~")  # itself where nobody knows it
     return Transport(
-        Edge(
+        System(
             environ=os.environ,
             home=None if home == "~" else home,
             read=read_credential_file,
@@ -152,8 +152,8 @@ def read_credential_file(path: str) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        reason = clean(error.strerror or str(error))
-        raise ConfigError(f"{clean(path)} cannot be read: {reason}") from error
+        reason = printable(error.strerror or str(error))
+        raise ConfigError(f"{printable(path)} cannot be read: {reason}") from error
 
 
 def raise_file_limit() -> int:

@@ -28,7 +28,7 @@ from anyio.from_thread import start_blocking_portal
 from _regsync.errors import ConfigError, Disconnected, ProtocolBroken
 from _regsync.net.http1 import next_portion
 from _regsync.net.streams import WANT_READ, SocketStream
-from _regsync.text import clean
+from _regsync.text import printable
 
 # What is said at `/healthz` or `/readyz`: HTTP status and document.
 Tell = Callable[[str], tuple[int, dict[str, Any]]]
@@ -105,10 +105,10 @@ def open_listeners(bind: str, port: int) -> list[socket.socket]:
     except (OSError, ValueError) as error:
         for listener in listeners:
             listener.close()
-        reason = clean(getattr(error, "strerror", None) or str(error), 100)
+        reason = printable(getattr(error, "strerror", None) or str(error), 100)
         reason = reason.partition(" (while")[0].lower()  # `create_server` adds the address
         raise ConfigError(
-            f"no health listener on {clean(bind, 100) or '*'} port {port}: {reason}",
+            f"no health listener on {printable(bind, 100) or '*'} port {port}: {reason}",
             hint="--health-bind and --health-port take another",
         ) from error
     return listeners

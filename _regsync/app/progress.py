@@ -12,7 +12,7 @@ from collections import deque
 import anyio
 
 from _regsync.app.console import Console, Snapshot
-from _regsync.sync.schedule import Execution
+from _regsync.sync.schedule import Scheduler
 from _regsync.text import duration_text
 
 DISPLAY_SECONDS = 0.25  # between two drawings of the live display
@@ -20,7 +20,7 @@ HEARTBEAT_SECONDS = 30.0  # between two lines where no terminal shows a display
 RATE_SECONDS = 5.0  # the rate is an average over so long: a longer one hides a standstill
 
 
-async def show_progress(console: Console, execution: Execution) -> None:
+async def show_progress(console: Console, execution: Scheduler) -> None:
     """Keep the live display, or write a heartbeat every 30 s, until cancelled."""
     began = anyio.current_time()
     samples = deque([(began, 0)])  # time, and bytes moved until then
@@ -49,7 +49,7 @@ async def show_progress(console: Console, execution: Execution) -> None:
         console.clear()
 
 
-def describe_wait(execution: Execution, now: float) -> str:
+def describe_wait(execution: Scheduler, now: float) -> str:
     """Say in a few words what the run is waiting for."""
     names = execution.under_way()
     if execution.ends is not None:

@@ -21,13 +21,13 @@ from urllib.parse import quote, urlencode
 
 import anyio
 
-from _regsync.auth.cloud import Answer, Login, Machine
+from _regsync.auth.cloud import Answer, CloudEnvironment, Login
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.sigv4 import Request, sign
 from _regsync.config.model import Registry
 from _regsync.crypto import name_hash
 from _regsync.errors import AuthError, WireError
-from _regsync.text import clean, redact, redacting
+from _regsync.text import printable, redact, redacting
 
 
 class _Partition(NamedTuple):
@@ -93,7 +93,7 @@ def endpoint(service: str, region: str, fips: bool = False, dual: bool = False) 
     return f"{api}{service}{mark}.{region}.{suffix}"
 
 
-def is_configured(machine: Machine) -> bool:
+def is_configured(machine: CloudEnvironment) -> bool:
     """Ask whether a variable or a file offers an identity; AuthError, ConfigError: a broken file is
     there.
     """
@@ -104,7 +104,9 @@ def is_configured(machine: Machine) -> bool:
     return bool(settings.profile.keys() - _OTHER_SETTINGS)
 
 
-async def log_in(machine: Machine, registry: Registry, *, probing_metadata: bool) -> Login | None:
+async def log_in(
+    machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
+) -> Login | None:
     """Get a password for ECR or ECR Public (section 4.3) by the whole chain of keys.
 
     `probing_metadata`: by IMDS alone. It returns None if that does not answer, and nobody's login
@@ -200,7 +202,7 @@ def _keys_in(document: dict[str, Any], origin: str, *secrets: str) -> Credential
         return Credential(access_key, secret_key, session, origin=origin)
     default = "the key or its secret is missing, or no text of ASCII"
     said = fields.get("message") or fields.get("code") or default
-    raise _error(f"{origin} gives no AWS credentials: {clean(redact(said, secrets), 200)}")
+    raise _error(f"{origin} gives no AWS credentials: {printable(redact(said, secrets), 200)}")
 
 
 class _Settings:
@@ -210,7 +212,7 @@ class _Settings:
     the one in force, empty where there is none.
     """
 
-    def __init__(self, machine: Machine, cloud_profile: str | None) -> None:
+    def __init__(self, machine: CloudEnvironment, cloud_profile: str | None) -> None:
         self._machine = machine
         self.variables = {
             name.removeprefix("AWS_").lower(): value
@@ -273,7 +275,7 @@ class _Settings:
         """Return the text of a file that `who` names; AuthError where there is none."""
         text = self.read(path)
         if not text:
-            raise _error(f"{who}: {clean(path)} is missing or empty", hint)
+            raise _error(f"{who}: {printable(path)} is missing or empty", hint)
         return text
 
 
@@ -292,7 +294,7 @@ class _Failure(NamedTuple):
 class _Client:
     """Exchanges with AWS's services, each tried three times at most."""
 
-    def __init__(self, machine: Machine, settings: _Settings) -> None:
+    def __init__(self, machine: CloudEnvironment, settings: _Settings) -> None:
         self._machine = machine
         self.fips = settings.is_set("use_fips_endpoint")
         self.dual = settings.is_set("use_dualstack_endpoint")
@@ -332,7 +334,7 @@ class _Client:
                 break
         who = keys.origin if keys else "no keys"
         host = request.url.split("/")[2]
-        said = clean(redact(failure.text, held), 300)
+        said = printable(redact(failure.text, held), 300)
         raise _error(f"{who}: {host}: {said}", failure.hint, failure.code)
 
     async def _attempt(
@@ -374,7 +376,9 @@ def _describe_failure(
 class AwsCredentialChain:
     """One walk along the sources of keys of section 4.5; `looked` says where it has been."""
 
-    def __init__(self, machine: Machine, settings: _Settings, client: _Client, region: str) -> None:
+    def __init__(
+        self, machine: CloudEnvironment, settings: _Settings, client: _Client, region: str
+    ) -> None:
         self._machine = machine
         self._settings = settings
         self._variables = settings.variables
@@ -453,7 +457,7 @@ class AwsCredentialChain:
         request = self._client.request("sts", region, headers, body)
         hint = "check the role's name, and who may assume it"
         document = await self._client.ask(request, hint, keys=keys, secrets=secrets)
-        origin = f"role {clean(fields['role_arn'], 200)} ({origin})"
+        origin = f"role {printable(fields['role_arn'], 200)} ({origin})"
         sent = secrets if keys is None else keys.secrets
         return _keys_in(document, origin, *sent)
 
@@ -465,7 +469,7 @@ class AwsCredentialChain:
         """
         settings = self._settings
         profile = settings.section(f"profile {name}")
-        origin = f"profile {clean(name, 60)!r}"
+        origin = f"profile {printable(name, 60)!r}"
         place = f"{origin} in {settings.config_file} and {settings.credentials_file}"
         self.looked.append(place)
         if profile is None:
@@ -507,7 +511,7 @@ class AwsCredentialChain:
             "Environment": self._from_variables,
         }
         if name in way:
-            raise _error(f"{origin} is its own source: {clean(' -> '.join((*way, name)))}")
+            raise _error(f"{origin} is its own source: {printable(' -> '.join((*way, name)))}")
         if "mfa_serial" in profile:
             raise _error(f"{origin} has mfa_serial, and nobody is here to type a code")
         has_one = bool(source_profile) != bool(source)
@@ -585,7 +589,7 @@ class AwsCredentialChain:
         if is_relative:
             url = f"http://169.254.170.2{url}"
         if not re.fullmatch(_NEARBY, url):
-            raise _error(f"{origin}: {clean(url, 99)} is neither https nor a metadata address")
+            raise _error(f"{origin}: {printable(url, 99)} is neither https nor a metadata address")
         token = self._variables.get("container_authorization_token") or ""
         path = self._variables.get("container_authorization_token_file")
         if path:
@@ -601,14 +605,14 @@ class AwsCredentialChain:
         address = "[fd00:ec2::254]" if is_ipv6 else "169.254.169.254"
         base = self._variables.get("ec2_metadata_service_endpoint") or f"http://{address}"
         base = base.rstrip("/")
-        origin = f"the EC2 metadata service at {clean(base, 100)}"
+        origin = f"the EC2 metadata service at {printable(base, 100)}"
         self.looked.append(origin)
         try:
             if self._settings.is_set("ec2_metadata_disabled"):
                 raise WireError("AWS_EC2_METADATA_DISABLED")
             token, answer = await self._ask_instance(f"{base}/latest")
         except WireError as error:
-            self.looked[-1] += f" ({clean(error.message, 150)})"
+            self.looked[-1] += f" ({printable(error.message, 150)})"
             return None
         return _keys_in(_flatten(answer), origin, token)
 

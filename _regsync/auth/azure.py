@@ -15,12 +15,12 @@ import re
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-from _regsync.auth.cloud import Login, Machine, life_of
+from _regsync.auth.cloud import CloudEnvironment, Login, life_of
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, RegistryError, WireError
 from _regsync.net.http1 import parse_retry_after
-from _regsync.text import clean, json_object, redact, redacting
+from _regsync.text import json_object, printable, redact, redacting
 
 _SECRET_VARIABLE = "AZURE_CLIENT_SECRET"
 _FILE_VARIABLE = "AZURE_FEDERATED_TOKEN_FILE"
@@ -122,7 +122,7 @@ class _DirectoryToken(NamedTuple):
         return "<DirectoryToken>"
 
 
-def is_configured(machine: Machine) -> bool:
+def is_configured(machine: CloudEnvironment) -> bool:
     """Ask whether the environment or a session of the command line names an identity."""
     names = (_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE)
     if any(machine.environ.get(name) for name in names):
@@ -130,7 +130,9 @@ def is_configured(machine: Machine) -> bool:
     return b"tenantId" in _session_file(machine, "azureProfile")
 
 
-async def log_in(machine: Machine, registry: Registry, *, probing_metadata: bool) -> Login | None:
+async def log_in(
+    machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
+) -> Login | None:
     """Log in by the first identity there is, whose token is good for a refresh token (section 6.1).
 
     `probing_metadata`: only by the metadata service, and None where it gives no token.
@@ -164,7 +166,7 @@ async def log_in(machine: Machine, registry: Registry, *, probing_metadata: bool
 
 
 async def _directory_token(
-    machine: Machine, cloud: _Cloud, probing_metadata: bool
+    machine: CloudEnvironment, cloud: _Cloud, probing_metadata: bool
 ) -> _DirectoryToken | None:
     """Get a token from the first identity there is; None when only probing, and AuthError else."""
     if not probing_metadata:
@@ -186,7 +188,7 @@ async def _directory_token(
     return await _command_line_token(machine, cloud, looked)
 
 
-def _named_source(machine: Machine, authority: str) -> _Source | None:
+def _named_source(machine: CloudEnvironment, authority: str) -> _Source | None:
     """Find what the environment names: a secret, a federated token (section 6.2), a service of
     managed identities (section 6.3).
     """
@@ -225,12 +227,12 @@ def _authority_url(host: str, tenant: str) -> str:
     return f"https://{host}/{quote(tenant, errors='replace')}/oauth2/v2.0/token"
 
 
-def _federated_token(machine: Machine) -> str:
+def _federated_token(machine: CloudEnvironment) -> str:
     path = machine.environ[_FILE_VARIABLE]
     token = (machine.read(path) or b"").decode("utf-8", "replace").strip()
     if not token:
         raise AuthError(
-            f"{clean(path)}, which {_FILE_VARIABLE} names, is not there",
+            f"{printable(path)}, which {_FILE_VARIABLE} names, is not there",
             hint=_IDENTITY_HINT,
             fatal=True,
         )
@@ -238,7 +240,7 @@ def _federated_token(machine: Machine) -> str:
 
 
 def _metadata_source(
-    machine: Machine, origin: str, url: str, version: str, header: Pair | None = None
+    machine: CloudEnvironment, origin: str, url: str, version: str, header: Pair | None = None
 ) -> _Source:
     """Return a service of managed identities; `header` proves that we may ask."""
     fields = (("api-version", version), ("client_id", machine.environ.get("AZURE_CLIENT_ID", "")))
@@ -250,7 +252,7 @@ def _metadata_source(
     return _Source(origin, url, fields, _ROLE_HINT, secret, headers)
 
 
-async def _machine_token(machine: Machine, audiences: tuple[str, ...]) -> str | None:
+async def _machine_token(machine: CloudEnvironment, audiences: tuple[str, ...]) -> str | None:
     """Ask the metadata service of a virtual machine (section 6.3); None where there is none.
 
     AuthError or WireError where it gives no token, as for a machine without an identity.
@@ -268,13 +270,13 @@ async def _machine_token(machine: Machine, audiences: tuple[str, ...]) -> str | 
 # The command line's session, whose files are never written (section 6.4).
 
 
-def _session_file(machine: Machine, name: str) -> bytes:
+def _session_file(machine: CloudEnvironment, name: str) -> bytes:
     folder = machine.environ.get("AZURE_CONFIG_DIR") or f"{machine.home or ''}/.azure"
     return machine.read(f"{folder}/{name}.json") or b"{}"
 
 
 async def _command_line_token(
-    machine: Machine, cloud: _Cloud, looked: list[str]
+    machine: CloudEnvironment, cloud: _Cloud, looked: list[str]
 ) -> _DirectoryToken:
     """Return the token that az login left for a cloud, or exchange its refresh token."""
     try:
@@ -360,7 +362,7 @@ def _text(value: object) -> str:
 # Exchanges.
 
 
-async def _token(machine: Machine, source: _Source, audiences: tuple[str, ...]) -> str:
+async def _token(machine: CloudEnvironment, source: _Source, audiences: tuple[str, ...]) -> str:
     """Return a source's token for the first audience that the directory knows (section 6.2)."""
     *others, last = audiences
     for audience in others:
@@ -372,14 +374,14 @@ async def _token(machine: Machine, source: _Source, audiences: tuple[str, ...]) 
     return await _token_for(machine, source, last)
 
 
-async def _token_for(machine: Machine, source: _Source, audience: str) -> str:
+async def _token_for(machine: CloudEnvironment, source: _Source, audience: str) -> str:
     resource = ("resource", f"https://{audience}")
     scope = ("scope", f"https://{audience}/.default")
     wanted = resource if source.headers else scope
     return await _ask(machine, source._replace(fields=(*source.fields, wanted)), "access_token")
 
 
-async def _ask(machine: Machine, source: _Source, field: str) -> str:
+async def _ask(machine: CloudEnvironment, source: _Source, field: str) -> str:
     """Do one exchange, and return a field of the answer.
 
     RegistryError when it may be repeated, AuthError with the other end's words (section 6.2).
@@ -398,7 +400,7 @@ async def _ask(machine: Machine, source: _Source, field: str) -> str:
 
     place = source.url.partition("?")[0]
     said = _said(redact(answer.body.decode("utf-8", "replace"), [source.secret]))
-    message = clean(f"{place} refuses {source.origin}: status {answer.status}: {said}")
+    message = printable(f"{place} refuses {source.origin}: status {answer.status}: {said}")
     if answer.status == 429 or answer.status >= 500:
         wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall())
         raise RegistryError(message, status=answer.status, retry_after=wait)

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from _regsync.addresses import is_loopback, is_private
 from _regsync.errors import AuthError
-from _regsync.text import clean, json_object
+from _regsync.text import json_object, printable
 
 
 class Challenge(NamedTuple):
@@ -86,7 +86,7 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
     objection = _objection_to(realm, scheme, registry, has_credentials)
     if objection is not None:
         # Without query and user info.
-        shown = clean(realm.partition("?")[0].rpartition("@")[2], 100)
+        shown = printable(realm.partition("?")[0].rpartition("@")[2], 100)
         raise AuthError(
             f"{registry} asks for a login at {shown!r}, {objection.text}", hint=objection.hint
         )
@@ -139,7 +139,7 @@ class _ErrorEntry(NamedTuple):
     message: str = ""
 
 
-def words(body: bytes) -> tuple[tuple[str, ...], str]:
+def parse_error_body(body: bytes) -> tuple[tuple[str, ...], str]:
     """Return an error's codes and words, in any shape of docs/protocol-facts.md section 1.12.
 
     A page for people has none. The words are the server's own, of any length: take secrets out,

@@ -46,7 +46,7 @@ class Login(NamedTuple):
     expires: float
 
 
-class Machine(NamedTuple):
+class CloudEnvironment(NamedTuple):
     """What a cloud's login may take from the machine it runs on."""
 
     environ: Mapping[str, str]
@@ -62,13 +62,13 @@ class Machine(NamedTuple):
 class CloudModule(Protocol):
     """What aws, google and azure have in common."""
 
-    def is_configured(self, machine: Machine) -> bool:
+    def is_configured(self, machine: CloudEnvironment) -> bool:
         """Ask, without a request, whether something of this machine names an identity; AuthError
         or ConfigError for a file that is there and broken.
         """
 
     async def log_in(
-        self, machine: Machine, registry: Registry, *, probing_metadata: bool
+        self, machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
     ) -> Login | None:
         """Log in by the first identity there is; AuthError where there is none.
 
@@ -104,7 +104,7 @@ _EARLY_SECONDS = 60.0
 _RETRY_SECONDS = 60.0
 
 
-class Chain:
+class CloudLogin:
     """One identity at one cloud: its login, renewed before its end.
 
     `probing_metadata`: nothing names an identity, and only the metadata service is asked until it
@@ -191,7 +191,7 @@ class Chain:
 class _ConfiguredClouds:
     """At which clouds something of this machine names an identity: found out once a run."""
 
-    def __init__(self, machine: Machine, module: Callable[[str], CloudModule]) -> None:
+    def __init__(self, machine: CloudEnvironment, module: Callable[[str], CloudModule]) -> None:
         self._machine = machine
         self._module = module
         self._answers: dict[str, bool] = {}
@@ -214,13 +214,13 @@ class _ConfiguredClouds:
 class Clouds:
     """The logins of a run at clouds, each for all registries that it holds for."""
 
-    def __init__(self, machine: Machine, module: Callable[[str], CloudModule]) -> None:
+    def __init__(self, machine: CloudEnvironment, module: Callable[[str], CloudModule]) -> None:
         self.machine = machine
         self.module = module
         self.absent: set[str] = set()  # clouds whose metadata service does not answer here
         self._configured = _ConfiguredClouds(machine, module)
         self._probe_locks: dict[str, anyio.Lock] = {}
-        self._chains: dict[object, Chain] = {}
+        self._chains: dict[object, CloudLogin] = {}
 
     def reload(self) -> None:
         """Let another run look again: files change, a metadata service may come later than a pod."""
@@ -233,7 +233,7 @@ class Clouds:
 
     def find(
         self, registry: Registry, repository: str | None, read: ReadFile
-    ) -> Credential | Chain | None:
+    ) -> Credential | CloudLogin | None:
         """Return what logs in to a registry (None: anonymous), in docs/design.md section 3's order.
 
         Nothing is asked yet. AuthError for a source that cannot be used.
@@ -250,7 +250,7 @@ class Clouds:
         probing = not has_identity
         key = (cloud, _realm_of_login(cloud, registry), registry.cloud_profile, probing)
         if key not in self._chains:
-            self._chains[key] = Chain(self, cloud, registry, probing)
+            self._chains[key] = CloudLogin(self, cloud, registry, probing)
         return self._chains[key]
 
     def _find_credential(

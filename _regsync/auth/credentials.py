@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from _regsync.addresses import is_loopback
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError
-from _regsync.text import clean, json_object
+from _regsync.text import json_object, printable
 
 # Of a path: the file's bytes, None where there is no such file; ConfigError for one that cannot be
 # read.
@@ -238,7 +238,7 @@ def _refuse_credential_program(
     """Raise AuthError for a credential helper, unless the cloud's own login does what it does."""
     if registry.auth_type is None and re.fullmatch(_CLOUD_HELPERS, f"{registry.kind} {program}"):
         return
-    helper = f"credential helper docker-credential-{clean(str(program), 40)} ({section})"
+    helper = f"credential helper docker-credential-{printable(str(program), 40)} ({section})"
     raise AuthError(
         f"{place} delegates {registry.authority} to the {helper}, and this program starts no other programs",
         hint="use auth_type: basic with credentials, or write an auths entry to a separate file and point "

@@ -19,11 +19,11 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import anyio
 
-from _regsync.auth.cloud import Answer, Login, Machine
+from _regsync.auth.cloud import Answer, CloudEnvironment, Login
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, WireError
-from _regsync.text import clean, json_object, one_line, plain, redact, redacting
+from _regsync.text import json_object, mask_unless_word, one_line, printable, redact, redacting
 
 _FILE_VARIABLE = "GOOGLE_APPLICATION_CREDENTIALS"
 _METADATA_VARIABLES = ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
@@ -92,7 +92,7 @@ _KINDS = {
 }
 
 
-def is_configured(machine: Machine) -> bool:
+def is_configured(machine: CloudEnvironment) -> bool:
     """Ask whether something of this machine names a Google identity; without a request."""
     if any(machine.environ.get(name) for name in (_FILE_VARIABLE, *_METADATA_VARIABLES)):
         return True
@@ -100,7 +100,7 @@ def is_configured(machine: Machine) -> bool:
     return bool(path) and machine.read(path) is not None
 
 
-def _well_known_file(machine: Machine) -> str:
+def _well_known_file(machine: CloudEnvironment) -> str:
     """Return where gcloud leaves its credentials, empty where there is no home directory."""
     if os.name == "nt":
         parent = machine.environ.get("APPDATA")
@@ -114,7 +114,9 @@ def _well_known_file(machine: Machine) -> str:
     return os.path.join(folder, "application_default_credentials.json") if folder else ""
 
 
-async def log_in(machine: Machine, registry: Registry, *, probing_metadata: bool) -> Login | None:
+async def log_in(
+    machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
+) -> Login | None:
     """Return an access token by the first place that is there; for none AuthError, where
     `probing_metadata` None.
     """
@@ -137,7 +139,7 @@ async def log_in(machine: Machine, registry: Registry, *, probing_metadata: bool
         ) from error
 
 
-def _find_file(machine: Machine) -> _CredentialFile | None:
+def _find_file(machine: CloudEnvironment) -> _CredentialFile | None:
     """Read the file that a variable names, or else the well-known one; None where there is none."""
     named = machine.environ.get(_FILE_VARIABLE)
     path = named or _well_known_file(machine)
@@ -153,7 +155,7 @@ def _find_file(machine: Machine) -> _CredentialFile | None:
     return None
 
 
-async def _ask_metadata(machine: Machine, probing: bool) -> Login:
+async def _ask_metadata(machine: CloudEnvironment, probing: bool) -> Login:
     """Ask the metadata server for the token of this machine's account; AuthError for none."""
     addresses = (machine.environ.get(name) for name in _METADATA_VARIABLES)
     host = one_line(next(filter(None, addresses), _METADATA_ADDRESS), 100)
@@ -174,7 +176,7 @@ async def _ask_metadata(machine: Machine, probing: bool) -> Login:
 class _CredentialFile(NamedTuple):
     """What a credential file, or an object in one, says, and where it stands."""
 
-    machine: Machine
+    machine: CloudEnvironment
     where: str
     fields: dict[str, Any]
 
@@ -202,7 +204,7 @@ class _CredentialFile(NamedTuple):
         is_google = f".{host}".endswith(tuple(f".{domain}" for domain in domains))
         if url.startswith("http:") or is_google:
             return url
-        raise self.error(f"{name} names {clean(host, 100)}, which is not Google's")
+        raise self.error(f"{name} names {printable(host, 100)}, which is not Google's")
 
     def part(self, name: str) -> _CredentialFile:
         """Return an object in this one; what is none is empty."""
@@ -266,7 +268,7 @@ class _CredentialFile(NamedTuple):
         said = ""
         if answer.status != 200:
             shown = (*secrets, str(token or ""))
-            said = clean(redact(answer.body.decode("utf-8", "replace"), shown), 200)
+            said = printable(redact(answer.body.decode("utf-8", "replace"), shown), 200)
         code = WireError.code if answer.status > 499 else AuthError.code
         raise self.error(f"status {answer.status}, no token {said}", hint, code)
 
@@ -284,7 +286,7 @@ class _CredentialFile(NamedTuple):
         else:
             known = ", ".join(_KINDS)
             raise self.error(
-                f"type {plain(kind)!r} is none of {known}, impersonated_service_account"
+                f"type {mask_unless_word(kind)!r} is none of {known}, impersonated_service_account"
             )
         return await self._impersonate(login.credential.password)
 

@@ -18,12 +18,12 @@ from urllib.parse import urlencode
 import anyio
 
 from _regsync.addresses import Origin
-from _regsync.auth.challenge import Challenge, check_realm, parse_challenges, words
-from _regsync.auth.cloud import Answer, Chain, Fetch, life_of
+from _regsync.auth.challenge import Challenge, check_realm, parse_challenges, parse_error_body
+from _regsync.auth.cloud import Answer, CloudLogin, Fetch, life_of
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.errors import AuthError, RegistryError, SyncError
 from _regsync.net.http1 import parse_retry_after
-from _regsync.text import clean, json_object, one_line, redact
+from _regsync.text import json_object, one_line, printable, redact
 
 # Repository -> actions ("pull" or "pull,push"), the one needed now first.
 _Scopes = Mapping[str, str]
@@ -173,7 +173,7 @@ class Authenticator:
         self,
         *,
         origin: Origin,
-        credential: Credential | Chain | None,
+        credential: Credential | CloudLogin | None,
         fetch: Fetch,
         now: Callable[[], float],
         wall: Callable[[], float],
@@ -185,8 +185,8 @@ class Authenticator:
         self._now = now
         self._wall = wall
         self.login = f"log in with a container client (docker login {self._name}), or configure auth_type: basic"
-        self.chain: Chain | None = None
-        if isinstance(credential, Chain):
+        self.chain: CloudLogin | None = None
+        if isinstance(credential, CloudLogin):
             self.chain = credential
             self.login = (
                 f"set auth_type (ecr, gar, acr) to see why no cloud logs in, or {self.login}"
@@ -336,7 +336,7 @@ class Authenticator:
         if chosen is None:
             if not offered:
                 return False
-            schemes = clean(", ".join(each.scheme for each in offered), 60)
+            schemes = printable(", ".join(each.scheme for each in offered), 60)
             raise AuthError(f"{self._name} asks for a login by {schemes}, which is not supported")
 
         if self.credential.registry_token:
@@ -554,7 +554,7 @@ class Authenticator:
         status = answer.status
         if status == 401 and not self.anonymous:
             return self._refusal(who)
-        _, said = words(answer.body)
+        _, said = parse_error_body(answer.body)
         if said:
             said = one_line(self.redact(f": {said}"), 200)
         if status in (408, 429) or status >= 500:

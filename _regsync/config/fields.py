@@ -24,7 +24,7 @@ from _regsync.oci.reference import is_repository
 from _regsync.providers import canonical_host
 from _regsync.semver import parse_range
 from _regsync.tags import check_glob
-from _regsync.text import plain
+from _regsync.text import mask_unless_word
 
 # Seconds of each unit of a duration.
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -186,7 +186,7 @@ class Field(NamedTuple):
         if not text.isprintable():  # it would break a line, a header or a path
             raise ValueError("has a line break or another control character: remove it")
         if self.choices and text not in self.choices:
-            raise ValueError(f"{plain(text)!r} is none of {', '.join(self.choices)}")
+            raise ValueError(f"{mask_unless_word(text)!r} is none of {', '.join(self.choices)}")
         if self.refuses and re.search(self.refuses.pattern, text):
             raise ValueError(self.refuses.why)
         if self.check:
@@ -459,9 +459,9 @@ def _section_schema(fields: tuple[Field, ...]) -> dict[str, Any]:
 def _field_schema(field: Field) -> dict[str, Any]:
     schema: dict[str, Any] = {"description": field.meaning}
     if field.default:
-        schema["default"] = value_of(field.default)
+        schema["default"] = json_value(field.default)
     if field.example:
-        schema["examples"] = [value_of(field.example)]
+        schema["examples"] = [json_value(field.example)]
 
     shapes = _shapes(field)
     if not field.required:
@@ -507,7 +507,7 @@ def _shapes(field: Field) -> list[dict[str, Any]]:
             return [text]
 
 
-def value_of(written: str) -> Any:
+def json_value(written: str) -> Any:
     """Return a default or an example of the table as JSON; most are texts."""
     try:
         return json.loads(written)

@@ -18,11 +18,19 @@ from _regsync.addresses import is_loopback
 from _regsync.config.fields import SECTIONS, Field
 from _regsync.config.lint import Doubt, doubts_of_artifacts, doubts_of_tags, unused_logins
 from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry
-from _regsync.config.yaml import Node, Unreadable, compose, dump, masked, substitute, variables
+from _regsync.config.yaml import (
+    Node,
+    Unreadable,
+    compose,
+    dump,
+    mask_values,
+    substitute,
+    variable_names,
+)
 from _regsync.errors import ConfigError, Problem
 from _regsync.providers import kind_of
 from _regsync.tags import TagRule
-from _regsync.text import clean, plain, without_logins
+from _regsync.text import mask_unless_word, printable, strip_userinfo
 
 
 class _ScalarForm(NamedTuple):
@@ -196,8 +204,8 @@ class _Reader:
 
     def problem(self, node: Node, path: str, message: str) -> Problem:
         """Return a problem that is safe to print."""
-        text = clean(without_logins(message))
-        return Problem(self.name, node.line, node.column, clean(path, 200), text)
+        text = printable(strip_userinfo(message))
+        return Problem(self.name, node.line, node.column, printable(path, 200), text)
 
     def note(self, node: Node, path: str, message: str) -> None:
         self.problems.append(self.problem(node, path, message))
@@ -281,7 +289,7 @@ class _Reader:
         for name, entry in node.entries.items():
             if name not in names:
                 message = f"unknown key{self.similar(name, names)}"
-                self.note(entry.key, f"{inner}{plain(name)}", message)
+                self.note(entry.key, f"{inner}{mask_unless_word(name)}", message)
             elif entry.value.tag != "null":
                 nodes[name] = entry.value
 
@@ -379,7 +387,7 @@ class _Reader:
         raise ValueError(f"{form.wanted} is needed, not {node.kind}{remedy}")
 
     def record_secret(self, node: Node, path: str) -> None:
-        names = variables(node.text)
+        names = variable_names(node.text)
         self.secret_variables |= names
         if self.lint and not names:
             remedy = "write ${NAME}, and set NAME in the environment"
@@ -605,7 +613,7 @@ class _Expansion:
     def plain_scalar(self, node: Node, field: Field) -> Any:
         text = substitute(node.text, self.reader.environ)
         is_secret = field.hides(text)
-        shares_secret = bool(variables(node.text) & self.reader.secret_variables)
+        shares_secret = bool(variable_names(node.text) & self.reader.secret_variables)
         if not self.show_secrets and (is_secret or shares_secret):
             return self.hidden(node.text, field, is_secret)
 
@@ -617,14 +625,14 @@ class _Expansion:
     def hidden(self, written: str, field: Field, is_secret: bool) -> str:
         """Return a text as written, its variables kept and, in a secret, all else as asterisks."""
         if not is_secret:
-            return masked(written, "")
+            return mask_values(written, "")
         if field.name != "proxy":
-            return masked(written, _MASK)
+            return mask_values(written, _MASK)
 
         # Only the user of a proxy is a secret, where that can be told apart.
         match = re.match(r"\w+://", written)
         scheme = match[0] if match else ""
-        _, user, host = masked(written, "").rpartition("@")
+        _, user, host = mask_values(written, "").rpartition("@")
         if user:
             return f"{scheme}{_MASK}@{host}"
-        return scheme + masked(written[len(scheme) :], _MASK)
+        return scheme + mask_values(written[len(scheme) :], _MASK)

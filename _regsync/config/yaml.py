@@ -255,12 +255,12 @@ def dump(value: object) -> str:
     )
 
 
-def variables(text: str) -> set[str]:
+def variable_names(text: str) -> set[str]:
     """Return the names that `substitute` looks up."""
     return {match["name"] for match in re.finditer(_VARIABLE, text) if match["name"]}
 
 
-def masked(text: str, mask: str) -> str:
+def mask_values(text: str, mask: str) -> str:
     """Return a text with its variables as `${NAME}`, without their defaults.
 
     `mask`, unless empty, stands for each stretch of anything else.

@@ -29,7 +29,7 @@ from _regsync.errors import (
     WireError,
 )
 from _regsync.net.streams import WANT_READ, WANT_WRITE, Stream, Timeouts
-from _regsync.text import clean
+from _regsync.text import printable
 
 # One piece of a body, in bytes. 64 KiB costs 12 % more CPU, 1 MiB four times the memory
 # (docs/bodies.md section 1).
@@ -175,7 +175,7 @@ class Response:
             return
         if self.status in (200, 206) and method != "HEAD":
             raise ProtocolBroken(
-                f"the answer is in the coding {clean(coding, 40)!r}, which was not asked for (R15)"
+                f"the answer is in the coding {printable(coding, 40)!r}, which was not asked for (R15)"
             )
 
     async def read_into(self, buffer: memoryview) -> int:
@@ -501,7 +501,7 @@ class Connection:
             return Disconnected("the connection ended before the end of an answer")
         if error.error_status_hint == 431:
             return ProtocolBroken(f"the head of the answer is longer than {_LONGEST_HEAD} bytes")
-        what = clean(str(error), 150)
+        what = printable(str(error), 150)
         return ProtocolBroken(f"{self.origin.authority} does not speak HTTP/1.1: {what}")
 
     async def fill(self, buffer: memoryview) -> int:

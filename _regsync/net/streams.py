@@ -24,7 +24,7 @@ import anyio.to_thread
 from _regsync.addresses import Origin
 from _regsync.errors import ConnectFailed, Disconnected, WireError
 from _regsync.net.tls import explain
-from _regsync.text import clean
+from _regsync.text import printable
 
 # What `recv_into`, `send` and `handshake` return when nothing can move now.
 WANT_READ = -1
@@ -81,7 +81,7 @@ def _broken(error: OSError) -> WireError:
         refusal = _tls_failure(error, "the registry")
         if refusal.hint:
             return refusal
-    reason = clean(error.strerror or type(error).__name__, 100)
+    reason = printable(error.strerror or type(error).__name__, 100)
     return Disconnected(f"the connection broke: {reason}")
 
 
@@ -272,7 +272,7 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
         if isinstance(error, TimeoutError):
             cause = f" within {timeouts.connect:g} s"
         else:
-            cause = f": {clean(error.strerror or str(error), 100).lower()}"
+            cause = f": {printable(error.strerror or str(error), 100).lower()}"
         raise ConnectFailed(
             f"no connection to {Origin('', host, port).authority}{cause}",
             hint="check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?",
@@ -293,9 +293,9 @@ async def _resolve(host: str, port: int) -> list[_Address]:
     try:
         rows = await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own_thread)
     except (OSError, ValueError) as error:
-        reason = clean(getattr(error, "strerror", None) or str(error), 100)
+        reason = printable(getattr(error, "strerror", None) or str(error), 100)
         raise ConnectFailed(
-            f"the name {clean(host, 100)} could not be resolved: {reason}",
+            f"the name {printable(host, 100)} could not be resolved: {reason}",
             hint="check the name and this machine's name servers;"
             " set HTTPS_PROXY where a proxy leads out",
         ) from error
@@ -384,7 +384,9 @@ async def start_tls(
     except OSError as error:
         raise _tls_failure(error, host) from error
     except ValueError as error:
-        raise ConnectFailed(f"TLS with {host} cannot begin: {clean(str(error), 200)}") from error
+        raise ConnectFailed(
+            f"TLS with {host} cannot begin: {printable(str(error), 200)}"
+        ) from error
     except Disconnected as error:
         raise ConnectFailed(f"{host} ended the TLS handshake: {error.message}") from error
     return secured

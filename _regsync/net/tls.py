@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from _regsync.errors import ConfigError
-from _regsync.text import clean
+from _regsync.text import printable
 
 # Where truststore 0.10.5 looks when OpenSSL's own defaults do not exist.
 _BUNDLES = (
@@ -81,7 +81,7 @@ def make_context(
     context = _new_context()
     _trust_system(context, environ, is_required=not authorities)
     for file in authorities:
-        _load(f"ca_file {clean(file)}", context.load_verify_locations, file)
+        _load(f"ca_file {printable(file)}", context.load_verify_locations, file)
 
     _restrict(context)
 
@@ -199,7 +199,7 @@ def _pairs(files: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         partner = key if kind == "cert" else certificate
         if partner not in files:
             raise ConfigError(
-                f"{clean(path)} has no {clean(os.path.basename(partner))} beside it",
+                f"{printable(path)} has no {printable(os.path.basename(partner))} beside it",
                 hint="a client's certificate and key are *.cert and *.key,"
                 " an authority's certificate is *.crt",
             )
@@ -208,7 +208,7 @@ def _pairs(files: tuple[str, ...]) -> Iterator[tuple[str, str]]:
 
 
 def _show_certificate(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    what = f"client_cert {clean(certificate)} with client_key {clean(key)}"
+    what = f"client_cert {printable(certificate)} with client_key {printable(key)}"
     # Without a password OpenSSL would ask for one on the terminal.
     _load(what, context.load_cert_chain, certificate, key, password="")
 
@@ -223,7 +223,7 @@ def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> 
         if os.path.exists(file):
             why = "may not be read by this user, or is no file"
         raise ConfigError(
-            f"{what}: {clean(file)} {why}", hint="name another file, or make this one readable"
+            f"{what}: {printable(file)} {why}", hint="name another file, or make this one readable"
         )
 
     try:
@@ -249,7 +249,7 @@ _NAME = "use a name in the certificate, or have it reissued"
 
 _PLAIN = "if it serves plain HTTP, its url has to begin with http://"
 
-SHOW = (
+CLIENT_CERT_HINT = (
     "give client_cert and client_key of the registry,"
     " or put the pair into a container client's certs.d"
 )
@@ -293,7 +293,7 @@ _FAILURES = (
     _Failure(
         "WRONG_VERSION.*|HTTP_REQUEST|RECORD_LAYER.*|PACKET_LENGTH.*", "does not speak TLS", _PLAIN
     ),
-    _Failure(".*ALERT_CERTIFICATE_REQUIRED", "asks for a client certificate", SHOW),
+    _Failure(".*ALERT_CERTIFICATE_REQUIRED", "asks for a client certificate", CLIENT_CERT_HINT),
     _Failure(
         ".*ALERT_BAD_CERTIFICATE", "refused this client's certificate, or the lack of one", _CLIENT
     ),
@@ -325,4 +325,4 @@ def explain(error: OSError, host: str) -> tuple[str, str | None]:
             return f"{host} {failure.what}", failure.hint
 
     said = getattr(error, "verify_message", None) or error.strerror or str(error) or reason
-    return f"TLS with {host} failed: {clean(said, 200)}", None
+    return f"TLS with {host} failed: {printable(said, 200)}", None

@@ -4,7 +4,7 @@ Owns: what a readable manifest is, descriptors, platforms, trimmed indexes, fall
 referrers.
 May not know: registries, configuration, HTTP.
 Invariants: a manifest's bytes are never changed, but for an index that `trim_index` trims or
-`list_referrers` extends; no digest or media type leaves unchecked, as each may become part of a
+`extend_referrers_list` extends; no digest or media type leaves unchecked, as each may become part of a
 URL, header or file name (docs/protocol-facts.md section 9.2, R11 to R14).
 Follows: docs/protocol-facts.md section 1, docs/design.md sections 2 and 4.
 """
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from _regsync.errors import ContentError
 from _regsync.oci.reference import check_digest, digest_of, split_digest
-from _regsync.text import clean, clean_beginning
+from _regsync.text import clean_beginning, printable
 
 _T = TypeVar("_T")
 
@@ -113,7 +113,7 @@ _UNKNOWN_PLATFORM = Platform("unknown", "unknown")
 def parse_platform(text: str) -> Platform:
     """Read `os/arch[/variant]`, lower-casing it; ValueError when it is something else."""
     if not re.fullmatch(rf"{_PLATFORM_PART}(?:/{_PLATFORM_PART}){{1,2}}", text.lower()):
-        raise ValueError(f"{clean(text, 100)!r} is not OS/ARCH[/VARIANT], as in linux/arm64")
+        raise ValueError(f"{printable(text, 100)!r} is not OS/ARCH[/VARIANT], as in linux/arm64")
     return Platform(*text.lower().split("/"))
 
 
@@ -236,7 +236,7 @@ def parse_manifest(
 def _description(body: bytes, answered_type: str) -> str:
     """Return what messages say of an answer: its type and how its body begins."""
     beginning = f"beginning {clean_beginning(body, 60)!r}" if body else "no body"
-    return f"received {clean(answered_type, 80) or 'no content type'}, {beginning}"
+    return f"received {printable(answered_type, 80) or 'no content type'}, {beginning}"
 
 
 def _verified_digest(body: bytes, wanted: str | None, received: str) -> str:
@@ -256,7 +256,7 @@ def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) 
     `names` are the types that the document, the header and the index entry give it.
     """
     if len(set(names)) > 1:
-        text = ", ".join(clean(name, 100) for name in names)
+        text = ", ".join(printable(name, 100) for name in names)
         raise ContentError(
             f"document, header and index entry name different types ({text}); {received}"
         )
@@ -340,7 +340,7 @@ def _descriptor(value: object, where: str) -> Descriptor:
             raise ContentError("not an object")
         media_type = _field(value, "mediaType", str)
         if not re.fullmatch(_MEDIA_TYPE, media_type):
-            raise ContentError(f"{clean(media_type, 100)!r} is not a media type")
+            raise ContentError(f"{printable(media_type, 100)!r} is not a media type")
         return Descriptor(
             media_type=media_type.lower(),
             size=_size(value),
@@ -358,7 +358,7 @@ def _size(descriptor: dict[str, Any]) -> int:
     size = descriptor.get("size")
     # A bool is an int to Python.
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < _SIZE_LIMIT:
-        raise ContentError(f"{clean(repr(size), 40)} is not a size")
+        raise ContentError(f"{printable(repr(size), 40)} is not a size")
     return size
 
 
@@ -420,7 +420,7 @@ def _load(
             parse_constant=_refuse_number,
         )
     except ValueError as error:
-        raise ContentError(f"not JSON ({clean(str(error), 80)}); {received}") from error
+        raise ContentError(f"not JSON ({printable(str(error), 80)}); {received}") from error
     except RecursionError as error:
         raise ContentError(too_deep) from error
     if _is_deeper_than(_MAX_JSON_DEPTH, document):
@@ -448,7 +448,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     built: dict[str, Any] = {}
     for key, value in pairs:
         if key in built:
-            raise ContentError(f"the document has the key {clean(key, 60)!r} twice")
+            raise ContentError(f"the document has the key {printable(key, 60)!r} twice")
         built[key] = value
     return built
 
@@ -462,7 +462,7 @@ def _integer(text: str) -> int:
 
 def _refuse_number(text: str) -> NoReturn:
     raise ContentError(
-        f"the document holds the number {clean(text, 40)}, which cannot be kept as it is"
+        f"the document holds the number {printable(text, 40)}, which cannot be kept as it is"
     )
 
 
@@ -562,7 +562,7 @@ def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest
     return index._replace(body=body, digest=digest_of(body), layers=(), children=children)
 
 
-def list_referrers(held: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
+def extend_referrers_list(held: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
     """Return a fallback list of referrers: the entries of the one held, and `more` behind them.
 
     docs/protocol-facts.md section 1.10 has its form. ContentError where the one held cannot be

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from _regsync.crypto import DIGEST_HEX_LENGTHS, hash_hex
 from _regsync.errors import ConfigError, ContentError
-from _regsync.text import clean
+from _regsync.text import printable
 
 _NAME_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _REPOSITORY = rf"{_NAME_PART}(?:/{_NAME_PART})*"
@@ -47,10 +47,10 @@ def check_digest(text: str) -> str:
     if length and re.fullmatch(f"[a-f0-9]{{{length}}}", encoded):
         return text
     if length is None and re.fullmatch(_DIGEST, text[:_MAX_DIGEST]):
-        name = clean(algorithm, 40)
+        name = printable(algorithm, 40)
         raise ContentError(f"digests of {name} cannot be verified here, only sha256 and sha512 can")
     raise ContentError(
-        f"{clean(text, 140)!r} is not a digest (sha256: and 64 lower-case hex digits)"
+        f"{printable(text, 140)!r} is not a digest (sha256: and 64 lower-case hex digits)"
     )
 
 
@@ -115,7 +115,7 @@ def parse_reference(text: str) -> Reference:
             )
         return reference._replace(digest=check_digest(after_at))
     except (ContentError, ValueError) as error:
-        raise ConfigError(f"reference {clean(text, 300)!r}: {clean(str(error))}") from error
+        raise ConfigError(f"reference {printable(text, 300)!r}: {printable(str(error))}") from error
 
 
 def _parse_name(text: str) -> Reference:

@@ -21,13 +21,13 @@ from itertools import count
 import anyio
 
 from _regsync.net.pool import Lease
-from _regsync.registry.throttle import Limit, Slot, Want, admit, next_opening, release
+from _regsync.registry.throttle import Demand, RegistryLimits, Slot, admit, next_opening, release
 
 
 class Permit:
     """What one piece of work holds, a blob's transfer or a single request."""
 
-    def __init__(self, wants: tuple[Want, ...], rank: float) -> None:
+    def __init__(self, wants: tuple[Demand, ...], rank: float) -> None:
         self.wants = wants
         self.rank = rank
         self.is_held = False
@@ -37,7 +37,7 @@ class Permit:
 
         self.requests_in_flight = 0
 
-    def take_slot(self, want: Want) -> Slot:
+    def take_slot(self, want: Demand) -> Slot:
         """Take out the place that is there for a request."""
         index = [slot.want.place for slot in self.slots].index(want.place)
         return self.slots.pop(index)
@@ -96,7 +96,7 @@ class _Waiter:
     rank: float
     arrival: int
     permit: Permit = field(compare=False)
-    needs: tuple[Want, ...] = field(compare=False)
+    needs: tuple[Demand, ...] = field(compare=False)
     is_admitted: anyio.Event = field(compare=False, default_factory=anyio.Event)
 
     # Where it sleeps; the deadline is when time alone may let it in.
@@ -108,7 +108,7 @@ class Gate:
 
     def __init__(self) -> None:
         # By host:port.
-        self.limits: dict[str, Limit] = {}
+        self.limits: dict[str, RegistryLimits] = {}
 
         # The rank of the youngest image: questions without one queue behind what is under way, so
         # that neither discovery nor execution waits for ever.
@@ -119,12 +119,12 @@ class Gate:
 
         # Those whose needs are the same fit or do not fit together: of each heap only the first is
         # ever looked at.
-        self._queues: dict[tuple[Want, ...], list[_Waiter]] = {}
+        self._queues: dict[tuple[Demand, ...], list[_Waiter]] = {}
         self._arrivals = count()
 
     @asynccontextmanager
     async def admitted(
-        self, wants: tuple[Want, ...], rank: float | None = None, lease: Lease | None = None
+        self, wants: tuple[Demand, ...], rank: float | None = None, lease: Lease | None = None
     ) -> AsyncIterator[Permit]:
         """Hold permits for `wants` while the block runs.
 
@@ -144,7 +144,7 @@ class Gate:
             self.give_back(permit)
             permit.wants = ()
 
-    async def enter(self, want: Want, rank: float | None, lease: Lease | None) -> Turn:
+    async def enter(self, want: Demand, rank: float | None, lease: Lease | None) -> Turn:
         """Wait for a request's turn, as a part of what this task holds where it holds a permit of
         that registry: `async with` ends the turn.
         """
@@ -161,7 +161,7 @@ class Gate:
             raise
         return Turn(self, permit, permit.take_slot(want), owns_permit=True)
 
-    async def take(self, permit: Permit, *wants: Want, lease: Lease | None = None) -> None:
+    async def take(self, permit: Permit, *wants: Demand, lease: Lease | None = None) -> None:
         """Take the places in windows, and the tokens, for the next requests of admitted work.
 
         Where they are not free at once, all is given back and waited for anew (I8), the lease's
@@ -218,7 +218,7 @@ class Gate:
         self.youngest = max(self.youngest, rank)
         return rank
 
-    def _all_needs(self, permit: Permit, needs: tuple[Want, ...]) -> tuple[Want, ...]:
+    def _all_needs(self, permit: Permit, needs: tuple[Demand, ...]) -> tuple[Demand, ...]:
         """Return all that work needs which begins to wait: its permits, its places, and `needs`.
 
         Both lists may name the same window. It is entered once: a second place would never be left,
@@ -228,16 +228,16 @@ class Gate:
         held = (slot.want._replace(within=True) for slot in permit.slots)
         return (*permit.wants, *(want for want in (*held, *needs) if want.place not in first))
 
-    async def _admit(self, permit: Permit, needs: tuple[Want, ...]) -> None:
+    async def _admit(self, permit: Permit, needs: tuple[Demand, ...]) -> None:
         if needs and not self._admits_at_once(permit, needs):
             await self._wait(permit, needs)
 
-    def _admits_at_once(self, permit: Permit, needs: tuple[Want, ...]) -> bool:
+    def _admits_at_once(self, permit: Permit, needs: tuple[Demand, ...]) -> bool:
         if self._queues:
             self.wake()  # others came first; they may fit by now, by time alone
         return self._takes(permit, needs, anyio.current_time())
 
-    def _takes(self, permit: Permit, needs: tuple[Want, ...], now: float) -> bool:
+    def _takes(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> bool:
         slots = admit(self.limits, needs, now)
         if slots is None:
             return False
@@ -245,7 +245,7 @@ class Gate:
         permit.is_held = True
         return True
 
-    async def _wait(self, permit: Permit, needs: tuple[Want, ...]) -> None:
+    async def _wait(self, permit: Permit, needs: tuple[Demand, ...]) -> None:
         waiter = _Waiter(permit.rank, next(self._arrivals), permit, needs)
         heapq.heappush(self._queues.setdefault(needs, []), waiter)
         try:

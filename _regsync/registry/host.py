@@ -17,14 +17,14 @@ from functools import partial
 import anyio
 
 from _regsync.addresses import Origin
-from _regsync.auth.challenge import words
-from _regsync.auth.cloud import Answer, Chain
+from _regsync.auth.challenge import parse_error_body
+from _regsync.auth.cloud import Answer, CloudLogin
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConnectFailed, RegistryError, SyncError, TimedOut, WireError
 from _regsync.net.http1 import Response, parse_retry_after
-from _regsync.net.tls import SHOW
+from _regsync.net.tls import CLIENT_CERT_HINT
 from _regsync.providers import api_host
 from _regsync.text import one_line
 
@@ -35,13 +35,13 @@ _UNREACHABLE_AFTER = 3
 _QUERY = r"\?\S+"
 
 
-class Host:
+class RegistryClient:
     """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
 
     def __init__(
         self,
         registry: Registry,
-        credential: Credential | Chain | None,
+        credential: Credential | CloudLogin | None,
         *,
         fetch: Callable[..., Awaitable[Answer]],
         wall: Callable[[], float],
@@ -127,7 +127,7 @@ class Host:
         cleaned (R18).
         """
         status = answer.status
-        codes, said = words(answer.body)
+        codes, said = parse_error_body(answer.body)
         # Some servers repeat the request: our secrets go, and what follows a URL's `?` (R10).
         said = one_line(re.sub(_QUERY, "?...", self.authenticator.redact(said)))
         digests = re.findall("sha(?:256|512):[0-9a-f]{64,128}", answer.body.decode("latin-1"))
@@ -151,7 +151,7 @@ class Host:
         if answer.status in (401, 403):
             return login.advice
         if answer.status == 400 and b"SSL certificate" in body:
-            return SHOW  # as nginx words it
+            return CLIENT_CERT_HINT  # as nginx words it
         if answer.status == 400 and (not body or b"HTTPS" in body):
             return self.https_hint  # as Go and nginx word it; the answer to a HEAD has no words
         return None

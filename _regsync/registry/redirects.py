@@ -13,7 +13,7 @@ import re
 
 from _regsync.addresses import Origin, is_private
 from _regsync.errors import ProtocolBroken
-from _regsync.text import clean
+from _regsync.text import printable
 
 
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
@@ -53,9 +53,9 @@ def check_foreign(base: Origin, origin: Origin) -> None:
     """Refuse another origin that is less safe than the one that names it (R3, R4)."""
     if base.scheme == "https" and origin.scheme != "https":
         raise ProtocolBroken(
-            f"the registry sends us from https to http ({clean(origin.host, 100)}), refused"
+            f"the registry sends us from https to http ({printable(origin.host, 100)}), refused"
         )
     if is_private(origin.host) and not is_private(base.host):
         raise ProtocolBroken(
-            f"the registry sends us to a private address ({clean(origin.host, 100)}), refused"
+            f"the registry sends us to a private address ({printable(origin.host, 100)}), refused"
         )

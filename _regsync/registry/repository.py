@@ -20,10 +20,10 @@ from _regsync.net.http1 import Response
 from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, is_tag
 from _regsync.providers import ROWS, api_repository
-from _regsync.registry.host import Host
+from _regsync.registry.host import RegistryClient
 from _regsync.registry.redirects import resolve_location
 from _regsync.registry.transport import Call, Transport
-from _regsync.text import clean, clean_beginning, redacting
+from _regsync.text import clean_beginning, printable, redacting
 
 # Limits of answers, in bytes.
 _MANIFEST_LIMIT = 4 * 1024 * 1024
@@ -57,7 +57,13 @@ class Repository:
     """One repository of one host, seen from one side of a copy."""
 
     def __init__(
-        self, transport: Transport, host: Host, name: str, side: Side, *, reads_only: bool = False
+        self,
+        transport: Transport,
+        host: RegistryClient,
+        name: str,
+        side: Side,
+        *,
+        reads_only: bool = False,
     ) -> None:
         self._transport = transport
         self.host = host
@@ -222,7 +228,7 @@ class Repository:
         # Another algorithm's digest of the same bytes says nothing (section 1.4).
         if stored.partition(":")[0] == digest.partition(":")[0]:
             raise ContentError(
-                f"the registry says that it stored {clean(stored, 100)} instead of {digest}"
+                f"the registry says that it stored {printable(stored, 100)} instead of {digest}"
             )
 
     async def absent(self, root: Manifest, children: tuple[Manifest, ...]) -> frozenset[str]:
@@ -355,7 +361,7 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
             continue
         if not isinstance(tag, str) or not is_tag(tag):
             raise ContentError(
-                f"the tag listing holds a name that no tag can have: {clean(str(tag), 60)}"
+                f"the tag listing holds a name that no tag can have: {printable(str(tag), 60)}"
             )
         names[tag] = None
     if with_digests:

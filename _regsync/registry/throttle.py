@@ -58,7 +58,7 @@ _QUOTA = "(?P<count>[0-9]{1,12})(?:;.*w=(?P<window>[0-9]{1,9}))?"
 _ROUNDING = 1e-4
 
 
-class Want(NamedTuple):
+class Demand(NamedTuple):
     """What one request, or one side of a blob transfer, takes from a registry.
 
     That is a permit, a place in the window of its first meter, and a token of the bucket of each.
@@ -198,12 +198,12 @@ class Quota:
         return True
 
 
-class Meter:
+class RequestWindow:
     """What a group of actions at a registry shares: a window, the bucket that feeds it, a quota,
     and pauses that the registry asks for.
     """
 
-    def __init__(self, pace: Pace, limit: Limit) -> None:
+    def __init__(self, pace: Pace, limit: RegistryLimits) -> None:
         self.window = CongestionWindow(pace.start)
         self.paused = -math.inf
         self._bucket = TokenBucket(pace.rate, pace.burst)
@@ -270,7 +270,7 @@ class Meter:
         return self._quota.update(now, number, self.window, remaining)
 
 
-class Limit:
+class RegistryLimits:
     """What one registry gives and who uses it: permits over all actions, and a meter for each group
     of actions.
     """
@@ -280,7 +280,7 @@ class Limit:
         self.in_use = 0
         self.bodies = 0
         self.large = {"read": 0, "write": 0}
-        self.meters: dict[str, Meter] = {}
+        self.meters: dict[str, RequestWindow] = {}
 
         # Whether the first segment of a repository's name has meters of its own.
         self._per_project = per_project
@@ -296,11 +296,11 @@ class Limit:
                 project + self._paces[action].actions: self._paces[action] for action in actions
             }
             for name, pace in paces.items():
-                self.meters.setdefault(name, Meter(pace, self))
+                self.meters.setdefault(name, RequestWindow(pace, self))
             self._names[key] = tuple(paces)
         return self._names[key]
 
-    def has_permits_for(self, wants: Sequence[Want]) -> bool:
+    def has_permits_for(self, wants: Sequence[Demand]) -> bool:
         """Say whether all of `wants`, of this registry, can be taken now."""
         if self.in_use + len(wants) > self.cap:
             return False
@@ -317,13 +317,13 @@ class Limit:
             self.large[want.body] < _LARGE_STREAMS for want in bodies if want.body and want.large
         )
 
-    def take_permit(self, want: Want) -> None:
+    def take_permit(self, want: Demand) -> None:
         self._count(want, 1)
 
-    def give_back_permit(self, want: Want) -> None:
+    def give_back_permit(self, want: Demand) -> None:
         self._count(want, -1)
 
-    def _count(self, want: Want, step: int) -> None:
+    def _count(self, want: Demand, step: int) -> None:
         self.in_use += step
         if want.body is not None:
             self.bodies += step
@@ -334,13 +334,13 @@ class Limit:
 class Slot(NamedTuple):
     """A place in a window, taken for a request that will be or is under way."""
 
-    want: Want
-    meter: Meter
+    want: Demand
+    meter: RequestWindow
     number: int
 
 
 def admit(
-    limits: Mapping[str, Limit], wants: Sequence[Want], now: float = 0.0
+    limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: float = 0.0
 ) -> list[Slot] | None:
     """Take all that `wants` name, and return the places in windows; None: nothing was taken."""
     if next_opening(limits, wants, now) > now:
@@ -362,8 +362,10 @@ def admit(
     return slots
 
 
-def next_opening(limits: Mapping[str, Limit], wants: Sequence[Want], now: float) -> float:
-    """Return when windows and buckets have what `wants` draw, as `Meter.next_opening` does."""
+def next_opening(
+    limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: float
+) -> float:
+    """Return when windows and buckets have what `wants` draw, as `RequestWindow.next_opening` does."""
     opens = -math.inf
     for want in wants:
         for name in want.meters:
@@ -371,13 +373,13 @@ def next_opening(limits: Mapping[str, Limit], wants: Sequence[Want], now: float)
     return opens
 
 
-def release(limits: Mapping[str, Limit], wants: Sequence[Want]) -> None:
-    """Give back the permits that `admit` took for `wants`; windows are left by `Meter.end`."""
+def release(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand]) -> None:
+    """Give back the permits that `admit` took for `wants`; windows are left by `RequestWindow.end`."""
     for want in wants:
         limits[want.host].give_back_permit(want)
 
 
-class Patience:
+class RetryBudget:
     """How often one piece of work may be repeated: so many attempts, and besides 429s for so long."""
 
     def __init__(self, attempts: int) -> None:

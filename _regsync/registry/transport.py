@@ -23,7 +23,7 @@ import anyio
 
 from _regsync import __version__
 from _regsync.addresses import Origin
-from _regsync.auth.cloud import Answer, Chain, Clouds, Machine
+from _regsync.auth.cloud import Answer, CloudEnvironment, CloudLogin, Clouds
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.config.model import Registry
 from _regsync.errors import (
@@ -42,7 +42,7 @@ from _regsync.net.streams import Stream, Timeouts
 from _regsync.providers import ROWS
 from _regsync.registry.admission import Gate, Turn
 from _regsync.registry.dialer import Dialer
-from _regsync.registry.host import Host
+from _regsync.registry.host import RegistryClient
 from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.registry.throttle import (
     ATTEMPTS,
@@ -52,11 +52,11 @@ from _regsync.registry.throttle import (
     LONGEST_WAIT,
     THROTTLED_FOR,
     UNDER_WAY,
-    Limit,
-    Meter,
-    Patience,
+    Demand,
+    RegistryLimits,
     Remaining,
-    Want,
+    RequestWindow,
+    RetryBudget,
     parse_quota,
 )
 from _regsync.text import duration_text
@@ -76,7 +76,7 @@ _OWN_FILES = 24
 _FIRST = 0.0
 
 
-class Edge(NamedTuple):
+class System(NamedTuple):
     """What a run takes from its machine, so that tests can give it others."""
 
     environ: Mapping[str, str]
@@ -165,7 +165,7 @@ def _cloud(name: str) -> Any:
 class Transport:
     """Every exchange of a run, or of the runs of one process, passes here."""
 
-    def __init__(self, edge: Edge) -> None:
+    def __init__(self, edge: System) -> None:
         self.edge = edge
         self.gate = Gate()
 
@@ -173,18 +173,18 @@ class Transport:
         # that was refused last.
         self.requests: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.throttled: Counter[str] = Counter()
-        self.paused: dict[str, Meter] = {}
+        self.paused: dict[str, RequestWindow] = {}
 
         # When an answer came last, or bytes moved; bytes of blobs in this run.
         self.moved = -math.inf
         self.bytes = 0
 
         # By credential and way of connecting; and by origin, whoever came first.
-        self._hosts: dict[tuple[object, ...], Host] = {}
-        self._known: dict[tuple[object, ...], Host] = {}
+        self._hosts: dict[tuple[object, ...], RegistryClient] = {}
+        self._known: dict[tuple[object, ...], RegistryClient] = {}
 
         # What discovery does not ask before a time, and why.
-        self._closed: dict[Want, tuple[float, SyncError]] = {}
+        self._closed: dict[Demand, tuple[float, SyncError]] = {}
 
         self._dialer = Dialer(
             environ=edge.environ,
@@ -200,7 +200,7 @@ class Transport:
 
         # Files with logins are renewed in place by others: what is read from them is never kept.
         fetch = partial(self.fetch, None)
-        machine = Machine(edge.environ, edge.home, edge.read, edge.wall, fetch)
+        machine = CloudEnvironment(edge.environ, edge.home, edge.read, edge.wall, fetch)
         self._clouds = Clouds(machine, _cloud)
 
     # The life of a run.
@@ -242,12 +242,12 @@ class Transport:
         """Read what the configuration names for a registry; ConfigError when it is unusable."""
         self._dialer.prepare(registry)
 
-    def host(self, registry: Registry, repository: str | None = None) -> Host:
+    def host(self, registry: Registry, repository: str | None = None) -> RegistryClient:
         """Return what is known of a registry under a repository's credential. A credential that
         cannot be had stops this host only.
         """
         stopped: AuthError | None = None
-        credential: Credential | Chain | None = None
+        credential: Credential | CloudLogin | None = None
         try:
             credential = self._clouds.find(registry, repository, self._dialer.read)
         except AuthError as error:
@@ -258,7 +258,7 @@ class Transport:
         key = (registry.authority, stopped.message if stopped else credential, way)
         host = self._hosts.get(key)
         if host is None:
-            host = Host(registry, credential, fetch=self.fetch, wall=self.edge.wall)
+            host = RegistryClient(registry, credential, fetch=self.fetch, wall=self.edge.wall)
             self._hosts[key] = host
             self._known.setdefault(host.origin[:3], host)
         host.used = True
@@ -274,7 +274,7 @@ class Transport:
         row = ROWS[registry.kind]
         limit = self.gate.limits.get(registry.authority)
         if limit is None:
-            limit = Limit(cap, row.paces, per_project=row.per_project)
+            limit = RegistryLimits(cap, row.paces, per_project=row.per_project)
             self.gate.limits[registry.authority] = limit
         elif registry.max_concurrent:
             limit.cap = min(limit.cap, cap)
@@ -286,12 +286,12 @@ class Transport:
     # The way of a request.
 
     async def request(
-        self, host: Host, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY
+        self, host: RegistryClient, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY
     ) -> Response:
         """Do a short exchange, with its body of at most `limit` bytes, as often as docs/design.md
         section 9 says; SyncError for a status not in `ok`.
         """
-        budget = Patience(ATTEMPTS)
+        budget = RetryBudget(ATTEMPTS)
         while True:
             try:
                 return await self._attempt(host, call, ok, limit)
@@ -301,7 +301,9 @@ class Transport:
                 self.edge.log("debug", "retry", f"{call.method} {host.key}{path}: {error}")
             await anyio.sleep(pause)
 
-    async def _attempt(self, host: Host, call: Call, ok: Collection[int], limit: int) -> Response:
+    async def _attempt(
+        self, host: RegistryClient, call: Call, ok: Collection[int], limit: int
+    ) -> Response:
         """Do an exchange with its body. Rule 1: one real request goes to a new host, and the others
         wait for its outcome.
         """
@@ -311,7 +313,9 @@ class Transport:
                     return await self._ask(host, call, ok, limit)
         return await self._ask(host, call, ok, limit)
 
-    async def _ask(self, host: Host, call: Call, ok: Collection[int], limit: int) -> Response:
+    async def _ask(
+        self, host: RegistryClient, call: Call, ok: Collection[int], limit: int
+    ) -> Response:
         async with self.opened(host, call, ok) as response:
             await response.read(limit)
             return response
@@ -319,7 +323,7 @@ class Transport:
     @asynccontextmanager
     async def opened(
         self,
-        host: Host,
+        host: RegistryClient,
         call: Call,
         ok: Collection[int],
         *,
@@ -365,7 +369,7 @@ class Transport:
         raise self.refusal(host, response)
 
     async def _send(
-        self, host: Host, hop: _Hop, turn: Turn, lease: Lease | None, body: Body | None
+        self, host: RegistryClient, hop: _Hop, turn: Turn, lease: Lease | None, body: Body | None
     ) -> Response:
         """Send one request of a chain, over the caller's `lease` where that leads there, and return
         its answer.
@@ -400,7 +404,7 @@ class Transport:
             )
         return response
 
-    async def _next_hop(self, host: Host, hop: _Hop, response: Response) -> _Hop:
+    async def _next_hop(self, host: RegistryClient, hop: _Hop, response: Response) -> _Hop:
         """Return where a redirect leads (R1, R4); ProtocolBroken where nobody should go."""
         location = response.headers.get("location")
         if location is None:
@@ -417,12 +421,12 @@ class Transport:
         authorization = None if has_left else await self.login(host, call)
         return _Hop(call, origin, authorization, hop.number + 1, has_left)
 
-    def want(self, host: Host, call: Call) -> Want:
+    def want(self, host: RegistryClient, call: Call) -> Demand:
         """Say what a request draws on; a PUT with the body is two steps."""
         is_whole_body = call.action == "upload_body" and call.method == "PUT"
         steps = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
         meters = self.gate.limits[host.key].meters_of(call.repository, *steps)
-        return Want(host.key, meters=meters, discovers=call.action in DISCOVERY)
+        return Demand(host.key, meters=meters, discovers=call.action in DISCOVERY)
 
     def _watch_body(
         self, call: Call, turn: Turn, body: Body | None, authorization: str | None
@@ -436,7 +440,9 @@ class Transport:
 
     # Logins.
 
-    async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
+    async def login(
+        self, host: RegistryClient, call: Call, *, before_body: bool = False
+    ) -> str | None:
         """Return the Authorization header for a call, None for another origin than the registry's
         (I6).
         """
@@ -448,7 +454,7 @@ class Transport:
             )
 
     async def refresh_login(
-        self, host: Host, call: Call, used: str | None, refused: Response
+        self, host: RegistryClient, call: Call, used: str | None, refused: Response
     ) -> None:
         """Take in a 401 or 403, whose body has been read: return when a new login may do better,
         else raise the error that it is.
@@ -467,7 +473,7 @@ class Transport:
 
     async def fetch(
         self,
-        host: Host | None,
+        host: RegistryClient | None,
         method: str,
         url: str,
         headers: list[Pair],
@@ -509,7 +515,9 @@ class Transport:
         turn.meter.end(turn.number, 200)
         self.gate.wake()
 
-    def _record_pace(self, host: Host, call: Call, turn: Turn, response: Response) -> None:
+    def _record_pace(
+        self, host: RegistryClient, call: Call, turn: Turn, response: Response
+    ) -> None:
         """Let a window, and all who wait for it, know what an answer says about how often to ask."""
         now = anyio.current_time()
         wall = self.edge.wall()
@@ -532,7 +540,9 @@ class Transport:
             self._record_quota(host, call, turn, remaining)
         self.gate.wake()
 
-    def _record_quota(self, host: Host, call: Call, turn: Turn, remaining: Remaining) -> None:
+    def _record_quota(
+        self, host: RegistryClient, call: Call, turn: Turn, remaining: Remaining
+    ) -> None:
         """Obey a quota. It is about discovery, and at some registries about one action of it."""
         action = ROWS[host.registry.kind].quota or call.action
         want = self.want(host, call._replace(action=action))._replace(discovers=True)
@@ -545,7 +555,11 @@ class Transport:
     # Errors, and what is done about them.
 
     def pause_after(
-        self, error: SyncError, budget: Patience, *hosts: Host, call: Call | None = None
+        self,
+        error: SyncError,
+        budget: RetryBudget,
+        *hosts: RegistryClient,
+        call: Call | None = None,
     ) -> float:
         """Return the seconds to wait before what failed is repeated; raise the error when it is not
         to be. `hosts` are those that the work needs: source, target.
@@ -570,7 +584,9 @@ class Transport:
             raise error
         return pause
 
-    def _close(self, host: Host, want: Want | None, error: RegistryError, seconds: float) -> None:
+    def _close(
+        self, host: RegistryClient, want: Demand | None, error: RegistryError, seconds: float
+    ) -> None:
         """Ask for nothing more before a time. Where only discovery is refused, what was begun may
         go on.
         """
@@ -586,7 +602,7 @@ class Transport:
             host.stopped = error.again()
             host.reopens = reopens
 
-    def _check_open(self, host: Host, want: Want) -> None:
+    def _check_open(self, host: RegistryClient, want: Demand) -> None:
         """Raise what has closed a registry, or discovery there."""
         closed = self._closed.get(want)
         if closed is not None:
@@ -596,13 +612,15 @@ class Transport:
         if host.stopped is not None:
             raise host.stopped.again()
 
-    async def raise_unless(self, host: Host, answer: Response, ok: Collection[int]) -> None:
+    async def raise_unless(
+        self, host: RegistryClient, answer: Response, ok: Collection[int]
+    ) -> None:
         """Raise what an answer means whose status is not in `ok`."""
         if answer.status not in ok:
             await answer.read(ERROR_BODY)
             raise self.refusal(host, answer)
 
-    def refusal(self, host: Host, answer: Response) -> RegistryError:
+    def refusal(self, host: RegistryClient, answer: Response) -> RegistryError:
         """Turn an answer into an error, and count what is throttled."""
         if answer.status == 429:
             self.throttled[host.key] += 1

@@ -40,7 +40,7 @@ from _regsync.providers import UploadStyle
 from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import ERROR_BODY, Body, Call, Transport
-from _regsync.text import clean
+from _regsync.text import printable
 
 _OCTETS = ("Content-Type", "application/octet-stream")
 _ANY_STATUS = range(600)
@@ -234,7 +234,7 @@ class Upload:
         may_move = base == home and self.repository.row.foreign_uploads
         if origin != base and not may_move:
             raise ProtocolBroken(
-                f"the registry sends the upload to another host ({clean(origin.host, 100)}), refused"
+                f"the registry sends the upload to another host ({printable(origin.host, 100)}), refused"
             )
         self._origin = origin
         self.session = path

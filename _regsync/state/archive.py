@@ -40,7 +40,7 @@ def digest_like(key: bytes) -> str:
     return f":{key[1:].hex()}"
 
 
-def named(*words: str) -> bytes:
+def snapshot_name(*words: str) -> bytes:
     """Return the 32 bytes that identify a snapshot: of which tag, where from and to, by which rules."""
     return bytes.fromhex(hash_hex("sha256", "\0".join(words).encode()))
 

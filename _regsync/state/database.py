@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import anyio
 
-from _regsync.files import _WRITE
+from _regsync.files import WRITE_FLAGS
 from _regsync.state import sqlite
 from _regsync.state.archive import (
     DIGEST_BYTES,
@@ -34,9 +34,8 @@ from _regsync.state.archive import (
 )
 from _regsync.state.archive import digest_like as digest_like
 from _regsync.state.archive import key_of as key_of
-from _regsync.state.archive import named as named
 from _regsync.state.sqlite import Damaged, LeftAlone, reason_of
-from _regsync.text import clean
+from _regsync.text import printable
 
 if sqlite.HAS_SQLITE:
     import sqlite3
@@ -80,7 +79,7 @@ class StateFile:
         """
         self._directory = cache_dir
         self._log = log
-        self._shown = clean(cache_dir or "")
+        self._shown = printable(cache_dir or "")
         self._path = os.path.join(cache_dir or "", "state.db")
         self._remembers = remembers and cache_dir is not None
 
@@ -153,7 +152,7 @@ class StateFile:
         """Take the lock; False when another process has it."""
         assert self._directory is not None
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
-        descriptor = os.open(os.path.join(self._directory, "state.lock"), _WRITE, 0o600)
+        descriptor = os.open(os.path.join(self._directory, "state.lock"), WRITE_FLAGS, 0o600)
         try:
             sqlite.lock(descriptor)
         except BlockingIOError:

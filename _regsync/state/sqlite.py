@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from _regsync.files import _SAFE, _remove, _safely
-from _regsync.text import clean
+from _regsync.files import _SAFE, open_safely, remove_if_possible
+from _regsync.text import printable
 
 try:
     import sqlite3
@@ -127,13 +127,13 @@ def open_for_reading(path: str, busy_seconds: float) -> sqlite3.Connection | Non
 def remove_database(path: str) -> None:
     """Remove a file that is damaged, with what SQLite puts beside it."""
     for end in ("", _JOURNAL_END, *_WAL_ENDS):
-        _remove(path + end)
+        remove_if_possible(path + end)
 
 
 def remove_if_ours(path: str, beginning: bytes) -> None:
     """Remove a file of an earlier version, when it begins as that version wrote it."""
     with contextlib.suppress(OSError):
-        with open(path, "rb", opener=_safely) as stream:
+        with open(path, "rb", opener=open_safely) as stream:
             is_ours = stream.read(len(beginning)) == beginning
         if is_ours:
             os.unlink(path)
@@ -179,7 +179,7 @@ def is_half_written(error: Exception) -> bool:
 
 def reason_of(error: Exception) -> str:
     """Return what the system, or SQLite, says of an error."""
-    return clean(getattr(error, "strerror", None) or str(error))
+    return printable(getattr(error, "strerror", None) or str(error))
 
 
 # Before SQLite sees the file.

@@ -16,7 +16,8 @@ from itertools import count
 from typing import NamedTuple
 
 from _regsync.oci.manifest import Descriptor
-from _regsync.state.knowledge import Knowledge, RepositoryKey
+from _regsync.state.archive import RepositoryKey
+from _regsync.state.knowledge import Knowledge
 
 
 class ClaimKey(NamedTuple):
@@ -27,7 +28,7 @@ class ClaimKey(NamedTuple):
     is_manifest: bool
 
 
-class Work:
+class ImageClaims:
     """What one promoted image lacks in its repository, and what it owns of that.
 
     `blobs` are in the order in which they are copied. `careful`: what earlier runs knew of a blob is
@@ -71,11 +72,11 @@ class Work:
 class Claim:
     """One digest that its owner brings to one repository, for itself and for those who wait."""
 
-    def __init__(self, key: ClaimKey, owner: Work) -> None:
+    def __init__(self, key: ClaimKey, owner: ImageClaims) -> None:
         self.key = key
         self.owner = owner
         # In promotion order: the first of them inherits the claim.
-        self.waiters = list[Work]()
+        self.waiters = list[ImageClaims]()
         # Who copies the same blob elsewhere on the host, if the owner waits to mount it from there;
         # and since when it waits.
         self.leader: Leader | None = None
@@ -95,7 +96,7 @@ class Claim:
 class Leader(NamedTuple):
     """The image that copies a blob to a host first, and the claims that will mount it from there."""
 
-    work: Work
+    work: ImageClaims
     followers: list[Claim]
 
 
@@ -109,7 +110,7 @@ class FirstMount(NamedTuple):
 class Step(NamedTuple):
     """One blob to copy now: by mount when `mount_from` names a repository, else by upload."""
 
-    work: Work
+    work: ImageClaims
     blob: Descriptor
     mount_from: str | None
 
@@ -131,7 +132,7 @@ class Claims:
         self._first_mounts = dict[str, FirstMount]()
         self._order = count()
 
-    def promote(self, work: Work) -> list[Step]:
+    def promote(self, work: ImageClaims) -> list[Step]:
         """Claim all that `work` lacks and nobody has claimed; wait for the rest."""
         work.order = next(self._order)
         lacking = [
@@ -162,7 +163,7 @@ class Claims:
         """Say whether somebody copies a blob to a host already, or has: it needs no election."""
         return (host, digest) in self._leaders or any(self.knowledge.holders(host, digest))
 
-    def arrived(self, work: Work, digest: str) -> list[Work]:
+    def arrived(self, work: ImageClaims, digest: str) -> list[ImageClaims]:
         """Note that what `work` owned is in its repository; return the images that are ready now."""
         # A digest that is wanted as blob and as child arrives as blob first: children are put when
         # all blobs are there.
@@ -213,18 +214,18 @@ class Claims:
             self._stop_waiting(claim)
         return [Step(claim.owner, claim.blob, None) for claim in overdue]
 
-    def complete(self, work: Work) -> list[Step]:
+    def complete(self, work: ImageClaims) -> list[Step]:
         """Note that an image is committed: whoever waits for its blobs on that host may mount them."""
         return self._start(self._end_leads(work))
 
-    def fail(self, work: Work) -> tuple[list[Step], list[Work]]:
+    def fail(self, work: ImageClaims) -> tuple[list[Step], list[ImageClaims]]:
         """Pass on what an image owned to the earliest that waits for it.
 
         Returns the steps of the heirs, and the heirs that are ready by owning a child.
         """
         work.failed = True
         moved = dict[ClaimKey, Claim]()
-        ready = list[Work]()
+        ready = list[ImageClaims]()
         for claim in work.owned.values():
             for waiting in self._stop_waiting(claim):
                 moved[waiting.key] = waiting
@@ -243,7 +244,7 @@ class Claims:
         inherited = [claim for claim in moved.values() if claim.owner is not work]
         return self._start([*inherited, *self._end_leads(work)]), ready
 
-    def _claim_or_wait(self, work: Work, digest: str, *, is_manifest: bool) -> Claim | None:
+    def _claim_or_wait(self, work: ImageClaims, digest: str, *, is_manifest: bool) -> Claim | None:
         """Return the claim that `work` now owns; None when it waits for another image's."""
         key = ClaimKey(work.where, digest, is_manifest)
         if key in self._claims:
@@ -255,13 +256,13 @@ class Claims:
         return claim
 
     @staticmethod
-    def _pass_on(claim: Claim, heirs: list[Work]) -> None:
+    def _pass_on(claim: Claim, heirs: list[ImageClaims]) -> None:
         claim.owner, *claim.waiters = heirs
         claim.owner.owned[claim.key] = claim
         if claim.key.is_manifest:
             claim.owner.missing -= 1  # it puts this child itself, so it waits for it no more
 
-    def _end_leads(self, work: Work) -> list[Claim]:
+    def _end_leads(self, work: ImageClaims) -> list[Claim]:
         """Let an image lead no more; return the claims that need not wait any longer."""
         host, _ = work.where
         moved = list[Claim]()

@@ -21,11 +21,11 @@ from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.oci.manifest import MAX_INDEX_DEPTH, TRIM_RULE, Descriptor, Manifest, trim_index
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.database import key_of, named
-from _regsync.state.knowledge import Knowledge, RepositoryKey, Snapshot
-from _regsync.sync.image import Tree, grow
+from _regsync.state.archive import RepositoryKey, Snapshot, key_of, snapshot_name
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync.image import Tree, build_tree
 from _regsync.tags import Selection, TagRule
-from _regsync.text import clean
+from _regsync.text import printable
 
 _T = TypeVar("_T")
 
@@ -76,7 +76,7 @@ class Once(Generic[_T]):
             self._error = error
 
 
-async def together(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
+async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
     """Ask all, up to 64 at the same time; return the answers in the order of the questions.
 
     Raises the first SyncError, but only when all have ended.
@@ -280,7 +280,9 @@ class Discovery:
         platforms = ""
         if mapping.platforms is not None:
             platforms = ",".join(sorted(map(str, mapping.platforms)))
-        return named(*source.key, reference, *target.key, target_reference, platforms, TRIM_RULE)
+        return snapshot_name(
+            *source.key, reference, *target.key, target_reference, platforms, TRIM_RULE
+        )
 
     async def look_up(
         self,
@@ -509,7 +511,7 @@ class Discovery:
         with source.located("filter platforms of", source.reference(top.digest)):
             trimmed = trim_index(top, platforms, nested)
             if not trimmed.matched:
-                available = clean(", ".join(trimmed.available)) or "none"
+                available = printable(", ".join(trimmed.available)) or "none"
                 wanted = ", ".join(map(str, platforms))
                 text = f"no platform matches the filter {wanted}; the source has {available}"
                 raise RegistryError(text, status=404)
@@ -549,12 +551,12 @@ class Discovery:
                 ]
                 _check_tree_size([*at_hand.values(), *lacking])
 
-                level = await together(
+                level = await gather(
                     partial(self.manifest, source, entry.digest, entry) for entry in lacking
                 )
                 for entry, manifest in zip(lacking, level, strict=True):
                     at_hand[entry.digest] = manifest
-            return grow(root, at_hand, top_digest)
+            return build_tree(root, at_hand, top_digest)
 
 
 def _check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 from _regsync.oci.manifest import Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.knowledge import Knowledge, RepositoryKey
-from _regsync.sync.claims import Step, Work
+from _regsync.state.archive import RepositoryKey
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync.claims import ImageClaims, Step
 from _regsync.sync.image import BlobResult, Tree
 from _regsync.sync.staging import Staging
-from _regsync.sync.transfer import Keep, Mover, known_body
+from _regsync.sync.transfer import BlobTransfer, Keep, known_body
 
 # Images and layers of which an analysis names the largest.
 _MOST_NAMED = 10
@@ -61,7 +62,7 @@ class _Sized(NamedTuple):
     size: int
 
 
-class Rehearsal(Mover):
+class DryRun(BlobTransfer):
     """Stands where the mover stands in a dry run: it asks, and writes nothing."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
@@ -130,7 +131,7 @@ class Rehearsal(Mover):
     async def put(
         self,
         tree: Tree,
-        work: Work,
+        work: ImageClaims,
         target: Repository,
         reference: str,
         arrived: Callable[[Manifest], None],

@@ -110,7 +110,7 @@ class Tree(NamedTuple):
         return tuple(blobs.values()), children
 
 
-def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
+def build_tree(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
     """Order an image's manifests so that each stands behind its own children (I2).
 
     Raises ContentError when indexes are nested too deep.
@@ -138,7 +138,7 @@ def order_blobs(
     return {blob.digest: blob for blob in ordered}
 
 
-class Delivery:
+class ImageCopy:
     """One image and its artifacts being copied to one target, and what is reported of it."""
 
     def __init__(
@@ -245,7 +245,7 @@ class Image:
 
     def __init__(
         self,
-        delivery: Delivery,
+        delivery: ImageCopy,
         tree: Tree,
         reference: str,
         snapshot: bytes,

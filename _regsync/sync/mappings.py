@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.errors import ConfigError
-from _regsync.text import clean
+from _regsync.text import printable
 
 # Kubernetes sets it in the pods of an Indexed Job.
 _INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
@@ -130,10 +130,10 @@ def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:
     Returns number and total; ConfigError names what is wrong.
     """
     number, _, total = text.partition("/")
-    shown = clean(text, 40)
+    shown = printable(text, 40)
     if text.startswith("/"):
         number = environ.get(_INDEX_VARIABLE, "not set")
-        shown = f"{shown} ({_INDEX_VARIABLE}: {clean(number, 40)})"
+        shown = f"{shown} ({_INDEX_VARIABLE}: {printable(number, 40)})"
 
     are_numbers = _SHARD_NUMBER.fullmatch(number) and _SHARD_NUMBER.fullmatch(total)
     if are_numbers and int(number) < int(total):

@@ -21,8 +21,8 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.database import digest_like, key_of, named
-from _regsync.state.knowledge import Knowledge, RepositoryKey
+from _regsync.state.archive import RepositoryKey, digest_like, key_of, snapshot_name
+from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import (
     COMPLETE,
     COPIED,
@@ -33,8 +33,8 @@ from _regsync.sync.artifact_checks import (
     is_due_without_state,
     look_for_news,
 )
-from _regsync.sync.discovery import Discovery, Once, TagLookup, together
-from _regsync.sync.image import Delivery
+from _regsync.sync.discovery import Discovery, Once, TagLookup, gather
+from _regsync.sync.image import ImageCopy
 from _regsync.sync.referrer_lists import ReferrerLists
 
 _COSIGN_SUFFIXES = (".sig", ".att", ".sbom")
@@ -98,12 +98,12 @@ class _Question(NamedTuple):
         return types.isdisjoint(rule.exclude)
 
 
-def last_check(copy: Delivery) -> ArtifactCheck:
+def last_check(copy: ImageCopy) -> ArtifactCheck:
     """Return what was remembered of a copy's artifacts when it was decided on."""
     return ArtifactCheck(*copy.known)
 
 
-def flags_after(copy: Delivery) -> int:
+def flags_after(copy: ImageCopy) -> int:
     """Return what is remembered of a look: the flags of `artifact_checks`, and the tags shown.
 
     Where something failed the artifacts are not complete, and the next run looks at all of them.
@@ -159,12 +159,14 @@ class Referrers:
         """
         rule = mapping.artifacts
         filters = (",".join(sorted(types)) for types in (rule.include, rule.exclude))
-        return named("artifacts", *source.key, *target.key, *(key.hex() for key in keys), *filters)
+        return snapshot_name(
+            "artifacts", *source.key, *target.key, *(key.hex() for key in keys), *filters
+        )
 
     def _last_check(self, record: bytes) -> ArtifactCheck:
         return ArtifactCheck(*self._knowledge.look(record))
 
-    def decide(self, mapping: MappingRule, copies: Sequence[Delivery]) -> Look:
+    def decide(self, mapping: MappingRule, copies: Sequence[ImageCopy]) -> Look:
         """Decide whether the artifacts of an image are looked at, for all its targets.
 
         Each copy gets its record and what is known by it.
@@ -204,7 +206,7 @@ class Referrers:
     # What is there.
 
     async def find(
-        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[Delivery], look: Look
+        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look
     ) -> FoundArtifacts:
         """Return the artifacts of an image; SyncError when one may be missed, or a required one is.
 
@@ -238,14 +240,14 @@ class Referrers:
         return FoundArtifacts(tuple(found), tuple(stripped))
 
     async def _compare_lists(
-        self, lookup: TagLookup, copies: Sequence[Delivery], look: Look, *, is_trimmed: bool
+        self, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look, *, is_trimmed: bool
     ) -> None:
         """Compare what the source lists with the last look: what it listed then is at the target."""
         digests = list[str]()
         if not is_trimmed:
             listed = await self.lists.listed(lookup.source, lookup.source_digest)
             digests = [entry.digest for entry in listed.entries]
-        listing_hash = named(*sorted(digests))[:8]
+        listing_hash = snapshot_name(*sorted(digests))[:8]
 
         for copy in copies:
             copy.listed = listing_hash
@@ -280,7 +282,7 @@ class Referrers:
         for _ in range(_DEEPEST):
             self.lists.expect(source, len(level))
             seen.update(level)
-            await together(partial(ask, subject) for subject in level)
+            await gather(partial(ask, subject) for subject in level)
             by_reference.update((artifact.reference, artifact) for artifact in every)
 
             below = list[str]()
@@ -342,7 +344,7 @@ class Referrers:
             self._discovery.say("info", "no_referrers", text)
 
         look_at = partial(self._look_at, question, subject)
-        found = await together(
+        found = await gather(
             [
                 *(
                     partial(look_at, entry.digest, entry)
@@ -434,7 +436,7 @@ class Referrers:
         return Artifact(subject, tag, None, lookup, types)
 
 
-def _question(mapping: MappingRule, source: Repository, copies: Sequence[Delivery]) -> _Question:
+def _question(mapping: MappingRule, source: Repository, copies: Sequence[ImageCopy]) -> _Question:
     """Return the question for an image's artifacts. They are not filtered by platform."""
     is_enabled = mapping.artifacts.enabled
     return _Question(

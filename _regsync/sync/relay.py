@@ -20,7 +20,7 @@ from _regsync.net.http1 import PIECE, Response
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
 from _regsync.registry.repository import Repository
-from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Patience
+from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, RetryBudget
 from _regsync.registry.transport import Transport
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Relay:
         # The waits for this source: seconds left for all, attempts left for the next `LARGE_BODY`
         # bytes, and where those end.
         self._grace = SOURCE_GRACE
-        self._patience = Patience(ATTEMPTS)
+        self._patience = RetryBudget(ATTEMPTS)
         self._renewed = 0
 
     @asynccontextmanager
@@ -156,7 +156,7 @@ class Relay:
     async def _resume(self, broken: WireError) -> None:
         """Open what is left of a body; raise `broken` when the source does not go on in time."""
         if self._count >= self._renewed:
-            self._patience = Patience(ATTEMPTS)
+            self._patience = RetryBudget(ATTEMPTS)
             self._renewed = self._count + LARGE_BODY
 
         error: SyncError = broken

@@ -26,15 +26,15 @@ from _regsync.state.archive import key_of
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import COPIED, Look
-from _regsync.sync.discovery import Discovery, TagLookup, together
-from _regsync.sync.dry_run import Rehearsal
-from _regsync.sync.image import Delivery, Image
+from _regsync.sync.discovery import Discovery, TagLookup, gather
+from _regsync.sync.dry_run import DryRun
+from _regsync.sync.image import Image, ImageCopy
 from _regsync.sync.mappings import WantedTag, assign, grouped
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers, flags_after, last_check
 from _regsync.sync.report import Outcome, Report
-from _regsync.sync.schedule import Execution
+from _regsync.sync.schedule import Scheduler
 from _regsync.sync.staging import Staging
-from _regsync.sync.transfer import Mover
+from _regsync.sync.transfer import BlobTransfer
 from _regsync.tags import compile_glob, select_literals
 
 # docs/specification.md section 1.6: what is under way may end in this time.
@@ -99,9 +99,9 @@ class Run:
             self._discovery, self._knowledge, transport.edge.wall, kept=self._state.is_used
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
-        mover = (Rehearsal if rehearse else Mover)(transport, self._knowledge, self._staging)
-        self.rehearsal = mover if isinstance(mover, Rehearsal) else None
-        self.execution = Execution(
+        mover = (DryRun if rehearse else BlobTransfer)(transport, self._knowledge, self._staging)
+        self.rehearsal = mover if isinstance(mover, DryRun) else None
+        self.execution = Scheduler(
             mover,
             self._knowledge,
             self._discovery,
@@ -258,7 +258,7 @@ class Run:
 
     async def _list(self, group: list[MappingRule]) -> None:
         """List and select for mappings that write a common repository, then ask for each tag (I10)."""
-        selected = await together(partial(self._select, mapping) for mapping in group)
+        selected = await gather(partial(self._select, mapping) for mapping in group)
         tags, conflicts = assign(zip(group, selected, strict=True))
 
         for conflict in conflicts:
@@ -312,7 +312,7 @@ class Run:
 
         several = [target for target, count in counts.items() if count > 1]
         with suppress(SyncError):  # kept by the discovery, and raised for each image that needs it
-            await together(partial(self._discovery.target_tags, target) for target in several)
+            await gather(partial(self._discovery.target_tags, target) for target in several)
 
     def _needs_listing(self, wanted: WantedTag, target: Repository) -> bool:
         """Say whether a target's listing would answer for a tag.
@@ -402,7 +402,7 @@ class Run:
         return self._referrers.has_news(mapping, source, target, *snapshot)
 
     async def _find_artifacts(
-        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[Delivery]
+        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
     ) -> FoundArtifacts:
         """Find the artifacts of an image, if it is time to look for them (docs/design.md section
         8). An error fails the copies.
@@ -427,7 +427,7 @@ class Run:
         self,
         mapping: MappingRule,
         lookup: TagLookup,
-        copies: Sequence[Delivery],
+        copies: Sequence[ImageCopy],
         found: FoundArtifacts,
     ) -> None:
         """Let the scheduler have what the targets lack of an image and its artifacts."""
@@ -472,11 +472,7 @@ class Run:
                 self.execution.commit(source.key, manifest)
 
     def _rehearse(
-        self,
-        rehearsal: Rehearsal,
-        copy: Delivery,
-        lookup: TagLookup,
-        artifacts: Sequence[TagLookup],
+        self, rehearsal: DryRun, copy: ImageCopy, lookup: TagLookup, artifacts: Sequence[TagLookup]
     ) -> None:
         """Show a rehearsal what a copy consists of; only the image itself has a name there."""
         if lookup.tree is not None:
@@ -485,7 +481,7 @@ class Run:
             if artifact.tree is not None:
                 rehearsal.look_at("", artifact.tree, copy.target.key)
 
-    def _missing_artifacts(self, copy: Delivery, artifacts: Sequence[Artifact]) -> list[Image]:
+    def _missing_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
         """Note the artifacts of a copy; return what its target lacks of them.
 
         An artifact of an artifact follows the one that it refers to, and is not returned.
@@ -530,7 +526,7 @@ class Run:
 
     # Outcomes.
 
-    def _end_copy(self, copy: Delivery) -> None:
+    def _end_copy(self, copy: ImageCopy) -> None:
         """Remember the look at a copy's artifacts, and report how it ended."""
         if copy.record and (copy.error is None or last_check(copy).is_complete):
             self._knowledge.looked(copy.record, flags_after(copy), copy.listed)
@@ -553,10 +549,12 @@ class Run:
         self._emit(outcome)
 
 
-def _copies_of(lookup: TagLookup, source_name: str, reference: str, began: float) -> list[Delivery]:
+def _copies_of(
+    lookup: TagLookup, source_name: str, reference: str, began: float
+) -> list[ImageCopy]:
     """Return one copy for each target of a look-up, in their order."""
     return [
-        Delivery(
+        ImageCopy(
             lookup.source,
             tag.target,
             source_name,
@@ -571,7 +569,7 @@ def _copies_of(lookup: TagLookup, source_name: str, reference: str, began: float
     ]
 
 
-def outcome_of(copy: Delivery, duration: float, *, is_rehearsal: bool = False) -> Outcome:
+def outcome_of(copy: ImageCopy, duration: float, *, is_rehearsal: bool = False) -> Outcome:
     """Return how a copy ended that took `duration` seconds."""
     outcome = Outcome(
         copy.source_name,

@@ -24,14 +24,14 @@ from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.registry.repository import is_immutable, may_be_stale
 from _regsync.registry.transport import Transport
-from _regsync.state.database import key_of
-from _regsync.state.knowledge import Knowledge, RepositoryKey
-from _regsync.sync.claims import Claims, Step, Work
+from _regsync.state.archive import RepositoryKey, key_of
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync.claims import Claims, ImageClaims, Step
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.election import Pending
-from _regsync.sync.image import BlobResult, Delivery, Image, NotAtHand, order_blobs
+from _regsync.sync.image import BlobResult, Image, ImageCopy, NotAtHand, order_blobs
 from _regsync.sync.staging import SMALL_BLOB
-from _regsync.sync.transfer import Keep, Mover
+from _regsync.sync.transfer import BlobTransfer, Keep
 
 # Images with a coroutine (docs/design.md section 9).
 _MAX_PROMOTED = 512
@@ -70,7 +70,7 @@ class Phase(enum.Enum):
 class _Promoted:
     """One promoted image: its phase, the steps that it has been given, how many of them run."""
 
-    def __init__(self, image: Image, work: Work) -> None:
+    def __init__(self, image: Image, work: ImageClaims) -> None:
         self.image = image
         self.work = work
         self.phase = Phase.WAITING
@@ -108,7 +108,7 @@ class _Promoted:
         return self.image.error is None and not self.work.is_ready()
 
 
-class Execution:
+class Scheduler:
     """Images on their way, at most `slots` of them at work.
 
     `start` starts a task. `ask` queues a question for a source. `keep_list` is
@@ -117,7 +117,7 @@ class Execution:
 
     def __init__(
         self,
-        mover: Mover,
+        mover: BlobTransfer,
         knowledge: Knowledge,
         discovery: Discovery,
         *,
@@ -125,7 +125,7 @@ class Execution:
         start: Callable[..., None],
         ask: Callable[[str, Callable[[], Awaitable[None]]], None],
         keep_list: Callable[..., Awaitable[set[str]]] | None,
-        ended: Callable[[Delivery], None],
+        ended: Callable[[ImageCopy], None],
         transport: Transport,
     ) -> None:
         self._mover = mover
@@ -142,7 +142,7 @@ class Execution:
 
         # Promoted images, oldest first; those that want a slot, by their order.
         self._claims = Claims(knowledge, anyio.current_time)
-        self._promoted = dict[Work, _Promoted]()
+        self._promoted = dict[ImageClaims, _Promoted]()
         self._queue = list[tuple[int, _Promoted]]()
         self._slots = slots
         self._slots_in_use = 0
@@ -168,7 +168,7 @@ class Execution:
     # What a run asks.
 
     @property
-    def images(self) -> dict[Work, Image]:
+    def images(self) -> dict[ImageClaims, Image]:
         """Return the images that were promoted and have not ended, oldest first."""
         return {work: promoted.image for work, promoted in self._promoted.items()}
 
@@ -286,7 +286,7 @@ class Execution:
             self._end_failed(image)
             return
 
-        work = Work(
+        work = ImageClaims(
             where,
             order_blobs(blobs, self.references),
             tuple(child.digest for child in children),
@@ -299,7 +299,7 @@ class Execution:
         self._hand_out(steps, [work] if work.is_ready() else [])
         self._start_task(self._copy_image, promoted)
 
-    def _hand_out(self, steps: Iterable[Step], ready: Iterable[Work] = ()) -> None:
+    def _hand_out(self, steps: Iterable[Step], ready: Iterable[ImageClaims] = ()) -> None:
         """Give images their next steps, or tell them that all is there; `advance` follows."""
         called = dict.fromkeys(ready)
         for step in steps:
@@ -415,7 +415,7 @@ class Execution:
 
     # How its manifests are put.
 
-    async def _put_manifests(self, image: Image, work: Work) -> bool:
+    async def _put_manifests(self, image: Image, work: ImageClaims) -> bool:
         """Put the children that are ours, then the root (I1, I2).
 
         False when something has failed, which `image.error` says; or, without an error, when the
@@ -440,7 +440,7 @@ class Execution:
             self._knowledge.take_snapshot(image.snapshot, source_key, key_of(root.digest))
         return True
 
-    async def _try_to_put(self, image: Image, work: Work) -> RegistryError | None:
+    async def _try_to_put(self, image: Image, work: ImageClaims) -> RegistryError | None:
         """Put the manifests; return the refusal that may mean that the target has lost something.
 
         A target that denies what this run has copied there may be late to see it, and is asked
@@ -463,7 +463,7 @@ class Execution:
                     return error
             await anyio.sleep(pause)
 
-    def _record_put(self, work: Work, manifest: Manifest) -> None:
+    def _record_put(self, work: ImageClaims, manifest: Manifest) -> None:
         """Note that a manifest is in its repository; images that wait for it may go on."""
         self.commit(work.where, manifest)
         if manifest.digest in work.own_children:
@@ -543,7 +543,7 @@ class Execution:
         image.delivery.record_failure(image)
         self.conclude(image.delivery)
 
-    def conclude(self, delivery: Delivery) -> None:
+    def conclude(self, delivery: ImageCopy) -> None:
         """End a delivery whose images have all ended; a target without the referrers API has to
         list the artifacts first.
         """
@@ -564,7 +564,7 @@ class Execution:
             self._ended(delivery)
 
     async def _list_artifacts(
-        self, delivery: Delivery, keep_list: Callable[..., Awaitable[set[str]]]
+        self, delivery: ImageCopy, keep_list: Callable[..., Awaitable[set[str]]]
     ) -> None:
         """Have the target list its artifacts, then end the delivery."""
         try:

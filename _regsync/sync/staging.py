@@ -27,11 +27,11 @@ import anyio.to_thread
 
 from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import SyncError
-from _regsync.files import _PARTIAL, _is_own, _remove, _replacing, _safely
+from _regsync.files import PARTIAL_SUFFIX, is_own_folder, open_safely, remove_if_possible, replacing
 from _regsync.net.http1 import PIECE
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
-from _regsync.text import clean
+from _regsync.text import printable
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -69,8 +69,8 @@ def _disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = clean(str(error.filename or "the staging directory"))
-        why = clean(error.strerror or str(error))
+        place = printable(str(error.filename or "the staging directory"))
+        why = printable(error.strerror or str(error))
         hint = "several targets need disk: free space in global.cache_dir, or point it elsewhere"
         raise StagingFailed(f"blobs cannot be staged in {place}: {why}", hint=hint) from error
 
@@ -289,7 +289,7 @@ class Staging:
             if failed:
                 paths -= {file.path for each, file in self._files.items() if self._asked[each]}
             for path in paths:
-                _remove(path)
+                remove_if_possible(path)
 
         self._files.clear()
         self._memory.clear()
@@ -350,7 +350,7 @@ class Staging:
         if await anyio.to_thread.run_sync(_is_intact, path, blob):
             return path
 
-        with _replacing(path) as descriptor, FileIO(descriptor, "w") as staged:
+        with replacing(path) as descriptor, FileIO(descriptor, "w") as staged:
 
             async def write(piece: memoryview) -> None:
                 while piece:
@@ -373,7 +373,7 @@ class Staging:
             # One after the other: `makedirs` gives its mode to the last folder alone.
             os.makedirs(self._directory, mode=0o700, exist_ok=True)
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            if not _is_own(folder):
+            if not is_own_folder(folder):
                 raise OSError(errno.ELOOP, "a symbolic link is not followed", folder)
             _remove_abandoned(folder)
             self._folders.add(folder)
@@ -394,7 +394,7 @@ class Staging:
                 if room >= blob.size:
                     break
                 file = self._files.pop(digest)
-                _remove(file.path)
+                remove_if_possible(file.path)
                 room += file.size
         if room < blob.size:
             raise NoRoom(f"staging_size_limit has no room for {blob.size} bytes")
@@ -406,7 +406,7 @@ class Staging:
             return None
         staged = None
         with _disk_errors(), contextlib.suppress(FileNotFoundError):
-            staged = FileIO(file.path, opener=_safely)
+            staged = FileIO(file.path, opener=open_safely)
 
         del self._files[digest]
         if staged is not None:  # else another run in this directory has ended, and removed it
@@ -420,7 +420,7 @@ class Staging:
             return paths
         for algorithm in DIGEST_HEX_LENGTHS:
             folder = os.path.join(self._directory, algorithm)
-            if not _is_own(folder):
+            if not is_own_folder(folder):
                 continue
             with contextlib.suppress(OSError):
                 for name in os.listdir(folder):
@@ -435,7 +435,7 @@ def _is_intact(path: str, blob: Descriptor) -> bool:
         return False
     algorithm, encoded = split_digest(blob.digest)
     running = new_hash(algorithm)
-    with open(path, "rb", opener=_safely) as staged:
+    with open(path, "rb", opener=open_safely) as staged:
         while piece := staged.read(PIECE):
             running.update(piece)
     if running.hexdigest() == encoded:
@@ -447,9 +447,9 @@ def _is_intact(path: str, blob: Descriptor) -> bool:
 def _remove_abandoned(folder: str) -> None:
     """Remove partial files that nobody has written to for a day."""
     for name in os.listdir(folder):
-        if not name.endswith(_PARTIAL):
+        if not name.endswith(PARTIAL_SUFFIX):
             continue
         path = os.path.join(folder, name)
         with contextlib.suppress(FileNotFoundError):
             if time.time() - os.lstat(path).st_mtime > _ABANDONED_SECONDS:
-                _remove(path)
+                remove_if_possible(path)

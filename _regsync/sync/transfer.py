@@ -29,12 +29,13 @@ from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import split_digest
 from _regsync.providers import UploadStyle
 from _regsync.registry.repository import Repository
-from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Patience, Want
+from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
 from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
-from _regsync.state.knowledge import Knowledge, RepositoryKey
-from _regsync.sync.claims import Step, Work
-from _regsync.sync.discovery import together
+from _regsync.state.archive import RepositoryKey
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync.claims import ImageClaims, Step
+from _regsync.sync.discovery import gather
 from _regsync.sync.image import BlobResult, Tree
 from _regsync.sync.relay import SOURCE_GRACE, Relay
 from _regsync.sync.staging import FilePieces, MemoryPieces, NoRoom, Sink, Staging, StagingFailed
@@ -100,15 +101,15 @@ class _Copy:
         self.target = upload.repository
         self.keep = keep
         self.first_start = AsyncExitStack()  # what others of the repository wait for
-        self.retries = Patience(ATTEMPTS)
+        self.retries = RetryBudget(ATTEMPTS)
 
         # What its bodies take at either end.
         is_large = step.blob.size >= LARGE_BODY
-        self.reading = Want(relay.source.host.key, "read", is_large)
-        self.writing = Want(self.target.host.key, "write", is_large)
+        self.reading = Demand(relay.source.host.key, "read", is_large)
+        self.writing = Demand(self.target.host.key, "write", is_large)
 
 
-class Mover:
+class BlobTransfer:
     """Brings blobs and manifests to their repositories; `knowledge` takes in what that tells."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
@@ -176,7 +177,7 @@ class Mover:
         broken body left at the target is used. Raises _AnswerLost where only a HEAD can tell.
         """
         upload = copy.upload
-        short_request = (Want(copy.target.host.key),)
+        short_request = (Demand(copy.target.host.key),)
         if upload.broken:
             async with self._admitted(short_request, copy.rank):
                 await upload.resume()
@@ -240,7 +241,7 @@ class Mover:
             while not copy.relay.complete:
                 await sink(await copy.relay.next())
 
-    def _want_of(self, repository: Repository, action: str, method: str) -> Want:
+    def _want_of(self, repository: Repository, action: str, method: str) -> Demand:
         return self._transport.want(repository.host, repository.call(action, method, ""))
 
     # The start: there already, mounted, or a session.
@@ -411,7 +412,7 @@ class Mover:
         """Send a part by PATCH, unless the target has all of it; the attempts count anew."""
         if part.length and not await copy.upload.send(part, last=False):
             raise Disconnected("the registry answered before what was sent had arrived")
-        copy.retries = Patience(ATTEMPTS)
+        copy.retries = RetryBudget(ATTEMPTS)
 
     async def _rest_before_chunk(self, copy: _Copy, error: SyncError) -> None:
         """Wait before a chunk goes again, or raise its error: the permits are held meanwhile."""
@@ -511,7 +512,7 @@ class Mover:
     async def put(
         self,
         tree: Tree,
-        work: Work,
+        work: ImageClaims,
         target: Repository,
         reference: str,
         arrived: Callable[[Manifest], None],
@@ -533,7 +534,7 @@ class Mover:
                 for child in waiting.values()
                 if not any(entry.digest in waiting for entry in child.children)
             ]
-            await together(partial(put_child, child) for child in level)
+            await gather(partial(put_child, child) for child in level)
             for child in level:
                 del waiting[child.digest]
         await target.put_manifest(reference, tree.root)
