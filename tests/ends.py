@@ -124,9 +124,9 @@ def run_regsync(
 
     def unpaused(meter: RequestWindow, *given: Any) -> None:
         leave(meter, *given)
-        if meter.paused > -math.inf:
-            waited.append(meter.paused - given[2])
-        meter.paused = -math.inf
+        if meter.paused_until > -math.inf:
+            waited.append(meter.paused_until - given[2])
+        meter.paused_until = -math.inf
 
     plain_edge, sleep, leave, waited = System, anyio.sleep, RequestWindow.end, list[float]()
     out, err = io.StringIO(), io.StringIO()

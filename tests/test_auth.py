@@ -99,7 +99,7 @@ async def challenged(
 ) -> Authenticator:
     """An authenticator that has been told the way by a first, bare request for team/app."""
     at = login(tokens, credential, **fields)
-    assert await at.refused([challenge], None, "team/app", "pull")
+    assert await at.on_unauthorized([challenge], None, "team/app", "pull")
     return at
 
 
@@ -454,7 +454,9 @@ async def test_no_secret_moves_when_the_realm_is_refused() -> None:
     tokens = Tokens()
     at = login(tokens, USER)
     with pytest.raises(AuthError, match="another owner"):
-        await at.refused(['Bearer realm="https://evil.test/token"'], None, "team/app", "pull")
+        await at.on_unauthorized(
+            ['Bearer realm="https://evil.test/token"'], None, "team/app", "pull"
+        )
     assert await at.authorization("team/app", "pull") is None
     assert tokens.asked == []
 
@@ -493,7 +495,9 @@ async def test_a_basic_challenge_that_cannot_be_met_says_why(
     credential: Credential | None, used: str | None, complaint: str, fatal: bool
 ) -> None:
     with pytest.raises(AuthError) as caught:
-        await login(Tokens(), credential).refused(['Basic realm="here"'], used, "team/app", "pull")
+        await login(Tokens(), credential).on_unauthorized(
+            ['Basic realm="here"'], used, "team/app", "pull"
+        )
     assert complaint in caught.value.message
     assert caught.value.fatal is fatal
     assert "hunter2" not in f"{caught.value!r}{caught.value.hint}"
@@ -503,8 +507,8 @@ async def test_a_basic_challenge_that_cannot_be_met_says_why(
 async def test_unknown_schemes_are_named_and_no_challenge_is_no_way_in() -> None:
     at = login(Tokens(), USER)
     with pytest.raises(AuthError, match="negotiate, ntlm"):
-        await at.refused(["Negotiate", "NTLM"], None, "team/app", "pull")
-    assert not await at.refused([], None, "team/app", "pull")
+        await at.on_unauthorized(["Negotiate", "NTLM"], None, "team/app", "pull")
+    assert not await at.on_unauthorized([], None, "team/app", "pull")
 
 
 @pytest.mark.anyio
@@ -514,14 +518,14 @@ async def test_a_static_token_is_sent_at_once_over_https_and_never_exchanged() -
     assert await login(tokens, held).authorization("team/app", "pull") == "Bearer hunter2"
     over_http = login(tokens, held, scheme="http")
     assert await over_http.authorization("team/app", "pull") is None
-    assert await over_http.refused([BEARER], None, "team/app", "pull")
+    assert await over_http.on_unauthorized([BEARER], None, "team/app", "pull")
     assert await over_http.authorization("team/app", "pull") == "Bearer hunter2"
     with pytest.raises(
         AuthError, match=r"refused the credentials \(token of registry 'mine'\)"
     ) as caught:
-        await over_http.refused([BEARER], "Bearer hunter2", "team/app", "pull")
+        await over_http.on_unauthorized([BEARER], "Bearer hunter2", "team/app", "pull")
     assert "hunter2" not in repr(caught.value)
-    assert not over_http.forbidden("Bearer hunter2")
+    assert not over_http.on_forbidden("Bearer hunter2")
     assert tokens.asked == []
 
 
@@ -568,7 +572,7 @@ async def test_askers_for_repositories_under_way_wait_for_the_same_request() -> 
     tokens = Tokens()
     at = await challenged(tokens, USER)
     for number in range(8):
-        at.declare(f"team/{number}", "pull")
+        at.plan_scope(f"team/{number}", "pull")
     tokens.open = anyio.Event()
     got = await ask_together(
         8, lambda number: at.authorization(f"team/{number}", "pull"), tokens.open.set
@@ -668,7 +672,7 @@ async def test_one_request_covers_eight_declared_repositories_the_needed_one_fir
     tokens = Tokens()
     at = await challenged(tokens, USER)
     for number in range(9):
-        at.declare(f"team/{number}", "pull")
+        at.plan_scope(f"team/{number}", "pull")
     assert await at.authorization("team/5", "pull") == "Bearer t1"
     assert tokens.scopes() == [[f"team/{number}:pull" for number in (5, 0, 1, 2, 3, 4, 6, 7)]]
     for number in range(8):
@@ -681,8 +685,8 @@ async def test_one_request_covers_eight_declared_repositories_the_needed_one_fir
 async def test_a_declared_target_asks_for_pull_and_push_at_once() -> None:
     tokens = Tokens()
     at = await challenged(tokens, USER)
-    at.declare("team/app", "pull")
-    at.declare("team/app", "pull,push")
+    at.plan_scope("team/app", "pull")
+    at.plan_scope("team/app", "pull,push")
     assert await at.authorization("team/app", "pull") == "Bearer t1"
     assert await at.authorization("team/app", "pull,push") == "Bearer t1"
     assert tokens.scopes() == [["team/app:pull,push"]]
@@ -721,7 +725,7 @@ async def narrowed(at: Authenticator, tokens: Tokens) -> None:
         for number in (1, 2):
             assert await at.authorization(f"team/{number}", "pull") == f"Bearer t{asked + number}"
     assert tokens.scopes()[asked:] == [["team/1:pull"], ["team/2:pull"]]
-    assert at.learnt[1]
+    assert at.snapshot[1]
 
 
 @pytest.mark.anyio
@@ -729,15 +733,15 @@ async def test_a_403_to_a_wide_token_makes_the_host_one_scope() -> None:
     tokens = Tokens()
     at = await challenged(tokens, USER)
     for number in (1, 2):
-        at.declare(f"team/{number}", "pull,push")
+        at.plan_scope(f"team/{number}", "pull,push")
     used = await at.authorization("team/1", "pull")
-    assert not at.learnt[1]
-    assert at.forbidden(used)
+    assert not at.snapshot[1]
+    assert at.on_forbidden(used)
     await narrowed(at, tokens)
     # A second 403 that comes in for the wide token is worth a repetition, one for an exact token is
     # not.
-    assert at.forbidden(used)
-    assert not at.forbidden(await at.authorization("team/1", "pull"))
+    assert at.on_forbidden(used)
+    assert not at.on_forbidden(await at.authorization("team/1", "pull"))
     assert len(tokens.asked) == 3
 
 
@@ -746,10 +750,10 @@ async def test_a_403_to_an_exact_token_or_to_none_is_final() -> None:
     tokens = Tokens()
     at = await challenged(tokens, USER)
     used = await at.authorization("team/app", "pull")
-    assert not at.forbidden(used)
-    assert not at.forbidden(None)
-    assert not at.forbidden(BASIC)
-    assert not at.learnt[1]
+    assert not at.on_forbidden(used)
+    assert not at.on_forbidden(None)
+    assert not at.on_forbidden(BASIC)
+    assert not at.snapshot[1]
 
 
 @pytest.mark.anyio
@@ -766,10 +770,10 @@ async def test_what_a_401_to_a_wide_token_teaches(error: str, refused: str, narr
     tokens = Tokens()
     at = await challenged(tokens, USER)
     for number in (1, 2):
-        at.declare(f"team/{number}", "pull")
+        at.plan_scope(f"team/{number}", "pull")
     used = await at.authorization("team/1", "pull")
     challenge = f'Bearer realm="{REALM}",scope="repository:{refused}:pull",error="{error}"'
-    assert await at.refused([challenge], used, refused, "pull")
+    assert await at.on_unauthorized([challenge], used, refused, "pull")
     if narrow:
         await narrowed(at, tokens)
     else:
@@ -784,10 +788,10 @@ async def test_a_repository_that_spoils_a_wide_request_is_left_out(status: int) 
     tokens = Tokens(answer(status))
     at = await challenged(tokens, USER)
     for number in (1, 2):
-        at.declare(f"team/{number}", "pull")
+        at.plan_scope(f"team/{number}", "pull")
     assert await at.authorization("team/1", "pull") == "Bearer t2"
     assert tokens.scopes() == [["team/1:pull", "team/2:pull"], ["team/1:pull"]]
-    assert at.learnt[1]
+    assert at.snapshot[1]
 
 
 @pytest.mark.anyio
@@ -795,7 +799,7 @@ async def test_a_refusal_for_one_repository_is_not_anothers() -> None:
     tokens = Tokens(answer(403), answer(403))
     at = await challenged(tokens, USER)
     for number in (0, 1):
-        at.declare(f"team/{number}", "pull")
+        at.plan_scope(f"team/{number}", "pull")
     tokens.open = anyio.Event()
     got = await ask_together(
         4, lambda number: at.authorization(f"team/{number % 2}", "pull"), tokens.open.set
@@ -812,7 +816,7 @@ async def test_a_wrong_password_is_tried_once_however_many_repositories_wait() -
     tokens = Tokens(answer(401))
     at = await challenged(tokens, USER)
     for number in range(20):
-        at.declare(f"team/{number}", "pull")
+        at.plan_scope(f"team/{number}", "pull")
     with pytest.raises(AuthError):
         await at.authorization("team/1", "pull")
     assert len(tokens.asked) == 1
@@ -823,7 +827,7 @@ async def test_a_scope_for_the_whole_host_is_used_as_it_is() -> None:
     """ECR Public: scope="aws", whatever the repository (docs/protocol-facts.md section 2.1)."""
     tokens = Tokens()
     at = await challenged(tokens, None, f'Bearer realm="{REALM}",service="s",scope="aws"')
-    at.declare("team/1", "pull")
+    at.plan_scope("team/1", "pull")
     assert await at.authorization("team/app", "pull") == "Bearer t1"
     assert await at.authorization("team/1", "pull") == "Bearer t1"
     assert tokens.scopes() == [["aws"]]
@@ -844,7 +848,7 @@ async def test_insufficient_scope_asks_for_what_the_challenge_says() -> None:
     at = await challenged(tokens, USER)
     used = await at.authorization("team/app", "pull")
     more = f'Bearer realm="{REALM}",scope="repository:team/app:pull,metadata",error="insufficient_scope"'
-    assert await at.refused([more], used, "team/app", "pull")
+    assert await at.on_unauthorized([more], used, "team/app", "pull")
     await at.authorization("team/app", "pull")
     assert tokens.scopes()[1:] == [["team/app:pull,metadata"]]
 
@@ -907,7 +911,7 @@ async def test_one_renewal_before_a_body_serves_the_other_repositories_too() -> 
     tokens, clock = Tokens(expires_in=None), Clock()
     at = await challenged(tokens, USER, clock=clock)
     for number in range(8):
-        at.declare(f"team/{number}", "pull,push")
+        at.plan_scope(f"team/{number}", "pull,push")
     for _ in range(2):
         for number in range(8):
             await at.authorization(f"team/{number}", "pull,push", before_body=True)
@@ -936,7 +940,7 @@ async def test_a_401_drops_that_token_only() -> None:
     at = await challenged(tokens, USER)
     assert await at.authorization("team/app", "pull") == "Bearer t1"
     assert await at.authorization("team/other", "pull") == "Bearer t2"
-    assert await at.refused([BEARER], "Bearer t1", "team/app", "pull")
+    assert await at.on_unauthorized([BEARER], "Bearer t1", "team/app", "pull")
     assert await at.authorization("team/other", "pull") == "Bearer t2"
     assert await at.authorization("team/app", "pull") == "Bearer t3"
     assert len(tokens.asked) == 3
@@ -956,7 +960,7 @@ async def test_a_401_to_a_token_leaves_no_older_one_to_be_refused_too() -> None:
     clock.now += 61
     assert await at.authorization("team/third", "pull") == "Bearer t3"
     assert await at.authorization("team/app", "pull") == "Bearer t2"
-    assert await at.refused([BEARER], "Bearer t2", "team/app", "pull")
+    assert await at.on_unauthorized([BEARER], "Bearer t2", "team/app", "pull")
     assert await at.authorization("team/app", "pull") == "Bearer t4"
     assert await at.authorization("team/third", "pull") == "Bearer t3", (
         "which does not serve here and may be good"
@@ -970,7 +974,7 @@ async def test_a_401_to_an_older_token_is_simply_repeated() -> None:
     at = await challenged(tokens, USER)
     await at.authorization("team/app", "pull")
     for _ in range(20):
-        assert await at.refused([BEARER], "Bearer t1", "team/app", "pull")
+        assert await at.on_unauthorized([BEARER], "Bearer t1", "team/app", "pull")
         assert await at.authorization("team/app", "pull") == "Bearer t2"
     assert len(tokens.asked) == 2
 
@@ -980,7 +984,7 @@ async def test_a_401_without_challenge_to_a_token_renews_it() -> None:
     tokens = Tokens()
     at = await challenged(tokens, USER)
     used = await at.authorization("team/app", "pull")
-    assert await at.refused([], used, "team/app", "pull")
+    assert await at.on_unauthorized([], used, "team/app", "pull")
     assert await at.authorization("team/app", "pull") == "Bearer t2"
 
 
@@ -1097,7 +1101,7 @@ async def test_an_identity_token_is_exchanged_by_post_and_its_successor_kept() -
         answer(200, {"access_token": "a1", "expires_in": 300, "refresh_token": "hunter3"})
     )
     at = await challenged(tokens, IDENTITY)
-    at.declare("team/other", "pull")
+    at.plan_scope("team/other", "pull")
     assert await at.authorization("team/app", "pull") == "Bearer a1"
     assert await at.authorization("team/third", "pull") == "Bearer t2"
     method, url, headers, body = tokens.asked[0]
@@ -1142,9 +1146,9 @@ async def test_get_is_not_tried_without_a_user_name() -> None:
 async def test_a_recalled_challenge_saves_the_bare_request() -> None:
     tokens = Tokens()
     earlier = await challenged(Tokens(), USER)
-    assert earlier.learnt == [list(Challenge("bearer", REALM, "registry.example.org")), False]
+    assert earlier.snapshot == [list(Challenge("bearer", REALM, "registry.example.org")), False]
     at = login(tokens, USER)
-    at.recall(earlier.learnt)
+    at.restore(earlier.snapshot)
     assert await at.authorization("team/app", "pull") == "Bearer t1"
 
 
@@ -1153,7 +1157,7 @@ async def test_a_recalled_challenge_saves_the_bare_request() -> None:
 async def test_a_recalled_realm_is_checked_again() -> None:
     tokens = Tokens()
     at = login(tokens, USER)
-    at.recall([Challenge("bearer", "https://evil.test/token"), False])
+    at.restore([Challenge("bearer", "https://evil.test/token"), False])
     assert await at.authorization("team/app", "pull") is None
     assert tokens.asked == []
 
@@ -1162,10 +1166,10 @@ async def test_a_recalled_realm_is_checked_again() -> None:
 async def test_a_recalled_challenge_that_no_longer_serves_is_forgotten() -> None:
     tokens = Tokens(answer(404))
     at = login(tokens, USER)
-    at.recall([Challenge("bearer", REALM), True])
+    at.restore([Challenge("bearer", REALM), True])
     assert await at.authorization("team/app", "pull") is None
-    assert at.learnt == [None, True]
-    assert await at.refused([BEARER], None, "team/app", "pull")
+    assert at.snapshot == [None, True]
+    assert await at.on_unauthorized([BEARER], None, "team/app", "pull")
     assert await at.authorization("team/app", "pull") == "Bearer t2"
 
 
@@ -1176,15 +1180,15 @@ async def test_recalled_basic_is_sent_at_once_over_https_only(
     scheme: str, sent: str | None
 ) -> None:
     at = login(Tokens(), USER, scheme=scheme)
-    at.recall([Challenge("basic", "here"), False])
+    at.restore([Challenge("basic", "here"), False])
     assert await at.authorization("team/app", "pull") == sent
 
 
 @pytest.mark.anyio
 async def test_recall_does_not_overrule_what_this_run_was_told() -> None:
     at = await challenged(Tokens(), USER)
-    at.recall([Challenge("bearer", "https://old.example.org/token"), False])
-    assert at.learnt[0] == list(Challenge("bearer", REALM, "registry.example.org"))
+    at.restore([Challenge("bearer", "https://old.example.org/token"), False])
+    assert at.snapshot[0] == list(Challenge("bearer", REALM, "registry.example.org"))
 
 
 @pytest.mark.anyio
@@ -1192,7 +1196,7 @@ async def test_recall_does_not_overrule_what_this_run_was_told() -> None:
 async def test_a_challenge_that_repeats_a_secret_is_not_kept(length: int) -> None:
     challenge = f'Bearer realm="{REALM}",service="{"x" * length} hunter2"'
     at = await challenged(Tokens(), USER, challenge=challenge)
-    assert at.learnt == [None, False]
+    assert at.snapshot == [None, False]
 
 
 @pytest.mark.anyio
@@ -1201,7 +1205,7 @@ async def test_an_identity_token_in_use_is_hidden_whatever_else_was_to_be_hidden
     at = await challenged(tokens, IDENTITY)
     assert await at.authorization("team/app", "pull") == "Bearer a1"
     for number in range(1000):
-        at.conceal(f"/blob?signature={number:08}")
+        at.treat_as_secret(f"/blob?signature={number:08}")
     assert (
         at.redact("you sent refresh_token=the-successor and a1")
         == "you sent refresh_token=*** and ***"
@@ -1211,12 +1215,12 @@ async def test_an_identity_token_in_use_is_hidden_whatever_else_was_to_be_hidden
 @pytest.mark.anyio
 async def test_of_what_signs_a_url_no_more_is_kept_than_a_line_shows() -> None:
     at = await challenged(Tokens())
-    at.conceal("/blob?signature=0123456789abcdef&token=" + "y" * 2000)
+    at.treat_as_secret("/blob?signature=0123456789abcdef&token=" + "y" * 2000)
     assert at.redact(f"0123456789abcdef, {'y' * 2000}") == "***, ***"
     tracemalloc.start()
     try:
         for number in range(512):
-            at.conceal(f"/blob?signature={number}" + "%41" * 20_000)
+            at.treat_as_secret(f"/blob?signature={number}" + "%41" * 20_000)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -378,9 +378,15 @@ async def test_no_object_shows_a_secret(variant: str, tmp_path: Path, clean_env:
 
         scene.answers = look
         await scene.run("sync", "-q", "-c", str(scene.config()))
-    assert {"Registry", "Credential", "Machine", "Edge", "Request", "Call", "Authenticator"} <= {
-        *classes
-    }
+    assert {
+        "Registry",
+        "Credential",
+        "CloudEnvironment",
+        "System",
+        "Request",
+        "Call",
+        "Authenticator",
+    } <= {*classes}
     assert shown.keys() <= {"Call", "Headers", "_Hop"}, "which hold what servers sign, for a moment"
 
 

@@ -101,7 +101,7 @@ class World:
         self.all.append(image)
         self.images[image.work] = image
         steps = self.claims.promote(image.work)
-        assert all(step.work is image.work for step in steps), (
+        assert all(step.claims is image.work for step in steps), (
             "a promotion gives work to its image only"
         )
         self._queue(steps)
@@ -112,9 +112,9 @@ class World:
         for step in steps:
             mount = f" from {step.mount_from}" if step.mount_from else ""
             self.trace.append(
-                f"{self.all.index(self.images[step.work])} {step.blob.digest[-2:]}{mount}"
+                f"{self.all.index(self.images[step.claims])} {step.blob.digest[-2:]}{mount}"
             )
-            self.images[step.work].queue.append(step)
+            self.images[step.claims].queue.append(step)
 
     def _make_ready(self, ready: ImageClaims) -> None:
         image = self.images[ready]
@@ -131,16 +131,16 @@ class World:
     def start(self, image: Image) -> None:
         steps, image.queue = image.queue, []
         for step in steps:
-            place = (step.work.where, step.blob.digest)
-            flying = [(s.work.where, s.blob.digest) for each in self.all for s in each.running]
+            place = (step.claims.where, step.blob.digest)
+            flying = [(s.claims.where, s.blob.digest) for each in self.all for s in each.running]
             assert place not in flying, "in flight twice"
             assert place not in self.blobs, "brought again"
             if step.mount_from is not None:
-                source = (step.work.where[0], step.mount_from)
+                source = (step.claims.where[0], step.mount_from)
                 assert (source, step.blob.digest) in self.mountable, (
                     "mount from an uncommitted repository"
                 )
-                assert step.mount_from != step.work.where[1]
+                assert step.mount_from != step.claims.where[1]
             image.running.append(step)
         if image.ready and image.finishing is None:
             image.finishing = sorted(image.work.own_children)
@@ -154,7 +154,7 @@ class World:
 
     def end_step(self, image: Image, step: Step, *, fails: bool, refuse: bool) -> None:
         image.running.remove(step)
-        where, digest = step.work.where, step.blob.digest
+        where, digest = step.claims.where, step.blob.digest
         mounted = False
         if step.mount_from is not None:
             pair = (*where, step.mount_from)
@@ -393,7 +393,7 @@ def finish(claims: Claims, done: ImageClaims) -> list[Step]:
 
 
 def shown(steps: list[Step]) -> list[tuple[RepositoryKey, str, str | None]]:
-    return [(step.work.where, step.blob.digest, step.mount_from) for step in steps]
+    return [(step.claims.where, step.blob.digest, step.mount_from) for step in steps]
 
 
 def test_a_follower_mounts_after_the_leaders_manifest_and_not_before() -> None:
@@ -423,7 +423,7 @@ def test_an_heir_uses_its_own_description_of_the_blob() -> None:
     )
     claims, _ = claims_of(liar, honest)
     steps, ready = claims.fail(liar)
-    assert [(step.work, step.blob.size) for step in steps] == [(honest, 10)]
+    assert [(step.claims, step.blob.size) for step in steps] == [(honest, 10)]
     assert ready == []
 
 
@@ -442,7 +442,7 @@ def test_an_heir_that_fails_too_passes_on_what_it_inherited() -> None:
     claims, _ = claims_of(first, second, third)
     assert shown(claims.fail(first)[0]) == [(A, BLOBS[0], None)]
     steps, _ = claims.fail(second)
-    assert [step.work for step in steps] == [third]
+    assert [step.claims for step in steps] == [third]
 
 
 def test_a_waiter_that_failed_before_inherits_nothing() -> None:
@@ -450,7 +450,7 @@ def test_a_waiter_that_failed_before_inherits_nothing() -> None:
     claims, _ = claims_of(first, second, third)
     assert claims.fail(second) == ([], [])
     steps, _ = claims.fail(first)
-    assert [step.work for step in steps] == [third]
+    assert [step.claims for step in steps] == [third]
 
 
 def test_a_failed_follower_without_waiters_is_forgotten_by_its_leader() -> None:
@@ -465,7 +465,7 @@ def test_a_failed_followers_waiter_goes_on_following() -> None:
     claims, _ = claims_of(leader, follower, waiter)
     assert claims.fail(follower) == ([], [])
     steps = finish(claims, leader)
-    assert [(step.work, step.mount_from) for step in steps] == [(waiter, A[1])]
+    assert [(step.claims, step.mount_from) for step in steps] == [(waiter, A[1])]
 
 
 def test_a_failed_leaders_earliest_follower_leads_and_the_others_follow_it() -> None:
@@ -479,7 +479,7 @@ def test_a_failed_leaders_waiter_in_its_repository_leads_when_it_was_promoted_fi
     leader, waiter, follower = work(A, BLOBS[0]), work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, waiter, follower)
     steps, _ = claims.fail(leader)
-    assert [step.work for step in steps] == [waiter]
+    assert [step.claims for step in steps] == [waiter]
     assert shown(finish(claims, waiter)) == [(B, BLOBS[0], A[1])]
 
 
@@ -495,7 +495,7 @@ def test_an_image_that_inherits_its_last_missing_child_is_ready() -> None:
 def test_nobody_waits_at_a_host_that_refused_its_only_mount() -> None:
     claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
     claims.knowledge.refuse_mount(B, "x/other")
-    assert [step.work.where for step in claims.mount_ended(A[0], mounted=False)] == [B, C]
+    assert [step.claims.where for step in claims.mount_ended(A[0], mounted=False)] == [B, C]
     assert finish(claims, leader) == []
     assert shown(claims.promote(work(D, BLOBS[0]))) == [(D, BLOBS[0], None)]
 
@@ -645,6 +645,6 @@ def test_an_image_that_fails_with_the_first_mount_leaves_nothing_behind() -> Non
     claims, _ = claims_of(lead, one, two)
     assert shown(finish(claims, lead)) == [(B, BLOBS[0], A[1])]
     steps, _ = claims.fail(one)
-    assert [(step.work, step.blob.digest, step.mount_from) for step in steps] == [
+    assert [(step.claims, step.blob.digest, step.mount_from) for step in steps] == [
         (two, BLOBS[1], A[1])
     ]

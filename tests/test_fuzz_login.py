@@ -211,11 +211,11 @@ def test_any_token_answers_give_a_header_or_one_error(
             now=lambda: now,
             wall=lambda: now,
         )
-        login.declare("other", "pull")
+        login.plan_scope("other", "pull")
         used = None
         for challenge in challenges:
             try:
-                if await login.refused([challenge], used, "app", "pull"):
+                if await login.on_unauthorized([challenge], used, "app", "pull"):
                     used = await login.authorization("app", "pull", before_body=True)
             except SyncError as error:
                 shown.append(str(error))
@@ -233,7 +233,7 @@ def test_any_token_answers_give_a_header_or_one_error(
             now=lambda: now,
             wall=lambda: now,
         )
-        later.recall(json.loads(json.dumps(login.learnt)))
-        assert later.learnt == login.learnt
+        later.restore(json.loads(json.dumps(login.snapshot)))
+        assert later.snapshot == login.snapshot
 
     in_virtual_time(work)

@@ -180,7 +180,7 @@ class World:
             {}, None, lambda path: None, lambda: 0.5, lambda: 1_767_225_600.0, lambda *_, **__: None
         )
         self.transport = Transport(edge)
-        self.transport.pool.dial = self.transport.abroad.dial = self.dial
+        self.transport.pool.dial = self.transport.foreign_pool.dial = self.dial
         port = 443 if scheme == "https" else 80
         who = (
             {"auth_type": "basic", "username": "me", "password": SECRET}
@@ -229,7 +229,7 @@ async def in_chunks(sent: Upload) -> None:
         try:
             await sent.send(Blob(b"bl"[sent.offset :] or b"ob"), last=False)
         except WireError:
-            if not sent.broken:
+            if not sent.broken_session:
                 raise
             await sent.resume()
         if not (sent.session and sent.offset <= BLOB.size):
@@ -364,7 +364,7 @@ def test_any_error_document_is_one_line_without_secrets(
     body: bytes, status: int, headers: list[tuple[str, str]]
 ) -> None:
     world = World("https", "unknown", True, [])
-    error = world.transport.refusal(world.host, Told(status, headers, body))
+    error = world.transport.error_from(world.host, Told(status, headers, body))
     assert len(str(error)) < 600
     assert "\n" not in str(error)
     assert SECRET not in str(error)

@@ -80,7 +80,7 @@ def use(archive: Archive, ttl: float) -> None:
             known.has_blob(where, digest, careful=True)
             known.is_committed(where, digest)
             known.mount_source(where, digest)
-            known.miss(where, digest)
+            known.record_miss(where, digest)
         known.was_used(where)
         known.mounts(where[0])
         known.may_probe(where, True)
@@ -90,8 +90,8 @@ def use(archive: Archive, ttl: float) -> None:
         login = Authenticator(
             origin=origin, credential=Credential("u", "p"), fetch=pytest.fail, now=float, wall=float
         )
-        login.recall(known.host(where[0]).login)
-        known.learn_login(where[0], login.learnt)
+        login.restore(known.host(where[0]).login)
+        known.learn_login(where[0], login.snapshot)
         known.learn_probe(where, absent=True)
         known.learn_referrers_api(where, True)
     known.vouch(WHERES[0], DIGESTS[0])
@@ -100,9 +100,9 @@ def use(archive: Archive, ttl: float) -> None:
     known.commit(WHERES[1], DIGESTS[2], DIGESTS[3:4], DIGESTS[:1])
     for name in (snapshot_name("a"), snapshot_name("c")):
         known.snapshot(name)
-        known.take_snapshot(name, key_of(DIGESTS[0]), key_of(DIGESTS[1]))
+        known.record_snapshot(name, key_of(DIGESTS[0]), key_of(DIGESTS[1]))
         known.look(name)
-        known.looked(name, 7, bytes(8))
+        known.record_look(name, 7, bytes(8))
         digest_like((known.snapshot(name) or Snapshot(b"\1" + bytes(32), b"")).source)
     known.finish()
 

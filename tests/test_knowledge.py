@@ -87,10 +87,10 @@ def test_a_host_that_misses_what_it_vouches_for_is_lenient_for_a_day() -> None:
     archive = Notes()
     held(archive)
     knowledge = known(archive)
-    knowledge.miss(A, BLOB)
+    knowledge.record_miss(A, BLOB)
     assert knowledge.has_blob(A, BLOB)
     knowledge.vouch(A, TOP)
-    knowledge.miss(A, BLOB)
+    knowledge.record_miss(A, BLOB)
     assert knowledge.host(HOST).is_lenient
     later = known(archive, NOW + DAY - 1, ttl=0)
     assert not later.has_blob(A, BLOB)
@@ -225,10 +225,10 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life_only() -> 
     keys = Snapshot(key_of(TOP), key_of(CHILD))
     for now, written in ((NOW, NOW), (NOW + 6 * HOUR, NOW), (NOW + 6 * HOUR + 1, None)):
         knowledge = known(archive, now)
-        knowledge.take_snapshot(name, *keys)
+        knowledge.record_snapshot(name, *keys)
         assert knowledge.snapshot(name) == keys
         assert archive.snapshots[name].confirmed == (written or now)
-    known(archive, NOW + 7 * HOUR).take_snapshot(name, keys.source, keys.source)
+    known(archive, NOW + 7 * HOUR).record_snapshot(name, keys.source, keys.source)
     assert archive.snapshots[name].confirmed == NOW + 7 * HOUR
     assert known(archive, NOW + 40 * HOUR).snapshot(name) is None
 

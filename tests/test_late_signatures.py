@@ -175,19 +175,22 @@ def copied(**fields: Any) -> ImageCopy:
     ("fields", "flags"),
     [
         ({}, COMPLETE | COPIED),
-        ({"there": True}, COMPLETE),
-        ({"stands": "sha256:b"}, COMPLETE),
-        ({"there": True, "known": check(1, 1, COMPLETE | COPIED)}, COMPLETE | COPIED),
-        ({"there": True, "skipped": 1}, COMPLETE | HAS_ARTIFACTS),
-        ({"there": True, "brought": {"x"}}, COMPLETE | HAS_ARTIFACTS),
-        ({"there": True, "bits": 3}, COMPLETE | 3),
-        ({"there": True, "error": ContentError("x")}, 0),
+        ({"already_at_target": True}, COMPLETE),
+        ({"immutable_digest": "sha256:b"}, COMPLETE),
+        (
+            {"already_at_target": True, "last_check": check(1, 1, COMPLETE | COPIED)},
+            COMPLETE | COPIED,
+        ),
+        ({"already_at_target": True, "artifacts_skipped": 1}, COMPLETE | HAS_ARTIFACTS),
+        ({"already_at_target": True, "artifacts_copied": {"x"}}, COMPLETE | HAS_ARTIFACTS),
+        ({"already_at_target": True, "flags": 3}, COMPLETE | 3),
+        ({"already_at_target": True, "error": ContentError("x")}, 0),
         (
             {
-                "there": True,
+                "already_at_target": True,
                 "error": ContentError("x"),
-                "bits": 3,
-                "known": check(1, 1, COMPLETE | COPIED),
+                "flags": 3,
+                "last_check": check(1, 1, COMPLETE | COPIED),
             },
             COPIED,
         ),
@@ -211,9 +214,9 @@ def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path: Path) -> N
         state.close()
 
     with opened() as before:
-        before.looked(name, COMPLETE | HAS_ARTIFACTS, b"01234567")
+        before.record_look(name, COMPLETE | HAS_ARTIFACTS, b"01234567")
         clock[0] = 5000
-        before.looked(name, COMPLETE, b"76543210")
+        before.record_look(name, COMPLETE, b"76543210")
         before.add_blob(("host", "app"), f"sha256:{1:064x}")
 
     clock[0] = 5000 + 300 * DAY

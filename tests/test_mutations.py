@@ -553,7 +553,7 @@ def a_blob_is_taken_for_present_without_asking(patch: pytest.MonkeyPatch, struck
         struck()
         return "there"
 
-    replaced(patch, transfer.BlobTransfer, "bring", bring)
+    replaced(patch, transfer.BlobTransfer, "copy", bring)
 
 
 @mutant("manifest_invented", plain)
@@ -726,13 +726,13 @@ def a_challenge_is_forgotten(patch: pytest.MonkeyPatch, struck: Struck) -> None:
 
 @mutant("refused_login_again", wrong_password)
 def a_refused_password_is_tried_again(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = auth_tokens.Authenticator.refused
+    real = auth_tokens.Authenticator.on_unauthorized
 
     async def refused(self: Any, challenges: Any, used: Any, *more: Any) -> bool:
         struck()
         return await real(self, challenges, None, *more)
 
-    replaced(patch, auth_tokens.Authenticator, "refused", refused)
+    replaced(patch, auth_tokens.Authenticator, "on_unauthorized", refused)
 
 
 # Requests that were not needed.
@@ -841,7 +841,7 @@ def a_blob_is_brought_twice(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     async def start(self: Any, mount_from: str | None = None) -> bool:
         return await real(self)
 
-    _twice(patch, struck, transfer.BlobTransfer, "bring")
+    _twice(patch, struck, transfer.BlobTransfer, "copy")
     replaced(patch, Upload, "start", start)
 
 

@@ -26,7 +26,7 @@ def ended(**fields: Any) -> ImageCopy:
     """Return a copy that has ended, after it transferred one blob."""
     names: Any = Target()
     made = ImageCopy(names, names, "s.example/app:1", "1", PUSHED, SOURCE, 0.0, False, None)
-    made.transferred = [Descriptor("", OTHER, 7)]
+    made.blobs_uploaded = [Descriptor("", OTHER, 7)]
     for name, value in fields.items():
         assert hasattr(made, name)
         setattr(made, name, value)
@@ -37,16 +37,26 @@ def ended(**fields: Any) -> ImageCopy:
     ("fields", "status", "reason", "digest"),
     [
         ({}, "synced", None, PUSHED),
-        ({"brought": {"x"}}, "synced", None, PUSHED),
-        ({"there": True}, "skipped", "unchanged", PUSHED),
+        ({"artifacts_copied": {"x"}}, "synced", None, PUSHED),
+        ({"already_at_target": True}, "skipped", "unchanged", PUSHED),
         # An artifact was copied: what moves is told.
-        ({"there": True, "brought": {"x"}}, "synced", None, PUSHED),
-        ({"stands": OTHER}, "skipped", "tag_immutable_exists", OTHER),
-        ({"stands": OTHER, "brought": {"x"}}, "synced", None, OTHER),
-        ({"stands": OTHER, "there": True}, "skipped", "tag_immutable_exists", OTHER),
+        ({"already_at_target": True, "artifacts_copied": {"x"}}, "synced", None, PUSHED),
+        ({"immutable_digest": OTHER}, "skipped", "tag_immutable_exists", OTHER),
+        ({"immutable_digest": OTHER, "artifacts_copied": {"x"}}, "synced", None, OTHER),
+        (
+            {"immutable_digest": OTHER, "already_at_target": True},
+            "skipped",
+            "tag_immutable_exists",
+            OTHER,
+        ),
         ({"error": ERROR}, "failed", None, None),
-        ({"error": ERROR, "there": True, "brought": {"x"}}, "failed", None, None),
-        ({"error": ERROR, "stands": OTHER}, "failed", None, None),
+        (
+            {"error": ERROR, "already_at_target": True, "artifacts_copied": {"x"}},
+            "failed",
+            None,
+            None,
+        ),
+        ({"error": ERROR, "immutable_digest": OTHER}, "failed", None, None),
     ],
 )
 def test_each_end_of_a_copy_is_one_outcome(
@@ -61,14 +71,20 @@ def test_each_end_of_a_copy_is_one_outcome(
 
 def test_a_rehearsal_says_what_would_be_copied() -> None:
     assert outcome_of(ended(), 0.0, is_rehearsal=True).status == "would_sync"
-    assert outcome_of(ended(there=True), 0.0, is_rehearsal=True).status == "skipped"
+    assert outcome_of(ended(already_at_target=True), 0.0, is_rehearsal=True).status == "skipped"
     assert outcome_of(ended(error=ERROR), 0.0, is_rehearsal=True).status == "failed"
 
 
 def test_an_outcome_has_what_was_counted_also_when_it_failed() -> None:
-    counts = {"mounted": 2, "present": 3, "skipped": 4, "failed": 5, "stripped": 6}
+    counts = {
+        "blobs_mounted": 2,
+        "blobs_present": 3,
+        "artifacts_skipped": 4,
+        "artifacts_failed": 5,
+        "artifacts_stripped": 6,
+    }
     for error in (None, ERROR):
-        copy = ended(**counts, brought={"x", "y"}, planned=["strip z"], error=error)
+        copy = ended(**counts, artifacts_copied={"x", "y"}, planned=["strip z"], error=error)
         outcome = outcome_of(copy, 1.5)
         assert (outcome.bytes, outcome.duration, outcome.transferred) == (7, 1.5, (OTHER,))
         assert (outcome.mounted, outcome.skipped, outcome.planned) == (2, 3, ("strip z",))

@@ -480,10 +480,10 @@ def test_progress_is_live_on_terminals_and_a_heartbeat_elsewhere(
 
 
 class Progress:
-    known, done, expected = 4, 1, 90_000_000
-    transport: ClassVar[Any] = SimpleNamespace(bytes=60_000_000, paused={})
+    images_known, images_done, bytes_expected = 4, 1, 90_000_000
+    transport: ClassVar[Any] = SimpleNamespace(blob_bytes=60_000_000, throttled_windows={})
     names: ClassVar[list[str]] = ["s/app:1", "s/app:2"]
-    ends: ClassVar[float | None] = None
+    drain_ends: ClassVar[float | None] = None
 
     @classmethod
     def under_way(cls) -> list[str]:
@@ -548,11 +548,12 @@ async def test_what_a_run_waits_for_is_named(
 ) -> None:
     progress = Progress()
     began = anyio.current_time()
-    progress.known, progress.done = known, min(known, 1)
+    progress.images_known, progress.images_done = known, min(known, 1)
     meters = {
-        host: SimpleNamespace(paused=began + until, width=2.5) for host, until in paused.items()
+        host: SimpleNamespace(paused_until=began + until, width=2.5)
+        for host, until in paused.items()
     }
-    progress.transport = SimpleNamespace(bytes=60_000_000, paused=meters)  # type: ignore[misc]
+    progress.transport = SimpleNamespace(blob_bytes=60_000_000, throttled_windows=meters)  # type: ignore[misc]
     progress.under_way = lambda: names  # type: ignore[method-assign]
     screen = Screen(progress=True, terminal=True)
     with anyio.move_on_after(0.4):

@@ -383,7 +383,7 @@ def test_an_epoch_lasts_100_ms_and_who_is_refused_in_it_waits_for_its_end() -> N
     window = Window(16, 50)
     window.meter.end(window.entered(1.0), 429, 1.0)
     window.meter.end(window.entered(1.01), 429, 1.02)
-    assert (window.meter.width, window.meter.paused) == (8, pytest.approx(1.1))
+    assert (window.meter.width, window.meter.paused_until) == (8, pytest.approx(1.1))
     window.meter.end(window.entered(1.1), 429, 1.1)
     assert window.meter.width == 4
 
@@ -392,7 +392,7 @@ def test_refusals_in_a_row_pause_longer_and_a_success_ends_that() -> None:
     window, pauses, now = Window(16, 50), list[float](), 0.0
     for status in (429, 429, 429, 200, 429):
         window.meter.end(window.entered(now), status, now, 0.0, 1.0)
-        pauses.append(max(0.0, window.meter.paused - now))
+        pauses.append(max(0.0, window.meter.paused_until - now))
         now += 100
     assert pauses == [0.5, 1.0, 2.0, 0.0, 0.5]
 
@@ -406,7 +406,7 @@ def test_what_is_asked_for_pauses_the_window_unless_nobody_waits_so_long(
 ) -> None:
     window = Window(16, 50)
     window.meter.end(window.entered(10.0), status, 10.0, asked, 0.0)
-    assert max(10.0, window.meter.paused) == 10 + paused
+    assert max(10.0, window.meter.paused_until) == 10 + paused
     assert (window.enter(10.0) is None) == bool(paused)
     assert window.enter(10 + paused) is not None
 

@@ -257,7 +257,9 @@ def mapping(
 
 
 def groups_of(*mappings: MappingRule) -> list[list[int]]:
-    return [[each.index for each in group] for group in grouped(mappings, lambda each: each.places)]
+    return [
+        [each.index for each in group] for group in grouped(mappings, lambda each: each.target_keys)
+    ]
 
 
 X, Y, Z = registry("x.example"), registry("y.example"), registry("z.example")

@@ -418,7 +418,7 @@ async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_it
     async with narrow() as (transport, host):
 
         async def put(seconds: float, *, told: bool) -> None:
-            turn = await transport.gate.enter(transport.want(host, body), None, None)
+            turn = await transport.gate.enter(transport.demand_of(host, body), None, None)
             transport._watch_body(body, turn, None, None)
             entered.append(anyio.current_time())
             if told:

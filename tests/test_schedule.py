@@ -45,7 +45,7 @@ class Stage:
         self.ended: dict[str, ImageCopy] = {}
         self._slots = slots
         self._tasks: anyio.abc.TaskGroup | None = None
-        self.execution: Scheduler
+        self.scheduler: Scheduler
 
     async def run(
         self, *images: Image, during: Callable[[], Coroutine[Any, Any, None]] | None = None
@@ -54,7 +54,7 @@ class Stage:
         with anyio.fail_after(10_000):
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
-                self.execution = Scheduler(
+                self.scheduler = Scheduler(
                     self,  # type: ignore[arg-type]
                     self.knowledge,
                     SimpleNamespace(),  # type: ignore[arg-type]
@@ -66,20 +66,20 @@ class Stage:
                     transport=SimpleNamespace(),  # type: ignore[arg-type]
                 )
                 for image in images:
-                    self.execution.add(image)
-                self.execution.advance()
+                    self.scheduler.add_image(image)
+                self.scheduler.advance()
                 if during is not None:
                     await during()
 
     def _end(self, delivery: ImageCopy) -> None:
         self.ended[delivery.reference] = delivery
 
-    async def bring(self, step: Step, source: Any, target: Any, keep: object) -> str:
-        """Stand for `Mover.bring`."""
-        _, name = step.work.where
+    async def copy(self, step: Step, source: Any, target: Any, keep: object) -> str:
+        """Stand for `BlobTransfer.copy`."""
+        _, name = step.claims.where
         self.copying[name] += 1
         self.most_copying[name] = max(self.most_copying[name], self.copying[name])
-        self.most_images = max(self.most_images, len(self.execution.images))
+        self.most_images = max(self.most_images, len(self.scheduler.images))
         await anyio.sleep(step.blob.size)
         self.copying[name] -= 1
         if step.blob.digest in self.broken:
@@ -90,7 +90,7 @@ class Stage:
         self.trace.append(f"{name} {step.blob.digest}{' mounted' if step.mount_from else ''}")
         return BlobResult.UPLOADED if step.mount_from is None else BlobResult.MOUNTED
 
-    async def put(
+    async def put_manifests(
         self,
         tree: Tree,
         work: ImageClaims,
@@ -118,9 +118,9 @@ def image(
     root = Manifest("image", digest(f"root of {name}"), b"", layers=layers)
     where = repository(into or name)
     delivery = ImageCopy(where, where, name, name, root.digest, root.digest, 0.0, False, None)
-    delivery.open += len(then)
+    delivery.unfinished_images += len(then)
     for each in then:
-        each.delivery = delivery
+        each.copy = delivery
     return Image(delivery, Tree(root, (), root.digest), name, b"", list(then))
 
 
@@ -191,7 +191,7 @@ async def test_an_image_that_waited_for_a_failed_one_copies_what_that_owned() ->
     assert stage.trace == [f"a {digest('broken')}", "a put"]
     assert stage.ended["a"].error is not None
     assert stage.ended["second"].error is None
-    assert not stage.execution.images
+    assert not stage.scheduler.images
 
 
 async def test_artifacts_follow_their_subject_before_other_images() -> None:
@@ -208,8 +208,8 @@ async def test_artifacts_of_a_failed_image_are_not_put() -> None:
     signature.artifact = "a signature"
     await stage.run(image("a", ("one", 1), then=(signature,)))
     assert stage.trace == []
-    assert stage.ended["a"].failed == 1
-    assert stage.ended["a"].open == 0
+    assert stage.ended["a"].artifacts_failed == 1
+    assert stage.ended["a"].unfinished_images == 0
 
 
 async def test_a_drain_lets_end_what_has_begun_and_leaves_the_rest() -> None:
@@ -218,7 +218,7 @@ async def test_a_drain_lets_end_what_has_begun_and_leaves_the_rest() -> None:
 
     async def drain() -> None:
         await anyio.sleep(5)
-        stage.execution.drain()
+        stage.scheduler.drain()
 
     images = [
         image("a", ("shared", 100)),
@@ -228,7 +228,7 @@ async def test_a_drain_lets_end_what_has_begun_and_leaves_the_rest() -> None:
     await stage.run(*images, during=drain)
     assert [text for text in stage.trace if text.endswith("put")] == ["a put", "b put"]
     assert "c" not in stage.ended
-    assert len(stage.execution.pending) == 1
+    assert len(stage.scheduler.pending) == 1
 
 
 async def test_a_drain_does_not_wait_for_an_image_whose_blob_will_not_come() -> None:
@@ -239,7 +239,7 @@ async def test_a_drain_does_not_wait_for_an_image_whose_blob_will_not_come() -> 
 
     async def drain() -> None:
         await anyio.sleep(5)
-        stage.execution.drain()
+        stage.scheduler.drain()
 
     images = [
         image("a", ("shared", 20)),
@@ -249,7 +249,7 @@ async def test_a_drain_does_not_wait_for_an_image_whose_blob_will_not_come() -> 
     began = anyio.current_time()
     await stage.run(*images, during=drain)
     assert stage.trace == [f"b {digest('own')}", f"a {digest('shared')}", "a put"]
-    assert [each.reference for each in stage.execution.images.values()] == ["b", "c"]
+    assert [each.reference for each in stage.scheduler.images.values()] == ["b", "c"]
     assert anyio.current_time() - began == 20
 
 
@@ -265,5 +265,5 @@ async def test_images_that_nobody_would_ever_serve_do_not_keep_a_run_from_ending
     monkeypatch.setattr(Claims, "promote", promote)
     stage = Stage()
     await stage.run(image("a", ("one", 1)))
-    assert [each.reference for each in stage.execution.images.values()] == ["a"]
+    assert [each.reference for each in stage.scheduler.images.values()] == ["a"]
     assert stage.ended == {}

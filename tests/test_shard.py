@@ -182,8 +182,8 @@ MAPPINGS = st.fixed_dictionaries(
 
 def places(rule: MappingRule) -> set[object]:
     """The repositories that a mapping reads and writes."""
-    written = {target.place(rule.target_repository) for target in rule.targets}
-    return written | {rule.source.place(rule.source_repository)}
+    written = {target.repository_key(rule.target_repository) for target in rule.targets}
+    return written | {rule.source.repository_key(rule.source_repository)}
 
 
 @fuzz(120)

@@ -324,15 +324,20 @@ async def test_the_display_says_that_a_run_stops() -> None:
             pass
 
     meter = RequestWindow(Pace("manifest_get"), RegistryLimits(50))
-    meter.paused = anyio.current_time() + 100
-    transport = SimpleNamespace(bytes=0, paused={"registry.test": meter})
+    meter.paused_until = anyio.current_time() + 100
+    transport = SimpleNamespace(blob_bytes=0, throttled_windows={"registry.test": meter})
     progress: Any = SimpleNamespace(
-        known=0, done=0, expected=0, ends=None, under_way=list, transport=transport
+        images_known=0,
+        images_done=0,
+        bytes_expected=0,
+        drain_ends=None,
+        under_way=list,
+        transport=transport,
     )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(show_progress, Terminal(), progress)
         await anyio.sleep(1.1)
-        progress.ends = anyio.current_time() + DRAIN_SECONDS
+        progress.drain_ends = anyio.current_time() + DRAIN_SECONDS
         await anyio.sleep(5)
         tasks.cancel_scope.cancel()
     assert "throttled" in shown[0].waiting

@@ -102,7 +102,7 @@ def check_idle(transport: Transport) -> None:
 
 def check_let_go(run: Noted) -> None:
     """What was held for a blob is free; nothing is left to do unless the run was interrupted."""
-    staging, execution, claims = run._staging, run.execution, run.execution._claims
+    staging, execution, claims = run._staging, run.scheduler, run.scheduler._claims
     assert staging._pulled_size == 0
     assert staging.memory.reserved == 0
     assert not +staging._readers

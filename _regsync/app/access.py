@@ -79,9 +79,9 @@ async def check_repository(
         console.log("error", "check_failed", message, code=error.code, hint=error.hint)
 
     # Credentials that were never asked for prove nothing.
-    was_used = not login.anonymous and login.proven
+    was_used = not login.is_anonymous and login.is_proven
     source = login.credential.origin if was_used else None
-    expires = end_of_login(login.chain.expires if login.chain else math.inf)
+    expires = end_of_login(login.cloud_login.expires if login.cloud_login else math.inf)
     if error is None and not console.as_json:
         remarks = [source or "anonymous"]
         if expires:

@@ -198,7 +198,7 @@ def add_field(parser: Parser, option: str, field: Field) -> None:
 
 def parse_value(field: Field, text: str) -> Any:
     try:
-        return field.parsed(text)
+        return field.parse_text(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

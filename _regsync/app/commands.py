@@ -67,7 +67,7 @@ async def run(
 
             tasks.start_soon(listen_for_signals, on_signal, (signal.SIGINT, signal.SIGTERM))
             if console.live or console.heartbeat:
-                tasks.start_soon(show_progress, console, work.execution)
+                tasks.start_soon(show_progress, console, work.scheduler)
             if image is None:
                 await work.sync(stop)
             else:
@@ -76,11 +76,11 @@ async def run(
 
     elapsed = anyio.current_time() - began
     document = report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
-    if work.rehearsal is None:
+    if work.dry_run is None:
         if image is None:
             console.summary(report, elapsed)
     elif rehearsal == "analysis":
-        document = work.rehearsal.analysis()
+        document = work.dry_run.analysis()
         show_lines(console, analysis_lines(document))
     else:
         document["dry_run"] = True

@@ -29,17 +29,17 @@ async def show_progress(console: Console, execution: Scheduler) -> None:
         while True:
             await anyio.sleep(pause)
             now = anyio.current_time()
-            moved = execution.transport.bytes
+            moved = execution.transport.blob_bytes
             while len(samples) > 1 and samples[1][0] <= now - RATE_SECONDS:
                 samples.popleft()
             sampled_at, moved_then = samples[0]
             samples.append((now, moved))
             console.progress(
                 Snapshot(
-                    done=execution.done,
-                    known=execution.known,
+                    done=execution.images_done,
+                    known=execution.images_known,
                     bytes=moved,
-                    expected=execution.expected,
+                    expected=execution.bytes_expected,
                     rate=(moved - moved_then) / (now - sampled_at),
                     elapsed=now - began,
                     waiting=describe_wait(execution, now),
@@ -52,17 +52,21 @@ async def show_progress(console: Console, execution: Scheduler) -> None:
 def describe_wait(execution: Scheduler, now: float) -> str:
     """Say in a few words what the run is waiting for."""
     names = execution.under_way()
-    if execution.ends is not None:
-        left = duration_text(max(0.0, execution.ends - now))
+    if execution.drain_ends is not None:
+        left = duration_text(max(0.0, execution.drain_ends - now))
         return f"stopping in {left} at most, {len(names)} under way"
 
-    for host, window in execution.transport.paused.items():
-        if window.paused > now:
+    for host, window in execution.transport.throttled_windows.items():
+        if window.paused_until > now:
             text = f"{host} is throttled (429), window {window.width:.0f}"
-            return f"{text}, next try in {duration_text(window.paused - now)}"
+            return f"{text}, next try in {duration_text(window.paused_until - now)}"
 
     if not names:
-        return "asking what there is" if execution.done == execution.known else "comparing tags"
+        return (
+            "asking what there is"
+            if execution.images_done == execution.images_known
+            else "comparing tags"
+        )
     if len(names) == 1:
         return f"copying {names[0]}"
     return f"{len(names)} under way, first {names[0]}"

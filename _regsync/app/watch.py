@@ -174,7 +174,7 @@ class Watch:
 
     def tell_health(self, path: str) -> tuple[int, dict[str, Any]]:
         """Answer a probe, in whatever thread: all event loops of asyncio share one clock."""
-        return self._health.tell(path, anyio.current_time(), self.transport.moved)
+        return self._health.tell(path, anyio.current_time(), self.transport.last_progress)
 
     def on_signal(self, number: int) -> None:
         """SIGHUP ends the pause; the first of the others ends the watch, the second cuts the cycle."""
@@ -193,7 +193,7 @@ class Watch:
             if self._number > 0:
                 self._reload()
             await self._run_cycle()
-            if self._interval > self.transport.edge.timeouts.idle_connection:
+            if self._interval > self.transport.system.timeouts.idle_connection:
                 self.transport.close()  # the registries would have closed them by the next cycle
             with anyio.move_on_after(self._interval):
                 await self._wake.wait()
@@ -236,7 +236,7 @@ class Watch:
         async with anyio.create_task_group() as tasks:
             self._cycle_scope = tasks.cancel_scope
             if self._console.live:
-                tasks.start_soon(show_progress, self._console, work.execution)
+                tasks.start_soon(show_progress, self._console, work.scheduler)
             await work.sync(self._stop)
             tasks.cancel_scope.cancel()
 

@@ -184,12 +184,12 @@ class Authenticator:
         self._fetch = fetch
         self._now = now
         self._wall = wall
-        self.login = f"log in with a container client (docker login {self._name}), or configure auth_type: basic"
-        self.chain: CloudLogin | None = None
+        self.login_hint = f"log in with a container client (docker login {self._name}), or configure auth_type: basic"
+        self.cloud_login: CloudLogin | None = None
         if isinstance(credential, CloudLogin):
-            self.chain = credential
-            self.login = (
-                f"set auth_type (ecr, gar, acr) to see why no cloud logs in, or {self.login}"
+            self.cloud_login = credential
+            self.login_hint = (
+                f"set auth_type (ecr, gar, acr) to see why no cloud logs in, or {self.login_hint}"
             )
             credential = None
         self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)
@@ -205,15 +205,18 @@ class Authenticator:
         self._scope_for_all = ""
 
     def _use(self, credential: Credential | None) -> None:
-        self.anonymous = credential is None
+        self.is_anonymous = credential is None
         self.credential = credential or Credential()
-        self.proven = False
+        self.is_proven = False
         self._secrets_seen.extend(filter(None, self.credential.secrets))
         self._refresh_token = self.credential.identity_token
         if credential is None:
-            self.advice = f"no credentials are in use: {self.login}; or check the name, absent may look private"
+            self.denied_hint = (
+                f"no credentials are in use: {self.login_hint}; "
+                "or check the name, absent may look private"
+            )
         else:
-            self.advice = (
+            self.denied_hint = (
                 f"check what the credentials ({credential.origin}) are allowed to do there"
             )
 
@@ -221,10 +224,10 @@ class Authenticator:
         """Get a login that lives, another than one `refused` that was good; say whether it is
         another than before.
         """
-        if self.chain is None or (refused == self.credential and not self.proven):
+        if self.cloud_login is None or (refused == self.credential and not self.is_proven):
             return False
         before = refused or self.credential
-        credential = await self.chain.credential(refused)
+        credential = await self.cloud_login.credential(refused)
         if (credential or Credential()) != self.credential:
             self._use(credential)
         return self.credential != before
@@ -238,13 +241,13 @@ class Authenticator:
         self._planned_scopes = {}
         self._was_challenged = False
 
-    def declare(self, repository: str, actions: str) -> None:
+    def plan_scope(self, repository: str, actions: str) -> None:
         """Say that this run uses a repository; tokens will cover it as far as rule 2 allows."""
         planned = self._planned_scopes.get(repository, actions)
         self._planned_scopes[repository] = _union(planned, actions)
 
     @property
-    def learnt(self) -> list[list[str] | bool | None]:
+    def snapshot(self) -> list[list[str] | bool | None]:
         """What the state keeps (JSON): the challenge, and whether a token may cover one request
         only.
         """
@@ -256,7 +259,7 @@ class Authenticator:
                 challenge = None
         return [challenge, self._tokens.needs_exact]
 
-    def recall(self, learnt: object) -> None:
+    def restore(self, learnt: object) -> None:
         """Take back `learnt` of an earlier run, which saves the bare request. The realm is checked
         at use.
         """
@@ -287,7 +290,7 @@ class Authenticator:
         """Return a text on one line without our secrets; to be called before it is cut."""
         return redact(text, self.secrets())
 
-    def conceal(self, target: str) -> None:
+    def treat_as_secret(self, target: str) -> None:
         """Treat what signs a URL that the registry gives us as secrets of ours."""
         self._secrets_seen.extend(re.findall(_SIGNATURES, target))
 
@@ -324,7 +327,7 @@ class Authenticator:
         self._challenge = None
         return None
 
-    async def refused(
+    async def on_unauthorized(
         self, challenges: Iterable[str], used: str | None, repository: str, actions: str
     ) -> bool:
         """Take in a 401 to a request that carried `used`: whether to repeat it once, AuthError if
@@ -345,7 +348,7 @@ class Authenticator:
         elif chosen.scheme == "basic":
             await self._prepare_basic(used)
         else:
-            check_realm(chosen.realm, self._scheme, self._host, not self.anonymous)
+            check_realm(chosen.realm, self._scheme, self._host, not self.is_anonymous)
             self._learn(chosen, used, repository, actions)
         self._challenge = chosen._replace(scope="", error="")
         self._was_challenged = True
@@ -370,13 +373,13 @@ class Authenticator:
         await self._log_in()
         if self.credential.basic is None:
             empty = f"{self.credential.origin} has none"
-            lack = "none are configured or found" if self.anonymous else empty
+            lack = "none are configured or found" if self.is_anonymous else empty
             message = f"{self._name} asks for user name and password, {lack}"
-            raise AuthError(message, hint=self.login, fatal=not self.anonymous)
+            raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
         if used == self.credential.basic and not await self._log_in(self.credential):
             raise self._refusal(self._name)
 
-    def forbidden(self, used: str | None) -> bool:
+    def on_forbidden(self, used: str | None) -> bool:
         """Take in a 403 to a request that carried `used`; say whether an exact token may do better."""
         if not (used or "").startswith("Bearer ") or self.credential.registry_token:
             return False
@@ -451,7 +454,7 @@ class Authenticator:
                 answer = await self._exchange(token.scopes)
             # Not again after a 401 to a password: accounts get locked.
             may_be_spoilt = answer.status in _SPOILT_BY_ONE or (
-                answer.status == 401 and self.anonymous
+                answer.status == 401 and self.is_anonymous
             )
             if may_be_spoilt and token.covers_more:
                 self._tokens.needs_exact = True
@@ -483,7 +486,7 @@ class Authenticator:
         tokens).
         """
         challenge = self._challenge or Challenge("bearer")
-        check_realm(challenge.realm, self._scheme, self._host, not self.anonymous)
+        check_realm(challenge.realm, self._scheme, self._host, not self.is_anonymous)
         scope = self._scope_text(scopes)
         if self._refresh_token:
             answer = await self._post(challenge, scope)
@@ -552,7 +555,7 @@ class Authenticator:
 
     def _failure(self, answer: Answer, token: _Token, who: str) -> SyncError:
         status = answer.status
-        if status == 401 and not self.anonymous:
+        if status == 401 and not self.is_anonymous:
             return self._refusal(who)
         _, said = parse_error_body(answer.body)
         if said:
@@ -564,9 +567,9 @@ class Authenticator:
         first_two = [*token.scopes.items()][:2]
         asked = ", ".join(f"{name} ({actions})" for name, actions in first_two)
         source = f"to the credentials from {self.credential.origin}"
-        login = "without credentials" if self.anonymous else source
+        login = "without credentials" if self.is_anonymous else source
         message = f"{who} gives no token for {asked} {login}: status {status}{said}"
-        return AuthError(message, hint=self.advice)
+        return AuthError(message, hint=self.denied_hint)
 
 
 def _service_of(challenge: Challenge) -> list[Pair]:

@@ -175,11 +175,11 @@ class Field(NamedTuple):
     secret: bool = False
     example: str = ""  # as it would be written
 
-    def hides(self, text: str) -> bool:
+    def is_secret(self, text: str) -> bool:
         """Ask whether a text is a secret here; a proxy's URL is one where it names a user."""
         return self.secret and (self.name != "proxy" or "@" in text)
 
-    def parsed(self, text: str) -> Any:
+    def parse_text(self, text: str) -> Any:
         """Return what a text means here; ValueError says what is wrong with it."""
         if not text:
             raise ValueError("must not be empty")

@@ -39,7 +39,7 @@ class Registry(NamedTuple):
     client_key: str | None = None
     proxy: str | None = None
 
-    def place(self, repository: str) -> object:
+    def repository_key(self, repository: str) -> object:
         """Return the identity of a repository there, the same under all its names."""
         return self.origin, api_repository(self.host, repository)
 
@@ -83,15 +83,15 @@ class MappingRule(NamedTuple):
     artifacts: ArtifactRule
 
     @property
-    def content(self) -> object:
+    def source_key(self) -> object:
         """What it copies: two mappings of the same content never contend for a target's tag."""
         platforms = self.platforms and frozenset(self.platforms)
-        return self.source.place(self.source_repository), platforms
+        return self.source.repository_key(self.source_repository), platforms
 
     @property
-    def places(self) -> list[object]:
+    def target_keys(self) -> list[object]:
         """The repositories that it writes to, in the order of `targets`."""
-        return [target.place(self.target_repository) for target in self.targets]
+        return [target.repository_key(self.target_repository) for target in self.targets]
 
 
 class Config(NamedTuple):

@@ -367,7 +367,7 @@ class _Reader:
         try:
             self.check_form(node, field)
             text = substitute(node.text, self.environ)
-            if field.hides(text):
+            if field.is_secret(text):
                 self.record_secret(node, path)
             return self.meaning(text, field)
         except ValueError as error:
@@ -395,7 +395,7 @@ class _Reader:
 
     def meaning(self, text: str, field: Field) -> Any:
         """Return what a text means as a field, without variables; ValueError says what is wrong."""
-        parsed = field.parsed(text)
+        parsed = field.parse_text(text)
         match field.type:
             case "alias":
                 return self.registry_named(parsed)
@@ -542,7 +542,9 @@ class _Reader:
         """Note what hinders a mapping that reads from a registry and writes to it."""
         source = rule.source
         where = source.authority
-        if source.place(rule.source_repository) == source.place(rule.target_repository):
+        if source.repository_key(rule.source_repository) == source.repository_key(
+            rule.target_repository
+        ):
             name = "to" if "to" in section.nodes else "from"
             message = f"source and target are the same repository of {where}: give another `to`"
             self.note_field(section, name, message)
@@ -612,7 +614,7 @@ class _Expansion:
 
     def plain_scalar(self, node: Node, field: Field) -> Any:
         text = substitute(node.text, self.reader.environ)
-        is_secret = field.hides(text)
+        is_secret = field.is_secret(text)
         shares_secret = bool(variable_names(node.text) & self.reader.secret_variables)
         if not self.show_secrets and (is_secret or shares_secret):
             return self.hidden(node.text, field, is_secret)

@@ -149,7 +149,7 @@ class Descriptor(NamedTuple):
         return self.media_type.startswith(_BLOB_TYPES) or self.media_type in IMAGE_CONFIGS
 
     @property
-    def attests(self) -> str | None:
+    def attested_digest(self) -> str | None:
         """The digest of the sibling that this entry is BuildKit's attestation of."""
         if self.platform != _UNKNOWN_PLATFORM:
             return None
@@ -184,7 +184,7 @@ class Manifest(NamedTuple):
         return tuple(unique.values())
 
     @property
-    def names(self) -> tuple[Descriptor, ...]:
+    def dependencies(self) -> tuple[Descriptor, ...]:
         """All that has to be in a repository before this manifest: its blobs and children."""
         return (*self.blobs, *self.children)
 
@@ -518,7 +518,7 @@ def _trim(
             hits = below.matched
             available |= dict.fromkeys(below.available)
             replacement = child._replace(digest=below.manifest.digest, size=below.manifest.size)
-        elif child.platform and not child.attests:
+        elif child.platform and not child.attested_digest:
             hits = frozenset(each for each in wanted if platform_matches(each, child.platform))
             available[str(child.platform)] = None
         matched |= hits
@@ -538,7 +538,7 @@ def _with_attestations(
     """Return the chosen entries with the attestations of those that are kept."""
     pairs = list(zip(children, chosen, strict=True))
     kept = {child.digest for child, entry in pairs if entry}
-    return [child if child.attests in kept else entry for child, entry in pairs]
+    return [child if child.attested_digest in kept else entry for child, entry in pairs]
 
 
 def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:

@@ -146,10 +146,10 @@ class RegistryClient:
         """Say what may help against a refusal, where its status tells."""
         login = self.authenticator
         body = answer.body
-        if answer.status == 429 and login.anonymous:
-            return f"who logs in may ask more often: {login.login}"
+        if answer.status == 429 and login.is_anonymous:
+            return f"who logs in may ask more often: {login.login_hint}"
         if answer.status in (401, 403):
-            return login.advice
+            return login.denied_hint
         if answer.status == 400 and b"SSL certificate" in body:
             return CLIENT_CERT_HINT  # as nginx words it
         if answer.status == 400 and (not body or b"HTTPS" in body):

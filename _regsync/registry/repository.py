@@ -213,14 +213,14 @@ class Repository:
         )
         with self.located("push manifest", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(201, 200))
-            self.compare(answer, manifest.digest)
+            self.check_stored_digest(answer, manifest.digest)
             if answer.status == 201 or answer.headers.get("docker-content-digest"):
                 return
             # A 200 without a digest may be anybody's.
             if await self.head_manifest(reference) not in (manifest.digest, ""):
                 raise ProtocolBroken("the registry answered 200 and does not hold the manifest")
 
-    def compare(self, answer: Response, digest: str) -> None:
+    def check_stored_digest(self, answer: Response, digest: str) -> None:
         """Refuse an answer that names another digest than the one that was pushed."""
         stored = answer.headers.get("docker-content-digest")
         if not stored or stored == digest:
@@ -231,7 +231,9 @@ class Repository:
                 f"the registry says that it stored {printable(stored, 100)} instead of {digest}"
             )
 
-    async def absent(self, root: Manifest, children: tuple[Manifest, ...]) -> frozenset[str]:
+    async def missing_parts_of(
+        self, root: Manifest, children: tuple[Manifest, ...]
+    ) -> frozenset[str]:
         """Ask which blobs and children of an image are not here."""
         missing: list[str] = []
         blobs = {blob.digest: blob for manifest in (root, *children) for blob in manifest.blobs}
@@ -279,7 +281,7 @@ class Repository:
         call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.located("look up blob", self.reference(blob.digest)):
             try:
-                async with self._transport.opened(self.host, call, (200, 404)) as answer:
+                async with self._transport.exchange(self.host, call, (200, 404)) as answer:
                     pass
             except RegistryError as error:
                 if error.status not in (401, 403):
@@ -300,7 +302,7 @@ class Repository:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
         async with AsyncExitStack() as stack:
             with self.located("fetch blob", self.reference(blob.digest)):
-                opened = self._transport.opened(self.host, call, (200, 206))
+                opened = self._transport.exchange(self.host, call, (200, 206))
                 response = await stack.enter_async_context(opened)
                 _check_range(response, blob, start)
             yield response

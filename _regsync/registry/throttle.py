@@ -205,7 +205,7 @@ class RequestWindow:
 
     def __init__(self, pace: Pace, limit: RegistryLimits) -> None:
         self.window = CongestionWindow(pace.start)
-        self.paused = -math.inf
+        self.paused_until = -math.inf
         self._bucket = TokenBucket(pace.rate, pace.burst)
         self._quota = Quota()
         self._limit = limit
@@ -222,7 +222,7 @@ class RequestWindow:
         for number in [number for number, until in window.inside.items() if until <= now]:
             self.end(number, 200)
 
-        opens = max(self.paused, self._bucket.next_token())
+        opens = max(self.paused_until, self._bucket.next_token())
         is_full = window.is_full(self._limit.cap)
         if discovers:
             opens = max(opens, self._quota.paused_until)
@@ -260,7 +260,7 @@ class RequestWindow:
             self.window.record_success(self._limit.cap)
 
         if 0 < asked <= LONGEST_WAIT:
-            self.paused = max(self.paused, now + asked)
+            self.paused_until = max(self.paused_until, now + asked)
 
     def update_quota(self, now: float, number: int, remaining: Remaining) -> bool:
         """Take in a quota; `number`: the request that was answered, 0 when it is another meter's.

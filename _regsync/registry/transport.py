@@ -166,18 +166,18 @@ class Transport:
     """Every exchange of a run, or of the runs of one process, passes here."""
 
     def __init__(self, edge: System) -> None:
-        self.edge = edge
+        self.system = edge
         self.gate = Gate()
 
         # By host:port, for the report and the display: requests of each action, 429s, the window
         # that was refused last.
         self.requests: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.throttled: Counter[str] = Counter()
-        self.paused: dict[str, RequestWindow] = {}
+        self.throttled_windows: dict[str, RequestWindow] = {}
 
         # When an answer came last, or bytes moved; bytes of blobs in this run.
-        self.moved = -math.inf
-        self.bytes = 0
+        self.last_progress = -math.inf
+        self.blob_bytes = 0
 
         # By credential and way of connecting; and by origin, whoever came first.
         self._hosts: dict[tuple[object, ...], RegistryClient] = {}
@@ -196,7 +196,7 @@ class Transport:
         self.pool = Pool(self._dial, edge.timeouts)
 
         # For where a registry sends us, which is to take us for a stranger (I6).
-        self.abroad = Pool(partial(self._dial, abroad=True), edge.timeouts)
+        self.foreign_pool = Pool(partial(self._dial, abroad=True), edge.timeouts)
 
         # Files with logins are renewed in place by others: what is read from them is never kept.
         fetch = partial(self.fetch, None)
@@ -206,7 +206,7 @@ class Transport:
     # The life of a run.
 
     def close(self) -> None:
-        for pool in (self.pool, self.abroad):
+        for pool in (self.pool, self.foreign_pool):
             pool.close()
 
     def begin(self, registries: Collection[Registry]) -> None:
@@ -215,7 +215,7 @@ class Transport:
         self._hosts = {}
         self._known = {}
         self.gate.youngest = 0.0
-        self.bytes = 0
+        self.blob_bytes = 0
         self.requests.clear()
         self.throttled.clear()
         self._clouds.reload()
@@ -258,7 +258,7 @@ class Transport:
         key = (registry.authority, stopped.message if stopped else credential, way)
         host = self._hosts.get(key)
         if host is None:
-            host = RegistryClient(registry, credential, fetch=self.fetch, wall=self.edge.wall)
+            host = RegistryClient(registry, credential, fetch=self.fetch, wall=self.system.wall)
             self._hosts[key] = host
             self._known.setdefault(host.origin[:3], host)
         host.used = True
@@ -269,7 +269,7 @@ class Transport:
     def _limit(self, registry: Registry) -> None:
         """Set what one host:port gives; of several aliases the smallest `max_concurrent` holds."""
         # A quarter of the open files for each side, since more registries than two may be in use.
-        most = max(2, (self.edge.open_files - _OWN_FILES) // 4)
+        most = max(2, (self.system.open_files - _OWN_FILES) // 4)
         cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most)
         row = ROWS[registry.kind]
         limit = self.gate.limits.get(registry.authority)
@@ -298,7 +298,7 @@ class Transport:
             except SyncError as error:
                 pause = self.pause_after(error, budget, host, call=call)
                 path = call.path.partition("?")[0]
-                self.edge.log("debug", "retry", f"{call.method} {host.key}{path}: {error}")
+                self.system.log("debug", "retry", f"{call.method} {host.key}{path}: {error}")
             await anyio.sleep(pause)
 
     async def _attempt(
@@ -316,12 +316,12 @@ class Transport:
     async def _ask(
         self, host: RegistryClient, call: Call, ok: Collection[int], limit: int
     ) -> Response:
-        async with self.opened(host, call, ok) as response:
+        async with self.exchange(host, call, ok) as response:
             await response.read(limit)
             return response
 
     @asynccontextmanager
-    async def opened(
+    async def exchange(
         self,
         host: RegistryClient,
         call: Call,
@@ -337,7 +337,7 @@ class Transport:
         exchange (a POST before its PUT). With a `body` nothing is repeated (I7): a refused login,
         and a success before the last byte, are the caller's to judge.
         """
-        want = self.want(host, call)
+        want = self.demand_of(host, call)
         rank = _FIRST if call.action == "manifest_put" else None
         for _ in range(2):  # a login that is refused is renewed once
             self._check_open(host, want)
@@ -357,7 +357,7 @@ class Transport:
 
                 is_refused = response.status in (401, 403)
                 if authorization is not None and not is_refused:
-                    host.authenticator.proven = True
+                    host.authenticator.is_proven = True
                 if not is_refused or body is not None or hop.number > 0:
                     if response.early and body is None and response.status in (200, 201):
                         raise Disconnected("the registry answered before the request was sent")
@@ -366,7 +366,7 @@ class Transport:
                     return
                 await response.read(ERROR_BODY)
             await self.refresh_login(host, call, authorization, response)
-        raise self.refusal(host, response)
+        raise self.error_from(host, response)
 
     async def _send(
         self, host: RegistryClient, hop: _Hop, turn: Turn, lease: Lease | None, body: Body | None
@@ -378,13 +378,13 @@ class Transport:
         is_home = hop.origin == host.origin
         connection = lease
         if connection is None or connection.origin != hop.origin:
-            connection = (self.pool if is_home else self.abroad).lease(hop.origin)
+            connection = (self.pool if is_home else self.foreign_pool).lease(hop.origin)
             turn.connection = connection
         seconds: float | None = None
         if body is not None:
             seconds = body.seconds
         elif call.action == "manifest_put":
-            seconds = self.edge.timeouts.manifest_put
+            seconds = self.system.timeouts.manifest_put
 
         self._count(hop.origin if hop.number else host.origin, call.action)
         try:
@@ -397,7 +397,7 @@ class Transport:
             host.record_answer()
         path = call.path.partition("?")[0]
         trace = f"{call.method} {hop.origin}{path} -> {response.status}"
-        self.edge.log("trace", "request", trace)
+        self.system.log("trace", "request", trace)
         if response.status == 401 and hop.has_left and body is None:
             raise ProtocolBroken(
                 f"{hop.origin.authority}, where the registry sends us, asks for a login"
@@ -413,7 +413,7 @@ class Transport:
             raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
         origin, path = resolve_location(hop.origin, hop.call.path, location)
         check_foreign(hop.origin, origin)  # by induction as safe as the registry
-        host.authenticator.conceal(path)
+        host.authenticator.treat_as_secret(path)
 
         # A chain that has left the registry stays without credentials, even when it comes back.
         call = hop.call._replace(path=path)
@@ -421,7 +421,7 @@ class Transport:
         authorization = None if has_left else await self.login(host, call)
         return _Hop(call, origin, authorization, hop.number + 1, has_left)
 
-    def want(self, host: RegistryClient, call: Call) -> Demand:
+    def demand_of(self, host: RegistryClient, call: Call) -> Demand:
         """Say what a request draws on; a PUT with the body is two steps."""
         is_whole_body = call.action == "upload_body" and call.method == "PUT"
         steps = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
@@ -465,11 +465,13 @@ class Transport:
         with host.stopping_on_fatal_auth():
             if is_expired:
                 challenges = refused.headers.all("www-authenticate")
-                may_repeat = await login.refused(challenges, used, call.repository, call.rights)
+                may_repeat = await login.on_unauthorized(
+                    challenges, used, call.repository, call.rights
+                )
             else:
-                may_repeat = login.forbidden(used)
+                may_repeat = login.on_forbidden(used)
         if not may_repeat:
-            raise self.refusal(host, refused)
+            raise self.error_from(host, refused)
 
     async def fetch(
         self,
@@ -492,12 +494,12 @@ class Transport:
         own = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"))
         request = Request(method, target, (*own, *headers), body)
         is_abroad = host is not None and origin != host.origin
-        lease = (self.abroad if is_abroad else self.pool).lease(origin)
+        lease = (self.foreign_pool if is_abroad else self.pool).lease(origin)
         with anyio.move_on_after(seconds):
             async with lease:
                 response = await lease.exchange(request)
                 # Without the path: on some hosts it is all that a metadata service asks for.
-                self.edge.log("trace", "request", f"{method} {origin} -> {response.status}")
+                self.system.log("trace", "request", f"{method} {origin} -> {response.status}")
                 content = await response.read(_TOKEN_BODY)
                 return Answer(response.status, dict(response.headers), content)
         raise TimedOut(f"{origin} did not answer within {seconds:g} s")
@@ -511,7 +513,7 @@ class Transport:
 
     def _record_under_way(self, turn: Turn) -> None:
         """A body counts as a success before its answer."""
-        self.moved = anyio.current_time()
+        self.last_progress = anyio.current_time()
         turn.meter.end(turn.number, 200)
         self.gate.wake()
 
@@ -520,20 +522,20 @@ class Transport:
     ) -> None:
         """Let a window, and all who wait for it, know what an answer says about how often to ask."""
         now = anyio.current_time()
-        wall = self.edge.wall()
+        wall = self.system.wall()
         status = response.status
         header = response.headers.get
-        self.moved = now
+        self.last_progress = now
 
         asked = 0.0
         if status >= 500 or status in (408, 429):
             asked = parse_retry_after(header("retry-after"), wall) or 0.0
-        turn.meter.end(turn.number, status, now, asked, self.edge.chance())
+        turn.meter.end(turn.number, status, now, asked, self.system.chance())
         if status == 429:
-            self.paused[host.key] = turn.meter
+            self.throttled_windows[host.key] = turn.meter
         if now - turn.meter.window.refused_since > THROTTLED_FOR:
             refused = RegistryError("status 429 to everything for 10 minutes", status=429)
-            self._close(host, self.want(host, call), refused, LONGEST_WAIT)
+            self._close(host, self.demand_of(host, call), refused, LONGEST_WAIT)
 
         remaining = parse_quota(header, wall)
         if remaining is not None:
@@ -545,7 +547,7 @@ class Transport:
     ) -> None:
         """Obey a quota. It is about discovery, and at some registries about one action of it."""
         action = ROWS[host.registry.kind].quota or call.action
-        want = self.want(host, call._replace(action=action))._replace(discovers=True)
+        want = self.demand_of(host, call._replace(action=action))._replace(discovers=True)
         meter = self.gate.limits[host.key].meters[want.meters[0]]
         number = turn.number if meter is turn.meter else 0
         if not meter.update_quota(anyio.current_time(), number, remaining):
@@ -572,13 +574,13 @@ class Transport:
         error.retries = budget.repeated
         pause = budget.pause(
             anyio.current_time(),
-            self.edge.chance(),
+            self.system.chance(),
             throttled=answer is not None and answer.status == 429,
             asked=0.0 if answer is not None and answer.paced else asked,
         )
         if answer is not None and answer.retryable and asked > LONGEST_WAIT:
             host = hosts[-1] if error.side is Side.TARGET else hosts[0]
-            want = None if call is None else self.want(host, call)
+            want = None if call is None else self.demand_of(host, call)
             self._close(host, want, answer, asked)
         if pause is None or not error.retryable or any(host.stopped for host in hosts):
             raise error
@@ -591,7 +593,7 @@ class Transport:
         go on.
         """
         error.final = True
-        moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.edge.wall() + seconds))
+        moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.system.wall() + seconds))
         error.message += (
             f" (asks to wait {duration_text(seconds)}, until {moment}, longer than a run waits)"
         )
@@ -618,10 +620,10 @@ class Transport:
         """Raise what an answer means whose status is not in `ok`."""
         if answer.status not in ok:
             await answer.read(ERROR_BODY)
-            raise self.refusal(host, answer)
+            raise self.error_from(host, answer)
 
-    def refusal(self, host: RegistryClient, answer: Response) -> RegistryError:
+    def error_from(self, host: RegistryClient, answer: Response) -> RegistryError:
         """Turn an answer into an error, and count what is throttled."""
         if answer.status == 429:
             self.throttled[host.key] += 1
-        return host.error_of(answer, self.edge.wall())
+        return host.error_of(answer, self.system.wall())

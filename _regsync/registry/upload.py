@@ -61,7 +61,7 @@ class Upload:
         # will hold when the body that was begun last has arrived.
         self._origin = repository.host.origin
         self.session = ""
-        self.broken = ""
+        self.broken_session = ""
         self.offset = 0
         self.sent = 0
 
@@ -71,7 +71,7 @@ class Upload:
         # any other blob would be; the body has begun with its first byte; a 401 to the body has
         # renewed the login.
         self.refused = False
-        self.begun = False
+        self.has_begun = False
         self._has_renewed_login = False
 
     @property
@@ -114,12 +114,12 @@ class Upload:
     async def _post(self, call: Call, ok: tuple[int, ...]) -> bool:
         """Return whether the answer is that the blob is there (201); else it opens a session."""
         host = self.repository.host
-        self.begun = False
-        async with self._transport.opened(host, call, ok, lease=self.lease) as response:
+        self.has_begun = False
+        async with self._transport.exchange(host, call, ok, lease=self.lease) as response:
             if response.status == 202:
                 self._open(call, response, 0)
                 return False
-            self.repository.compare(response, self.blob.digest)
+            self.repository.check_stored_digest(response, self.blob.digest)
             return True
 
     async def send(self, pieces: Pieces, *, last: bool = True) -> bool:
@@ -132,13 +132,13 @@ class Upload:
         host = self.repository.host
         self.sent = self.offset + pieces.length
         call = self._body_call(pieces.length, last=last)
-        timeouts = self._transport.edge.timeouts
+        timeouts = self._transport.system.timeouts
         seconds = timeouts.finish + self.blob.size / timeouts.finish_bytes_per_second
         body = Body(pieces, seconds, self._on_begin)
-        opened = self._transport.opened(host, call, _ANY_STATUS, lease=self.lease, body=body)
+        opened = self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
         async with opened as response:
             if not response.early or response.status < 500:
-                self.broken = ""  # that session has got its answer
+                self.broken_session = ""  # that session has got its answer
             if response.status == 401 and self._is_at_home and not self._has_renewed_login:
                 self._has_renewed_login = True
                 await response.read(ERROR_BODY)
@@ -149,7 +149,7 @@ class Upload:
             await self._transport.raise_unless(host, response, ok)
             self.session = ""
             if last:
-                self.repository.compare(response, self.blob.digest)
+                self.repository.check_stored_digest(response, self.blob.digest)
             elif not response.early:
                 self._open(call, response, self.sent)
             return not response.early
@@ -169,8 +169,8 @@ class Upload:
     def _on_begin(self) -> None:
         """A body goes out. Whatever happens to it, its session takes no other, but that of chunks."""
         may_ask = self.repository.host.resumes and self._is_at_home and self.style != "patch"
-        self.broken = self.session if may_ask else ""
-        self.begun = self.begun or self.offset == 0
+        self.broken_session = self.session if may_ask else ""
+        self.has_begun = self.has_begun or self.offset == 0
         if self.style != "chunks":
             self.session = ""
 
@@ -180,10 +180,10 @@ class Upload:
         (docs/design.md section 6, rule 16).
         """
         host = self.repository.host
-        call = self.repository.call("upload_start", "GET", "")._replace(path=self.broken)
+        call = self.repository.call("upload_start", "GET", "")._replace(path=self.broken_session)
         try:
-            async with self._transport.opened(host, call, (204,), lease=self.lease) as response:
-                self.broken = ""
+            async with self._transport.exchange(host, call, (204,), lease=self.lease) as response:
+                self.broken_session = ""
                 kept = self._kept(response)
                 if kept or self.style == "chunks":
                     self._open(call, response, kept)
@@ -193,7 +193,7 @@ class Upload:
             elif error.retryable:
                 raise
             host.resumes = False
-            self.broken = ""
+            self.broken_session = ""
 
     def _kept(self, response: Response) -> int:
         """Return how many bytes a session holds. Of chunks those count that were acknowledged."""
@@ -209,7 +209,7 @@ class Upload:
         host = self.repository.host
         call = self._session_call("upload_finish", "DELETE", "")
         with suppress(SyncError):
-            async with self._transport.opened(host, call, _ANY_STATUS, lease=self.lease):
+            async with self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease):
                 self.session = ""
 
     def _session_call(
@@ -238,6 +238,6 @@ class Upload:
             )
         self._origin = origin
         self.session = path
-        self.broken = ""
+        self.broken_session = ""
         self.offset = offset
-        self.repository.host.authenticator.conceal(path)
+        self.repository.host.authenticator.treat_as_secret(path)

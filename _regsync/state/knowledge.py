@@ -212,7 +212,7 @@ class Knowledge:
 
     # Vouching (docs/design.md section 7).
 
-    def miss(self, where: RepositoryKey, digest: str) -> None:
+    def record_miss(self, where: RepositoryKey, digest: str) -> None:
         """Note that a blob is not there; its host is lenient when a manifest there names it."""
         facts = self.host(_host_of(where))
         if facts.is_lenient is not True and key_of(digest) in self._strong_keys(where):
@@ -395,7 +395,7 @@ class Knowledge:
             return None
         return entry.snapshot
 
-    def take_snapshot(self, name: bytes, source: bytes, pushed: bytes) -> None:
+    def record_snapshot(self, name: bytes, source: bytes, pushed: bytes) -> None:
         """Note what a tag names at its source, and what its target therefore holds, as keys."""
         snapshot = Snapshot(source, pushed)
         old = self._archive.snapshot(name)
@@ -415,7 +415,7 @@ class Knowledge:
             return _NO_LOOK
         return look
 
-    def looked(self, name: bytes, bits: int, listed: bytes) -> None:
+    def record_look(self, name: bytes, bits: int, listed: bytes) -> None:
         """Note what a look at an image's artifacts found; this does not age with `ttl`.
 
         `listed` are 8 bytes of a hash of what was listed.

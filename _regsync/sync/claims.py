@@ -110,7 +110,7 @@ class FirstMount(NamedTuple):
 class Step(NamedTuple):
     """One blob to copy now: by mount when `mount_from` names a repository, else by upload."""
 
-    work: ImageClaims
+    claims: ImageClaims
     blob: Descriptor
     mount_from: str | None
 

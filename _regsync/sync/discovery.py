@@ -201,7 +201,7 @@ class Discovery:
         self._wants_all_trees = whole
 
         # The same words are logged once, also where they hold for every tag of a repository.
-        self.say = cache(transport.edge.log)
+        self.say = cache(transport.system.log)
 
         self._repositories: dict[tuple[str, str, str, Side], Repository] = {}
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
@@ -216,8 +216,8 @@ class Discovery:
             repository = Repository(self._transport, host, name, side, reads_only=self._reads_only)
 
             # Rule 1: how the host asked for a login in an earlier run saves the bare request.
-            host.authenticator.recall(self._knowledge.host(host.key).login)
-            host.authenticator.declare(repository.api_name, repository.rights)
+            host.authenticator.restore(self._knowledge.host(host.key).login)
+            host.authenticator.plan_scope(repository.api_name, repository.rights)
             self._repositories[key] = repository
         return self._repositories[key]
 
@@ -225,8 +225,8 @@ class Discovery:
         """Let a later run know how the hosts of this one ask for a login."""
         for repository in self._repositories.values():
             host = repository.host
-            if any(host.authenticator.learnt):
-                self._knowledge.learn_login(host.key, host.authenticator.learnt)
+            if any(host.authenticator.snapshot):
+                self._knowledge.learn_login(host.key, host.authenticator.snapshot)
 
     # Listings.
 
@@ -482,7 +482,7 @@ class Discovery:
             entry
             for manifest in (tree.root, *tree.children)
             for entry in manifest.children
-            if not entry.attests
+            if not entry.attested_digest
         ]
         ours = {
             child.digest

@@ -77,7 +77,7 @@ class DryRun(BlobTransfer):
         self._images = dict[str, _Sized]()  # by the root's digest
         self._bytes_image_by_image = 0
 
-    def look_at(self, name: str, tree: Tree, where: RepositoryKey) -> None:
+    def count_image(self, name: str, tree: Tree, where: RepositoryKey) -> None:
         """Count an image, or an artifact (without a name), on its way to a repository, even if it
         is there already.
         """
@@ -93,7 +93,7 @@ class DryRun(BlobTransfer):
         for digest in sizes:
             self._places[digest].add(where)
 
-    async def bring(
+    async def copy(
         self, step: Step, source: Repository, target: Repository, keep: Keep
     ) -> BlobResult:
         """Say how a blob would come to its place; a repository that may hold it is asked."""
@@ -128,7 +128,7 @@ class DryRun(BlobTransfer):
             self._forecasts[read.host].blob_gets += 1
         self._read_to_keep.add(read)
 
-    async def put(
+    async def put_manifests(
         self,
         tree: Tree,
         work: ImageClaims,

@@ -51,7 +51,7 @@ class Tree(NamedTuple):
         return frozenset(
             descriptor.digest
             for manifest in (self.root, *self.children)
-            for descriptor in manifest.names
+            for descriptor in manifest.dependencies
         )
 
     @property
@@ -69,7 +69,7 @@ class Tree(NamedTuple):
         """Return `lost` and every manifest that names some of it: all that is to be copied again."""
         digests = set(lost)
         for manifest in (*self.children, self.root):
-            if any(descriptor.digest in digests for descriptor in manifest.names):
+            if any(descriptor.digest in digests for descriptor in manifest.dependencies):
                 digests.add(manifest.digest)
         return frozenset(digests)
 
@@ -161,69 +161,69 @@ class ImageCopy:
         self.source_digest = source_digest
         self.began = began
         # The target held the image; only artifacts may be missing.
-        self.there = there
+        self.already_at_target = there
         # Whether other targets get the same image.
-        self.fan_out = False
+        self.has_several_targets = False
 
         # The look at its artifacts: the key in the state; what the state said; what it will say.
-        self.record = b""
-        self.known: tuple[int, int, int, bytes] = (0, 0, 0, b"")
-        self.bits = 0
-        self.listed = bytes(8)
+        self.check_key = b""
+        self.last_check: tuple[int, int, int, bytes] = (0, 0, 0, b"")
+        self.flags = 0
+        self.listing_hash = bytes(8)
         # Artifacts by subject, which a target without the referrers API is to list.
         self.listing = dict[str, list[Descriptor]]()
 
         # Images, the artifacts among them, that have not ended. At 0 the copy has ended.
-        self.open = 1
+        self.unfinished_images = 1
         # The first failure of any of them.
         self.error = error
         # What the target held under a tag that it did not let us move.
-        self.stands: str | None = None
+        self.immutable_digest: str | None = None
 
         # Blobs of all of them.
-        self.transferred = list[Descriptor]()
-        self.mounted = 0
-        self.present = 0
+        self.blobs_uploaded = list[Descriptor]()
+        self.blobs_mounted = 0
+        self.blobs_present = 0
 
         # Artifacts.
-        self.brought = set[str]()
-        self.skipped = 0
-        self.failed = 0
-        self.stripped = 0
+        self.artifacts_copied = set[str]()
+        self.artifacts_skipped = 0
+        self.artifacts_failed = 0
+        self.artifacts_stripped = 0
         # What a dry run says of them.
         self.planned = list[str]()
 
     def record_blob(self, blob: Descriptor, result: BlobResult) -> None:
         """Note how a blob came to the target."""
         if result is BlobResult.UPLOADED:
-            self.transferred.append(blob)
+            self.blobs_uploaded.append(blob)
         elif result is BlobResult.MOUNTED:
-            self.mounted += 1
+            self.blobs_mounted += 1
         else:
-            self.present += 1
+            self.blobs_present += 1
 
     def record_success(self, image: Image, *, copied: bool) -> None:
         """Note that an image is at the target; `copied` is False for an artifact that another copy
         has brought there.
         """
-        self.open -= 1
-        self.present += image.blobs_present
+        self.unfinished_images -= 1
+        self.blobs_present += image.blobs_present
         if not image.artifact:
             return
         if copied:
-            self.brought.add(image.reference)
+            self.artifacts_copied.add(image.reference)
             self.planned.append(f"carry {image.artifact}")
         else:
-            self.skipped += 1
+            self.artifacts_skipped += 1
 
     def record_failure(self, image: Image) -> None:
         """Note that an image is not at the target, so that its artifacts will not be either."""
         lost = list(image.with_dependents())
-        self.open -= len(lost)
-        self.present += image.blobs_present
+        self.unfinished_images -= len(lost)
+        self.blobs_present += image.blobs_present
         if not image.is_kept_by_immutable_tag:
             self.error = self.error or image.error
-            self.failed += sum(1 for each in lost if each.artifact)
+            self.artifacts_failed += sum(1 for each in lost if each.artifact)
 
 
 class Image:
@@ -252,17 +252,17 @@ class Image:
         then: list[Image],
         artifact: str = "",
     ) -> None:
-        self.delivery = delivery
+        self.copy = delivery
         self.source = delivery.source
         self.target = delivery.target
         self.tree = tree
         self.reference = reference
         self.snapshot = snapshot
-        self.then = then
+        self.dependents = then
         self.artifact = artifact
 
     def with_dependents(self) -> Iterator[Image]:
         """Give this image and all that follows it, at any depth."""
         yield self
-        for dependent in self.then:
+        for dependent in self.dependents:
             yield from dependent.with_dependents()

@@ -85,12 +85,12 @@ def assign(
     for mapping, tags in selected:
         for tag in _versions_first(tags):
             free = list[Registry]()
-            for target, place in zip(mapping.targets, mapping.places, strict=True):
+            for target, place in zip(mapping.targets, mapping.target_keys, strict=True):
                 owner = owners.get((place, tag))
                 if owner is None:
                     owners[place, tag] = mapping
                     free.append(target)
-                elif owner.content != mapping.content:
+                elif owner.source_key != mapping.source_key:
                     conflicts.append(Conflict(WantedTag(mapping, tag, (target,)), owner))
             if free:
                 wanted.append(WantedTag(mapping, tag, tuple(free)))
@@ -121,7 +121,7 @@ def share(config: Config, number: int, total: int) -> Config:
 
 def _repositories_of(mapping: MappingRule) -> list[object]:
     """Return what a mapping reads and writes."""
-    return [mapping.source.place(mapping.source_repository), *mapping.places]
+    return [mapping.source.repository_key(mapping.source_repository), *mapping.target_keys]
 
 
 def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:

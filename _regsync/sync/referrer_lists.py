@@ -225,6 +225,6 @@ class ReferrerLists:
         once = self._lists[source.key, subject]
         if held is None and once.answer:
             own = once.answer[0].fallback
-            if own is not None and {entry.digest for entry in own.names} == added:
+            if own is not None and {entry.digest for entry in own.dependencies} == added:
                 return own
         return extend_referrers_list(held, lacking)

@@ -100,7 +100,7 @@ class _Question(NamedTuple):
 
 def last_check(copy: ImageCopy) -> ArtifactCheck:
     """Return what was remembered of a copy's artifacts when it was decided on."""
-    return ArtifactCheck(*copy.known)
+    return ArtifactCheck(*copy.last_check)
 
 
 def flags_after(copy: ImageCopy) -> int:
@@ -109,14 +109,14 @@ def flags_after(copy: ImageCopy) -> int:
     Where something failed the artifacts are not complete, and the next run looks at all of them.
     """
     known = last_check(copy)
-    was_copied_now = not copy.there and copy.stands is None
+    was_copied_now = not copy.already_at_target and copy.immutable_digest is None
     flags = COPIED if was_copied_now or known.was_copied else 0
     if copy.error is not None:
         return flags
 
-    if copy.brought or copy.skipped:
+    if copy.artifacts_copied or copy.artifacts_skipped:
         flags |= HAS_ARTIFACTS
-    return flags | copy.bits | COMPLETE
+    return flags | copy.flags | COMPLETE
 
 
 class Referrers:
@@ -177,10 +177,10 @@ class Referrers:
 
         for copy in usable:
             keys = (key_of(copy.source_digest), key_of(copy.digest))
-            copy.record = self.record(mapping, copy.source, copy.target, *keys)
-            copy.known = self._last_check(copy.record)
-            copy.bits = self.shown(copy.source, copy.source_digest)
-        if not all(copy.there for copy in usable):
+            copy.check_key = self.record(mapping, copy.source, copy.target, *keys)
+            copy.last_check = self._last_check(copy.check_key)
+            copy.flags = self.shown(copy.source, copy.source_digest)
+        if not all(copy.already_at_target for copy in usable):
             return Look.DEEP
 
         now = self._wall()
@@ -189,7 +189,7 @@ class Referrers:
         if not self._has_state and not required:
             return Look.DEEP if is_due_without_state(one.source_digest, now) else Look.NONE
         checks = [last_check(copy) for copy in usable]
-        return decide_artifact_check(checks, one.bits, now, required=required)
+        return decide_artifact_check(checks, one.flags, now, required=required)
 
     def has_news(
         self, mapping: MappingRule, source: Repository, target: Repository, *keys: bytes
@@ -250,12 +250,12 @@ class Referrers:
         listing_hash = snapshot_name(*sorted(digests))[:8]
 
         for copy in copies:
-            copy.listed = listing_hash
+            copy.listing_hash = listing_hash
             if look is Look.DEEP:
                 continue
             # There may be some below the top, which is not asked for.
             known = last_check(copy)
-            copy.bits |= known.flags & HAS_ARTIFACTS
+            copy.flags |= known.flags & HAS_ARTIFACTS
             # The state's entries of these manifests may be too old to be believed; this never is.
             if known.listing_hash == listing_hash:
                 self._settled.update((copy.target.key, digest) for digest in digests)
@@ -317,7 +317,9 @@ class Referrers:
                 continue
             index = await self._discovery.manifest(source, entry.digest, entry)
             entries += [
-                child for child in index.children if not (child.attests or child.digest in known)
+                child
+                for child in index.children
+                if not (child.attested_digest or child.digest in known)
             ]
             known.update(child.digest for child in index.children)
         return [entry.digest for entry in entries]
@@ -431,7 +433,7 @@ class Referrers:
         types = frozenset[str]()
         if lookup.tree is not None or rule.include or rule.exclude:
             manifest = await self._discovery.manifest(question.source, lookup.source_digest)
-            named_in_it = (*manifest.names, manifest.config)
+            named_in_it = (*manifest.dependencies, manifest.config)
             types = frozenset(each.media_type for each in named_in_it if each is not None)
         return Artifact(subject, tag, None, lookup, types)
 
@@ -443,9 +445,11 @@ def _question(mapping: MappingRule, source: Repository, copies: Sequence[ImageCo
         mapping._replace(platforms=None),
         source,
         targets=tuple(copy.target for copy in copies if copy.error is None and is_enabled),
-        new_targets=tuple(copy.target for copy in copies if not copy.there),
+        new_targets=tuple(copy.target for copy in copies if not copy.already_at_target),
         complete_targets=tuple(
-            copy.target for copy in copies if copy.there and last_check(copy).is_complete
+            copy.target
+            for copy in copies
+            if copy.already_at_target and last_check(copy).is_complete
         ),
     )
 

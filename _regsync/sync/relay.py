@@ -149,8 +149,8 @@ class Relay:
         if self._count - self._checkpoints[-1].offset >= _CHECKPOINT:
             self._checkpoints.append(_Checkpoint(self._count, self._hash.copy()))
 
-        self._transport.moved = anyio.current_time()
-        self._transport.bytes += count
+        self._transport.last_progress = anyio.current_time()
+        self._transport.blob_bytes += count
         return self._buffer[max(0, self._skip - start) : count]
 
     async def _resume(self, broken: WireError) -> None:

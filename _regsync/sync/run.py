@@ -83,25 +83,25 @@ class Run:
         self._config = config
         self._emit = emit
         self._report = report
-        self._log = transport.edge.log
+        self._log = transport.system.log
         self._compiled_glob = cache(compile_glob)
         self._plans = rehearse == "plan"
         self._analyzes = rehearse == "analysis"
 
         self._state = state or StateFile(config.cache_dir, self._log)
         self._state.load(keep=rehearse is None)
-        self._knowledge = Knowledge(self._state, now=transport.edge.wall, ttl=config.cache_ttl)
+        self._knowledge = Knowledge(self._state, now=transport.system.wall, ttl=config.cache_ttl)
 
         self._discovery = Discovery(
             transport, self._knowledge, reads_only=rehearse is not None, whole=self._analyzes
         )
         self._referrers = Referrers(
-            self._discovery, self._knowledge, transport.edge.wall, kept=self._state.is_used
+            self._discovery, self._knowledge, transport.system.wall, kept=self._state.is_used
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         mover = (DryRun if rehearse else BlobTransfer)(transport, self._knowledge, self._staging)
-        self.rehearsal = mover if isinstance(mover, DryRun) else None
-        self.execution = Scheduler(
+        self.dry_run = mover if isinstance(mover, DryRun) else None
+        self.scheduler = Scheduler(
             mover,
             self._knowledge,
             self._discovery,
@@ -125,7 +125,7 @@ class Run:
     async def sync(self, stop: anyio.Event) -> None:
         """Copy what the mappings select; `stop` ends the run early."""
         # Mappings that write one target repository are listed together (I10).
-        groups = grouped(self._config.mappings, lambda mapping: mapping.places)
+        groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
         await self._conduct(
             stop,
             [_Queued(group[0].source.authority, partial(self._list, group)) for group in groups],
@@ -165,7 +165,7 @@ class Run:
             self._tasks = None
             self._save()
 
-        if self.execution.draining:
+        if self.scheduler.draining:
             self._report.interrupted = work.cancelled_caught or self._is_work_left()
         else:
             self._report.interrupted = False
@@ -178,19 +178,19 @@ class Run:
         while not stop.is_set():
             with anyio.move_on_after(_HURRY_SECONDS):
                 await stop.wait()
-            self.execution.hurry()
+            self.scheduler.hurry()
         await self._drain(work)
 
     async def _drain(self, work: anyio.CancelScope) -> None:
         """Begin nothing new; cancel the work after DRAIN_SECONDS, or when nothing moves any more."""
         text = f"stopping: what is under way may end, for {DRAIN_SECONDS:.0f} s; a second signal ends it now"
         self._log("warning", "stopping", text)
-        self.execution.drain()
+        self.scheduler.drain()
         for scope in self._asking:
             scope.cancel()  # nobody copies any more what they would find
 
         deadline = anyio.current_time() + DRAIN_SECONDS
-        self.execution.ends = deadline
+        self.scheduler.drain_ends = deadline
         work.deadline = deadline
 
         requests_at_last_tick: int | None = None
@@ -208,7 +208,7 @@ class Run:
         # Only the run that holds the lock may delete staged files that it did not write: the others
         # may belong to a run in progress.
         self._staging.close(
-            sweep=not self.execution.draining,
+            sweep=not self.scheduler.draining,
             failed=self._report.exit_status() != 0,
             leftovers=self._state.is_kept,
         )
@@ -219,16 +219,16 @@ class Run:
     def _is_work_left(self) -> bool:
         if self._asking or any(self._questions.values()):
             return True
-        return bool(self.execution.pending or self.execution.images)
+        return bool(self.scheduler.pending or self.scheduler.images)
 
     def _fail_lost_images(self) -> None:
         """End images that still wait for others: cannot happen while rule 9 holds, and must not be
         silent if it does.
         """
-        for image in list(self.execution.images.values()):
+        for image in list(self.scheduler.images.values()):
             text = "the run ended while this image waited for another one"
-            image.delivery.error = RegsyncError(text)
-            self._end_copy(image.delivery)
+            image.copy.error = RegsyncError(text)
+            self._end_copy(image.copy)
 
     # Questions and tasks.
 
@@ -246,12 +246,12 @@ class Run:
     async def _work_off(self, source: str) -> None:
         """Ask the questions of a source, one after the other."""
         queue = self._questions[source]
-        while queue and not self.execution.draining:
+        while queue and not self.scheduler.draining:
             with anyio.CancelScope() as scope:
                 self._asking.add(scope)
                 await queue.popleft()()
                 self._asking.remove(scope)
-            await self.execution.wait_for_room()
+            await self.scheduler.wait_for_room()
         self._workers[source] -= 1
 
     # Which tags.
@@ -347,7 +347,7 @@ class Run:
 
         targets = list[Repository]()
         for target in self._targets(wanted):
-            self.execution.known += 1
+            self.scheduler.images_known += 1
             if self._is_settled(mapping, target, wanted.tag, reference):
                 target_name = target.reference(reference)
                 self._end(Outcome(source_name, target_name, "skipped", reason=_IMMUTABLE_TAG))
@@ -398,7 +398,7 @@ class Run:
             return mapping.artifacts.require_artifacts
 
         # The snapshot of a tag that never moves does not age.
-        self._knowledge.take_snapshot(name, *snapshot)
+        self._knowledge.record_snapshot(name, *snapshot)
         return self._referrers.has_news(mapping, source, target, *snapshot)
 
     async def _find_artifacts(
@@ -407,14 +407,14 @@ class Run:
         """Find the artifacts of an image, if it is time to look for them (docs/design.md section
         8). An error fails the copies.
         """
-        is_planned = self._plans and not all(copy.there for copy in copies)
+        is_planned = self._plans and not all(copy.already_at_target for copy in copies)
         if not mapping.artifacts.enabled and not is_planned:
             return FoundArtifacts()
 
         look = self._referrers.decide(mapping, copies)
         if look is Look.NONE:
             for copy in copies:
-                copy.record = b""  # nothing new to remember
+                copy.check_key = b""  # nothing new to remember
             return FoundArtifacts()
         try:
             return await self._referrers.find(mapping, lookup, copies, look)
@@ -436,26 +436,26 @@ class Run:
             self._note_tree(part)
 
         for copy, tag in zip(copies, lookup.targets, strict=True):
-            if self.rehearsal is not None:
-                self._rehearse(self.rehearsal, copy, lookup, artifacts)
-            if copy.there:
+            if self.dry_run is not None:
+                self._rehearse(self.dry_run, copy, lookup, artifacts)
+            if copy.already_at_target:
                 keys = (key_of(copy.source_digest), key_of(copy.digest))
-                self._knowledge.take_snapshot(tag.snapshot_name, *keys)
-            copy.fan_out = len(mapping.targets) > 1
-            copy.stripped = len(found.stripped)
+                self._knowledge.record_snapshot(tag.snapshot_name, *keys)
+            copy.has_several_targets = len(mapping.targets) > 1
+            copy.artifacts_stripped = len(found.stripped)
             copy.planned = [f"strip {artifact}" for artifact in found.stripped]
 
             dependents = list[Image]()
             if copy.error is None:
                 dependents = self._missing_artifacts(copy, found.copied)
-            if lookup.tree is None or copy.there or copy.error is not None:
-                copy.open -= 1  # the image itself
-                self.execution.follow(dependents)
-                self.execution.conclude(copy)
+            if lookup.tree is None or copy.already_at_target or copy.error is not None:
+                copy.unfinished_images -= 1  # the image itself
+                self.scheduler.add_artifacts(dependents)
+                self.scheduler.end_if_complete(copy)
             else:
                 image = Image(copy, lookup.tree, copy.reference, tag.snapshot_name, dependents)
-                self.execution.add(image)
-        self.execution.advance()
+                self.scheduler.add_image(image)
+        self.scheduler.advance()
 
     def _note_tree(self, lookup: TagLookup) -> None:
         """Count what a tree names; where source and target share a host, the source is the first to
@@ -467,19 +467,19 @@ class Run:
         source = lookup.source
         is_shared = any(tag.target.host.key == source.host.key for tag in lookup.targets)
         for manifest in (tree.root, *tree.children):
-            self.execution.references.update(blob.digest for blob in manifest.blobs)
+            self.scheduler.references.update(blob.digest for blob in manifest.blobs)
             if is_shared and manifest.digest in lookup.at_source:
-                self.execution.commit(source.key, manifest)
+                self.scheduler.commit(source.key, manifest)
 
     def _rehearse(
         self, rehearsal: DryRun, copy: ImageCopy, lookup: TagLookup, artifacts: Sequence[TagLookup]
     ) -> None:
         """Show a rehearsal what a copy consists of; only the image itself has a name there."""
         if lookup.tree is not None:
-            rehearsal.look_at(copy.source_name, lookup.tree, copy.target.key)
+            rehearsal.count_image(copy.source_name, lookup.tree, copy.target.key)
         for artifact in artifacts:
             if artifact.tree is not None:
-                rehearsal.look_at("", artifact.tree, copy.target.key)
+                rehearsal.count_image("", artifact.tree, copy.target.key)
 
     def _missing_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
         """Note the artifacts of a copy; return what its target lacks of them.
@@ -499,20 +499,20 @@ class Run:
             error = tag.error if tag is not None else None
             if error is not None or artifact.subject in failed:
                 copy.error = copy.error or error
-                copy.failed += 1
+                copy.artifacts_failed += 1
                 failed.add(artifact.reference)  # nor is anything put that refers to it
                 continue
             if lookup is None or lookup.tree is None or tag is None or tag.digest == lookup.digest:
-                copy.skipped += 1
-                self.execution.delivered.setdefault((copy.target.key, artifact.reference), False)
+                copy.artifacts_skipped += 1
+                self.scheduler.delivered.setdefault((copy.target.key, artifact.reference), False)
                 continue
 
             # What an entry of a list names is put by digest, which has no snapshot.
             snapshot_name = tag.snapshot_name if artifact.entry is None else b""
             image = Image(copy, lookup.tree, artifact.reference, snapshot_name, [], str(artifact))
-            copy.open += 1
+            copy.unfinished_images += 1
             if artifact.subject in image_of_digest:
-                image_of_digest[artifact.subject].then.append(image)
+                image_of_digest[artifact.subject].dependents.append(image)
             else:
                 missing.append(image)
             for digest in (lookup.source_digest, *(child.digest for child in lookup.tree.children)):
@@ -521,28 +521,28 @@ class Run:
         known = last_check(copy)
         if missing and known.is_complete:
             # Not any more, should this run be ended before they are there.
-            self._knowledge.looked(copy.record, known.flags & COPIED, bytes(8))
+            self._knowledge.record_look(copy.check_key, known.flags & COPIED, bytes(8))
         return missing
 
     # Outcomes.
 
     def _end_copy(self, copy: ImageCopy) -> None:
         """Remember the look at a copy's artifacts, and report how it ended."""
-        if copy.record and (copy.error is None or last_check(copy).is_complete):
-            self._knowledge.looked(copy.record, flags_after(copy), copy.listed)
+        if copy.check_key and (copy.error is None or last_check(copy).is_complete):
+            self._knowledge.record_look(copy.check_key, flags_after(copy), copy.listing_hash)
         duration = anyio.current_time() - copy.began
-        self._end(outcome_of(copy, duration, is_rehearsal=self.rehearsal is not None))
+        self._end(outcome_of(copy, duration, is_rehearsal=self.dry_run is not None))
 
     def _fail(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that is not even looked up."""
         source_name = self._source(wanted.mapping).reference(wanted.tag)
         for target in self._targets(wanted):
-            self.execution.known += 1
+            self.scheduler.images_known += 1
             target_name = target.reference(wanted.tag)
             self._end(Outcome(source_name, target_name, "failed", error=error))
 
     def _end(self, outcome: Outcome) -> None:
-        self.execution.done += 1
+        self.scheduler.images_done += 1
         if outcome.error is not None:
             outcome.error.shed()
         self._report.outcomes.append(outcome)
@@ -577,25 +577,25 @@ def outcome_of(copy: ImageCopy, duration: float, *, is_rehearsal: bool = False) 
         "failed",
         source_digest=copy.source_digest,
         error=copy.error,
-        bytes=sum(blob.size for blob in copy.transferred),
+        bytes=sum(blob.size for blob in copy.blobs_uploaded),
         duration=duration,
-        transferred=tuple(blob.digest for blob in copy.transferred),
-        mounted=copy.mounted,
-        skipped=copy.present,
+        transferred=tuple(blob.digest for blob in copy.blobs_uploaded),
+        mounted=copy.blobs_mounted,
+        skipped=copy.blobs_present,
         planned=tuple(copy.planned),
         artifacts={
-            "synced": len(copy.brought),
-            "skipped": copy.skipped,
-            "failed": copy.failed,
-            "stripped": copy.stripped,
+            "synced": len(copy.artifacts_copied),
+            "skipped": copy.artifacts_skipped,
+            "failed": copy.artifacts_failed,
+            "stripped": copy.artifacts_stripped,
         },
     )
     if copy.error is not None:
         return outcome
 
-    outcome = outcome._replace(digest=copy.stands or copy.digest)
-    if copy.stands is not None and not copy.brought:
+    outcome = outcome._replace(digest=copy.immutable_digest or copy.digest)
+    if copy.immutable_digest is not None and not copy.artifacts_copied:
         return outcome._replace(status="skipped", reason=_TAG_IMMUTABLE_EXISTS)
-    if copy.there and not copy.brought:
+    if copy.already_at_target and not copy.artifacts_copied:
         return outcome._replace(status="skipped", reason=_UNCHANGED)
     return outcome._replace(status="would_sync" if is_rehearsal else "synced")

@@ -149,7 +149,7 @@ class Scheduler:
 
         # No further image is promoted, and until when what has begun may go on.
         self.draining = False
-        self.ends: float | None = None
+        self.drain_ends: float | None = None
 
         # How often each blob is named by all images that were discovered: their order follows it.
         self.references = Counter[str]()
@@ -161,9 +161,9 @@ class Scheduler:
 
         # For a display: images known and done, bytes expected, and where to ask for the rest.
         self.transport = transport
-        self.known = 0
-        self.done = 0
-        self.expected = 0
+        self.images_known = 0
+        self.images_done = 0
+        self.bytes_expected = 0
 
     # What a run asks.
 
@@ -187,7 +187,7 @@ class Scheduler:
                 self._room = anyio.Event()
             await self._room.wait()
 
-    def add(self, image: Image) -> None:
+    def add_image(self, image: Image) -> None:
         """Let an image stand for election; `advance` follows."""
         host = image.target.host.key
         self._hosts.add(host)
@@ -201,7 +201,7 @@ class Scheduler:
         ]
         self.pending.add(image, uncovered)
 
-    def follow(self, images: Sequence[Image]) -> None:
+    def add_artifacts(self, images: Sequence[Image]) -> None:
         """Let artifacts be promoted whose subject is at the target now; `advance` follows."""
         self.pending.add_artifacts(images)
 
@@ -303,8 +303,8 @@ class Scheduler:
         """Give images their next steps, or tell them that all is there; `advance` follows."""
         called = dict.fromkeys(ready)
         for step in steps:
-            self._promoted[step.work].steps.append(step)
-            called[step.work] = None
+            self._promoted[step.claims].steps.append(step)
+            called[step.claims] = None
         for work in called:
             promoted = self._promoted[work]
             if promoted.phase is Phase.WAITING:
@@ -343,7 +343,7 @@ class Scheduler:
         image.blobs_present = work.skipped
         if is_committed:
             self._end_copied(image)
-            self.follow(image.then)
+            self.add_artifacts(image.dependents)
         elif image.error is not None:
             self._end_failed(image)
         else:
@@ -359,20 +359,20 @@ class Scheduler:
         step = self._with_mount_source(step)
         keep = self._where_to_keep(image, blob)
         bytes_to_read = self._bytes_to_read(step, keep)
-        self.expected += bytes_to_read
+        self.bytes_expected += bytes_to_read
         if keep == "disk":
             self._staged.add(blob.digest)
 
         result = None
         try:
-            result = await self._mover.bring(step, image.source, image.target, keep)
+            result = await self._mover.copy(step, image.source, image.target, keep)
         except SyncError as error:
             image.error = image.error or error
         else:
-            image.delivery.record_blob(blob, result)
+            image.copy.record_blob(blob, result)
             if result is not BlobResult.UPLOADED:
-                self.expected -= bytes_to_read
-            self._hand_out((), self._claims.arrived(step.work, blob.digest))
+                self.bytes_expected -= bytes_to_read
+            self._hand_out((), self._claims.arrived(step.claims, blob.digest))
 
         if step.mount_from is not None:
             host = image.target.host.key
@@ -390,17 +390,17 @@ class Scheduler:
 
     def _with_mount_source(self, step: Step) -> Step:
         """Mount what was to be uploaded, when another repository has committed it since."""
-        host, _ = step.work.where
+        host, _ = step.claims.where
         if step.mount_from is not None or not self._knowledge.mounts(host):
             return step
-        source = self._knowledge.mount_source(step.work.where, step.blob.digest)
+        source = self._knowledge.mount_source(step.claims.where, step.blob.digest)
         return step._replace(mount_from=source)
 
     def _where_to_keep(self, image: Image, blob: Descriptor) -> Keep:
         """Say where a blob is kept for others that need it: on disk for other targets, in memory
         when it is small and cannot be mounted (rule 13).
         """
-        if image.delivery.fan_out:
+        if image.copy.has_several_targets:
             return "disk"
         never_mounts = self._knowledge.mounts(image.target.host.key) is False
         is_shared = self.references[blob.digest] > 1 and (never_mounts or len(self._hosts) > 1)
@@ -437,7 +437,7 @@ class Scheduler:
         self._record_put(work, root)
         if image.snapshot:
             source_key = key_of(image.tree.source_digest)
-            self._knowledge.take_snapshot(image.snapshot, source_key, key_of(root.digest))
+            self._knowledge.record_snapshot(image.snapshot, source_key, key_of(root.digest))
         return True
 
     async def _try_to_put(self, image: Image, work: ImageClaims) -> RegistryError | None:
@@ -450,7 +450,9 @@ class Scheduler:
         on_put = partial(self._record_put, work)
         while True:
             try:
-                await self._mover.put(image.tree, work, image.target, image.reference, on_put)
+                await self._mover.put_manifests(
+                    image.tree, work, image.target, image.reference, on_put
+                )
                 return None
             except RegistryError as error:
                 if is_immutable(error) and await self._has_immutable_tag(image, error):
@@ -488,7 +490,7 @@ class Scheduler:
         """
         lost = self._unconfirmed(image, refusal)
         if not lost and _denies_existence(refusal):
-            lost = await image.target.absent(image.tree.root, image.tree.children)
+            lost = await image.target.missing_parts_of(image.tree.root, image.tree.children)
         if not lost:
             raise refusal
         text = f"{refusal}; what was believed to be there is checked"
@@ -511,7 +513,7 @@ class Scheduler:
         if image.is_kept_by_immutable_tag and not is_put_by_us:
             self._discovery.say("debug", "tag_immutable_exists", str(refusal))
             if not image.artifact:
-                image.delivery.stands = held
+                image.copy.immutable_digest = held
             elif is_ours:
                 self.delivered.setdefault((image.target.key, image.reference), False)
         return is_ours
@@ -527,27 +529,27 @@ class Scheduler:
             image.error = error
             self._end_failed(image)
         else:
-            self.add(image)
+            self.add_image(image)
         self.advance()
 
     # How it ends.
 
     def _end_copied(self, image: Image) -> None:
         place = (image.target.key, image.reference)
-        image.delivery.record_success(image, copied=place not in self.delivered)
+        image.copy.record_success(image, copied=place not in self.delivered)
         if image.artifact:
             self.delivered.setdefault(place, True)
-        self.conclude(image.delivery)
+        self.end_if_complete(image.copy)
 
     def _end_failed(self, image: Image) -> None:
-        image.delivery.record_failure(image)
-        self.conclude(image.delivery)
+        image.copy.record_failure(image)
+        self.end_if_complete(image.copy)
 
-    def conclude(self, delivery: ImageCopy) -> None:
+    def end_if_complete(self, delivery: ImageCopy) -> None:
         """End a delivery whose images have all ended; a target without the referrers API has to
         list the artifacts first.
         """
-        if delivery.open:
+        if delivery.unfinished_images:
             return
         listing = dict[str, list[Descriptor]]()
         for subject, entries in delivery.listing.items():
@@ -574,8 +576,8 @@ class Scheduler:
                 relisted = {
                     digest for digest in added if not self.delivered[delivery.target.key, digest]
                 }
-                delivery.skipped -= len(relisted)
-                delivery.brought |= relisted
+                delivery.artifacts_skipped -= len(relisted)
+                delivery.artifacts_copied |= relisted
         except SyncError as error:
             delivery.error = delivery.error or error
         self._ended(delivery)

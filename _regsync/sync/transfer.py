@@ -94,7 +94,7 @@ class _Copy:
 
     def __init__(self, step: Step, relay: Relay, upload: Upload, keep: Keep) -> None:
         self.mount_from = step.mount_from
-        self.rank = float(step.work.order)
+        self.rank = float(step.claims.order)
         self.blob = step.blob
         self.relay = relay
         self.upload = upload
@@ -124,7 +124,7 @@ class BlobTransfer:
         self._refusing = dict[RepositoryKey, SyncError]()
         self._starting = defaultdict[RepositoryKey, anyio.Lock](anyio.Lock)
 
-    async def bring(
+    async def copy(
         self, step: Step, source: Repository, target: Repository, keep: Keep
     ) -> BlobResult:
         """Bring a blob to `target`; a located SyncError once its attempts are used up."""
@@ -136,14 +136,14 @@ class BlobTransfer:
                 return await self._retry(copy)
             finally:
                 if upload.session:  # no body follows
-                    with anyio.move_on_after(self._transport.edge.timeouts.head):
+                    with anyio.move_on_after(self._transport.system.timeouts.head):
                         await upload.cancel_upload()
 
     async def _retry(self, copy: _Copy) -> BlobResult:
         """Attempt a copy until it succeeds, or fails for good (docs/design.md section 9)."""
         upload = copy.upload
         while True:
-            upload.begun = False
+            upload.has_begun = False
             try:
                 with redacting(copy.target.host.authenticator.secrets):
                     async with self._first_start(copy):
@@ -157,15 +157,17 @@ class BlobTransfer:
             except StagingFailed as failure:
                 self._note_staging_failure(failure)
                 copy.keep = None
-                upload.broken = ""  # what it holds came from a file that may have been changed
+                upload.broken_session = (
+                    ""  # what it holds came from a file that may have been changed
+                )
                 continue
             except SyncError as failure:
                 error = failure
 
             pause = self._pause_before_next(copy, error)
-            goes_on = upload.broken or upload.session
+            goes_on = upload.broken_session or upload.session
             what = "it goes on" if goes_on else "it begins again"
-            self._transport.edge.log("debug", "retry", f"{error}; {what}")
+            self._transport.system.log("debug", "retry", f"{error}; {what}")
             error.shed()  # its frames hold a part of the blob
             await upload.lease.settle()
             await anyio.sleep(pause)
@@ -178,7 +180,7 @@ class BlobTransfer:
         """
         upload = copy.upload
         short_request = (Demand(copy.target.host.key),)
-        if upload.broken:
+        if upload.broken_session:
             async with self._admitted(short_request, copy.rank):
                 await upload.resume()
 
@@ -242,7 +244,7 @@ class BlobTransfer:
                 await sink(await copy.relay.next())
 
     def _want_of(self, repository: Repository, action: str, method: str) -> Demand:
-        return self._transport.want(repository.host, repository.call(action, method, ""))
+        return self._transport.demand_of(repository.host, repository.call(action, method, ""))
 
     # The start: there already, mounted, or a session.
 
@@ -330,7 +332,7 @@ class BlobTransfer:
         if not copy.is_absent:
             copy.is_absent = not await copy.target.has_blob(copy.blob)
             if copy.is_absent:
-                self._knowledge.miss(copy.target.key, copy.blob.digest)
+                self._knowledge.record_miss(copy.target.key, copy.blob.digest)
         return not copy.is_absent
 
     # The body.
@@ -397,7 +399,7 @@ class BlobTransfer:
                 held = await body.read_until(end, room)
             while upload.offset < end:
                 try:
-                    if upload.broken:
+                    if upload.broken_session:
                         await upload.resume()
                     if not upload.session:
                         raise Disconnected("the registry has forgotten the upload")
@@ -425,7 +427,7 @@ class BlobTransfer:
         asked = (error.retry_after or 0.0) if isinstance(error, RegistryError) else 0.0
         if max(pause, asked) > SOURCE_GRACE:
             raise error
-        self._transport.edge.log("debug", "retry", f"{error}; the chunk goes again")
+        self._transport.system.log("debug", "retry", f"{error}; the chunk goes again")
         await anyio.sleep(pause)
 
     # After a failure.
@@ -452,7 +454,7 @@ class BlobTransfer:
         if is_news:
             self._disk_works = False
         level = "warning" if is_news else "debug"
-        self._transport.edge.log(level, "staging", f"{error}; each target reads for itself")
+        self._transport.system.log(level, "staging", f"{error}; each target reads for itself")
 
     def _pause_before_next(self, copy: _Copy, error: SyncError) -> float:
         """Take in why an attempt failed; return seconds to wait before the next, or raise `error`
@@ -465,7 +467,7 @@ class BlobTransfer:
 
         copy.mount_from = ""  # whatever was wrong with a mount, an upload does not need it
         forgot_session = isinstance(error, RegistryError) and error.forgot_session
-        if upload.begun and (isinstance(error, WireError) or forgot_session):
+        if upload.has_begun and (isinstance(error, WireError) or forgot_session):
             copy.broken_bodies += 1
 
         if self._switch_style(copy, error):
@@ -483,7 +485,7 @@ class BlobTransfer:
         """
         upload = copy.upload
         other = copy.target.row.fallback
-        if other is None or copy.has_switched_style or not upload.begun:
+        if other is None or copy.has_switched_style or not upload.has_begun:
             return False
 
         is_unsupported = _refuses_the_way(error)
@@ -504,12 +506,12 @@ class BlobTransfer:
             least = min(copy.blob.size, known_least or copy.blob.size)
         self._knowledge.learn_smallest_patch(host, least)
         copy.has_switched_style = True
-        upload.broken = ""
+        upload.broken_session = ""
         return True
 
     # Manifests.
 
-    async def put(
+    async def put_manifests(
         self,
         tree: Tree,
         work: ImageClaims,

@@ -193,6 +193,6 @@ def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
         root = f"sha256:{number:064x}"
         known.commit(where, root, [f"sha256:{number * 30 + blob:064x}" for blob in range(1, 31)])
         snapshot = snapshot_name("source", "held", str(number), *where)
-        known.take_snapshot(snapshot, key_of(root), key_of(root))
+        known.record_snapshot(snapshot, key_of(root), key_of(root))
     known.finish()
     file.close()
