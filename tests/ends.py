@@ -38,7 +38,7 @@ from _regsync.errors import ConnectFailed
 from _regsync.net import pool
 from _regsync.net.streams import Stream, Timeouts
 from _regsync.registry.throttle import RequestWindow
-from _regsync.registry.transport import System
+from _regsync.registry.transport import Machine
 from conformance.app import App
 from conformance.audit import audit, latest, report
 from conformance.exchange import Site
@@ -113,7 +113,7 @@ def run_regsync(
     Then the registries that `serve` started are asked what it did wrong.
     """
 
-    def edge(**given: Any) -> System:
+    def edge(**given: Any) -> Machine:
         return plain_edge(**{**given, "chance": lambda: 0.0, "timeouts": timeouts})
 
     async def at_once(seconds: float) -> None:
@@ -128,14 +128,14 @@ def run_regsync(
             waited.append(meter.paused_until - given[2])
         meter.paused_until = -math.inf
 
-    plain_edge, sleep, leave, waited = System, anyio.sleep, RequestWindow.end, list[float]()
+    plain_edge, sleep, leave, waited = Machine, anyio.sleep, RequestWindow.end, list[float]()
     out, err = io.StringIO(), io.StringIO()
     text = stdin.encode() if isinstance(stdin, str) else stdin
     since, umask = latest(_audited), os.umask(0o022)
     os.umask(umask)
     with (
         mock.patch.dict(os.environ, env or {}),
-        mock.patch.object(commands, "System", edge),
+        mock.patch.object(commands, "Machine", edge),
         mock.patch.object(anyio, "sleep", at_once),
         mock.patch.object(RequestWindow, "end", unpaused),
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(text))),
@@ -216,7 +216,7 @@ class Virtual:
         did.
         """
 
-        def edge(**given: Any) -> System:
+        def edge(**given: Any) -> Machine:
             times = Timeouts(**timeouts)
             chosen = {"chance": lambda: self._chance, "wall": self.wall, "timeouts": times}
             return plain_edge(**{**given, **chosen})
@@ -226,12 +226,12 @@ class Virtual:
             return 0
 
         self._since = latest(self._sites())
-        plain_edge, parsed = System, list[Any]()
+        plain_edge, parsed = Machine, list[Any]()
         out, err = io.StringIO(), io.StringIO()
         began = anyio.current_time()
         with (
             mock.patch.dict(os.environ, env or {}),
-            mock.patch.object(commands, "System", edge),
+            mock.patch.object(commands, "Machine", edge),
             mock.patch.object(pool, "connect", self._connect),
             mock.patch.object(pool, "start_tls", self._start_tls),
             mock.patch.object(anyio.to_thread, "run_sync", self._in_turn),

@@ -382,7 +382,7 @@ async def test_no_object_shows_a_secret(variant: str, tmp_path: Path, clean_env:
         "Registry",
         "Credential",
         "CloudEnvironment",
-        "System",
+        "Machine",
         "Request",
         "Call",
         "Authenticator",

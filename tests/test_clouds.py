@@ -20,7 +20,7 @@ from _regsync.errors import AuthError, ConfigError, ConnectFailed, ContentError,
 from _regsync.net import pool
 from _regsync.providers import kind_of
 from _regsync.registry import transport as registry_transport
-from _regsync.registry.transport import System, Transport
+from _regsync.registry.transport import Machine, Transport
 from conformance.app import App
 from conformance.exchange import Reception, Site
 from conformance.images import Seed
@@ -612,7 +612,7 @@ async def exchange(world: Virtual, url: str, **given: Any) -> tuple[int, Mapping
         logged.append(message)
 
     logged = list[str]()
-    edge = System(
+    edge = Machine(
         {"HTTP_PROXY": "http://proxy.test:3128"},
         None,
         lambda path: None,

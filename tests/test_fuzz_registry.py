@@ -28,7 +28,7 @@ from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, digest_of, is_tag
 from _regsync.registry.redirects import resolve_location
 from _regsync.registry.repository import Repository, _tags_of
-from _regsync.registry.transport import System, Transport
+from _regsync.registry.transport import Machine, Transport
 from _regsync.registry.upload import Upload
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 from tests.wires import Blob, Item, Told, Wire
@@ -176,7 +176,7 @@ class World:
     def __init__(self, scheme: str, kind: Any, login: bool, answers: list[bytes]) -> None:
         self.script = Script((each,) for each in answers)
         self.wires: list[tuple[Origin, Wire]] = []
-        edge = System(
+        edge = Machine(
             {}, None, lambda path: None, lambda: 0.5, lambda: 1_767_225_600.0, lambda *_, **__: None
         )
         self.transport = Transport(edge)

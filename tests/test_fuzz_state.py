@@ -81,7 +81,6 @@ def use(archive: Archive, ttl: float) -> None:
             known.is_committed(where, digest)
             known.mount_source(where, digest)
             known.record_miss(where, digest)
-        known.was_used(where)
         known.mounts(where[0])
         known.may_probe(where, True)
         known.has_referrers_api(where)

@@ -12,7 +12,7 @@ from _regsync.addresses import Origin
 from _regsync.config.model import Registry
 from _regsync.errors import ProtocolBroken
 from _regsync.net.streams import Stream
-from _regsync.registry.transport import Call, System, Transport
+from _regsync.registry.transport import Call, Machine, Transport
 from tests.wires import End, Item, Wire, answer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -27,7 +27,7 @@ def transport_of(wires: dict[Origin, list[Wire]]) -> Transport:
         pass
 
     made = Transport(
-        System(
+        Machine(
             environ={},
             home=None,
             read=lambda path: None,

@@ -98,7 +98,7 @@ class Stage:
         reference: str,
         arrived: Callable[[Manifest], None],
     ) -> None:
-        """Stand for `Mover.put`."""
+        """Stand for `BlobTransfer.put_manifests`."""
         for child in tree.children:
             if child.digest in work.own_children:
                 arrived(child)

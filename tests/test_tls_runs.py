@@ -20,7 +20,7 @@ from _regsync.config.model import Registry
 from _regsync.errors import ConfigError
 from _regsync.net import tls
 from _regsync.registry import dialer
-from _regsync.registry.transport import System, Transport
+from _regsync.registry.transport import Machine, Transport
 from conformance.app import App
 from conformance.images import Seed
 from conformance.messages import Request, Response
@@ -653,7 +653,7 @@ def test_a_watch_reads_the_directory_again_and_keeps_what_was_good(scene: Scene)
     def log(*_: object, **__: object) -> None:
         pass
 
-    edge = System({}, str(scene.home), lambda path: None, lambda: 0.5, lambda: 0.0, log)
+    edge = Machine({}, str(scene.home), lambda path: None, lambda: 0.5, lambda: 0.0, log)
     connected = Transport(edge)
     connected.prepare(registry)
     first = connected._dialer._context(registry)

@@ -24,7 +24,7 @@ from _regsync.app.console import Console
 from _regsync.app.progress import show_progress
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, Side
-from _regsync.registry.transport import System, Transport
+from _regsync.registry.transport import Machine, Transport
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report, analysis_lines
@@ -132,7 +132,7 @@ def connect(console: Console, log: Callable[..., None] | None = None) -> Transpo
     """Return what this process asks registries with; `log` stands in for the console's."""
     home = os.path.expanduser("~")  # itself where nobody knows it
     return Transport(
-        System(
+        Machine(
             environ=os.environ,
             home=None if home == "~" else home,
             read=read_credential_file,

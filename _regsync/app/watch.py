@@ -193,7 +193,7 @@ class Watch:
             if self._number > 0:
                 self._reload()
             await self._run_cycle()
-            if self._interval > self.transport.system.timeouts.idle_connection:
+            if self._interval > self.transport.machine.timeouts.idle_connection:
                 self.transport.close()  # the registries would have closed them by the next cycle
             with anyio.move_on_after(self._interval):
                 await self._wake.wait()

@@ -76,7 +76,7 @@ _OWN_FILES = 24
 _FIRST = 0.0
 
 
-class System(NamedTuple):
+class Machine(NamedTuple):
     """What a run takes from its machine, so that tests can give it others."""
 
     environ: Mapping[str, str]
@@ -89,7 +89,7 @@ class System(NamedTuple):
     open_files: int = 65536  # how many the process may have; permits are clamped to it
 
     def __repr__(self) -> str:
-        return "<Edge>"  # it holds secrets
+        return "<Machine>"  # it holds secrets
 
 
 class Call(NamedTuple):
@@ -165,8 +165,8 @@ def _cloud(name: str) -> Any:
 class Transport:
     """Every exchange of a run, or of the runs of one process, passes here."""
 
-    def __init__(self, edge: System) -> None:
-        self.system = edge
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
         self.gate = Gate()
 
         # By host:port, for the report and the display: requests of each action, 429s, the window
@@ -187,21 +187,23 @@ class Transport:
         self._closed: dict[Demand, tuple[float, SyncError]] = {}
 
         self._dialer = Dialer(
-            environ=edge.environ,
-            home=edge.home,
-            read=edge.read,
-            log=edge.log,
-            timeouts=edge.timeouts,
+            environ=machine.environ,
+            home=machine.home,
+            read=machine.read,
+            log=machine.log,
+            timeouts=machine.timeouts,
         )
-        self.pool = Pool(self._dial, edge.timeouts)
+        self.pool = Pool(self._dial, machine.timeouts)
 
         # For where a registry sends us, which is to take us for a stranger (I6).
-        self.foreign_pool = Pool(partial(self._dial, abroad=True), edge.timeouts)
+        self.foreign_pool = Pool(partial(self._dial, abroad=True), machine.timeouts)
 
         # Files with logins are renewed in place by others: what is read from them is never kept.
         fetch = partial(self.fetch, None)
-        machine = CloudEnvironment(edge.environ, edge.home, edge.read, edge.wall, fetch)
-        self._clouds = Clouds(machine, _cloud)
+        identity = CloudEnvironment(
+            machine.environ, machine.home, machine.read, machine.wall, fetch
+        )
+        self._clouds = Clouds(identity, _cloud)
 
     # The life of a run.
 
@@ -258,7 +260,7 @@ class Transport:
         key = (registry.authority, stopped.message if stopped else credential, way)
         host = self._hosts.get(key)
         if host is None:
-            host = RegistryClient(registry, credential, fetch=self.fetch, wall=self.system.wall)
+            host = RegistryClient(registry, credential, fetch=self.fetch, wall=self.machine.wall)
             self._hosts[key] = host
             self._known.setdefault(host.origin[:3], host)
         host.used = True
@@ -269,7 +271,7 @@ class Transport:
     def _limit(self, registry: Registry) -> None:
         """Set what one host:port gives; of several aliases the smallest `max_concurrent` holds."""
         # A quarter of the open files for each side, since more registries than two may be in use.
-        most = max(2, (self.system.open_files - _OWN_FILES) // 4)
+        most = max(2, (self.machine.open_files - _OWN_FILES) // 4)
         cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most)
         row = ROWS[registry.kind]
         limit = self.gate.limits.get(registry.authority)
@@ -298,7 +300,7 @@ class Transport:
             except SyncError as error:
                 pause = self.pause_after(error, budget, host, call=call)
                 path = call.path.partition("?")[0]
-                self.system.log("debug", "retry", f"{call.method} {host.key}{path}: {error}")
+                self.machine.log("debug", "retry", f"{call.method} {host.key}{path}: {error}")
             await anyio.sleep(pause)
 
     async def _attempt(
@@ -384,7 +386,7 @@ class Transport:
         if body is not None:
             seconds = body.seconds
         elif call.action == "manifest_put":
-            seconds = self.system.timeouts.manifest_put
+            seconds = self.machine.timeouts.manifest_put
 
         self._count(hop.origin if hop.number else host.origin, call.action)
         try:
@@ -397,7 +399,7 @@ class Transport:
             host.record_answer()
         path = call.path.partition("?")[0]
         trace = f"{call.method} {hop.origin}{path} -> {response.status}"
-        self.system.log("trace", "request", trace)
+        self.machine.log("trace", "request", trace)
         if response.status == 401 and hop.has_left and body is None:
             raise ProtocolBroken(
                 f"{hop.origin.authority}, where the registry sends us, asks for a login"
@@ -499,7 +501,7 @@ class Transport:
             async with lease:
                 response = await lease.exchange(request)
                 # Without the path: on some hosts it is all that a metadata service asks for.
-                self.system.log("trace", "request", f"{method} {origin} -> {response.status}")
+                self.machine.log("trace", "request", f"{method} {origin} -> {response.status}")
                 content = await response.read(_TOKEN_BODY)
                 return Answer(response.status, dict(response.headers), content)
         raise TimedOut(f"{origin} did not answer within {seconds:g} s")
@@ -522,7 +524,7 @@ class Transport:
     ) -> None:
         """Let a window, and all who wait for it, know what an answer says about how often to ask."""
         now = anyio.current_time()
-        wall = self.system.wall()
+        wall = self.machine.wall()
         status = response.status
         header = response.headers.get
         self.last_progress = now
@@ -530,7 +532,7 @@ class Transport:
         asked = 0.0
         if status >= 500 or status in (408, 429):
             asked = parse_retry_after(header("retry-after"), wall) or 0.0
-        turn.meter.end(turn.number, status, now, asked, self.system.chance())
+        turn.meter.end(turn.number, status, now, asked, self.machine.chance())
         if status == 429:
             self.throttled_windows[host.key] = turn.meter
         if now - turn.meter.window.refused_since > THROTTLED_FOR:
@@ -574,7 +576,7 @@ class Transport:
         error.retries = budget.repeated
         pause = budget.pause(
             anyio.current_time(),
-            self.system.chance(),
+            self.machine.chance(),
             throttled=answer is not None and answer.status == 429,
             asked=0.0 if answer is not None and answer.paced else asked,
         )
@@ -593,7 +595,7 @@ class Transport:
         go on.
         """
         error.final = True
-        moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.system.wall() + seconds))
+        moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.machine.wall() + seconds))
         error.message += (
             f" (asks to wait {duration_text(seconds)}, until {moment}, longer than a run waits)"
         )
@@ -626,4 +628,4 @@ class Transport:
         """Turn an answer into an error, and count what is throttled."""
         if answer.status == 429:
             self.throttled[host.key] += 1
-        return host.error_of(answer, self.system.wall())
+        return host.error_of(answer, self.machine.wall())

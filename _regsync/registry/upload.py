@@ -132,7 +132,7 @@ class Upload:
         host = self.repository.host
         self.sent = self.offset + pieces.length
         call = self._body_call(pieces.length, last=last)
-        timeouts = self._transport.system.timeouts
+        timeouts = self._transport.machine.timeouts
         seconds = timeouts.finish + self.blob.size / timeouts.finish_bytes_per_second
         body = Body(pieces, seconds, self._on_begin)
         opened = self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)

@@ -201,7 +201,7 @@ class Discovery:
         self._wants_all_trees = whole
 
         # The same words are logged once, also where they hold for every tag of a repository.
-        self.say = cache(transport.system.log)
+        self.say = cache(transport.machine.log)
 
         self._repositories: dict[tuple[str, str, str, Side], Repository] = {}
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}

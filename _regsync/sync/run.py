@@ -83,20 +83,20 @@ class Run:
         self._config = config
         self._emit = emit
         self._report = report
-        self._log = transport.system.log
+        self._log = transport.machine.log
         self._compiled_glob = cache(compile_glob)
         self._plans = rehearse == "plan"
         self._analyzes = rehearse == "analysis"
 
         self._state = state or StateFile(config.cache_dir, self._log)
         self._state.load(keep=rehearse is None)
-        self._knowledge = Knowledge(self._state, now=transport.system.wall, ttl=config.cache_ttl)
+        self._knowledge = Knowledge(self._state, now=transport.machine.wall, ttl=config.cache_ttl)
 
         self._discovery = Discovery(
             transport, self._knowledge, reads_only=rehearse is not None, whole=self._analyzes
         )
         self._referrers = Referrers(
-            self._discovery, self._knowledge, transport.system.wall, kept=self._state.is_used
+            self._discovery, self._knowledge, transport.machine.wall, kept=self._state.is_used
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         mover = (DryRun if rehearse else BlobTransfer)(transport, self._knowledge, self._staging)

@@ -136,7 +136,7 @@ class BlobTransfer:
                 return await self._retry(copy)
             finally:
                 if upload.session:  # no body follows
-                    with anyio.move_on_after(self._transport.system.timeouts.head):
+                    with anyio.move_on_after(self._transport.machine.timeouts.head):
                         await upload.cancel_upload()
 
     async def _retry(self, copy: _Copy) -> BlobResult:
@@ -167,7 +167,7 @@ class BlobTransfer:
             pause = self._pause_before_next(copy, error)
             goes_on = upload.broken_session or upload.session
             what = "it goes on" if goes_on else "it begins again"
-            self._transport.system.log("debug", "retry", f"{error}; {what}")
+            self._transport.machine.log("debug", "retry", f"{error}; {what}")
             error.shed()  # its frames hold a part of the blob
             await upload.lease.settle()
             await anyio.sleep(pause)
@@ -427,7 +427,7 @@ class BlobTransfer:
         asked = (error.retry_after or 0.0) if isinstance(error, RegistryError) else 0.0
         if max(pause, asked) > SOURCE_GRACE:
             raise error
-        self._transport.system.log("debug", "retry", f"{error}; the chunk goes again")
+        self._transport.machine.log("debug", "retry", f"{error}; the chunk goes again")
         await anyio.sleep(pause)
 
     # After a failure.
@@ -454,7 +454,7 @@ class BlobTransfer:
         if is_news:
             self._disk_works = False
         level = "warning" if is_news else "debug"
-        self._transport.system.log(level, "staging", f"{error}; each target reads for itself")
+        self._transport.machine.log(level, "staging", f"{error}; each target reads for itself")
 
     def _pause_before_next(self, copy: _Copy, error: SyncError) -> float:
         """Take in why an attempt failed; return seconds to wait before the next, or raise `error`
