@@ -17,6 +17,7 @@ import inspect
 import socket
 import ssl
 import struct
+import threading
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
@@ -165,6 +166,18 @@ class Server:
         self._listener = listener
         self._context = context
         self._connections = 0
+        self._open_connections = 0
+        self._closing = threading.Condition()  # told of each connection that has ended
+
+    def wait_until_idle(self, seconds: float = 30.0) -> None:
+        """Wait, in another thread than the server's, until no connection is open.
+
+        What a client that was killed had sent has been carried out by then. TimeoutError when a
+        connection stays open for longer.
+        """
+        with self._closing:
+            if not self._closing.wait_for(lambda: self._open_connections == 0, seconds):
+                raise TimeoutError(f"{self._open_connections} connections to {self.url} are open")
 
     @property
     def address(self) -> str:
@@ -189,14 +202,23 @@ class Server:
                     await anyio.wait_readable(self._listener)
                     continue
                 self._connections += 1
+                with self._closing:
+                    self._open_connections += 1
                 tasks.start_soon(self._connection, sock, self._connections)
 
     async def _connection(self, sock: socket.socket, number: int) -> None:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._context is not None:
-            sock = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        await self.converse(_Stream(sock), number)
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._context is not None:
+                sock = self._context.wrap_socket(
+                    sock, server_side=True, do_handshake_on_connect=False
+                )
+            await self.converse(_Stream(sock), number)
+        finally:
+            with self._closing:
+                self._open_connections -= 1
+                self._closing.notify_all()
 
     async def converse(self, stream: _Stream, number: int) -> None:
         """Answer a connection's requests until either side ends it; the stream is closed then."""

@@ -110,6 +110,8 @@ def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(
     running.append(started("sync", "-q", "-c", file))
     running[0].communicate()
     assert running[0].returncode == -signal.SIGKILL
+    for server in (source, target):
+        server.wait_until_idle()
     target.app.intercept = None
     before = uploads(target)
     tagged = {name: app(target).tags(name) for name in images}
