@@ -72,7 +72,7 @@ def closed() -> str:
 
 
 def provider() -> dict[str, str]:
-    """Return the name and the version that the active provider gives itself."""
+    """Return name and version of OpenSSL's provider "fips", as the provider itself gives them."""
     from ctypes import Structure, addressof, c_char_p, c_size_t, c_uint, c_void_p
 
     class Parameter(Structure):
@@ -93,7 +93,8 @@ def provider() -> dict[str, str]:
     ]
     crypto = libcrypto()
     fips = pointer(crypto, "OSSL_PROVIDER_load", None, b"fips")
-    # An empty parameter ends the list.
+    # The array has one element more than there are parameters: an empty one ends the list. The
+    # provider writes into `values`, at the addresses above.
     crypto.OSSL_PROVIDER_get_params(fips, (Parameter * 3)(*parameters))
     return {key: (value.value or b"?").decode("ascii", "replace") for key, value in values.items()}
 

@@ -275,20 +275,22 @@ class _CredentialFile(NamedTuple):
     # Kinds of identities.
 
     async def log_in(self) -> Login:
-        """Return an access token by what the file is; AuthError for one that gives none."""
+        """Log in with what this credential file holds; AuthError when that gives no access token."""
         kind = str(self.fields.get("type"))
         if kind == "impersonated_service_account":
-            login = await self.part("source_credentials").log_in()
-        elif kind in _KINDS:
-            login = await self._exchange(kind)
-            if _IMPERSONATION not in self.fields:
-                return login
-        else:
+            # The file of another identity is inside; its token may act as the service account.
+            source_login = await self.part("source_credentials").log_in()
+            return await self._impersonate(source_login.credential.password)
+
+        if kind not in _KINDS:
             known = ", ".join(_KINDS)
             raise self.error(
                 f"type {mask_unless_word(kind)!r} is none of {known}, impersonated_service_account"
             )
-        return await self._impersonate(login.credential.password)
+        login = await self._exchange(kind)
+        if _IMPERSONATION in self.fields:
+            return await self._impersonate(login.credential.password)
+        return login
 
     async def _exchange(self, kind: str) -> Login:
         """Exchange what the file holds for an access token."""

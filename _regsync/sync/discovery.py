@@ -117,13 +117,13 @@ class TargetTag:
         self.error: SyncError | None = None
 
     def is_up_to_date(self, source_digest: str, *, is_filtered: bool) -> bool:
-        """Say whether HEADs are enough to know that the target needs nothing.
+        """Say whether the answers so far show that nothing has to be copied to the target.
 
-        With a platform filter it holds another digest than the source: the one that an earlier run
-        made of it. Nor does a target need anything that could not be asked.
+        With a platform filter the target holds another digest than the source. It is up to date if
+        it holds the one that an earlier run made of the same source digest (the snapshot).
         """
         if self.error is not None:
-            return True
+            return True  # it fails with this error: nothing is copied to it
         if self.digest is None:
             return False
         if is_filtered:

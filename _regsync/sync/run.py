@@ -74,10 +74,10 @@ class Run:
         rehearse: Literal["plan", "analysis"] | None = None,
         state: StateFile | None = None,
     ) -> None:
-        """Prepare a run; `emit` is told of each outcome as it comes.
+        """Prepare a run; `emit` is called with each outcome.
 
-        A rehearsal asks what a run would ask and changes nothing; for `analysis` it reads the
-        manifests of every image.
+        With `rehearse` it changes nothing: a "plan" asks what the run would ask and says what it
+        would copy; an "analysis" reads the manifests of every selected image as well.
         """
         self._transport = transport
         self._config = config
@@ -85,22 +85,24 @@ class Run:
         self._report = report
         self._log = transport.machine.log
         self._compiled_glob = cache(compile_glob)
-        self._plans = rehearse == "plan"
-        self._analyzes = rehearse == "analysis"
+        self._is_plan = rehearse == "plan"
+        self._is_analysis = rehearse == "analysis"
 
         self._state = state or StateFile(config.cache_dir, self._log)
         self._state.load(keep=rehearse is None)
         self._knowledge = Knowledge(self._state, now=transport.machine.wall, ttl=config.cache_ttl)
 
         self._discovery = Discovery(
-            transport, self._knowledge, reads_only=rehearse is not None, whole=self._analyzes
+            transport, self._knowledge, reads_only=rehearse is not None, whole=self._is_analysis
         )
         self._referrers = Referrers(
             self._discovery, self._knowledge, transport.machine.wall, kept=self._state.is_used
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
-        mover = (DryRun if rehearse else BlobTransfer)(transport, self._knowledge, self._staging)
-        self.dry_run = mover if isinstance(mover, DryRun) else None
+        self.dry_run: DryRun | None = None
+        if rehearse:
+            self.dry_run = DryRun(transport, self._knowledge, self._staging)
+        mover = self.dry_run or BlobTransfer(transport, self._knowledge, self._staging)
         self.scheduler = Scheduler(
             mover,
             self._knowledge,
@@ -113,10 +115,10 @@ class Run:
             keep_list=None if rehearse else self._referrers.lists.keep,
         )
 
-        # By source: questions that wait, and how many workers ask them.
+        # By source: the questions that wait, and the number of workers that ask them.
         self._questions: dict[str, deque[_Question]] = {}
         self._workers: Counter[str] = Counter()
-        # Of the questions under way; at the end, of those that were cut off.
+        # The scopes of questions under way; after the run, of the questions that were cut off.
         self._asking = set[anyio.CancelScope]()
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -371,7 +373,7 @@ class Run:
 
     def _never_moves(self, mapping: MappingRule, tag: str) -> bool:
         pattern = mapping.tags.immutable_tags
-        if pattern is None or self._analyzes:
+        if pattern is None or self._is_analysis:
             return False
         return self._compiled_glob(pattern)(tag)
 
@@ -407,7 +409,7 @@ class Run:
         """Find the artifacts of an image, if it is time to look for them (docs/design.md section
         8). An error fails the copies.
         """
-        is_planned = self._plans and not all(copy.already_at_target for copy in copies)
+        is_planned = self._is_plan and not all(copy.already_at_target for copy in copies)
         if not mapping.artifacts.enabled and not is_planned:
             return FoundArtifacts()
 

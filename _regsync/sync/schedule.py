@@ -188,7 +188,7 @@ class Scheduler:
             await self._room.wait()
 
     def add_image(self, image: Image) -> None:
-        """Let an image stand for election; `advance` follows."""
+        """Let an image wait for its promotion; the caller calls `advance` after the last one."""
         host = image.target.host.key
         self._hosts.add(host)
         digests = {
@@ -196,13 +196,17 @@ class Scheduler:
             for manifest in (image.tree.root, *image.tree.children)
             for blob in manifest.blobs
         }
+        # Blobs that no other image has, or will have, copied to this host. What most images share is
+        # promoted first.
         uncovered = [
             (host, digest) for digest in digests if not self._claims.is_covered(host, digest)
         ]
         self.pending.add(image, uncovered)
 
     def add_artifacts(self, images: Sequence[Image]) -> None:
-        """Let artifacts be promoted whose subject is at the target now; `advance` follows."""
+        """Let artifacts wait for their promotion: their subject is at the target. The caller calls
+        `advance` afterwards.
+        """
         self.pending.add_artifacts(images)
 
     def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
@@ -416,16 +420,17 @@ class Scheduler:
     # How its manifests are put.
 
     async def _put_manifests(self, image: Image, work: ImageClaims) -> bool:
-        """Put the children that are ours, then the root (I1, I2).
+        """Put the children that this image has claimed, then its root (I1, I2); True when done.
 
-        False when something has failed, which `image.error` says; or, without an error, when the
-        target has lost what it was believed to hold: that is forgotten, and the image has to start
-        again (I5, "Healing").
+        False has one of two meanings. With `image.error` the image has failed. Without an error the
+        target lacks something that it was believed to hold: the belief is forgotten, and the image
+        has to start again (docs/design.md section 7, "Healing").
         """
         root = image.tree.root
+        # Two tags of one subject may both have this artifact: the first one puts it.
+        is_put_already = (work.where, image.reference) in self.delivered
         try:
-            # An artifact may have been put for another tag of its subject meanwhile.
-            if (work.where, image.reference) not in self.delivered:
+            if not is_put_already:
                 refusal = await self._try_to_put(image, work)
                 if refusal is not None:
                     await self._forget_lost(image, refusal)

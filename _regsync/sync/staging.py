@@ -222,18 +222,21 @@ class Staging:
         self._failed: StagingFailed | None = None
 
     async def ensure(self, blob: Descriptor, read: Reader, *, disk: bool = True) -> None:
-        """Have a blob here; the first who asks reads it from its source, the others wait.
+        """Keep a blob in memory or on disk; the first asker reads its source, the others wait.
 
-        A failed reading fails its own asker alone, and the next one reads. What memory has no room
-        for goes to disk, without `disk` nowhere. Raises NoRoom where this blob cannot be kept, and
-        StagingFailed where none can.
+        A small blob is kept in memory while there is room; any other goes to disk if `disk` allows.
+        A failed read fails its own asker alone: the next asker reads again. NoRoom when this blob
+        has no place; StagingFailed when the disk takes no blob at all.
         """
+        # Lowered by `opened`, which each asker calls for the body, or below on failure.
         self._asked[blob.digest] += 1
         try:
             async with self._pulling.setdefault(blob.digest, anyio.Lock()):
                 if blob.digest in self._memory or blob.digest in self._files:
                     return
-                if blob.size <= SMALL_BLOB and self._find_room(blob.size, evict=not disk):
+                is_small = blob.size <= SMALL_BLOB
+                # With a disk to turn to, nothing that is in memory is evicted for this blob.
+                if is_small and self._find_room(blob.size, evict=not disk):
                     await self._pull_into_memory(blob, read)
                 elif disk:
                     await self._pull_into_file(blob, read)
