@@ -511,7 +511,7 @@ def run(options: argparse.Namespace) -> int:
         machine = Machine(work, Program(python, pyz), options.rounds)
         for line in versions(machine.program):
             print(line)
-        load = os.getloadavg()[0]
+        load, _, _ = os.getloadavg()
         print(f"{python}; medians of {options.rounds} rounds; load {load:.1f} before", flush=True)
         for name, case in cases.items():
             print(f"{name}: {title_of(case)}", flush=True)
