@@ -76,8 +76,8 @@ class Run:
     ) -> None:
         """Prepare a run; `emit` is told of each outcome as it comes.
 
-        A rehearsal asks what a run would ask and changes nothing; for `analysis` it reads the
-        manifests of every image.
+        With `rehearse` it asks what a run would ask and changes nothing; for `analysis` it reads
+        the manifests of every image.
         """
         self._transport = transport
         self._config = config
@@ -474,7 +474,7 @@ class Run:
     def _rehearse(
         self, rehearsal: DryRun, copy: ImageCopy, lookup: TagLookup, artifacts: Sequence[TagLookup]
     ) -> None:
-        """Show a rehearsal what a copy consists of; only the image itself has a name there."""
+        """Show a dry run what a copy consists of; only the image itself has a name there."""
         if lookup.tree is not None:
             rehearsal.count_image(copy.source_name, lookup.tree, copy.target.key)
         for artifact in artifacts:
