@@ -1,5 +1,8 @@
-"""The program behind `regsync.py`. Nothing here is an API; `regsync.py` is the public face. Flat
-modules on five layers, each importing downwards only (tests/test_layering.py holds the table)."""
+"""The program behind `regsync.py`. Nothing here is an API; `regsync.py` is the public face.
+
+Eight packages and a few modules beside them, which import downwards only: docs/design.md ("The house") lists them, and
+tests/test_layering.py holds the list against the imports.
+"""
 
 __version__ = "0.1.0"
 # The one constant in which the two builds differ; tools/build_zipapp.py writes the first of them

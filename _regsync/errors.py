@@ -4,7 +4,7 @@ Owns: the exception tree, the codes and exit statuses of docs/design.md section 
 remedies for error statuses of registries.
 May not know: any other module but `text`, so that all can import it.
 Invariants: a message never holds a credential, a signed URL or a whole body; text from a registry
-has passed `clean` before.
+has passed `printable` before.
 Follows: docs/protocol-facts.md section 9.2, R10 and R18.
 """
 

@@ -20,7 +20,7 @@ HEARTBEAT_SECONDS = 30.0  # between two lines where no terminal shows a display
 RATE_SECONDS = 5.0  # the rate is an average over so long: a longer one hides a standstill
 
 
-async def show_progress(console: Console, execution: Scheduler) -> None:
+async def show_progress(console: Console, scheduler: Scheduler) -> None:
     """Keep the live display, or write a heartbeat every 30 s, until cancelled."""
     began = anyio.current_time()
     samples = deque([(began, 0)])  # time, and bytes moved until then
@@ -29,34 +29,34 @@ async def show_progress(console: Console, execution: Scheduler) -> None:
         while True:
             await anyio.sleep(pause)
             now = anyio.current_time()
-            moved = execution.transport.blob_bytes
+            moved = scheduler.transport.blob_bytes
             while len(samples) > 1 and samples[1][0] <= now - RATE_SECONDS:
                 samples.popleft()
             sampled_at, moved_then = samples[0]
             samples.append((now, moved))
             console.progress(
                 Snapshot(
-                    done=execution.images_done,
-                    known=execution.images_known,
+                    done=scheduler.images_done,
+                    known=scheduler.images_known,
                     bytes=moved,
-                    expected=execution.bytes_expected,
+                    expected=scheduler.bytes_expected,
                     rate=(moved - moved_then) / (now - sampled_at),
                     elapsed=now - began,
-                    waiting=describe_wait(execution, now),
+                    waiting=describe_wait(scheduler, now),
                 )
             )
     finally:
         console.clear()
 
 
-def describe_wait(execution: Scheduler, now: float) -> str:
+def describe_wait(scheduler: Scheduler, now: float) -> str:
     """Say in a few words what the run is waiting for."""
-    names = execution.under_way()
-    if execution.drain_ends is not None:
-        left = duration_text(max(0.0, execution.drain_ends - now))
+    names = scheduler.under_way()
+    if scheduler.drain_ends is not None:
+        left = duration_text(max(0.0, scheduler.drain_ends - now))
         return f"stopping in {left} at most, {len(names)} under way"
 
-    for host, window in execution.transport.throttled_windows.items():
+    for host, window in scheduler.transport.throttled_windows.items():
         if window.paused_until > now:
             text = f"{host} is throttled (429), window {window.width:.0f}"
             return f"{text}, next try in {duration_text(window.paused_until - now)}"
@@ -64,7 +64,7 @@ def describe_wait(execution: Scheduler, now: float) -> str:
     if not names:
         return (
             "asking what there is"
-            if execution.images_done == execution.images_known
+            if scheduler.images_done == scheduler.images_known
             else "comparing tags"
         )
     if len(names) == 1:

@@ -61,7 +61,7 @@ _ROUNDING = 1e-4
 class Demand(NamedTuple):
     """What one request, or one side of a blob transfer, takes from a registry.
 
-    That is a permit, a place in the window of its first meter, and a token of the bucket of each.
+    That is a permit, a place in the first of its request windows, and a token of the bucket of each.
     """
 
     host: str
@@ -263,7 +263,7 @@ class RequestWindow:
             self.paused_until = max(self.paused_until, now + asked)
 
     def update_quota(self, now: float, number: int, remaining: Remaining) -> bool:
-        """Take in a quota; `number`: the request that was answered, 0 when it is another meter's.
+        """Take in a quota; `number`: the request that was answered, 0 when it is another window's.
 
         False when the quota is used up for longer than a run waits.
         """
@@ -271,8 +271,8 @@ class RequestWindow:
 
 
 class RegistryLimits:
-    """What one registry gives and who uses it: permits over all actions, and a meter for each group
-    of actions.
+    """What one registry gives and who uses it: permits over all actions, and a request window for
+    each group of actions.
     """
 
     def __init__(self, cap: int, paces: Sequence[Pace] = (), *, per_project: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""Stand where the transfer stands in a dry run, and count what `analyze` shows.
+"""Stand where the blob transfer stands in a dry run, and count what `analyze` shows.
 
 Owns: what a run would find and move, by GET and HEAD alone; the analysis.
 May not know: how an analysis is printed.
@@ -63,7 +63,7 @@ class _Sized(NamedTuple):
 
 
 class DryRun(BlobTransfer):
-    """Stands where the mover stands in a dry run: it asks, and writes nothing."""
+    """Stands where `BlobTransfer` stands in a run: it asks, and writes nothing."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
         super().__init__(transport, knowledge, staging)

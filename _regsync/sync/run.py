@@ -476,7 +476,7 @@ class Run:
     def _rehearse(
         self, rehearsal: DryRun, copy: ImageCopy, lookup: TagLookup, artifacts: Sequence[TagLookup]
     ) -> None:
-        """Show a rehearsal what a copy consists of; only the image itself has a name there."""
+        """Show a dry run what a copy consists of; only the image itself has a name there."""
         if lookup.tree is not None:
             rehearsal.count_image(copy.source_name, lookup.tree, copy.target.key)
         for artifact in artifacts:

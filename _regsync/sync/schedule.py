@@ -112,7 +112,7 @@ class Scheduler:
     """Images on their way, at most `slots` of them at work.
 
     `start` starts a task. `ask` queues a question for a source. `keep_list` is
-    `referrers.Referrers.keep` where lists are kept. `ended` is told of each delivery.
+    `referrers.Referrers.keep` where lists are kept. `ended` is told of each copy.
     """
 
     def __init__(
@@ -551,7 +551,7 @@ class Scheduler:
         self.end_if_complete(image.copy)
 
     def end_if_complete(self, delivery: ImageCopy) -> None:
-        """End a delivery whose images have all ended; a target without the referrers API has to
+        """End a copy whose images have all ended; a target without the referrers API has to
         list the artifacts first.
         """
         if delivery.unfinished_images:
@@ -573,7 +573,7 @@ class Scheduler:
     async def _list_artifacts(
         self, delivery: ImageCopy, keep_list: Callable[..., Awaitable[set[str]]]
     ) -> None:
-        """Have the target list its artifacts, then end the delivery."""
+        """Have the target list its artifacts, then end the copy."""
         try:
             for subject, entries in delivery.listing.items():
                 added = await keep_list(delivery.source, delivery.target, subject, entries)

@@ -1,4 +1,4 @@
-"""Bring one blob to one repository, and put the manifests of an image.
+"""Copy one blob to one repository, and put the manifests of an image.
 
 Owns: how a blob comes to its place (there already, mounted, uploaded from its source, from memory
     or from disk), its repetition, what is asked where an answer was lost; the order of manifests.
@@ -110,7 +110,7 @@ class _Copy:
 
 
 class BlobTransfer:
-    """Brings blobs and manifests to their repositories; `knowledge` takes in what that tells."""
+    """Copies blobs and manifests to their repositories; `knowledge` takes in what that tells."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
         self._transport = transport
@@ -127,7 +127,7 @@ class BlobTransfer:
     async def copy(
         self, step: Step, source: Repository, target: Repository, keep: Keep
     ) -> BlobResult:
-        """Bring a blob to `target`; a located SyncError once its attempts are used up."""
+        """Copy a blob to `target`; a located SyncError once its attempts are used up."""
         async with self._transport.pool.lease(target.host.origin) as lease:
             upload = Upload(target, self._transport, lease, step.blob)
             relay = Relay(source, step.blob, self._transport)
