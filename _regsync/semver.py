@@ -107,24 +107,27 @@ def admits(versions: Range, version: Version, prerelease: Prerelease = "exclude"
 
 
 def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: Prerelease) -> bool:
-    """Ask whether all comparators of one alternative take a version.
+    """Ask whether a version satisfies all comparators of one alternative.
 
-    A pre-release is compared in full where a comparator names one of the same release. Elsewhere
-    `exclude` refuses it, and the other rules compare its release in its place. `!=1.0.0-rc.1` says
-    what is unwanted: it invites no other pre-release of 1.0.0.
+    As in node-semver, a range may name a pre-release, and then admits pre-releases of the same
+    release (major, minor, patch): all comparators compare them as they are. Any other pre-release
+    is refused under `exclude`; under `include` and `only` its release is compared instead of it.
+
+    `!=` names a pre-release only to refuse it. `!=1.0.0-rc.1` compares pre-releases of 1.0.0 as they
+    are, but makes no other comparator do so.
     """
-    is_named = any(
+    range_names_prerelease = any(
         comparator.prerelease_of == version.release and comparator.inside
         for comparator in comparators
     )
-    in_full = not version.is_prerelease or is_named
-    if prerelease == "exclude" and not in_full:
+    is_compared_as_is = range_names_prerelease or not version.is_prerelease
+    if prerelease == "exclude" and not is_compared_as_is:
         return False
 
     release = Version(version.release)
     for comparator in comparators:
-        names_prerelease = comparator.prerelease_of == version.release
-        compared = version if in_full or names_prerelease else release
+        comparator_names_prerelease = comparator.prerelease_of == version.release
+        compared = version if is_compared_as_is or comparator_names_prerelease else release
         if (comparator.low <= compared < comparator.high) is not comparator.inside:
             return False
     return True

@@ -352,9 +352,11 @@ def discard_lost_output() -> None:
 
 
 def report_error(console: Console, error: BaseException) -> int:
-    """Tell an error that ended a command in one line; return the exit status."""
-    while inner := getattr(error, "exceptions", None):
-        error = inner[0]  # task groups wrap what a task raises
+    """Report the error that ended a command, in one line; return the exit status."""
+    # A task group raises an exception group. Its first exception is reported.
+    while members := getattr(error, "exceptions", None):
+        error = members[0]
+
     if isinstance(error, RegsyncError):
         shown = error
     elif isinstance(error, OSError) and error.errno in LOST_OUTPUT:
@@ -364,11 +366,15 @@ def report_error(console: Console, error: BaseException) -> int:
     else:
         message = f"{type(error).__name__}: {printable(str(error))}"
         shown = RegsyncError(message, hint="this is a defect; run again with -vv for its place")
-    try:
-        if not isinstance(error, BrokenPipeError):  # then nobody reads us any more
+
+    # A broken pipe is not reported: the reader of the output has left.
+    if not isinstance(error, BrokenPipeError):
+        try:
             console.error(shown)
-    except OSError:
-        pass  # standard error is lost as well: the exit status is all that is left
+        except OSError:
+            pass  # standard error cannot be written either: only the exit status is left
+
+    # Errors of several classes have this code.
     return AuthError.exit_status if shown.code == AuthError.code else shown.exit_status
 
 

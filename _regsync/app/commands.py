@@ -102,25 +102,30 @@ def utc_now() -> str:
 
 
 async def list_tags(registry: Registry, repository: str, rule: TagRule, console: Console) -> int:
-    """List a repository, show what a rule selects and why not the others; return the exit status."""
+    """Show the tags of a repository that a rule selects, and for each other tag the reason why it
+    is dropped; return the exit status.
+    """
     with closing(connect(console)) as transport:
         transport.prepare(registry)
         discovery = Discovery(transport, Knowledge())
         source = discovery.repository(registry, repository, Side.SOURCE)
-        kept, dropped, floor = await discovery.select(rule, source)
+        kept, dropped, min_tags = await discovery.select(rule, source)
 
     for tag, reason in dropped.items():
         console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
     message = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected"
     if dropped:
-        counts = Counter(dropped.values()).most_common()
-        message += f" (dropped: {', '.join(f'{count} {reason}' for reason, count in counts)})"
+        reason_counts = Counter(dropped.values()).most_common()
+        summary = ", ".join(f"{count} {reason}" for reason, count in reason_counts)
+        message += f" (dropped: {summary})"
+
     if kept:
         console.log("info", "selected", message)
     else:
         console.log("warning", "nothing_selected", message)
-    if len(kept) < floor:
-        console.log("warning", "min_tags", f"{source}: min_tags asks for {floor}, not {len(kept)}")
+    if len(kept) < min_tags:
+        message = f"{source}: min_tags asks for {min_tags}, not {len(kept)}"
+        console.log("warning", "min_tags", message)
 
     if console.as_json:
         console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})

@@ -340,15 +340,23 @@ class _Client:
     async def _attempt(
         self, request: Request, hint: str, keys: Credential | None
     ) -> dict[str, Any] | _Failure:
+        """Send a request once, signed if there are `keys`; return the fields of the answer.
+
+        `hint` goes with every failed answer; with an error of the network only where a container's
+        credential service was asked.
+        """
         headers = sign(keys, request, self._machine.wall()) if keys else request.headers
-        seconds = None if request.service else _CONTAINER_SECONDS
+        # Only a container's credential service is asked without the name of a service of AWS.
+        is_container = not request.service
+        timeout = _CONTAINER_SECONDS if is_container else None
         try:
             answer = await self._machine.fetch(
-                request.method, request.url, headers, request.body, seconds
+                request.method, request.url, headers, request.body, timeout
             )
         except WireError as error:
-            wire_hint = error.hint if request.service else hint
+            wire_hint = hint if is_container else error.hint
             return _Failure(error.message, wire_hint, error.code, may_pass=True)
+
         document = _flatten(answer.body.decode("utf-8", "replace"))
         if answer.status == 200 and document:
             return document
@@ -358,19 +366,24 @@ class _Client:
 def _describe_failure(
     request: Request, answer: Answer, document: dict[str, Any], hint: str
 ) -> _Failure:
-    name = document.get("__type") or answer.headers.get("x-amzn-errortype") or document.get("Code")
-    name = str(name or "")
-    message = document.get("message") or document.get("Message") or ""
-    is_broken = answer.status >= 500
-    may_pass = (
-        # A container's service may not be there yet.
-        not request.service
-        or is_broken
-        or answer.status in (200, 429)
-        or re.search(_PASSING_ERRORS, name) is not None
+    """Return the failure that an answer is, and whether another attempt may succeed."""
+    # Where the error's name stands depends on the service's protocol.
+    stated_name = (
+        document.get("__type") or answer.headers.get("x-amzn-errortype") or document.get("Code")
     )
-    code = WireError.code if is_broken else AuthError.code
-    return _Failure(f"status {answer.status} {name} {message}", hint, code, may_pass)
+    error_name = str(stated_name or "")
+    message = document.get("message") or document.get("Message") or ""
+
+    # A container's credential service may not have started yet.
+    is_container = not request.service
+    is_server_error = answer.status >= 500
+    # A 200 comes here only when nothing could be read in its body.
+    has_passing_status = is_server_error or answer.status in (200, 429)
+    has_passing_name = re.search(_PASSING_ERRORS, error_name) is not None
+    may_pass = is_container or has_passing_status or has_passing_name
+
+    code = WireError.code if is_server_error else AuthError.code
+    return _Failure(f"status {answer.status} {error_name} {message}", hint, code, may_pass)
 
 
 class AwsCredentialChain:

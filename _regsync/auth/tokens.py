@@ -530,7 +530,10 @@ class Authenticator:
         return await self._fetch("GET", url, headers, b"")
 
     def _read_token(self, answer: Answer, token: _Token) -> None:
-        """Take the token from an answer; AuthError or RegistryError when there is none."""
+        """Fill `token` from a token service's answer: its value, and when to renew it.
+
+        Raises AuthError or RegistryError when the answer holds no token.
+        """
         who = f"the token service of {self._name}"
         if not 200 <= answer.status < 300:
             raise self._failure(answer, token, who)
@@ -539,18 +542,21 @@ class Authenticator:
         if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]{1,65536}", value):
             raise AuthError(f"{who} answered without a usable token")
 
-        renewed = document.get("refresh_token")
-        if self._refresh_token and isinstance(renewed, str) and renewed:
-            self._refresh_token = renewed
-            self._secrets_seen.append(renewed)
-        life = document.get("expires_in")
-        if life is None:
-            life = life_of(value, self._wall())
+        # A service may send a new refresh token. It matters only where one is in use.
+        new_refresh_token = document.get("refresh_token")
+        if self._refresh_token and isinstance(new_refresh_token, str) and new_refresh_token:
+            self._refresh_token = new_refresh_token
+            self._secrets_seen.append(new_refresh_token)
+
+        lifetime = document.get("expires_in")
+        if lifetime is None:
+            lifetime = life_of(value, self._wall())
         try:
-            seconds = max(_SHORTEST_LIFE, float(str(life)))
+            # The number may come as a string. None, for an unknown lifetime, is no number.
+            seconds = max(_SHORTEST_LIFE, float(str(lifetime)))
             token.expires = token.requested_at + seconds * _REFRESH_AT
         except ValueError:
-            pass  # neither the answer nor the token says
+            pass  # `expires` stays None
         token.value = value
 
     def _failure(self, answer: Answer, token: _Token, who: str) -> SyncError:

@@ -539,21 +539,26 @@ class _Reader:
         return rule
 
     def check_copy_within_registry(self, section: _Section, rule: MappingRule) -> None:
-        """Note what hinders a mapping that reads from a registry and writes to it."""
+        """Note the errors of a mapping whose source registry is one of its targets: both ends are
+        one repository, or the registry's limit allows one request only.
+        """
         source = rule.source
-        where = source.authority
-        if source.repository_key(rule.source_repository) == source.repository_key(
-            rule.target_repository
-        ):
+        host = source.authority
+        source_key = source.repository_key(rule.source_repository)
+        target_key = source.repository_key(rule.target_repository)
+        if source_key == target_key:
             name = "to" if "to" in section.nodes else "from"
-            message = f"source and target are the same repository of {where}: give another `to`"
+            message = f"source and target are the same repository of {host}: give another `to`"
             self.note_field(section, name, message)
-        # A copy needs a reading and a writing request there at a time (docs/design.md I8).
-        same_origin = [
-            known for known in self.registries.values() if known and known.origin == source.origin
+
+        # A copy reserves a read slot and a write slot in one step (docs/design.md I8: nothing is
+        # held while waiting). In one registry these are two requests at a time, and a limit of 1
+        # would never admit them. All aliases of this host share the smallest limit.
+        aliases = [
+            alias for alias in self.registries.values() if alias and alias.origin == source.origin
         ]
-        if any(registry.max_concurrent == 1 for registry in same_origin):
-            message = f"reads and writes {where}, whose max_concurrent is 1: allow 2 at least"
+        if any(alias.max_concurrent == 1 for alias in aliases):
+            message = f"reads and writes {host}, whose max_concurrent is 1: allow 2 at least"
             self.note(section.node, section.path, message)
 
 

@@ -404,29 +404,37 @@ def _field(document: dict[str, Any], key: str, kind: type[_T]) -> _T:
 
 
 def _load(
-    body: bytes, received: str, fraction: Callable[[str], Any] | None = None
+    body: bytes, context: str, parse_float: Callable[[str], Any] | None = None
 ) -> dict[str, Any]:
-    """Return the object that a body is; `received` ends messages, `fraction` reads decimals."""
-    values = body.count(b"{") + body.count(b"[") + body.count(b",")
-    if values > _MAX_VALUES:
-        raise ContentError(f"the document holds more than {_MAX_VALUES} values; {received}")
-    too_deep = f"the document nests deeper than {_MAX_JSON_DEPTH}; {received}"
+    """Parse the JSON object in a body; ContentError when it is too large, too deep or no object.
+
+    `context` is the last part of each message. `parse_float` converts numbers with a fraction or an
+    exponent, as in `json.loads`.
+    """
+    # Each value but the outermost, with its key, follows one of these characters. Those within
+    # strings count too: this is an upper bound, and needs no parsing.
+    most_values = body.count(b"{") + body.count(b"[") + body.count(b",")
+    if most_values > _MAX_VALUES:
+        raise ContentError(f"the document holds more than {_MAX_VALUES} values; {context}")
+
+    too_deep = f"the document nests deeper than {_MAX_JSON_DEPTH}; {context}"
     try:
         document = json.loads(
             body.decode(),
             object_pairs_hook=_object,
             parse_int=_integer,
-            parse_float=fraction,
+            parse_float=parse_float,
             parse_constant=_refuse_number,
         )
     except ValueError as error:
-        raise ContentError(f"not JSON ({printable(str(error), 80)}); {received}") from error
+        raise ContentError(f"not JSON ({printable(str(error), 80)}); {context}") from error
     except RecursionError as error:
         raise ContentError(too_deep) from error
+
     if _is_deeper_than(_MAX_JSON_DEPTH, document):
         raise ContentError(too_deep)
     if not isinstance(document, dict):
-        raise ContentError(f"JSON, but not an object; {received}")
+        raise ContentError(f"JSON, but not an object; {context}")
     return document
 
 
@@ -542,23 +550,29 @@ def _with_attestations(
 
 
 def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
-    """Return an index with only the chosen entries; `chosen` has one place for each child."""
+    """Return an index with only the chosen children; entries that name blobs go.
+
+    `chosen` has one element for each child, in the index's order: None drops the child. A nested
+    index that was trimmed has the descriptor of its trimmed form.
+    """
     document = _load(index.body, "the index cannot be trimmed", _refuse_number)
-    entries = [
+    child_entries = [
         entry for entry in document["manifests"] if not _descriptor(entry, "manifests").is_blob
     ]
     kept: list[dict[str, Any]] = []
-    for entry, descriptor in zip(entries, chosen, strict=True):
+    for entry, descriptor in zip(child_entries, chosen, strict=True):
         if descriptor is None:
             continue
         if descriptor.digest != entry["digest"]:
             entry.update(digest=descriptor.digest, size=descriptor.size)
-            entry.pop("data", None)  # the content of the untrimmed index
+            # Embedded content is that of the nested index before it was trimmed.
+            entry.pop("data", None)
         kept.append(entry)
     document["manifests"] = kept
 
     body = _dump(document)
     children = tuple(descriptor for descriptor in chosen if descriptor)
+    # The layers of an index are its entries that name blobs.
     return index._replace(body=body, digest=digest_of(body), layers=(), children=children)
 
 

@@ -458,20 +458,24 @@ class Transport:
     async def refresh_login(
         self, host: RegistryClient, call: Call, used: str | None, refused: Response
     ) -> None:
-        """Take in a 401 or 403, whose body has been read: return when a new login may do better,
-        else raise the error that it is.
+        """Give a 401 or 403 to the authenticator. Return when the call may be repeated with a new
+        Authorization header; otherwise raise the refusal as an error.
+
+        `used` is the Authorization header of the refused request. The body of `refused` has been
+        read.
         """
-        login = host.authenticator
-        # ECR says 403 to a password that is too old; in words only.
-        is_expired = refused.status == 401 or b"token has expired" in refused.body
+        authenticator = host.authenticator
+        # ECR answers an expired password with 403, not 401. Only the text of the body tells the two
+        # meanings of its 403 apart.
+        is_unauthorized = refused.status == 401 or b"token has expired" in refused.body
         with host.stopping_on_fatal_auth():
-            if is_expired:
+            if is_unauthorized:
                 challenges = refused.headers.all("www-authenticate")
-                may_repeat = await login.on_unauthorized(
+                may_repeat = await authenticator.on_unauthorized(
                     challenges, used, call.repository, call.rights
                 )
             else:
-                may_repeat = login.on_forbidden(used)
+                may_repeat = authenticator.on_forbidden(used)
         if not may_repeat:
             raise self.error_from(host, refused)
 

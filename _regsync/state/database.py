@@ -73,9 +73,10 @@ class StateFile:
         *,
         remembers: bool = False,
     ) -> None:
-        """Keep it in a directory; None: nowhere.
+        """Keep the state in `cache_dir`, or keep none when that is None.
 
-        What cannot be written is kept for the next `load` of this object, where it `remembers`.
+        With `remembers`, `close` keeps entries that could not be written, in memory, for the next
+        `load` of this object.
         """
         self._directory = cache_dir
         self._log = log
@@ -84,11 +85,15 @@ class StateFile:
         self._remembers = remembers and cache_dir is not None
 
         self._connection: sqlite3.Connection | None = None
+        # The file descriptor of `state.lock`, while this process has the lock.
         self._lock: int | None = None
+        # Whether this run uses the entries of the file.
         self._is_used = False
-        # What the file does not have yet. It is read before the file.
+
+        # Entries that are not in the file yet. A look-up searches them first, as they are newer.
         self._notes = Notes()
         self._noted_since_commit = 0
+        # Set when an entry is noted; `commit_regularly` waits for it.
         self._has_notes: anyio.Event | None = None
 
     @property
@@ -440,30 +445,36 @@ def _write_notes(connection: sqlite3.Connection, notes: Notes) -> None:
 
 
 def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
-    """Give statements that write notes, each with its rows."""
+    """Yield the SQL statements that write `notes` to the file, each with its rows.
+
+    A note of None deletes an entry. A `key` is a digest in binary form (`key_of`).
+    """
     blobs = list[_Row]()
-    lost_blobs = list[_Row]()
+    deleted_blobs = list[_Row]()
     for (host, key), by_repository in notes.blobs.items():
         for repository, blob in by_repository.items():
             if blob is None:
-                lost_blobs.append((host, key, repository))
+                deleted_blobs.append((host, key, repository))
             else:
                 blobs.append((host, key, repository, blob.confirmed, int(blob.is_mountable)))
-    yield "DELETE FROM blob WHERE host = ? AND digest = ? AND repository = ?", lost_blobs
+    yield "DELETE FROM blob WHERE host = ? AND digest = ? AND repository = ?", deleted_blobs
     yield "INSERT OR REPLACE INTO blob VALUES (?, ?, ?, ?, ?)", blobs
 
     manifests = list[_Row]()
-    lost_manifests = list[_Row]()
+    deleted_manifests = list[_Row]()
     for ((host, repository), key), manifest in notes.manifests.items():
         if manifest is None:
-            lost_manifests.append((host, repository, key))
+            deleted_manifests.append((host, repository, key))
         else:
-            names = (b"".join(manifest.blobs), b"".join(manifest.children))
-            manifests.append((host, repository, key, manifest.confirmed, *names))
-    yield "DELETE FROM manifest WHERE host = ? AND repository = ? AND digest = ?", lost_manifests
+            blob_keys = b"".join(manifest.blobs)
+            child_keys = b"".join(manifest.children)
+            manifests.append((host, repository, key, manifest.confirmed, blob_keys, child_keys))
+    yield "DELETE FROM manifest WHERE host = ? AND repository = ? AND digest = ?", deleted_manifests
     yield "INSERT OR REPLACE INTO manifest VALUES (?, ?, ?, ?, ?, ?)", manifests
 
-    snapshots = [(name, each.confirmed, *each.snapshot) for name, each in notes.snapshots.items()]
+    snapshots = [
+        (name, entry.confirmed, *entry.snapshot) for name, entry in notes.snapshots.items()
+    ]
     yield "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?)", list[_Row](snapshots)
 
     looks = [(name, *look) for name, look in notes.looks.items()]

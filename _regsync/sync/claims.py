@@ -219,30 +219,34 @@ class Claims:
         return self._start(self._end_leads(work))
 
     def fail(self, work: ImageClaims) -> tuple[list[Step], list[ImageClaims]]:
-        """Pass on what an image owned to the earliest that waits for it.
+        """Record that an image failed: each of its claims goes to the earliest image waiting for it.
 
-        Returns the steps of the heirs, and the heirs that are ready by owning a child.
+        Returns the steps that may start now, and the images that are ready now. Such an image
+        now owns the claim of the last manifest that it waited for, and can put it.
         """
         work.failed = True
-        moved = dict[ClaimKey, Claim]()
+        blob_claims = dict[ClaimKey, Claim]()
         ready = list[ImageClaims]()
         for claim in work.owned.values():
+            # The claims that waited for this one to try the first mount on the host.
             for waiting in self._stop_waiting(claim):
-                moved[waiting.key] = waiting
-            heirs = [waiter for waiter in claim.waiters if not waiter.failed]
-            if not heirs:
+                blob_claims[waiting.key] = waiting
+
+            waiters = [waiter for waiter in claim.waiters if not waiter.failed]
+            if not waiters:
                 del self._claims[claim.key]
                 continue
-            self._pass_on(claim, heirs)
+            self._pass_on(claim, waiters)
             if not claim.key.is_manifest:
-                moved[claim.key] = claim
+                blob_claims[claim.key] = claim
             elif claim.owner.is_ready():
                 ready.append(claim.owner)
         work.owned.clear()
 
-        # Claims of its own that had no heir may have waited for its first mount.
-        inherited = [claim for claim in moved.values() if claim.owner is not work]
-        return self._start([*inherited, *self._end_leads(work)]), ready
+        # Claims that the failed image still owns had no waiters and were deleted above. They are here
+        # when they waited for another claim of the same image to try the first mount.
+        to_start = [claim for claim in blob_claims.values() if claim.owner is not work]
+        return self._start([*to_start, *self._end_leads(work)]), ready
 
     def _claim_or_wait(self, work: ImageClaims, digest: str, *, is_manifest: bool) -> Claim | None:
         """Return the claim that `work` now owns; None when it waits for another image's."""
@@ -256,8 +260,8 @@ class Claims:
         return claim
 
     @staticmethod
-    def _pass_on(claim: Claim, heirs: list[ImageClaims]) -> None:
-        claim.owner, *claim.waiters = heirs
+    def _pass_on(claim: Claim, waiters: list[ImageClaims]) -> None:
+        claim.owner, *claim.waiters = waiters
         claim.owner.owned[claim.key] = claim
         if claim.key.is_manifest:
             claim.owner.missing -= 1  # it puts this child itself, so it waits for it no more

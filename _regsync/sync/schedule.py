@@ -420,14 +420,16 @@ class Scheduler:
     # How its manifests are put.
 
     async def _put_manifests(self, image: Image, work: ImageClaims) -> bool:
-        """Put the children that this image has claimed, then its root (I1, I2); True when done.
+        """Put the children that this image has claimed, then its root; return whether the root is
+        in the repository now.
 
-        False has one of two meanings. With `image.error` the image has failed. Without an error the
-        target lacks something that it was believed to hold: the belief is forgotten, and the image
-        has to start again (docs/design.md section 7, "Healing").
+        The order keeps I1 (a manifest is put after all that it names) and I2 (children before their
+        index). False has one of two meanings. With `image.error` the image has failed. Without an
+        error the target lacks a blob or child that was recorded as present: the record is
+        forgotten, and the image has to start again (docs/design.md section 7, "Healing").
         """
         root = image.tree.root
-        # Two tags of one subject may both have this artifact: the first one puts it.
+        # Two tags of one subject share its artifacts: each is put with the first tag only.
         is_put_already = (work.where, image.reference) in self.delivered
         try:
             if not is_put_already:
