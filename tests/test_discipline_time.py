@@ -407,6 +407,21 @@ async def test_a_source_that_pauses_before_the_first_small_blob_stalls_nobody_wh
         assert max(easily) < 10 < 59 < min(hardly)
 
 
+async def test_a_target_that_does_not_answer_takes_its_time_out_for_all_blobs_at_once(
+    seed: Seed,
+) -> None:
+    """One attempt finds out whether a repository accepts uploads; then nobody waits in a row."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image = seed.image(sizes=(900, 901, 902, 903, 904))
+        image.load_into(app(source), "app", tag="v1")
+        target.app.faults.on("POST", "upload_start").first(7).delay(100)
+        began = anyio.current_time()
+        ran = await world.copy(source, target)
+        assert (ran.status, ran.failed) == (0, [])
+        assert anyio.current_time() - began < 3 * 60
+
+
 async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_asked_again(seed: Seed) -> None:
     """Two requests carry one token. It is refused to the first, which gets another; the answer to
     the second comes later, and says nothing of the new one.

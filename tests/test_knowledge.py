@@ -252,3 +252,10 @@ def test_what_is_too_old_is_swept_once_a_day(monkeypatch: pytest.MonkeyPatch) ->
         "oldest_fact": NOW - DAY,
     }
     assert swept[2][1]["oldest"] == 0
+
+
+@pytest.mark.parametrize("name", ["a b", "a&digest=x", "a\r\nX: y", "A", "", "a/../b", "\ufffd"])
+def test_a_name_that_no_repository_has_is_never_mounted_from(name: str) -> None:
+    archive = Notes()
+    archive.put_blob((HOST, name), key_of(BLOB), BlobEntry(NOW - HOUR, True))
+    assert known(archive).mount_source(B, BLOB) is None

@@ -263,7 +263,7 @@ class StateFile:
             self._start_anew(reason_of(error))
             assert self._connection is not None
             _write_notes(self._connection, self._notes)
-        except (OSError, sqlite3.Error) as again:
+        except (LeftAlone, OSError, sqlite3.Error) as again:
             self._stop_writing(again)
             self._let_go()
         else:
@@ -429,7 +429,7 @@ def _committing(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
         connection.execute("COMMIT")
-    except sqlite3.Error:
+    except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from _regsync.oci.reference import is_repository
 from _regsync.state.archive import (
     Archive,
     ArtifactLook,
@@ -293,6 +294,9 @@ class Knowledge:
         yield from confirmed
         key = key_of(digest)
         for holder in self._archive.holders_of(host, key):
+            # The file has no checksum, and the name becomes a part of a URL.
+            if not is_repository(holder.repository):
+                continue
             where = (host, holder.repository)
             if holder.repository not in confirmed and self._is_believed(
                 where, key, holder.confirmed, False

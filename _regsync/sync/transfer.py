@@ -123,6 +123,8 @@ class BlobTransfer:
         self._accepting = set[RepositoryKey]()
         self._refusing = dict[RepositoryKey, SyncError]()
         self._starting = defaultdict[RepositoryKey, anyio.Lock](anyio.Lock)
+        # Repositories where the first attempt has ended without saying whether they accept any.
+        self._undecided = set[RepositoryKey]()
 
     async def copy(
         self, step: Step, source: Repository, target: Repository, keep: Keep
@@ -252,18 +254,24 @@ class BlobTransfer:
     async def _first_start(self, copy: _Copy) -> AsyncIterator[None]:
         """Let one blob find out whether its repository accepts uploads (rule 14).
 
-        The others wait until it has been accepted, or failed; they hold nothing. Raises what the
-        repository refused every upload with.
+        The others wait until its start has been accepted, or its attempt has failed; they hold
+        nothing meanwhile. One attempt is waited for, not each: a target that does not answer would
+        take its time-out for every blob in turn. Raises what the repository refused every upload
+        with.
         """
         where = copy.target.key
         async with copy.first_start:
-            if where not in self._accepting:
+            if where not in self._accepting and where not in self._undecided:
                 await copy.first_start.enter_async_context(self._starting[where])
-            if where in self._accepting:
+            if where in self._accepting or where in self._undecided:
                 await copy.first_start.aclose()
             if where in self._refusing:
                 raise self._refusing[where].again()
-            yield
+            try:
+                yield
+            except (SyncError, _AnswerLost):
+                self._undecided.add(where)
+                raise
 
     async def _find_or_start(self, copy: _Copy) -> BlobResult | None:
         """Find the blob there, or mount it, or have an open upload session: then None."""
