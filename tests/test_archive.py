@@ -22,7 +22,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _regsync.state import database, sqlite
-from _regsync.state.archive import (
+from _regsync.state.database import COMMIT_SECONDS, StateFile
+from _regsync.state.knowledge import (
     Archive,
     ArtifactLook,
     BlobEntry,
@@ -35,7 +36,6 @@ from _regsync.state.archive import (
     key_of,
     snapshot_name,
 )
-from _regsync.state.database import COMMIT_SECONDS, StateFile
 from tests.ends import ROOT
 from tests.fuzzing import fuzz
 from tests.states import entries, rows
@@ -252,8 +252,8 @@ async def test_what_is_noted_is_written_soon_and_by_no_run_that_keeps_nothing(
 
 KILLED = """
 import os, signal, sys
-from _regsync.state.database import StateFile, key_of
-from _regsync.state.knowledge import BlobEntry
+from _regsync.state.database import StateFile
+from _regsync.state.knowledge import BlobEntry, key_of
 state = StateFile(sys.argv[1], print)
 state.load()
 number = 0
@@ -360,8 +360,8 @@ def test_a_kill_at_each_write_of_a_commit_leaves_what_was_there_before_or_after(
 
 LIMITED = """
 import resource, signal, sys
-from _regsync.state.database import StateFile, key_of
-from _regsync.state.knowledge import BlobEntry
+from _regsync.state.database import StateFile
+from _regsync.state.knowledge import BlobEntry, key_of
 directory, limit, action = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from _regsync.state.archive import key_of
 from _regsync.state.database import COMMIT_SECONDS, StateFile
+from _regsync.state.knowledge import key_of
 from conformance.app import App
 from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, error

@@ -20,9 +20,16 @@ from hypothesis import strategies as st
 from _regsync.addresses import Origin
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
-from _regsync.state.archive import Archive, BlobEntry, Snapshot, digest_like, key_of, snapshot_name
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import Knowledge
+from _regsync.state.knowledge import (
+    Archive,
+    BlobEntry,
+    Knowledge,
+    Snapshot,
+    digest_like,
+    key_of,
+    snapshot_name,
+)
 from tests.fuzzing import fuzz, trees
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(4)] + [f"sha512:{1:0128x}"]

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from _regsync.state.archive import (
+from _regsync.state.knowledge import (
     BlobEntry,
     Fact,
+    Knowledge,
     ManifestEntry,
     Notes,
+    ProbeAnswers,
     Snapshot,
     digest_like,
     key_of,
     snapshot_name,
 )
-from _regsync.state.knowledge import Knowledge, ProbeAnswers
 
 HOUR = 3600
 DAY = 86400

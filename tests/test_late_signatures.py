@@ -14,9 +14,8 @@ import anyio
 import pytest
 
 from _regsync.errors import ContentError
-from _regsync.state.archive import snapshot_name
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import Knowledge
+from _regsync.state.knowledge import Knowledge, snapshot_name
 from _regsync.sync.artifact_checks import (
     COMPLETE,
     COPIED,

@@ -45,11 +45,7 @@ def module_name(path: Path) -> str:
 
 PURE = {
     *("text", "errors", "addresses", "providers", "semver", "tags"),
-    *(
-        name
-        for name in ORDER
-        if name.startswith(("oci.", "config.", "state.archive", "state.knowledge"))
-    ),
+    *(name for name in ORDER if name.startswith(("oci.", "config.", "state.knowledge"))),
     *("net.proxy", "registry.throttle", "registry.redirects"),
     *(
         "sync.report",

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
-from _regsync.state.archive import BlobEntry
 from _regsync.state.database import StateFile
+from _regsync.state.knowledge import BlobEntry
 from _regsync.sync.staging import Staging
 from _regsync.text import printable
 from conformance.images import Seed

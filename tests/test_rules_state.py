@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from _regsync import files
-from _regsync.state.archive import (
+from _regsync.state.knowledge import (
     ArtifactLook,
     BlobEntry,
     Fact,
+    Knowledge,
     ManifestEntry,
     Notes,
     Snapshot,
@@ -27,7 +28,6 @@ from _regsync.state.archive import (
     key_of,
     snapshot_name,
 )
-from _regsync.state.knowledge import Knowledge
 from _regsync.sync import staging as sync_staging
 from _regsync.sync.staging import Staging, StagingFailed
 from conformance.app import App

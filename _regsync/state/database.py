@@ -20,7 +20,7 @@ import anyio
 
 from _regsync.files import WRITE_FLAGS
 from _regsync.state import sqlite
-from _regsync.state.archive import (
+from _regsync.state.knowledge import (
     DIGEST_BYTES,
     ArtifactLook,
     BlobEntry,
@@ -32,8 +32,6 @@ from _regsync.state.archive import (
     Snapshot,
     SnapshotEntry,
 )
-from _regsync.state.archive import digest_like as digest_like
-from _regsync.state.archive import key_of as key_of
 from _regsync.state.sqlite import Damaged, LeftAlone, reason_of
 from _regsync.text import printable
 
@@ -61,7 +59,7 @@ _Row = tuple[object, ...]
 
 
 class StateFile:
-    """The state on disk between `load` and `close`: an `Archive` (state/archive.py).
+    """The state on disk between `load` and `close`: an `Archive` (state/knowledge.py).
 
     `log(level, event, message)` tells of what is wrong with it.
     """

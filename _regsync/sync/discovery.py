@@ -21,8 +21,7 @@ from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.oci.manifest import MAX_INDEX_DEPTH, TRIM_RULE, Descriptor, Manifest, trim_index
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import RepositoryKey, Snapshot, key_of, snapshot_name
-from _regsync.state.knowledge import Knowledge
+from _regsync.state.knowledge import Knowledge, RepositoryKey, Snapshot, key_of, snapshot_name
 from _regsync.sync.image import Tree, build_tree
 from _regsync.tags import Selection, TagRule
 from _regsync.text import printable

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from _regsync.oci.manifest import Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import RepositoryKey
-from _regsync.state.knowledge import Knowledge
+from _regsync.state.knowledge import Knowledge, RepositoryKey
 from _regsync.sync.claims import ImageClaims, Step
 from _regsync.sync.image import BlobResult, Tree
 from _regsync.sync.staging import Staging

@@ -21,8 +21,7 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest, extend_referrers_list
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.archive import RepositoryKey
-from _regsync.state.knowledge import Knowledge, area
+from _regsync.state.knowledge import Knowledge, RepositoryKey, area
 from _regsync.sync.discovery import Discovery, Once
 
 # A fallback list that others write too is put so often before that is an error.

@@ -21,8 +21,7 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.archive import RepositoryKey, digest_like, key_of, snapshot_name
-from _regsync.state.knowledge import Knowledge
+from _regsync.state.knowledge import Knowledge, RepositoryKey, digest_like, key_of, snapshot_name
 from _regsync.sync.artifact_checks import (
     COMPLETE,
     COPIED,

@@ -22,9 +22,8 @@ from _regsync.config.model import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import key_of
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import Knowledge
+from _regsync.state.knowledge import Knowledge, key_of
 from _regsync.sync.artifact_checks import COPIED, Look
 from _regsync.sync.discovery import Discovery, TagLookup, gather
 from _regsync.sync.dry_run import DryRun

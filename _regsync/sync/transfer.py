@@ -32,8 +32,7 @@ from _regsync.registry.repository import Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
 from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
-from _regsync.state.archive import RepositoryKey
-from _regsync.state.knowledge import Knowledge
+from _regsync.state.knowledge import Knowledge, RepositoryKey
 from _regsync.sync.claims import ImageClaims, Step
 from _regsync.sync.discovery import gather
 from _regsync.sync.image import BlobResult, Tree

@@ -179,9 +179,8 @@ def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
 
     It holds manifests of 30 blobs in 200 repositories, and a tag for each.
     """
-    from _regsync.state.archive import key_of, snapshot_name
     from _regsync.state.database import StateFile
-    from _regsync.state.knowledge import Knowledge
+    from _regsync.state.knowledge import Knowledge, key_of, snapshot_name
 
     file = StateFile(str(directory), print)
     file.load()
