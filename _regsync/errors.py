@@ -59,10 +59,10 @@ class RegsyncError(Exception):
         self.message = message
         self.hint = hint
 
-    def shed(self) -> None:
-        """Let go of frames and causes before the error is kept.
+    def drop_frames(self) -> None:
+        """Forget traceback and causes, for an error that is kept.
 
-        They hold whole bodies, and a registry can make many errors.
+        Their frames hold whole bodies, and a registry can make many errors.
         """
         self.__traceback__ = None
         self.__cause__ = None
@@ -88,7 +88,7 @@ class ConfigError(RegsyncError):
 class SyncError(RegsyncError):
     """Something failed at a registry.
 
-    It is raised without a place, which `located` fills in where it is known.
+    Most are raised without side, operation and reference: callers that know them add them.
     """
 
     retryable = False  # whether the same exchange may succeed when it is repeated
@@ -97,8 +97,8 @@ class SyncError(RegsyncError):
     reference: str | None = None
     retries = 0  # attempts after the first
 
-    def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Fill in what is not known yet, and return the same error.
+    def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
+        """Add what the error does not say yet, and return the same error.
 
         `reference` is what `operation` was about: `HOST/REPOSITORY[:TAG][@DIGEST]`.
         """
@@ -107,8 +107,8 @@ class SyncError(RegsyncError):
         self.reference = self.reference or reference
         return self
 
-    def again(self) -> SyncError:
-        """Return a copy for another caller, which adds its own side and reference."""
+    def without_place(self) -> SyncError:
+        """Return a copy for another caller, which adds its own place."""
         copy = type(self).__new__(type(self), *self.args)
         copy.__dict__.update(self.__dict__, side=None, operation=None, reference=None, retries=0)
         return copy
@@ -186,12 +186,12 @@ class RegistryError(SyncError):
         self.digests = digests  # that the body names
         self.retry_after = retry_after  # seconds
 
-    def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Fill in what is not known yet, with a remedy for it, and return the same error."""
-        super().located(side, operation, reference)
+    def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
+        """Add the place, and the remedy that follows from it; return the same error."""
+        super().with_place(side, operation, reference)
         is_about_blob = any("BLOB" in code for code in self.codes)
         if self.hint is None and self.side and not is_about_blob:
-            self.hint = _remedy(self.status, self.side, _ImageName.of(self.reference or ""))
+            self.hint = _remedy(self.status, self.side, self.reference or "")
         return self
 
     @property
@@ -216,34 +216,24 @@ class RegistryError(SyncError):
         return self.status == 404 and "BLOB_UPLOAD_UNKNOWN" in self.codes
 
 
-class _ImageName(NamedTuple):
-    """A reference in parts; what it does not name is ""."""
+def _remedy(status: int, side: Side, reference: str) -> str | None:
+    """Return what to do about an error status, where that is known.
 
-    host: str
-    repository: str
-    tag: str
-    digest: str
-
-    @classmethod
-    def of(cls, reference: str) -> _ImageName:
-        """Take apart `HOST/REPOSITORY[:TAG][@DIGEST]`, which this program has put together.
-
-        Nothing is checked: of any other text the parts only make a remedy that helps less.
-        """
-        tagged, _, digest = reference.partition("@")
-        host, _, name = tagged.partition("/")
-        repository, _, tag = name.partition(":")
-        return cls(host, repository, tag, digest)
-
-
-def _remedy(status: int, side: Side, image: _ImageName) -> str | None:
-    """Return what to do about an error status, where that is known."""
+    `reference` is `HOST/REPOSITORY[:TAG][@DIGEST]`.
+    """
+    tagged, _, digest = reference.partition("@")
+    host, _, name = tagged.partition("/")
+    repository, _, tag = name.partition(":")
     if side is Side.SOURCE:
-        # What an image names and its own registry lacks is missing for another reason than its
-        # name.
-        return _remedy_for_name(image) if status == 404 and not image.digest else None
+        # A digest is named by an image, not by the user: it is not missing because of its name.
+        if status != 404 or digest:
+            return None
+        if tag:
+            return f"check the name: `regsync tags {host}/{repository}` shows what is there"
+        return "check the name of the repository"
+
     if status == 404:
-        return _remedy_for_repository(image)
+        return _remedy_for_missing_repository(host, repository)
     if status == 405:
         return "is it read-only, or a pull-through cache? name the registry that takes pushes"
     if status == 413:
@@ -251,19 +241,12 @@ def _remedy(status: int, side: Side, image: _ImageName) -> str | None:
     return None
 
 
-def _remedy_for_name(image: _ImageName) -> str:
-    if not image.tag:
-        return "check the name of the repository"
-    name = f"{image.host}/{image.repository}"
-    return f"check the name: `regsync tags {name}` shows what is there"
-
-
-def _remedy_for_repository(image: _ImageName) -> str:
+def _remedy_for_missing_repository(host: str, repository: str) -> str:
     remedy = "create the repository, or the project that it is in, there first"
-    ecr = re.match(_ECR_HOST, image.host)
+    ecr = re.match(_ECR_HOST, host)
     if ecr is None:
         return remedy
-    command = f"aws ecr create-repository --repository-name {image.repository}"
+    command = f"aws ecr create-repository --repository-name {repository}"
     return f"{remedy}: {command} --registry-id {ecr['account']} --region {ecr['region']}"
 
 

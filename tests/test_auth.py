@@ -650,7 +650,7 @@ async def test_a_failure_is_shared_and_each_asker_gets_its_own_error(
         try:
             return await at.authorization("team/app", "pull")
         except SyncError as error:
-            error.located(Side.SOURCE, "GET", f"reference {number}")
+            error.with_place(Side.SOURCE, "GET", f"reference {number}")
             raise
 
     got = await ask_together(20, ask, tokens.open.set)

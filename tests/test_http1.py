@@ -285,7 +285,7 @@ async def test_sources_own_break_is_not_taken_for_a_dead_connection() -> None:
     class Breaking(Blob):
         async def next(self) -> memoryview:
             if self.given:
-                raise Disconnected("source").located(Side.SOURCE, "fetch", "x")
+                raise Disconnected("source").with_place(Side.SOURCE, "fetch", "x")
             return await super().next()
 
     wire = Wire(answers=((ACCEPTED,),))

@@ -71,8 +71,10 @@ def test_a_duration_never_shows_sixty_of_a_unit(seconds: float, text: str) -> No
 
 
 AUTH = AuthError("refused")
-FORBIDDEN = RegistryError("denied", status=403).located(Side.TARGET, "push blob", "t.example/r")
-SOURCE = RegistryError("no such tag", status=404).located(Side.SOURCE, "look up", "s.example/r:1")
+FORBIDDEN = RegistryError("denied", status=403).with_place(Side.TARGET, "push blob", "t.example/r")
+SOURCE = RegistryError("no such tag", status=404).with_place(
+    Side.SOURCE, "look up", "s.example/r:1"
+)
 CONTENT = ContentError("wrong digest")
 INTERNAL = RegsyncError("this should not happen")
 
@@ -207,7 +209,9 @@ def test_the_source_digest_shows_only_where_it_differs() -> None:
 def test_an_error_says_what_is_known_of_it() -> None:
     late = TimedOut("no answer")
     late.retries = 4
-    assert outcome("failed", late.located(Side.SOURCE, "fetch blob", "s/r")).as_json()["error"] == {
+    assert outcome("failed", late.with_place(Side.SOURCE, "fetch blob", "s/r")).as_json()[
+        "error"
+    ] == {
         "code": "NETWORK_ERROR",
         "message": "fetch blob s/r: no answer (tried 5 times)",
         "status": None,
@@ -244,7 +248,7 @@ def test_mappings_are_told_in_the_order_of_the_configuration() -> None:
 
 def refused(repository: str, message: str, host: str = "t.example") -> RegistryError:
     error = RegistryError(message, status=403)
-    error.located(Side.TARGET, "push blob", f"{host}/{repository}:v1")
+    error.with_place(Side.TARGET, "push blob", f"{host}/{repository}:v1")
     return error
 
 

@@ -141,7 +141,7 @@ class CloudLogin:
                 if renewals == self._renewals:
                     await self._renew(may_keep_login=refused is None)
             if self._error is not None:
-                raise self._error.again()
+                raise self._error.without_place()
         return self._login
 
     async def _renew(self, *, may_keep_login: bool) -> None:

@@ -439,7 +439,7 @@ class Authenticator:
             # Without an error its request was cancelled, or covered too much: look again, and the
             # first to do so asks.
             if token.error is not None and self._tokens.has_rights(token, needed):
-                raise token.error.again() from token.error
+                raise token.error.without_place() from token.error
 
     async def _request_token(self, needed: _Scopes, before_body: bool) -> _Token:
         """Ask for a token that covers what is needed, then what this run will need next."""

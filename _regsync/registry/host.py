@@ -91,7 +91,7 @@ class RegistryClient:
             yield
         except AuthError as error:
             if error.fatal:
-                self.stopped = error.again()
+                self.stopped = error.without_place()
             raise
 
     def record_answer(self) -> None:
@@ -113,7 +113,7 @@ class RegistryClient:
         self._failed_paths.add(path)
         self._failed_connects += 1
         if self._failed_connects >= _UNREACHABLE_AFTER:
-            self.stopped = error.again()
+            self.stopped = error.without_place()
 
     def reopen(self) -> None:
         """Let it be tried again: by a first contact, after which one failure stops it anew."""

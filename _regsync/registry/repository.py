@@ -94,7 +94,7 @@ class Repository:
             with redacting(self.host.authenticator.secrets):
                 yield
         except SyncError as error:
-            error.located(self.side, operation, reference)
+            error.with_place(self.side, operation, reference)
             # An answer that is not what it should be may repeat our request, and a traceback shows
             # causes.
             error.message = self.host.authenticator.redact(error.message)

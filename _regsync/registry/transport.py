@@ -605,9 +605,9 @@ class Transport:
         )
         reopens = anyio.current_time() + seconds
         if want is not None and want.discovers:
-            self._closed[want] = (reopens, error.again())
+            self._closed[want] = (reopens, error.without_place())
         else:
-            host.stopped = error.again()
+            host.stopped = error.without_place()
             host.reopens = reopens
 
     def _check_open(self, host: RegistryClient, want: Demand) -> None:
@@ -616,9 +616,9 @@ class Transport:
         if closed is not None:
             until, error = closed
             if anyio.current_time() < until:
-                raise error.again()
+                raise error.without_place()
         if host.stopped is not None:
-            raise host.stopped.again()
+            raise host.stopped.without_place()
 
     async def raise_unless(
         self, host: RegistryClient, answer: Response, ok: Collection[int]

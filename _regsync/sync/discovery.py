@@ -71,7 +71,7 @@ class Once(Generic[_T]):
         try:
             self.answer = (await ask(),)
         except SyncError as error:
-            error.shed()
+            error.drop_frames()
             self._error = error
 
 
@@ -246,7 +246,7 @@ class Discovery:
         listing = await self.list_tags(source)
         if listing is None:
             error = RegistryError("the registry knows no such repository", status=404)
-            raise error.located(Side.SOURCE, "list tags of", str(source))
+            raise error.with_place(Side.SOURCE, "list tags of", str(source))
         return tags_module.select(listing, rule)
 
     async def target_tags(self, target: Repository) -> Collection[str] | None:
@@ -344,7 +344,7 @@ class Discovery:
         digest = await source.head_manifest(reference)
         if digest is None:
             error = RegistryError("no such tag or manifest", status=404)
-            raise error.located(Side.SOURCE, "look up", source.reference(reference))
+            raise error.with_place(Side.SOURCE, "look up", source.reference(reference))
         # A registry may answer a HEAD without a digest.
         return digest or await self.manifest(source, reference)
 

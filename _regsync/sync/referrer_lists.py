@@ -197,7 +197,7 @@ class ReferrerLists:
 
         text = "another writer replaces this list of referrers again and again"
         error = RegistryError(text, status=409)
-        raise error.located(target.side, "list referrers in", target.reference(tag))
+        raise error.with_place(target.side, "list referrers in", target.reference(tag))
 
     async def _held_list(self, target: Repository, subject: str) -> Manifest | None:
         """Return the list that a target holds for a subject, and note what it names."""
@@ -206,7 +206,7 @@ class ReferrerLists:
         if held is not None and not held.is_index:
             text = "this tag is to list referrers and holds something else, which is left as it is"
             error = ContentError(text)
-            raise error.located(target.side, "list referrers in", target.reference(tag))
+            raise error.with_place(target.side, "list referrers in", target.reference(tag))
 
         children = held.children if held is not None else ()
         self._written[target.key, tag] = {entry.digest for entry in children}

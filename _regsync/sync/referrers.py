@@ -297,7 +297,7 @@ class Referrers:
             f"more than {_MOST_ARTIFACTS} artifacts, or artifacts on artifacts"
             f" more than {_DEEPEST} deep"
         )
-        raise ContentError(limits).located(source.side, "list referrers in", str(source))
+        raise ContentError(limits).with_place(source.side, "list referrers in", str(source))
 
     async def _subjects_in(
         self, source: Repository, artifact: Artifact, *, deep: bool
@@ -465,5 +465,5 @@ def _missing(mapping: MappingRule, lookup: TagLookup, *, has_stripped: bool) -> 
     error = RegistryError(text, status=404)
     error.hint = "sign the image (with platforms: each platform's), or leave require_artifacts out"
     reference = lookup.source.reference(lookup.source_digest)
-    error.located(lookup.source.side, "list referrers of", reference)
+    error.with_place(lookup.source.side, "list referrers of", reference)
     return error

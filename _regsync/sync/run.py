@@ -545,7 +545,7 @@ class Run:
     def _end(self, outcome: Outcome) -> None:
         self.scheduler.images_done += 1
         if outcome.error is not None:
-            outcome.error.shed()
+            outcome.error.drop_frames()
         self._report.outcomes.append(outcome)
         self._emit(outcome)
 

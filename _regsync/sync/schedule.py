@@ -285,7 +285,7 @@ class Scheduler:
             return
         except SyncError as error:
             source = image.source.reference(image.reference)
-            image.error = error.located(Side.SOURCE, "read", source)
+            image.error = error.with_place(Side.SOURCE, "read", source)
             self._end_failed(image)
             return
 

@@ -332,7 +332,7 @@ class Staging:
 
     async def _pull_into_file(self, blob: Descriptor, read: Reader) -> None:
         if self._failed is not None:
-            raise self._failed.again()
+            raise self._failed.without_place()
         self._make_room_on_disk(blob)
 
         self._pulled_size += blob.size

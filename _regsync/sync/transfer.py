@@ -128,7 +128,7 @@ class BlobTransfer:
     async def copy(
         self, step: Step, source: Repository, target: Repository, keep: Keep
     ) -> BlobResult:
-        """Copy a blob to `target`; a located SyncError once its attempts are used up."""
+        """Copy a blob to `target`; a SyncError with its place once its attempts are used up."""
         async with self._transport.pool.lease(target.host.origin) as lease:
             upload = Upload(target, self._transport, lease, step.blob)
             relay = Relay(source, step.blob, self._transport)
@@ -169,7 +169,7 @@ class BlobTransfer:
             goes_on = upload.broken_session or upload.session
             what = "it goes on" if goes_on else "it begins again"
             self._transport.machine.log("debug", "retry", f"{error}; {what}")
-            error.shed()  # its frames hold a part of the blob
+            error.drop_frames()  # its frames hold a part of the blob
             await upload.lease.settle()
             await anyio.sleep(pause)
 
@@ -265,7 +265,7 @@ class BlobTransfer:
             if where in self._accepting or where in self._undecided:
                 await copy.first_start.aclose()
             if where in self._refusing:
-                raise self._refusing[where].again()
+                raise self._refusing[where].without_place()
             try:
                 yield
             except (SyncError, _AnswerLost):
@@ -287,7 +287,7 @@ class BlobTransfer:
                     result = await self._check_and_start(copy)
         except SyncError as error:
             if copy.upload.refused and where not in self._accepting:
-                self._refusing[where] = error.again()
+                self._refusing[where] = error.without_place()
             raise
         self._accepting.add(where)
         await copy.first_start.aclose()
@@ -469,7 +469,7 @@ class BlobTransfer:
         """
         upload = copy.upload
         target = copy.target
-        error.located(Side.TARGET, "push blob", target.reference(copy.blob.digest))
+        error.with_place(Side.TARGET, "push blob", target.reference(copy.blob.digest))
         error.message = target.host.authenticator.redact(error.message)
 
         copy.mount_from = ""  # whatever was wrong with a mount, an upload does not need it
