@@ -7,6 +7,7 @@
 SUBJECT is one of:
 
     skopeo      speed, CPU and memory beside skopeo's (also without a SUBJECT)
+    cost        CPU of a request, a byte and a second target, beside a bare loop of h11
     bytes       requests and bytes of whole runs, beside the least that they could be
     memory      memory under a hard limit, CPU, and what a broken connection costs
     fips        what the FIPS gate costs at a start and over TLS
@@ -39,7 +40,7 @@ from tools.fips_provider import ProviderError  # noqa: E402
 
 __all__ = ["DEFAULT", "SUBJECTS", "main"]
 
-SUBJECTS = ("skopeo", "bytes", "memory", "fips", "rates", "artifacts", "reading", "peers")
+SUBJECTS = ("skopeo", "cost", "bytes", "memory", "fips", "rates", "artifacts", "reading", "peers")
 DEFAULT = "skopeo"
 
 
