@@ -309,7 +309,8 @@ def send_alone(size: int) -> float:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         reader = threading.Thread(target=read_all, args=(listener,))
         reader.start()
-        seconds = run_alone(SEND_ALONE, str(listener.getsockname()[1]), str(size))
+        _, port = listener.getsockname()
+        seconds = run_alone(SEND_ALONE, str(port), str(size))
         reader.join()
     return seconds
 
