@@ -70,9 +70,9 @@ def test_each_end_of_a_copy_is_one_outcome(
 
 
 def test_a_rehearsal_says_what_would_be_copied() -> None:
-    assert outcome_of(ended(), 0.0, is_rehearsal=True).status == "would_sync"
-    assert outcome_of(ended(already_at_target=True), 0.0, is_rehearsal=True).status == "skipped"
-    assert outcome_of(ended(error=ERROR), 0.0, is_rehearsal=True).status == "failed"
+    assert outcome_of(ended(), 0.0, is_dry_run=True).status == "would_sync"
+    assert outcome_of(ended(already_at_target=True), 0.0, is_dry_run=True).status == "skipped"
+    assert outcome_of(ended(error=ERROR), 0.0, is_dry_run=True).status == "failed"
 
 
 def test_an_outcome_has_what_was_counted_also_when_it_failed() -> None:

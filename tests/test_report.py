@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError, Side, TimedOut
-from _regsync.sync.report import Outcome, Report, schema
+from _regsync.sync.report import MappingSelection, Outcome, Report, schema
 from _regsync.text import duration_text, size_text
 from conformance.app import App
 from conformance.images import Seed
@@ -157,7 +157,7 @@ def document(made: Report) -> dict[str, Any]:
 
 def test_the_json_report_has_the_published_shape() -> None:
     made = filled()
-    made.mappings[0] = {"from": "s/app", "to": "app", "selected": 1, "dropped": {"glob": 2}}
+    made.selections[0] = MappingSelection("s/app", "app", 1, {"glob": 2})
     found = document(made)
     assert {key: value for key, value in found.items() if key != "images"} == {
         "schema": 1,
@@ -237,7 +237,8 @@ def test_an_error_says_what_is_known_of_it() -> None:
 def test_mappings_are_told_in_the_order_of_the_configuration() -> None:
     """Listings end in any order (I10)."""
     made = Report()
-    made.mappings[1], made.mappings[0] = {"from": "second"}, {"from": "first"}
+    made.selections[1] = MappingSelection("second", "app", 1, {})
+    made.selections[0] = MappingSelection("first", "app", 1, {})
     told = made.as_json(run_id="r", started_at="t", elapsed=0.0, requests={}, throttled={})
     assert [each["from"] for each in told["mappings"]] == ["first", "second"]
 
@@ -452,7 +453,7 @@ def test_the_command_prints_the_schema() -> None:
 )
 def test_the_schema_refuses_what_is_not_so(spoil: Callable[[dict[str, Any]], None]) -> None:
     made = report(FORBIDDEN)
-    made.mappings[0] = {"from": "s/app", "to": "app", "selected": 1, "dropped": {"glob": 2}}
+    made.selections[0] = MappingSelection("s/app", "app", 1, {"glob": 2})
     told = document(made)
     check("report", told)
     spoil(told)

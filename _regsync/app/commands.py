@@ -53,7 +53,7 @@ async def run(
     run_id = os.urandom(8).hex()
     report = Report()
     transport = connect(console)
-    work = Run(transport, config, console.outcome, report, rehearsal)
+    work = Run(transport, config, console.outcome, report, rehearsal or "sync")
     signals = list[int]()
     stop = anyio.Event()
     with closing(transport):

@@ -1,7 +1,7 @@
 """Ask registries what there is: listings, what a tag names at both ends, the tree of an image.
 
-Owns: which questions are asked, in which order, and each only once a run (docs/design.md section 6,
-rules 3 to 8).
+Owns: which questions are asked, in which order, and that each is asked once a run (docs/design.md
+section 6, rules 3 to 8).
 May not know: what is transferred when.
 Invariants: an answer already held is not asked for again; concurrent askers share one question.
 Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" and "Platform filtering".
@@ -45,19 +45,19 @@ _LARGEST_TREE = 32 * 1024 * 1024
 
 
 class Once(Generic[_T]):
-    """One question that is asked once: later askers wait for its answer.
+    """One question that is asked once: later askers wait for the first one's answer.
 
-    When the asker is cancelled, the next one asks. A SyncError is an answer too: all get it.
+    When the first asker is cancelled, the next one asks. A SyncError is an answer too: all get it.
     """
 
     def __init__(self, *answer: _T) -> None:
-        # Empty until there is one.
+        # No element until there is an answer, then one.
         self.answer = answer
         self._error: SyncError | None = None
         self._lock = anyio.Lock()
 
     async def get(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the answer; `ask` is called by the first asker only."""
+        """Return the answer; only the first asker's `ask` is called."""
         if not self.answer:
             async with self._lock:
                 if not self.answer and self._error is None:
@@ -84,7 +84,7 @@ async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
     answers = dict[int, _T]()
     errors = list[SyncError]()
 
-    # Shared by the workers: each question is taken once.
+    # All workers take from one iterator, so each question is asked once.
     queue = iter(enumerate(questions))
 
     async def work() -> None:
@@ -111,12 +111,12 @@ class TargetTag:
         # What an earlier run knew, and its name in the state (`Discovery.snapshot_name`).
         self.snapshot_name = snapshot_name
         self.snapshot = snapshot
-        # Neither: it holds nothing under the tag.
+        # What this run was answered; with both None, that the tag is not there.
         self.digest: str | None = None
         self.error: SyncError | None = None
 
     def is_up_to_date(self, source_digest: str, *, is_filtered: bool) -> bool:
-        """Say whether the answers so far show that nothing has to be copied to the target.
+        """Say whether nothing has to be copied to the target, as far as digests alone can tell.
 
         With a platform filter the target holds another digest than the source. It is up to date if
         it holds the one that an earlier run made of the same source digest (the snapshot).
@@ -134,9 +134,10 @@ class TagLookup(NamedTuple):
     """What a tag or digest names at the source, and what the targets hold under it."""
 
     source: Repository
-    # None: every target holds it.
+    # None where every target holds it.
     tree: Tree | None
-    # Of what the targets are to hold; the source's own digest differs where platforms are filtered.
+    # What the targets are to hold, and what the source holds; they differ where an index is trimmed
+    # to its platforms.
     digest: str
     source_digest: str
     targets: tuple[TargetTag, ...]
@@ -153,15 +154,15 @@ class _Manifests:
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[RepositoryKey, str], Once[Manifest]] = {}
-        # Bytes of those that are answered, least recently used first, and their sum.
+        # What counts of the budget, least recently used first: bytes of each manifest, their sum.
         self._weights: dict[tuple[RepositoryKey, str], int] = {}
-        self._sum = 0
+        self._total_weight = 0
 
     def has(self, where: RepositoryKey, digest: str) -> bool:
         return (where, digest) in self._by_key
 
     def once(self, where: RepositoryKey, digest: str) -> Once[Manifest]:
-        """Return the one question for a manifest."""
+        """Return the one question for a manifest, which may be under way or answered."""
         return self._by_key.setdefault((where, digest), Once())
 
     def record_use(self, where: RepositoryKey, digest: str, manifest: Manifest) -> None:
@@ -171,12 +172,12 @@ class _Manifests:
             self._by_key[key] = Once(manifest)
 
         weight = max(manifest.size, _LIGHTEST_MANIFEST)
-        self._sum += weight - self._weights.pop(key, 0)
+        self._total_weight += weight - self._weights.pop(key, 0)
         self._weights[key] = weight
 
-        while self._sum > _MANIFEST_BUDGET:
+        while self._total_weight > _MANIFEST_BUDGET:
             oldest = next(iter(self._weights))
-            self._sum -= self._weights.pop(oldest)
+            self._total_weight -= self._weights.pop(oldest)
             self._by_key.pop(oldest, None)
 
 
@@ -189,17 +190,17 @@ class Discovery:
         knowledge: Knowledge,
         *,
         reads_only: bool = False,
-        whole: bool = False,
+        wants_all_trees: bool = False,
     ) -> None:
-        """Ask for a run; with `reads_only` for one that changes nothing, with `whole` for the tree
-        of every image, whether a target needs it or not.
+        """Prepare to ask. With `reads_only` no token with the right to push is asked for; with
+        `wants_all_trees` the manifests of images that no target lacks are fetched as well.
         """
         self._transport = transport
         self._knowledge = knowledge
         self._reads_only = reads_only
-        self._wants_all_trees = whole
+        self._wants_all_trees = wants_all_trees
 
-        # The same words are logged once, also where they hold for every tag of a repository.
+        # Logs each text once, also where it is said of every tag of a repository.
         self.say = cache(transport.machine.log)
 
         self._repositories: dict[tuple[str, str, str, Side], Repository] = {}
@@ -250,7 +251,7 @@ class Discovery:
         return tags_module.select(listing, rule)
 
     async def target_tags(self, target: Repository) -> Collection[str] | None:
-        """Return the tags of a target by its listing (rule 6), None where it does not say."""
+        """Return the tags of a target by its listing (rule 6), None where the registry hides it."""
         tags = self._target_tags.setdefault(target.key, Once())
         return await tags.get(partial(self._list_target, target))
 
@@ -260,7 +261,7 @@ class Discovery:
         except RegistryError as error:
             if error.status not in _HIDING_STATUSES:
                 raise
-            return None  # the first write decides
+            return None  # the first write will show whether we may write there
 
         self._knowledge.set_populated(target.key, bool(listing))
         return listing or ()
@@ -292,10 +293,10 @@ class Discovery:
         *,
         silent: Collection[Repository] = (),
     ) -> TagLookup:
-        """Find out what a reference names, and which targets lack it (rules 4 to 6 and 8).
+        """Find out what a tag or digest names, and which targets lack it (rules 4 to 6 and 8).
 
-        `silent` targets are known not to have it: they are not asked. Raises what the source
-        answers; an error of a target is kept in its TargetTag.
+        Targets in `silent` are known not to have it, so they are not asked. A SyncError of the
+        source is raised; one of a target is kept in its TargetTag.
         """
         source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
         tags = list[TargetTag]()
@@ -365,7 +366,9 @@ class Discovery:
         return mapping.source.kind == "dockerhub" and is_listed
 
     async def _look_at_target(self, tag: TargetTag, reference: str) -> None:
-        """Find out what a target holds under a tag; what it answers is evidence (I5)."""
+        """Find out what a target holds under a tag. The answer speaks for or against what the state
+        says of that repository (I5).
+        """
         target = tag.target
         try:
             tag.digest = await self._target_digest(target, reference)
@@ -404,7 +407,9 @@ class Discovery:
         return digest
 
     async def _manifest_of_tag(self, source: Repository, reference: str, digest: str) -> Manifest:
-        """Fetch by digest what a HEAD told of, or what the tag names by now (rule 4)."""
+        """Fetch by its digest what a tag named a moment ago; where that is gone, what the tag names
+        now (rule 4).
+        """
         try:
             return await self.manifest(source, digest)
         except RegistryError as error:
@@ -415,7 +420,7 @@ class Discovery:
     async def _compare(
         self, mapping: MappingRule, source: Repository, top: Manifest, tags: tuple[TargetTag, ...]
     ) -> TagLookup:
-        """Fetch of an image what some target lacks."""
+        """Fetch the manifests that some target lacks, and say what each target should hold."""
         root, trimmed = await self._filter_platforms(mapping, source, top)
         lacking = [
             tag.target.key for tag in tags if tag.digest != root.digest and tag.error is None
@@ -456,16 +461,17 @@ class Discovery:
         return manifest
 
     async def completed(self, source: Repository, tree: Tree) -> Tree:
-        """Fetch what a tree left out because its target seemed to hold it."""
+        """Return a tree with the manifests that were left out, because its target seemed to hold
+        them.
+        """
         at_hand = {child.digest: child for child in tree.children}
         return await self._fetch_tree(
             source, tree.source_digest, tree.root, at_hand, lambda entry: False
         )
 
     async def below(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
-        """Return the digests below an image's index that artifacts may refer to.
-
-        These are not attestations, nor indexes that are trimmed: their digests are ours.
+        """Return the digests below an image's index that artifacts may refer to: neither
+        attestations, nor indexes that are trimmed, whose digests the source does not know.
         """
         source = lookup.source
         tree = lookup.tree
@@ -483,19 +489,19 @@ class Discovery:
             for entry in manifest.children
             if not entry.attested_digest
         ]
-        ours = {
+        trimmed_here = {
             child.digest
             for child in tree.children
             if not self._manifests.has(source.key, child.digest)
         }
-        return [entry.digest for entry in entries if entry.digest not in ours]
+        return [entry.digest for entry in entries if entry.digest not in trimmed_here]
 
     async def _filter_platforms(
         self, mapping: MappingRule, source: Repository, top: Manifest
     ) -> tuple[Manifest, dict[str, Manifest]]:
         """Apply the platform filter (docs/specification.md section 1.1).
 
-        Returns the root to push, and by digest the trimmed indexes below it.
+        Returns the root to push, and the indexes below it that are trimmed too, by their digest.
         """
         platforms = mapping.platforms
         if not platforms:
@@ -522,10 +528,11 @@ class Discovery:
             text = f"{source}: no {absent} in the source index, the others are copied"
             self.say("warning", "platform_missing", text)
         if trimmed.manifest is not top:
-            text = f"{source}: the index is trimmed to its platforms, its digest at the target is "
-            self.say("info", "index_trimmed", text + trimmed.manifest.digest)
-        below = [index.manifest for index in trimmed.nested.values()]
-        return trimmed.manifest, {index.digest: index for index in below}
+            digest = trimmed.manifest.digest
+            text = f"{source}: the index is trimmed to its platforms, its digest at the target is {digest}"
+            self.say("info", "index_trimmed", text)
+        indexes = [index.manifest for index in trimmed.nested.values()]
+        return trimmed.manifest, {index.digest: index for index in indexes}
 
     async def _fetch_tree(
         self,

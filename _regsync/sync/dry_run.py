@@ -10,7 +10,7 @@ Follows: docs/design.md sections 6 and 10 ("Dry run").
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from _regsync.oci.manifest import Manifest
@@ -18,7 +18,8 @@ from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge, RepositoryKey
 from _regsync.sync.claims import ImageClaims, Step
-from _regsync.sync.image import BlobResult, Tree
+from _regsync.sync.discovery import TagLookup
+from _regsync.sync.image import BlobResult, ImageCopy, Tree
 from _regsync.sync.staging import Staging
 from _regsync.sync.transfer import BlobTransfer, Keep, known_body
 
@@ -76,10 +77,17 @@ class DryRun(BlobTransfer):
         self._images = dict[str, _Sized]()  # by the root's digest
         self._bytes_image_by_image = 0
 
-    def count_image(self, name: str, tree: Tree, where: RepositoryKey) -> None:
-        """Count an image, or an artifact (without a name), on its way to a repository, even if it
-        is there already.
+    def count_copy(self, copy: ImageCopy, lookups: Sequence[TagLookup]) -> None:
+        """Count what a copy consists of, even if it is at the target already: the image, then its
+        artifacts. The image alone is counted under a name.
         """
+        name = copy.source_name
+        for lookup in lookups:
+            if lookup.tree is not None:
+                self._count_tree(name, lookup.tree, copy.target.key)
+            name = ""
+
+    def _count_tree(self, name: str, tree: Tree, where: RepositoryKey) -> None:
         manifests = (tree.root, *tree.children)
         sizes = {blob.digest: blob.size for manifest in manifests for blob in manifest.blobs}
         size = sum(sizes.values())

@@ -28,15 +28,17 @@ _SHARD_NUMBER = re.compile("[0-9]{1,3}")
 def grouped(
     mappings: Iterable[MappingRule], keys: Callable[[MappingRule], list[object]]
 ) -> list[list[MappingRule]]:
-    """Group mappings that have a key in common, directly or by others; each group in their order."""
+    """Group mappings that have a key in common, also where they are linked by others only; the
+    members of a group are in the order of the configuration.
+    """
     group_of_key = dict[object, list[MappingRule]]()
 
     for mapping in mappings:
         own_keys = keys(mapping)
         groups = _distinct(group_of_key[key] for key in own_keys if key in group_of_key)
 
-        # The mapping joins the largest of these groups, and so do the others of them: each move at
-        # least doubles the group of what is moved, so nothing is moved often.
+        # The mapping links these groups: it and the smaller ones join the largest. A mapping that
+        # is moved comes into a group of at least twice the size, so none is moved often.
         groups.sort(key=len, reverse=True)
         largest = groups[0] if groups else []
         newcomers = [mapping, *(member for group in groups[1:] for member in group)]
@@ -52,7 +54,7 @@ def grouped(
 
 
 def _distinct(groups: Iterable[list[MappingRule]]) -> list[list[MappingRule]]:
-    """Return each of these lists once, in the order in which they come first."""
+    """Return each list once (the same object, not an equal one), in the order of its first place."""
     return list({id(group): group for group in groups}.values())
 
 
@@ -74,9 +76,10 @@ class Conflict(NamedTuple):
 def assign(
     selected: Iterable[tuple[MappingRule, Iterable[str]]],
 ) -> tuple[list[WantedTag], list[Conflict]]:
-    """Give each target tag to the first mapping that names it, once (docs/design.md section 3).
+    """Give each target tag to the first mapping that names it (docs/design.md section 3).
 
-    Takes mappings with their tags; returns the tags to look up, and the conflicts.
+    `selected` has mappings with the tags that they select. Returns the tags to look up, and the
+    conflicts. A later mapping that would write the same from the same source has nothing to do.
     """
     owners: dict[object, MappingRule] = {}
     wanted = list[WantedTag]()
@@ -99,7 +102,7 @@ def assign(
 
 
 def _versions_first(tags: Iterable[str]) -> list[str]:
-    """Order tags so that, of one digest, a version is put before a tag that floats (I2)."""
+    """Order tags so that, of one digest, `1.2.3` is put before `latest` (I2)."""
     return sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit())
 
 

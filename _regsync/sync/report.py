@@ -25,14 +25,17 @@ _SCHEMA_FILE = "report.schema.json"
 
 
 class Outcome(NamedTuple):
-    """The end of one image on one target; `source` and `target` are full references with host."""
+    """How one image ended on one target."""
 
+    # full references with host
     source: str
     target: str
     # synced, skipped, failed, would_sync
     status: str
+    # what the target holds, and the source's own where it differs
     digest: str | None = None
     source_digest: str | None = None
+    # why it was skipped
     reason: str | None = None
     error: RegsyncError | None = None
     # sent to the target for the image and its artifacts
@@ -93,7 +96,7 @@ class Outcome(NamedTuple):
 
 
 def error_json(error: RegsyncError | None) -> dict[str, Any] | None:
-    """Return an error as the report has it. Only what a registry answered has a status and a side."""
+    """Return an error as the report has it, its status None where no registry has answered."""
     if error is None:
         return None
     side = getattr(error, "side", None)
@@ -106,16 +109,39 @@ def error_json(error: RegsyncError | None) -> dict[str, Any] | None:
     }
 
 
+class MappingSelection(NamedTuple):
+    """How many tags a mapping selected, and how many it dropped for which reason."""
+
+    source: str
+    target: str
+    selected: int
+    dropped: Mapping[str, int]
+
+    def line(self) -> str:
+        """Return what a dry run says of it."""
+        line = f"select {self.source} -> {self.target}: {self.selected} tags"
+        dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
+        return f"{line} (dropped: {dropped})" if dropped else line
+
+    def as_json(self) -> dict[str, Any]:
+        """Return its entry in `mappings` of the report."""
+        return {
+            "from": self.source,
+            "to": self.target,
+            "selected": self.selected,
+            "dropped": dict(self.dropped),
+        }
+
+
 class Report:
     """The outcomes of one run, in the order in which images ended."""
 
     def __init__(self) -> None:
         self.outcomes = list[Outcome]()
-        # Until the run ends otherwise.
+        # Until the run has come to its end.
         self.interrupted = True
-        # By the number of the mapping: from, to, selected, and how many tags were dropped for which
-        # reason.
-        self.mappings = dict[int, dict[str, Any]]()
+        # By the number of the mapping.
+        self.selections = dict[int, MappingSelection]()
 
     def totals(self) -> dict[str, Any]:
         """Return how images ended, what became of blobs, and the bytes sent to targets.
@@ -174,12 +200,7 @@ class Report:
 
     def plan(self) -> list[str]:
         """Return what a dry run says: the selection of each mapping, each image, the sum."""
-        lines = list[str]()
-        for _, mapping in sorted(self.mappings.items()):
-            line = f"select {mapping['from']} -> {mapping['to']}: {mapping['selected']} tags"
-            dropped = ", ".join(f"{count} {reason}" for reason, count in mapping["dropped"].items())
-            lines.append(f"{line} (dropped: {dropped})" if dropped else line)
-
+        lines = [selection.line() for _, selection in sorted(self.selections.items())]
         for outcome in sorted(self.outcomes, key=lambda outcome: (outcome.source, outcome.target)):
             lines += outcome.plan_lines()
 
@@ -216,7 +237,7 @@ class Report:
             "interrupted": self.interrupted,
             "dry_run": False,
             "images": [outcome.as_json() for outcome in self.outcomes],
-            "mappings": [mapping for _, mapping in sorted(self.mappings.items())],
+            "mappings": [selection.as_json() for _, selection in sorted(self.selections.items())],
             "totals": {
                 **self.totals(),
                 "requests": sorted_requests,

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import anyio
 import anyio.abc
@@ -25,12 +25,12 @@ from _regsync.registry.transport import Transport
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge, key_of
 from _regsync.sync.artifact_checks import COPIED, Look
-from _regsync.sync.discovery import Discovery, TagLookup, gather
+from _regsync.sync.discovery import Discovery, TagLookup, TargetTag, gather
 from _regsync.sync.dry_run import DryRun
 from _regsync.sync.image import Image, ImageCopy
 from _regsync.sync.mappings import WantedTag, assign, grouped
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers, flags_after, last_check
-from _regsync.sync.report import Outcome, Report
+from _regsync.sync.report import MappingSelection, Outcome, Report
 from _regsync.sync.schedule import Scheduler
 from _regsync.sync.staging import Staging
 from _regsync.sync.transfer import BlobTransfer
@@ -44,13 +44,13 @@ _DRAIN_TICK = 2.0
 _HURRY_SECONDS = 30.0
 
 # Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, whatever the tags.
-_LOOK_UPS_PER_SOURCE = 16
+_WORKERS_PER_SOURCE = 16
 
 _UNCHANGED = "unchanged"
 _TAG_IMMUTABLE_EXISTS = "tag_immutable_exists"
 _IMMUTABLE_TAG = "immutable_tag"
 
-# Something to find out at a source; what it finds is copied, or leads to further questions.
+# Something to find out at a source. What it finds is copied, or leads to further questions.
 _Question = Callable[[], Awaitable[None]]
 
 
@@ -62,7 +62,15 @@ class _Queued(NamedTuple):
 
 
 class Run:
-    """One run over a configuration's mappings, or over one image."""
+    """One run over a configuration's mappings, or over one image.
+
+    How it goes; all of it happens at the same time:
+
+        _list_mappings   which tags do the mappings select?
+        _look_up         what does a tag name, and which targets lack it?
+        _start_copies    what they lack goes to the scheduler, which copies it
+        _end_copy        an image has come to its target, or has failed: one outcome
+    """
 
     def __init__(
         self,
@@ -70,51 +78,53 @@ class Run:
         config: Config,
         emit: Callable[[Outcome], None],
         report: Report,
-        rehearse: Literal["plan", "analysis"] | None = None,
+        kind: Literal["sync", "plan", "analysis"] = "sync",
         state: StateFile | None = None,
     ) -> None:
         """Prepare a run; `emit` is called with each outcome.
 
-        With `rehearse` it changes nothing: a "plan" asks what the run would ask and says what it
-        would copy; an "analysis" reads the manifests of every selected image as well.
+        Two kinds are dry runs, which change nothing. A plan asks what the run would ask and says
+        what it would copy; an analysis reads the manifests of every selected image as well.
         """
+        machine = transport.machine
+        is_dry_run = kind != "sync"
         self._transport = transport
         self._config = config
         self._emit = emit
         self._report = report
-        self._log = transport.machine.log
+        self._log = machine.log
+        self._is_plan = kind == "plan"
+        self._is_analysis = kind == "analysis"
         self._compiled_glob = cache(compile_glob)
-        self._is_plan = rehearse == "plan"
-        self._is_analysis = rehearse == "analysis"
 
-        self._state = state or StateFile(config.cache_dir, self._log)
-        self._state.load(keep=rehearse is None)
-        self._knowledge = Knowledge(self._state, now=transport.machine.wall, ttl=config.cache_ttl)
+        # What earlier runs have left, and what this one is answered.
+        self._state = state or StateFile(config.cache_dir, machine.log)
+        self._state.load(keep=not is_dry_run)
+        knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
+        self._knowledge = knowledge
 
+        # Who asks, who moves blobs (or says what would be moved), who copies images.
         self._discovery = Discovery(
-            transport, self._knowledge, reads_only=rehearse is not None, whole=self._is_analysis
+            transport, knowledge, reads_only=is_dry_run, wants_all_trees=self._is_analysis
         )
         self._referrers = Referrers(
-            self._discovery, self._knowledge, transport.machine.wall, kept=self._state.is_used
+            self._discovery, knowledge, machine.wall, kept=self._state.is_used
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
-        self.dry_run: DryRun | None = None
-        if rehearse:
-            self.dry_run = DryRun(transport, self._knowledge, self._staging)
-        mover = self.dry_run or BlobTransfer(transport, self._knowledge, self._staging)
+        self.dry_run = DryRun(transport, knowledge, self._staging) if is_dry_run else None
         self.scheduler = Scheduler(
-            mover,
-            self._knowledge,
+            self.dry_run or BlobTransfer(transport, knowledge, self._staging),
+            knowledge,
             self._discovery,
             transport=transport,
             slots=config.max_concurrent_transfers,
             start=self._start,
             ask=self._ask,
             ended=self._end_copy,
-            keep_list=None if rehearse else self._referrers.lists.keep,
+            keep_list=None if is_dry_run else self._referrers.lists.keep,
         )
 
-        # By source: the questions that wait, and the number of workers that ask them.
+        # By source: the questions that wait, and how many workers ask them.
         self._questions: dict[str, deque[_Question]] = {}
         self._workers: Counter[str] = Counter()
         # The scopes of questions under way; after the run, of the questions that were cut off.
@@ -125,12 +135,14 @@ class Run:
 
     async def sync(self, stop: anyio.Event) -> None:
         """Copy what the mappings select; `stop` ends the run early."""
-        # Mappings that write one target repository are listed together (I10).
+        # Mappings that write one target repository are listed together, so that the earlier one
+        # wins a conflict (I10).
         groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
-        await self._conduct(
-            stop,
-            [_Queued(group[0].source.authority, partial(self._list, group)) for group in groups],
-        )
+        first_questions = [
+            _Queued(group[0].source.authority, partial(self._list_mappings, group))
+            for group in groups
+        ]
+        await self._conduct(stop, first_questions)
 
     async def copy(
         self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event
@@ -142,25 +154,20 @@ class Run:
         question = partial(self._look_up, wanted, target_reference)
         await self._conduct(stop, [_Queued(mapping.source.authority, question)])
 
-    async def _conduct(self, stop: anyio.Event, first: Iterable[_Queued]) -> None:
-        """Carry out a run.
-
-        The first questions lead to all others, and everything goes on at the same time: mappings
-        are listed (`_list`), which gives tags to look up (`_look_up`), which gives copies to the
-        scheduler (`_start_copies`), which ends each of them (`_end_copy`).
-        """
+    async def _conduct(self, stop: anyio.Event, first_questions: Iterable[_Queued]) -> None:
+        """Carry out a run: the first questions lead to all others, and to all copies."""
         for registry in self._config.in_use:
             self._transport.prepare(registry)  # an unusable file stops all before any request
 
         work = anyio.CancelScope()
         try:
             async with anyio.create_task_group() as watchers:
-                watchers.start_soon(self._drain_after, stop, work)
+                watchers.start_soon(self._watch_over, work, stop)
                 watchers.start_soon(self._state.commit_regularly)
                 with work:
                     async with anyio.create_task_group() as self._tasks:
-                        for queued in first:
-                            self._ask(queued.source, queued.question)
+                        for source, question in first_questions:
+                            self._ask(source, question)
                 watchers.cancel_scope.cancel()
         finally:
             self._tasks = None
@@ -172,10 +179,8 @@ class Run:
             self._report.interrupted = False
             self._fail_lost_images()
 
-    async def _drain_after(self, stop: anyio.Event, work: anyio.CancelScope) -> None:
-        """Wait for `stop`, and let what is under way end then; see that nothing waits for ever
-        until then.
-        """
+    async def _watch_over(self, work: anyio.CancelScope, stop: anyio.Event) -> None:
+        """See that no image waits for ever to mount a blob; after `stop`, drain."""
         while not stop.is_set():
             with anyio.move_on_after(_HURRY_SECONDS):
                 await stop.wait()
@@ -223,8 +228,8 @@ class Run:
         return bool(self.scheduler.pending or self.scheduler.images)
 
     def _fail_lost_images(self) -> None:
-        """End images that still wait for others: cannot happen while rule 9 holds, and must not be
-        silent if it does.
+        """Fail the images that still wait for others. There are none as long as an image waits only
+        for those promoted before it (rule 9); if there are, they must not be lost silently.
         """
         for image in list(self.scheduler.images.values()):
             text = "the run ended while this image waited for another one"
@@ -233,19 +238,21 @@ class Run:
 
     # Questions and tasks.
 
-    def _start(self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+    def _start(
+        self, task: Callable[..., Coroutine[object, object, None]], *arguments: object
+    ) -> None:
         assert self._tasks is not None
         self._tasks.start_soon(task, *arguments)
 
     def _ask(self, source: str, question: _Question) -> None:
-        """Queue a question for a source; at most a fixed number of workers ask it."""
+        """Queue a question for a source, and start a worker for it unless there are enough."""
         self._questions.setdefault(source, deque()).append(question)
-        if self._workers[source] < _LOOK_UPS_PER_SOURCE:
+        if self._workers[source] < _WORKERS_PER_SOURCE:
             self._workers[source] += 1
-            self._start(self._work_off, source)
+            self._start(self._ask_queued, source)
 
-    async def _work_off(self, source: str) -> None:
-        """Ask the questions of a source, one after the other."""
+    async def _ask_queued(self, source: str) -> None:
+        """Ask the queued questions of a source, one after the other, as a worker does."""
         queue = self._questions[source]
         while queue and not self.scheduler.draining:
             with anyio.CancelScope() as scope:
@@ -257,8 +264,8 @@ class Run:
 
     # Which tags.
 
-    async def _list(self, group: list[MappingRule]) -> None:
-        """List and select for mappings that write a common repository, then ask for each tag (I10)."""
+    async def _list_mappings(self, group: list[MappingRule]) -> None:
+        """Select the tags of mappings that write a common repository, then have each looked up."""
         selected = await gather(partial(self._select, mapping) for mapping in group)
         tags, conflicts = assign(zip(group, selected, strict=True))
 
@@ -274,14 +281,15 @@ class Run:
             self._ask(source, partial(self._look_up, wanted, wanted.tag))
 
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
-        """Return the tags that a mapping selects; none, and a failed image, if nobody can say."""
+        """Return the tags that a mapping selects. Where its source cannot be listed, the mapping
+        fails: no tags, and one failed image for each target.
+        """
         source = self._source(mapping)
         try:
             selection = select_literals(mapping.tags)
             if selection is None:
                 selection = await self._discovery.select(mapping.tags, source)
         except SyncError as error:
-            # Its tags are not known: it counts as one failed image per target.
             self._fail(WantedTag(mapping, "*", mapping.targets), error)
             return ()
 
@@ -293,32 +301,32 @@ class Run:
             text = f"{source}: the mapping selects no tag"
             self._log("warning", "nothing_selected", text)
 
-        self._report.mappings[mapping.index] = {
-            "from": str(source),
-            "to": mapping.target_repository,
-            "selected": count,
-            "dropped": dict(sorted(Counter(selection.dropped.values()).items())),
-        }
+        self._report.selections[mapping.index] = MappingSelection(
+            str(source),
+            mapping.target_repository,
+            count,
+            dict(sorted(Counter(selection.dropped.values()).items())),
+        )
         return selection.kept
 
     async def _list_targets(self, tags: Sequence[WantedTag]) -> None:
-        """List each target repository where that answers two questions or more (docs/design.md
-        section 6, rule 6).
+        """List each target repository where a listing takes the place of two requests or more
+        (docs/design.md section 6, rule 6).
         """
         counts: Counter[Repository] = Counter()
         for wanted in tags:
             for target in self._targets(wanted):
-                if self._needs_listing(wanted, target):
+                if self._would_use_listing(wanted, target):
                     counts[target] += 1
 
         several = [target for target, count in counts.items() if count > 1]
-        with suppress(SyncError):  # kept by the discovery, and raised for each image that needs it
+        # The discovery keeps an error, and raises it for each image that needs the listing.
+        with suppress(SyncError):
             await gather(partial(self._discovery.target_tags, target) for target in several)
 
-    def _needs_listing(self, wanted: WantedTag, target: Repository) -> bool:
-        """Say whether a target's listing would answer for a tag.
-
-        A tag that an earlier run left there is asked for by itself, unless it never moves.
+    def _would_use_listing(self, wanted: WantedTag, target: Repository) -> bool:
+        """Say whether a target's listing could spare a request for a tag: a tag that never moves
+        may be settled by it, and a tag that no earlier run has left there is probably absent.
         """
         if self._never_moves(wanted.mapping, wanted.tag):
             return True
@@ -362,13 +370,13 @@ class Run:
             if ":" in reference:
                 reference = lookup.digest  # a trimmed index has a digest of its own
             copies = _copies_of(lookup, source_name, reference, began)
-            found = await self._find_artifacts(mapping, lookup, copies)
+            artifacts = await self._find_artifacts(mapping, lookup, copies)
         except SyncError as error:
             for target in targets:
                 target_name = target.reference(reference)
                 self._end(Outcome(source_name, target_name, "failed", error=error))
             return
-        self._start_copies(mapping, lookup, copies, found)
+        self._start_copies(mapping, lookup, copies, artifacts)
 
     def _never_moves(self, mapping: MappingRule, tag: str) -> bool:
         pattern = mapping.tags.immutable_tags
@@ -379,8 +387,8 @@ class Run:
     def _is_settled(
         self, mapping: MappingRule, target: Repository, tag: str, reference: str
     ) -> bool:
-        """Say whether no question is needed (skip tier 1): the tag never moves, the target's
-        listing, fetched anyway, names it, and no news of its artifacts are known.
+        """Say whether a tag is skipped without a request (skip tier 1): it never moves, the target
+        was listed anyway and has it, and nothing new is known of its artifacts.
         """
         if not self._never_moves(mapping, reference):
             return False
@@ -398,7 +406,7 @@ class Run:
         if snapshot is None or not mapping.artifacts.enabled:
             return mapping.artifacts.require_artifacts
 
-        # The snapshot of a tag that never moves does not age.
+        # A tag that never moves is not looked up, so its snapshot is renewed here.
         self._knowledge.record_snapshot(name, *snapshot)
         return self._referrers.has_news(mapping, source, target, *snapshot)
 
@@ -408,8 +416,9 @@ class Run:
         """Find the artifacts of an image, if it is time to look for them (docs/design.md section
         8). An error fails the copies.
         """
-        is_planned = self._is_plan and not all(copy.already_at_target for copy in copies)
-        if not mapping.artifacts.enabled and not is_planned:
+        # A plan says which artifacts stay behind where the mapping takes none.
+        is_plan_of_copy = self._is_plan and not all(copy.already_at_target for copy in copies)
+        if not mapping.artifacts.enabled and not is_plan_of_copy:
             return FoundArtifacts()
 
         look = self._referrers.decide(mapping, copies)
@@ -429,38 +438,46 @@ class Run:
         mapping: MappingRule,
         lookup: TagLookup,
         copies: Sequence[ImageCopy],
-        found: FoundArtifacts,
+        artifacts: FoundArtifacts,
     ) -> None:
-        """Let the scheduler have what the targets lack of an image and its artifacts."""
-        artifacts = [artifact.lookup for artifact in found.copied if artifact.lookup is not None]
-        for part in (lookup, *artifacts):
-            self._note_tree(part)
+        """Give the scheduler what the targets lack of an image and its artifacts."""
+        lookups = [lookup]
+        lookups += [artifact.lookup for artifact in artifacts.copied if artifact.lookup is not None]
+        for each in lookups:
+            self._expect_blobs(each)
 
         for copy, tag in zip(copies, lookup.targets, strict=True):
             if self.dry_run is not None:
-                self._rehearse(self.dry_run, copy, lookup, artifacts)
-            if copy.already_at_target:
-                keys = (key_of(copy.source_digest), key_of(copy.digest))
-                self._knowledge.record_snapshot(tag.snapshot_name, *keys)
+                self.dry_run.count_copy(copy, lookups)
             copy.has_several_targets = len(mapping.targets) > 1
-            copy.artifacts_stripped = len(found.stripped)
-            copy.planned = [f"strip {artifact}" for artifact in found.stripped]
-
-            dependents = list[Image]()
-            if copy.error is None:
-                dependents = self._missing_artifacts(copy, found.copied)
-            if lookup.tree is None or copy.already_at_target or copy.error is not None:
-                copy.unfinished_images -= 1  # the image itself
-                self.scheduler.add_artifacts(dependents)
-                self.scheduler.end_if_complete(copy)
-            else:
-                image = Image(copy, lookup.tree, copy.reference, tag.snapshot_name, dependents)
-                self.scheduler.add_image(image)
+            copy.artifacts_stripped = len(artifacts.stripped)
+            copy.planned = [f"strip {artifact}" for artifact in artifacts.stripped]
+            self._start_copy(copy, lookup, tag, artifacts.copied)
         self.scheduler.advance()
 
-    def _note_tree(self, lookup: TagLookup) -> None:
-        """Count what a tree names; where source and target share a host, the source is the first to
-        mount from.
+    def _start_copy(
+        self, copy: ImageCopy, lookup: TagLookup, tag: TargetTag, artifacts: Sequence[Artifact]
+    ) -> None:
+        """Give the scheduler what one target lacks; `advance` follows."""
+        if copy.already_at_target:
+            keys = (key_of(copy.source_digest), key_of(copy.digest))
+            self._knowledge.record_snapshot(tag.snapshot_name, *keys)
+
+        missing = list[Image]()
+        if copy.error is None:
+            missing = self._missing_artifacts(copy, artifacts)
+        if lookup.tree is None or copy.already_at_target or copy.error is not None:
+            # Nothing to do for the image itself.
+            copy.unfinished_images -= 1
+            self.scheduler.add_artifacts(missing)
+            self.scheduler.end_if_complete(copy)
+        else:
+            image = Image(copy, lookup.tree, copy.reference, tag.snapshot_name, missing)
+            self.scheduler.add_image(image)
+
+    def _expect_blobs(self, lookup: TagLookup) -> None:
+        """Count the blobs that an image names, by which blobs are put in order. Where source and
+        target share a host, note that they may be mounted from the source.
         """
         tree = lookup.tree
         if tree is None:
@@ -472,20 +489,11 @@ class Run:
             if is_shared and manifest.digest in lookup.at_source:
                 self.scheduler.commit(source.key, manifest)
 
-    def _rehearse(
-        self, rehearsal: DryRun, copy: ImageCopy, lookup: TagLookup, artifacts: Sequence[TagLookup]
-    ) -> None:
-        """Show a dry run what a copy consists of; only the image itself has a name there."""
-        if lookup.tree is not None:
-            rehearsal.count_image(copy.source_name, lookup.tree, copy.target.key)
-        for artifact in artifacts:
-            if artifact.tree is not None:
-                rehearsal.count_image("", artifact.tree, copy.target.key)
-
     def _missing_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
-        """Note the artifacts of a copy; return what its target lacks of them.
+        """Count the artifacts of a copy; return those that its target lacks, as images to copy.
 
-        An artifact of an artifact follows the one that it refers to, and is not returned.
+        An artifact of a missing artifact is not returned: it is among the dependents of the other,
+        because it is put after it (I2).
         """
         missing = list[Image]()
         image_of_digest = dict[str, Image]()
@@ -521,7 +529,7 @@ class Run:
 
         known = last_check(copy)
         if missing and known.is_complete:
-            # Not any more, should this run be ended before they are there.
+            # A run that is ended before they are there must not leave the target noted as complete.
             self._knowledge.record_look(copy.check_key, known.flags & COPIED, bytes(8))
         return missing
 
@@ -532,10 +540,10 @@ class Run:
         if copy.check_key and (copy.error is None or last_check(copy).is_complete):
             self._knowledge.record_look(copy.check_key, flags_after(copy), copy.listing_hash)
         duration = anyio.current_time() - copy.began
-        self._end(outcome_of(copy, duration, is_rehearsal=self.dry_run is not None))
+        self._end(outcome_of(copy, duration, is_dry_run=self.dry_run is not None))
 
     def _fail(self, wanted: WantedTag, error: SyncError) -> None:
-        """Report a tag that is not even looked up."""
+        """Report a tag that is not looked up."""
         source_name = self._source(wanted.mapping).reference(wanted.tag)
         for target in self._targets(wanted):
             self.scheduler.images_known += 1
@@ -570,7 +578,7 @@ def _copies_of(
     ]
 
 
-def outcome_of(copy: ImageCopy, duration: float, *, is_rehearsal: bool = False) -> Outcome:
+def outcome_of(copy: ImageCopy, duration: float, *, is_dry_run: bool = False) -> Outcome:
     """Return how a copy ended that took `duration` seconds."""
     outcome = Outcome(
         copy.source_name,
@@ -599,4 +607,4 @@ def outcome_of(copy: ImageCopy, duration: float, *, is_rehearsal: bool = False) 
         return outcome._replace(status="skipped", reason=_TAG_IMMUTABLE_EXISTS)
     if copy.already_at_target and not copy.artifacts_copied:
         return outcome._replace(status="skipped", reason=_UNCHANGED)
-    return outcome._replace(status="would_sync" if is_rehearsal else "synced")
+    return outcome._replace(status="would_sync" if is_dry_run else "synced")
