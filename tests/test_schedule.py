@@ -91,18 +91,13 @@ class Stage:
         return BlobResult.UPLOADED if step.mount_from is None else BlobResult.MOUNTED
 
     async def put_manifests(
-        self,
-        tree: Tree,
-        work: ImageClaims,
-        target: Any,
-        reference: str,
-        arrived: Callable[[Manifest], None],
+        self, image: Image, own_children: frozenset[str], on_put: Callable[[Manifest], None]
     ) -> None:
         """Stand for `BlobTransfer.put_manifests`."""
-        for child in tree.children:
-            if child.digest in work.own_children:
-                arrived(child)
-        _, name = work.where
+        for child in image.tree.children:
+            if child.digest in own_children:
+                on_put(child)
+        _, name = image.target.key
         self.trace.append(f"{name} put")
 
 

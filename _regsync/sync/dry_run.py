@@ -10,14 +10,14 @@ Follows: docs/design.md sections 6 and 10 ("Dry run").
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from _regsync.oci.manifest import Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge, RepositoryKey
-from _regsync.sync.claims import ImageClaims, Step
+from _regsync.sync.claims import Step
 from _regsync.sync.discovery import TagLookup
 from _regsync.sync.image import BlobResult, ImageCopy, Tree
 from _regsync.sync.staging import Staging
@@ -135,19 +135,9 @@ class DryRun(BlobTransfer):
             self._forecasts[read.host].blob_gets += 1
         self._read_to_keep.add(read)
 
-    async def put_manifests(
-        self,
-        tree: Tree,
-        work: ImageClaims,
-        target: Repository,
-        reference: str,
-        arrived: Callable[[Manifest], None],
-    ) -> None:
-        """Count the manifests that a run would put; `arrived` is told of each child."""
-        own = [child for child in tree.children if child.digest in work.own_children]
-        self._forecasts[target.host.key].manifest_puts += len(own) + 1
-        for child in own:
-            arrived(child)
+    async def _put_manifest(self, target: Repository, reference: str, manifest: Manifest) -> None:
+        """Count a manifest that a run would put."""
+        self._forecasts[target.host.key].manifest_puts += 1
 
     def analysis(self) -> dict[str, Any]:
         """Return what `analyze --json` shows (docs/design.md section 10), sizes in bytes."""

@@ -456,9 +456,7 @@ class Scheduler:
         on_put = partial(self._record_put, work)
         while True:
             try:
-                await self._mover.put_manifests(
-                    image.tree, work, image.target, image.reference, on_put
-                )
+                await self._mover.put_manifests(image, work.own_children, on_put)
                 return None
             except RegistryError as error:
                 if is_immutable(error) and await self._has_immutable_tag(image, error):

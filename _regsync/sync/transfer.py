@@ -1,23 +1,19 @@
 """Copy one blob to one repository, and put the manifests of an image.
 
-Owns: how a blob comes to its place (there already, mounted, uploaded from its source, from memory
-    or from disk), its repetition, what is asked where an answer was lost; the order of manifests.
+Owns: how a blob comes to its repository (it is there already, is mounted, or is uploaded from its
+    source, from memory or from disk), its repetition, the question whether it has arrived when the
+    answer was lost; the order of manifests.
 May not know: which image is next, or why a blob is wanted.
-Invariants: I1, I2 (children first, the root last), I7 (what cannot be replayed is repeated here
-    alone), I8 (a transfer is admitted in one step; who waits holds no permit).
+Invariants: children are put before their index, the root last (I2); a body that cannot be replayed
+    is repeated here and nowhere below (I7); both ends of a transfer are admitted in one step, and
+    nobody waits while holding a permit (I8).
 Follows: docs/design.md section 6 (rules 10 to 14 and 16) and section 9.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AsyncExitStack,
-    asynccontextmanager,
-    contextmanager,
-)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
 from typing import Literal
 
@@ -33,35 +29,39 @@ from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
 from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
 from _regsync.state.knowledge import Knowledge, RepositoryKey
-from _regsync.sync.claims import ImageClaims, Step
+from _regsync.sync.claims import Step
 from _regsync.sync.discovery import gather
-from _regsync.sync.image import BlobResult, Tree
+from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.relay import SOURCE_GRACE, Relay
 from _regsync.sync.staging import FilePieces, MemoryPieces, NoRoom, Sink, Staging, StagingFailed
 from _regsync.text import redacting
 
-# docs/design.md section 6, rule 16: how often the body of a blob begins, and seconds before each
-# question for a blob whose answer was lost.
+# How often the body of a blob is begun (docs/design.md section 6, rule 16).
 _BLOB_STARTS = 3
+
+# Seconds before each HEAD for a blob whose upload got no answer (the same rule).
 _LOST_ANSWER_PAUSES = (0.0, 1.0, 3.0)
 
-# How registries refuse a way to upload (docs/protocol-facts.md section 7.9): by these statuses, or
-# by 400 with one of these codes; and by these a body of this size.
+# How registries refuse a way to upload (docs/protocol-facts.md section 7.9): by one of these
+# statuses, or by 400 with one of these codes.
 _UNSUPPORTED_STATUSES = (405, 411, 501)
 _UNSUPPORTED_CODES = {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
+
+# How they refuse a body for its size (the same section).
 _TOO_LARGE_STATUSES = (413, 416)
 
-# Where a blob is kept for others who need it: on disk (a small one in memory while there is room),
-# in memory alone, or nowhere.
+# Where a blob is kept for other repositories that need it: on disk (a small one in memory while
+# there is room), in memory only, or nowhere.
 Keep = Literal["disk", "memory"] | None
 
 Body = Relay | MemoryPieces | FilePieces
 
 
 class _AnswerLost(Exception):
-    """A whole body was sent, or a success came too early: only a HEAD tells whether it arrived.
+    """Only a HEAD can tell whether a blob has arrived: the answer to its whole body was lost, or a
+    success came before its last byte was sent (rule 16).
 
-    `error` is what to raise when it did not (rule 16).
+    `error` is what to raise when it has not arrived.
     """
 
     def __init__(self, error: SyncError) -> None:
@@ -81,25 +81,32 @@ def _noticing_a_lost_answer(body: Body) -> Iterator[None]:
         raise
 
 
+class _FirstStart:
+    """What the first attempt to upload to a repository has shown (rule 14)."""
+
+    def __init__(self) -> None:
+        self.is_over = anyio.Event()  # the others may go on
+        self.is_accepted = False  # by this attempt or a later one
+        self.refusal: SyncError | None = None  # it holds for every upload to this repository
+
+
 class _Copy:
-    """One blob on its way to one repository, over all attempts.
-
-    `mount_from`: the repository to mount from; empty: none; None: whichever holds it by then.
-    """
-
-    is_absent = False  # a HEAD has said so
-    has_switched_style = False
-    broken_bodies = 0
+    """One blob on its way to one repository, over all attempts."""
 
     def __init__(self, step: Step, relay: Relay, upload: Upload, keep: Keep) -> None:
-        self.mount_from = step.mount_from
-        self.rank = float(step.claims.order)
         self.blob = step.blob
+        self.rank = float(step.claims.order)
         self.relay = relay
         self.upload = upload
         self.target = upload.repository
         self.keep = keep
-        self.first_start = AsyncExitStack()  # what others of the repository wait for
+
+        # The repository to mount from. Empty: none. None: whichever holds the blob by then.
+        self.mount_from = step.mount_from
+
+        self.is_absent = False  # a HEAD has said so
+        self.has_switched_style = False
+        self.broken_bodies = 0
         self.retries = RetryBudget(ATTEMPTS)
 
         # What its bodies take at either end.
@@ -109,7 +116,7 @@ class _Copy:
 
 
 class BlobTransfer:
-    """Copies blobs and manifests to their repositories; `knowledge` takes in what that tells."""
+    """Copies blobs and manifests to their repositories, and notes in `knowledge` what it learns."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
         self._transport = transport
@@ -117,18 +124,12 @@ class BlobTransfer:
         self._staging = staging
         self._admitted = transport.gate.admitted
         self._disk_works = True
-        # Repositories that have accepted an upload in this run; those that refused one for good,
-        # with the error; those where the first start finds out.
-        self._accepting = set[RepositoryKey]()
-        self._refusing = dict[RepositoryKey, SyncError]()
-        self._starting = defaultdict[RepositoryKey, anyio.Lock](anyio.Lock)
-        # Repositories where the first attempt has ended without saying whether they accept any.
-        self._undecided = set[RepositoryKey]()
+        self._first_starts = dict[RepositoryKey, _FirstStart]()
 
     async def copy(
         self, step: Step, source: Repository, target: Repository, keep: Keep
     ) -> BlobResult:
-        """Copy a blob to `target`; a SyncError with its place once its attempts are used up."""
+        """Copy a blob to `target`; SyncError, with side and reference, when all attempts failed."""
         async with self._transport.pool.lease(target.host.origin) as lease:
             upload = Upload(target, self._transport, lease, step.blob)
             relay = Relay(source, step.blob, self._transport)
@@ -136,18 +137,18 @@ class BlobTransfer:
             try:
                 return await self._retry(copy)
             finally:
-                if upload.session:  # no body follows
+                if upload.session:  # it gets no body any more
                     with anyio.move_on_after(self._transport.machine.timeouts.head):
                         await upload.cancel_upload()
 
     async def _retry(self, copy: _Copy) -> BlobResult:
-        """Attempt a copy until it succeeds, or fails for good (docs/design.md section 9)."""
+        """Attempt a copy until it succeeds or fails for good (docs/design.md section 9)."""
         upload = copy.upload
         while True:
             upload.has_begun = False
             try:
                 with redacting(copy.target.host.authenticator.secrets):
-                    async with self._first_start(copy):
+                    async with self._after_first_start(copy.target.key):
                         return await self._attempt(copy)
             except _AnswerLost as lost:
                 error = lost.error
@@ -158,26 +159,26 @@ class BlobTransfer:
             except StagingFailed as failure:
                 self._note_staging_failure(failure)
                 copy.keep = None
-                upload.broken_session = (
-                    ""  # what it holds came from a file that may have been changed
-                )
+                # What the session holds came from a file that may have been changed.
+                upload.broken_session = ""
                 continue
             except SyncError as failure:
                 error = failure
 
             pause = self._pause_before_next(copy, error)
-            goes_on = upload.broken_session or upload.session
-            what = "it goes on" if goes_on else "it begins again"
+            is_resumed = upload.broken_session or upload.session
+            what = "it goes on" if is_resumed else "it begins again"
             self._transport.machine.log("debug", "retry", f"{error}; {what}")
             error.drop_frames()  # its frames hold a part of the blob
             await upload.lease.settle()
             await anyio.sleep(pause)
 
     async def _attempt(self, copy: _Copy) -> BlobResult:
-        """Find the blob in its repository, mount it there, or upload it, without any repetition.
+        """Find the blob in its repository, mount it there, or upload it; nothing is repeated.
 
-        It goes straight from its source, unless its bytes are known or others need it too. What a
-        broken body left at the target is used. Raises _AnswerLost where only a HEAD can tell.
+        An upload goes on from what a broken body left at the target. The bytes come straight from
+        the source, unless they are known or kept for others too. Raises _AnswerLost where only a
+        HEAD can tell whether they have arrived.
         """
         upload = copy.upload
         short_request = (Demand(copy.target.host.key),)
@@ -198,9 +199,10 @@ class BlobTransfer:
         return await self._send_staged(copy)
 
     async def _stream(self, copy: _Copy) -> BlobResult:
-        """Do the same where the bytes go from the source straight to the target.
+        """Make an attempt whose bytes go from the source straight to the target.
 
-        Both ends are admitted together (I8), the memory for a chunk before them.
+        Both ends are admitted in one step (I8). The memory for a chunk is reserved before, because
+        nobody may wait for memory with a permit in hand.
         """
         upload = copy.upload
         chunk = min(copy.blob.size, copy.target.row.put_limit or 0)
@@ -224,7 +226,7 @@ class BlobTransfer:
             return await self._send(copy, MemoryPieces(body, copy.upload.offset))
 
     async def _send_staged(self, copy: _Copy) -> BlobResult:
-        """Send a blob that others need too; the first of them reads it from its source."""
+        """Send a blob that others need too; the first who needs it reads it from its source."""
         while True:
             read = partial(self._read, copy)
             await self._staging.ensure(copy.blob, read, disk=copy.keep == "disk")
@@ -250,32 +252,31 @@ class BlobTransfer:
     # The start: there already, mounted, or a session.
 
     @asynccontextmanager
-    async def _first_start(self, copy: _Copy) -> AsyncIterator[None]:
-        """Let one blob find out whether its repository accepts uploads (rule 14).
+    async def _after_first_start(self, where: RepositoryKey) -> AsyncIterator[None]:
+        """Hold an attempt back until the repository's first one has shown whether it accepts
+        uploads (rule 14): then no blob is read for a repository that accepts none.
 
-        The others wait until its start has been accepted, or its attempt has failed; they hold
-        nothing meanwhile. One attempt is waited for, not each: a target that does not answer would
-        take its time-out for every blob in turn. Raises what the repository refused every upload
-        with.
+        The others wait, without any permit, until that attempt has had its start accepted or has
+        failed. They wait for one attempt only: a target that does not answer would take its
+        time-out for every blob in turn. Raises the refusal that holds for every upload.
         """
-        where = copy.target.key
-        async with copy.first_start:
-            if where not in self._accepting and where not in self._undecided:
-                await copy.first_start.enter_async_context(self._starting[where])
-            if where in self._accepting or where in self._undecided:
-                await copy.first_start.aclose()
-            if where in self._refusing:
-                raise self._refusing[where].without_place()
-            try:
-                yield
-            except (SyncError, _AnswerLost):
-                self._undecided.add(where)
-                raise
+        first = self._first_starts.get(where)
+        if first is None:
+            first = self._first_starts[where] = _FirstStart()
+        else:
+            await first.is_over.wait()
+        if first.refusal is not None:
+            raise first.refusal.without_place()
+        try:
+            yield
+        finally:
+            first.is_over.set()
 
     async def _find_or_start(self, copy: _Copy) -> BlobResult | None:
         """Find the blob there, or mount it, or have an open upload session: then None."""
         result = None
         where = copy.target.key
+        first = self._first_starts[where]
         try:
             if not copy.upload.session:
                 mount_from = copy.mount_from
@@ -286,15 +287,15 @@ class BlobTransfer:
                 else:
                     result = await self._check_and_start(copy)
         except SyncError as error:
-            if copy.upload.refused and where not in self._accepting:
-                self._refusing[where] = error.without_place()
+            if copy.upload.refused and not first.is_accepted:
+                first.refusal = error.without_place()
             raise
-        self._accepting.add(where)
-        await copy.first_start.aclose()
+        first.is_accepted = True
+        first.is_over.set()
         return result
 
     async def _mount_or_start(self, copy: _Copy, mount_from: str) -> BlobResult | None:
-        """Mount the blob; a refused mount is an open session (rule 10)."""
+        """Mount the blob; the answer to a refused mount is an open session (rule 10)."""
         digest = copy.blob.digest
         where = copy.target.key
         host = copy.target.host.key
@@ -306,7 +307,7 @@ class BlobTransfer:
         holder = (host, mount_from)
         if self._knowledge.is_confirmed(holder, digest):
             return None
-        # What an earlier run knew was wrong: docs/specification.md section 7 wants a fresh HEAD.
+        # What an earlier run knew was wrong: a HEAD decides then (docs/specification.md section 7).
         self._knowledge.forget(holder, digest)
         return BlobResult.PRESENT if await copy.target.has_blob(copy.blob) else None
 
@@ -390,20 +391,20 @@ class BlobTransfer:
     async def _send_in_chunks(self, copy: _Copy, body: Body) -> None:
         """Send the body by a PATCH for each chunk (docs/specification.md section 8.2).
 
-        A chunk that breaks goes again from memory or disk, from where the target says. Raises what
-        would hold the permits for too long.
+        A chunk that breaks goes again from memory or disk, from where the target says. The permits
+        are kept meanwhile, so that an error which asks for a long pause is raised instead.
         """
         upload = copy.upload
         size = copy.blob.size
         limit = copy.target.row.put_limit or size
         room = bytearray(limit if isinstance(body, Relay) else 0)  # the same for all chunks
-        held = memoryview(room)
+        chunk = memoryview(room)
 
         while upload.offset < size:
             start = upload.offset
             end = min(start + limit, size)
             if isinstance(body, Relay):
-                held = await body.read_until(end, room)
+                chunk = await body.read_until(end, room)
             while upload.offset < end:
                 try:
                     if upload.broken_session:
@@ -411,20 +412,20 @@ class BlobTransfer:
                     if not upload.session:
                         raise Disconnected("the registry has forgotten the upload")
                     if isinstance(body, Relay):
-                        await self._send_part(copy, MemoryPieces(held, upload.offset - start))
+                        await self._send_part(copy, MemoryPieces(chunk, upload.offset - start))
                     else:
                         await self._send_part(copy, body.part(upload.offset, end))
                 except SyncError as error:
-                    await self._rest_before_chunk(copy, error)
+                    await self._pause_before_chunk(copy, error)
 
     async def _send_part(self, copy: _Copy, part: Body) -> None:
-        """Send a part by PATCH, unless the target has all of it; the attempts count anew."""
+        """Send a part by PATCH, unless the target has all of it; then attempts count from 0 again."""
         if part.length and not await copy.upload.send(part, last=False):
             raise Disconnected("the registry answered before what was sent had arrived")
         copy.retries = RetryBudget(ATTEMPTS)
 
-    async def _rest_before_chunk(self, copy: _Copy, error: SyncError) -> None:
-        """Wait before a chunk goes again, or raise its error: the permits are held meanwhile."""
+    async def _pause_before_chunk(self, copy: _Copy, error: SyncError) -> None:
+        """Wait before a chunk goes again; raise `error` where it cannot, or not soon enough."""
         upload = copy.upload
         if isinstance(error, RegistryError) and error.forgot_session:
             upload.session = ""
@@ -440,7 +441,7 @@ class BlobTransfer:
     # After a failure.
 
     async def _has_arrived(self, copy: _Copy) -> bool:
-        """Ask, holding nothing in between, whether a blob whose answer was lost has arrived."""
+        """Ask, a few times, whether a blob whose answer was lost has arrived."""
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
             try:
@@ -454,8 +455,8 @@ class BlobTransfer:
         return False
 
     def _note_staging_failure(self, error: StagingFailed) -> None:
-        """Tell it once when the disk cannot be used: nothing fails for it, each target reads for
-        itself (docs/design.md section 8).
+        """Log why a blob was not staged: a warning for the first failure of the disk. No image fails
+        for it, each target reads for itself (docs/design.md section 8).
         """
         is_news = self._disk_works and not isinstance(error, NoRoom)
         if is_news:
@@ -464,8 +465,8 @@ class BlobTransfer:
         self._transport.machine.log(level, "staging", f"{error}; each target reads for itself")
 
     def _pause_before_next(self, copy: _Copy, error: SyncError) -> float:
-        """Take in why an attempt failed; return seconds to wait before the next, or raise `error`
-        when there is none.
+        """Take in why an attempt failed; return the seconds to wait before the next one. Raises
+        `error` when there is none.
         """
         upload = copy.upload
         target = copy.target
@@ -487,8 +488,10 @@ class BlobTransfer:
         return pause
 
     def _switch_style(self, copy: _Copy, error: SyncError) -> bool:
-        """Switch once to the registry's other way to upload, if the error calls for it: a body was
-        refused, or broke in all attempts but the last (docs/protocol-facts.md section 7.9).
+        """Switch to the registry's other way to upload, if the error calls for it; say whether.
+
+        It does when a body was refused, or broke in all attempts but the last
+        (docs/protocol-facts.md section 7.9). A copy switches once.
         """
         upload = copy.upload
         other = copy.target.row.fallback
@@ -519,34 +522,34 @@ class BlobTransfer:
     # Manifests.
 
     async def put_manifests(
-        self,
-        tree: Tree,
-        work: ImageClaims,
-        target: Repository,
-        reference: str,
-        arrived: Callable[[Manifest], None],
+        self, image: Image, own_children: frozenset[str], on_put: Callable[[Manifest], None]
     ) -> None:
-        """Put an image's manifests: its own children level by level, then the root (I2).
+        """Put `own_children` level by level, each before its index, and the root last (I2).
 
-        `arrived` is told of each child.
+        `on_put` is called with each child that was put.
         """
 
         async def put_child(child: Manifest) -> None:
-            await target.put_manifest(child.digest, child)
-            arrived(child)
+            await self._put_manifest(image.target, child.digest, child)
+            on_put(child)
 
-        own = work.own_children
-        waiting = {child.digest: child for child in tree.children if child.digest in own}
-        while waiting:
+        remaining = {
+            child.digest: child for child in image.tree.children if child.digest in own_children
+        }
+        while remaining:
             level = [
                 child
-                for child in waiting.values()
-                if not any(entry.digest in waiting for entry in child.children)
+                for child in remaining.values()
+                if not any(entry.digest in remaining for entry in child.children)
             ]
             await gather(partial(put_child, child) for child in level)
             for child in level:
-                del waiting[child.digest]
-        await target.put_manifest(reference, tree.root)
+                del remaining[child.digest]
+        await self._put_manifest(image.target, image.reference, image.tree.root)
+
+    async def _put_manifest(self, target: Repository, reference: str, manifest: Manifest) -> None:
+        """Put one manifest; a dry run counts it instead."""
+        await target.put_manifest(reference, manifest)
 
 
 def known_body(blob: Descriptor) -> bytes | None:
