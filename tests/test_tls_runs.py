@@ -19,7 +19,7 @@ import trustme
 from _regsync.config.model import Registry
 from _regsync.errors import ConfigError
 from _regsync.net import tls
-from _regsync.registry import dialer
+from _regsync.registry import host
 from _regsync.registry.transport import Machine, Transport
 from conformance.app import App
 from conformance.images import Seed
@@ -638,7 +638,7 @@ def test_looking_costs_six_failed_listings_at_most(
 
 
 def test_plain_http_looks_for_no_directory(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dialer, "certs_d", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr(host, "certs_d", lambda *_: pytest.fail("looked"))
     plain = scene.serve()
     scene.image.load_into(plain.app, "app", tag="v1")  # type: ignore[arg-type]
     assert scene.copy(plain).status == 0

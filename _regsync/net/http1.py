@@ -343,10 +343,6 @@ class Connection:
         """Ask whether a request that failed here may be sent over another connection (I7)."""
         return not self._has_heard and not self._outgoing.is_past_first
 
-    def unsent(self) -> int:
-        """Return how many bytes of the request the stream has not taken."""
-        return len(self._outgoing.offered) + self._outgoing.left
-
     def unread(self) -> bytes:
         """Return what has come behind the last event of h11."""
         trailing, _ = self._framing.trailing_data

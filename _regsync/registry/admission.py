@@ -45,10 +45,10 @@ class Permit:
 
 class Turn:
     """What one request holds from its admission to its end: a place in a window, a permit, and a
-    connection unless it goes over the caller's.
+    connection, unless it goes over its caller's lease.
 
-    The connection goes back to the pool before the permit does, so that the next holder can use it
-    again.
+    The connection goes back to the pool before the permit does, so that whoever gets the permit
+    next can use it.
     """
 
     def __init__(self, gate: Gate, permit: Permit, slot: Slot, *, owns_permit: bool) -> None:
@@ -110,11 +110,11 @@ class Gate:
         # By host:port.
         self.limits: dict[str, RegistryLimits] = {}
 
-        # The rank of the youngest image: questions without one queue behind what is under way, so
-        # that neither discovery nor execution waits for ever.
+        # The rank of the youngest image. Requests of discovery have no rank of their own and get
+        # this one: they wait for all images that have begun, and for none that begins later.
         self.youngest = 0.0
 
-        # What this task holds: its requests at a registry of which it holds a permit take no other.
+        # The permit that this task holds: its requests at that registry take no other.
         self.at_work: ContextVar[Permit | None] = ContextVar("at work", default=None)
 
         # Those whose needs are the same fit or do not fit together: of each heap only the first is
@@ -197,8 +197,8 @@ class Gate:
         while heads:
             waiter = heapq.heappop(heads)
 
-            # One look at the clock: who was too early by one must not be late by another, or it
-            # would wait for ever.
+            # One reading of the clock for both questions: between two of them an opening could
+            # pass unseen, and the waiter would sleep for ever.
             now = anyio.current_time()
             if self._takes(waiter.permit, waiter.needs, now):
                 queue = self._queues[waiter.needs]

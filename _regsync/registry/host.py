@@ -1,18 +1,21 @@
-"""One registry as this run knows it: its login, whether it may still be asked, its errors.
+"""One registry as this run knows it: how it is connected to, its login, its errors.
 
-Owns: the circuit breaker, first contact, how an answer becomes an error.
-May not know: when a request is sent, and what it asks for.
-Invariants: R10 and R18 (no error shows a secret, or what a terminal would obey).
-Follows: docs/design.md sections 6 and 9, docs/protocol-facts.md section 9.2.
+Owns: the files that a configuration names, each read once a run; one TLS context for all who trust
+and show the same; the circuit breaker, first contact, how an answer becomes an error.
+May not know: when a request is sent, and what it asks for; which connections there are.
+Invariants: a client certificate goes to its own registry only (I6); no error shows a secret, or
+what a terminal would obey (R10, R18); metadata services are asked without a proxy (R20).
+Follows: docs/design.md sections 6 and 9, docs/protocol-facts.md sections 8.1, 8.2 and 9.2.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Awaitable, Callable, Iterator
+import ssl
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 
 import anyio
 
@@ -22,9 +25,20 @@ from _regsync.auth.cloud import Answer, CloudLogin
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
 from _regsync.config.model import Registry
-from _regsync.errors import AuthError, ConnectFailed, RegistryError, SyncError, TimedOut, WireError
+from _regsync.errors import (
+    AuthError,
+    ConfigError,
+    ConnectFailed,
+    RegistryError,
+    SyncError,
+    TimedOut,
+    WireError,
+)
 from _regsync.net.http1 import Response, parse_retry_after
-from _regsync.net.tls import CLIENT_CERT_HINT
+from _regsync.net.pool import open_stream
+from _regsync.net.proxy import Proxy, proxy_for
+from _regsync.net.streams import Stream, Timeouts
+from _regsync.net.tls import CLIENT_CERT_HINT, certs_d, make_context
 from _regsync.providers import api_host
 from _regsync.text import one_line
 
@@ -155,3 +169,108 @@ class RegistryClient:
         if answer.status == 400 and (not body or b"HTTPS" in body):
             return self.https_hint  # as Go and nginx word it; the answer to a HEAD has no words
         return None
+
+
+class Dialer:
+    """Opens connections as the configuration of a registry wants it."""
+
+    def __init__(
+        self,
+        *,
+        environ: Mapping[str, str],
+        home: str | None,
+        read: Callable[[str], bytes | None],
+        log: Callable[..., None],
+        timeouts: Timeouts,
+    ) -> None:
+        self._environ = environ
+        self._home = home
+        self._log = log
+        self._timeouts = timeouts
+
+        self.read = cache(read)
+        self._contexts = cache(partial(make_context, environ=environ))
+        self._certs_d = cache(certs_d)
+
+    def prepare(self, registry: Registry) -> None:
+        """Read what the configuration names for a registry; ConfigError when it is unusable."""
+        if registry.scheme == "https":
+            self._context(registry)
+        host = api_host(registry.host)
+        proxy_for(registry.scheme, host, registry.port, self._environ, registry.proxy)
+
+    def renew(self, registries: Collection[Registry]) -> None:
+        """Read again what the configuration names; ConfigError when that is unusable: what was read
+        before stays.
+        """
+        self.read.cache_clear()
+        contexts = self._contexts
+        directories = self._certs_d
+        self._contexts = cache(partial(make_context, environ=self._environ))
+        self._certs_d = cache(certs_d)
+        try:
+            for registry in registries:
+                self.prepare(registry)
+        except ConfigError:
+            self._contexts = contexts
+            self._certs_d = directories
+            raise
+
+    async def dial(self, origin: Origin, known: Registry | None, *, is_foreign: bool) -> Stream:
+        """Connect to an origin; ConnectFailed when that fails.
+
+        `known` is the registry of this run that answers there, if one does. `is_foreign`: another
+        registry has sent us there, so that no client certificate is shown, not even to `known`.
+        """
+        registry: Registry | None = known if known is not None and is_foreign else origin.via
+        override = registry.proxy if registry else None
+        proxy, reason = proxy_for(
+            origin.scheme, origin.host, origin.port, self._environ, override, listed=known is None
+        )
+        # A metadata service is asked without a proxy, whatever its name is (R20).
+        if origin.scheme == "http" and known is None and not is_foreign:
+            proxy = None
+        via_proxy = f" through {proxy}" if proxy else ""
+        self._log("debug", "connect", f"connecting to {origin}{via_proxy} ({reason})")
+
+        context = None
+        if origin.scheme == "https":
+            context = self._context(registry, has_certificate=not is_foreign)
+        proxy_context = None
+        if proxy and proxy.scheme == "https":
+            proxy_context = self._context(registry, has_certificate=False)
+        try:
+            return await open_stream(
+                origin,
+                context=context,
+                timeouts=self._timeouts,
+                proxy=proxy,
+                proxy_context=proxy_context,
+            )
+        except ConnectFailed as error:
+            if proxy:
+                is_configured = registry is not None and bool(registry.proxy)
+                _name_proxy(error, proxy, reason, is_configured=is_configured)
+            raise
+
+    def _context(
+        self, registry: Registry | None, *, has_certificate: bool = True
+    ) -> ssl.SSLContext:
+        """Return what a registry's configuration trusts, with its client certificate or without."""
+        if registry is None:
+            return self._contexts()
+        files = self._certs_d(self._home, registry.authority, registry.port)
+        if not has_certificate:
+            authorities = tuple(file for file in files if file.endswith(".crt"))
+            return self._contexts(registry.ca_file, certs_d=authorities)
+        return self._contexts(registry.ca_file, registry.client_cert, registry.client_key, files)
+
+
+def _name_proxy(error: ConnectFailed, proxy: Proxy, reason: str, *, is_configured: bool) -> None:
+    """Say in an error through which proxy it came, and what named that proxy."""
+    if str(proxy) not in error.message:
+        error.message = f"through the proxy {proxy}: {error.message}"
+    if error.hint is None or "HTTPS_PROXY" in error.hint:
+        error.hint = f"this proxy is named by {reason}"
+        if not is_configured:
+            error.hint += "; NO_PROXY names hosts to reach without it"

@@ -137,9 +137,8 @@ class TokenBucket:
     """So many requests a second, and so many at once. It is kept as the time at which it is full."""
 
     def __init__(self, rate: int, burst: int) -> None:
-        self._gap = (
-            1 / rate if rate else 0.0
-        )  # seconds between two tokens; 0: there are always some
+        # Seconds between two tokens; 0: there are always some.
+        self._gap = 1 / rate if rate else 0.0
         self._depth = self._gap * (burst - 1 - _ROUNDING)
         self._full_at = -math.inf
 

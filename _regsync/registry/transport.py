@@ -41,8 +41,7 @@ from _regsync.net.pool import Lease, Pool
 from _regsync.net.streams import Stream, Timeouts
 from _regsync.providers import ROWS
 from _regsync.registry.admission import Gate, Turn
-from _regsync.registry.dialer import Dialer
-from _regsync.registry.host import RegistryClient
+from _regsync.registry.host import Dialer, RegistryClient
 from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.registry.throttle import (
     ATTEMPTS,
@@ -196,7 +195,7 @@ class Transport:
         self.pool = Pool(self._dial, machine.timeouts)
 
         # For where a registry sends us, which is to take us for a stranger (I6).
-        self.foreign_pool = Pool(partial(self._dial, abroad=True), machine.timeouts)
+        self.foreign_pool = Pool(partial(self._dial, is_foreign=True), machine.timeouts)
 
         # Files with logins are renewed in place by others: what is read from them is never kept.
         fetch = partial(self.fetch, None)
@@ -281,9 +280,10 @@ class Transport:
         elif registry.max_concurrent:
             limit.cap = min(limit.cap, cap)
 
-    async def _dial(self, origin: Origin, *, abroad: bool = False) -> Stream:
+    async def _dial(self, origin: Origin, *, is_foreign: bool = False) -> Stream:
         known = self._known.get(origin[:3])
-        return await self._dialer.dial(origin, known.registry if known else None, abroad=abroad)
+        registry = known.registry if known else None
+        return await self._dialer.dial(origin, registry, is_foreign=is_foreign)
 
     # The way of a request.
 
@@ -309,18 +309,19 @@ class Transport:
         """Do an exchange with its body. Rule 1: one real request goes to a new host, and the others
         wait for its outcome.
         """
-        if not host.has_answered or host.first_contact.locked():
-            async with host.first_contact:
-                if not host.has_answered:
-                    return await self._ask(host, call, ok, limit)
-        return await self._ask(host, call, ok, limit)
-
-    async def _ask(
-        self, host: RegistryClient, call: Call, ok: Collection[int], limit: int
-    ) -> Response:
-        async with self.exchange(host, call, ok) as response:
-            await response.read(limit)
-            return response
+        is_first = not host.has_answered or host.first_contact.locked()
+        if is_first:
+            await host.first_contact.acquire()
+        try:
+            if is_first and host.has_answered:
+                is_first = False
+                host.first_contact.release()
+            async with self.exchange(host, call, ok) as response:
+                await response.read(limit)
+                return response
+        finally:
+            if is_first:
+                host.first_contact.release()
 
     @asynccontextmanager
     async def exchange(
