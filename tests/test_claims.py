@@ -233,7 +233,7 @@ class World:
                 "rule 9: owners before those who wait, earliest first"
             )
             if place.leader is not None:
-                leader = place.leader.work
+                leader = place.leader.image
                 assert place in place.leader.followers
                 assert leader.order < place.owner.order, "rule 9: leaders before followers"
                 assert not leader.failed

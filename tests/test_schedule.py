@@ -61,8 +61,8 @@ class Stage:
                     slots=self._slots,
                     start=tasks.start_soon,
                     ask=lambda source, item: tasks.start_soon(item),  # type: ignore[arg-type]
-                    keep_list=None,
-                    ended=self._end,
+                    lists=None,
+                    on_end=self._end,
                     transport=SimpleNamespace(),  # type: ignore[arg-type]
                 )
                 for image in images:
@@ -97,8 +97,7 @@ class Stage:
         for child in image.tree.children:
             if child.digest in own_children:
                 on_put(child)
-        _, name = image.target.key
-        self.trace.append(f"{name} put")
+        self.trace.append(f"{image.reference} put")
 
 
 def image(
@@ -183,7 +182,7 @@ async def test_an_image_that_waited_for_a_failed_one_copies_what_that_owned() ->
     stage = Stage(slots=1)
     stage.broken.add(digest("broken"))
     await stage.run(image("a", ("broken", 1)), image("second", ("broken", 1), into="a"))
-    assert stage.trace == [f"a {digest('broken')}", "a put"]
+    assert stage.trace == [f"a {digest('broken')}", "second put"]
     assert stage.ended["a"].error is not None
     assert stage.ended["second"].error is None
     assert not stage.scheduler.images

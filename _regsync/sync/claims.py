@@ -1,7 +1,7 @@
 """Who copies what: the claims that promoted images hold on blobs and manifests.
 
 Owns: which image copies which blob and puts which child manifest, and who waits for whom.
-May not know: tasks, slots, how anything is copied, any clock but for how long somebody has waited.
+May not know: tasks, slots, how anything is copied; of time only for how long an image has waited.
 Invariants: a digest that promoted images lack in a repository has exactly one owner, promoted
 before all that wait for it, so that no circle of waiting can form (rule 9); the same events give
 the same steps (I10).
@@ -20,7 +20,9 @@ from _regsync.state.knowledge import Knowledge, RepositoryKey
 
 
 class ClaimKey(NamedTuple):
-    """What is claimed: a digest in a repository. One digest may be wanted as blob and as manifest."""
+    """What is claimed: a digest in a repository. An index may name the digest of a blob, so that one
+    digest is wanted as blob and as manifest.
+    """
 
     where: RepositoryKey
     digest: str
@@ -30,9 +32,9 @@ class ClaimKey(NamedTuple):
 class ImageClaims:
     """What one promoted image lacks in its repository, and what it owns of that.
 
-    `blobs` are in the order in which they are copied. `careful`: what earlier runs knew of a blob is
-    not enough, because the registry would not notice its absence (docs/design.md section 7).
-    Only `Claims` changes it.
+    `blobs` are in the order in which they are copied. `careful`: the registry would not notice that
+    a blob is absent, so that what earlier runs knew of it may not be enough (docs/design.md section
+    7). Only `Claims` changes it.
     """
 
     def __init__(
@@ -88,14 +90,16 @@ class Claim:
 
     @property
     def blob(self) -> Descriptor:
-        """Return the blob as its owner describes it: no image fails for a size that another one says."""
+        """Return the blob as its owner describes it: a wrong size in one image harms no other."""
         return self.owner.blobs[self.key.digest]
 
 
 class Leader(NamedTuple):
-    """The image that copies a blob to a host first, and the claims that will mount it from there."""
+    """The image that copies a blob to a host first, and the claims that wait to mount it from the
+    repository of that image.
+    """
 
-    work: ImageClaims
+    image: ImageClaims
     followers: list[Claim]
 
 
@@ -117,8 +121,8 @@ class Step(NamedTuple):
 class Claims:
     """The claims of all promoted images.
 
-    Every method is one synchronous decision. It returns the steps that may start now, and where it
-    says so the images whose manifests may be put now.
+    Every method is one synchronous decision. It returns the steps that may start now, or the images
+    whose manifests may be put now ("ready"), or both.
     """
 
     def __init__(self, knowledge: Knowledge, now: Callable[[], float] = float) -> None:
@@ -131,67 +135,69 @@ class Claims:
         self._first_mounts = dict[str, FirstMount]()
         self._order = count()
 
-    def promote(self, work: ImageClaims) -> list[Step]:
-        """Claim all that `work` lacks and nobody has claimed; wait for the rest."""
-        work.order = next(self._order)
+    def promote(self, image: ImageClaims) -> list[Step]:
+        """Claim all that `image` lacks and nobody has claimed; wait for the rest."""
+        image.order = next(self._order)
         lacking = [
             digest
-            for digest in work.blobs
-            if not self.knowledge.has_blob(work.where, digest, careful=work.careful)
+            for digest in image.blobs
+            if not self.knowledge.has_blob(image.where, digest, careful=image.careful)
         ]
-        work.skipped = len(work.blobs) - len(lacking)
-        work.missing = len(lacking)
+        image.skipped = len(image.blobs) - len(lacking)
+        image.missing = len(lacking)
 
         claimed = list[Claim]()
         for digest in lacking:
-            claim = self._claim_or_wait(work, digest, is_manifest=False)
+            claim = self._claim_or_wait(image, digest, is_manifest=False)
             if claim is not None:
                 claimed.append(claim)
 
-        # Claiming the manifests too has two effects (I2): an index that contains this image waits
-        # for it rather than putting it again, and a second tag of the same image is put after the
-        # first. `Tree.missing_at` has left out children that are committed.
-        manifests = [*work.children, work.root] if work.root else work.children
+        # The manifests are claimed too. So an index that contains this image waits for it, rather
+        # than putting it again, and a second tag of the same image is put after the first.
+        # `Tree.missing_at` has left out children that are committed.
+        manifests = [*image.children, image.root] if image.root else image.children
         for digest in manifests:
-            if self._claim_or_wait(work, digest, is_manifest=True) is None:
-                work.missing += 1
+            if self._claim_or_wait(image, digest, is_manifest=True) is None:
+                image.missing += 1
 
         return self._start(claimed)
 
     def is_covered(self, host: str, digest: str) -> bool:
-        """Say whether somebody copies a blob to a host already, or has: it needs no election."""
+        """Say whether some image copies a blob to a host already, or has done so."""
         return (host, digest) in self._leaders or any(self.knowledge.holders(host, digest))
 
-    def arrived(self, work: ImageClaims, digest: str) -> list[ImageClaims]:
-        """Note that what `work` owned is in its repository; return the images that are ready now."""
+    def arrived(self, image: ImageClaims, digest: str) -> list[ImageClaims]:
+        """Note that what `image` owned is in its repository; return the images that are ready now."""
         # A digest that is wanted as blob and as child arrives as blob first: children are put when
         # all blobs are there.
-        key = ClaimKey(work.where, digest, is_manifest=False)
-        if key not in work.owned:
+        key = ClaimKey(image.where, digest, is_manifest=False)
+        if key not in image.owned:
             key = key._replace(is_manifest=True)
-        claim = work.owned.pop(key)
+        claim = image.owned.pop(key)
         del self._claims[key]
 
         waiting = claim.waiters
         for waiter in claim.waiters:
             waiter.missing -= 1
         if not key.is_manifest:
-            self.knowledge.add_blob(work.where, digest)
-            work.missing -= 1
+            self.knowledge.add_blob(image.where, digest)
+            image.missing -= 1
             for waiter in claim.waiters:
                 waiter.skipped += 1
-            waiting = [work, *claim.waiters]
-        return [each for each in waiting if each.is_ready()]
+            waiting = [image, *claim.waiters]
+        return [waiter for waiter in waiting if waiter.is_ready()]
 
     def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
-        """Note how a mount ended: nobody waits for the first one any more, or for a refused one."""
+        """Note how a mount ended. Claims that waited for the first mount on the host go on; so do those
+        that wait for a leader from whose repository they may not mount any more.
+        """
         moved = list[Claim]()
         first = self._first_mounts.pop(host, None)
         if first is not None:
             moved += first.waiting
         if not mounted:
             for leader in self._leaders.values():
-                leader_host, repository = leader.work.where
+                leader_host, repository = leader.image.where
                 if leader_host == host:
                     moved += [
                         claim
@@ -201,7 +207,7 @@ class Claims:
         return self._start(moved)
 
     def stop_waiting_after(self, patience: float) -> list[Step]:
-        """Let followers upload that have waited `patience` seconds for their leader's commit."""
+        """Let followers upload when they have waited `patience` seconds for their leader's commit."""
         before = self._now() - patience
         overdue = [
             claim
@@ -213,23 +219,23 @@ class Claims:
             self._stop_waiting(claim)
         return [Step(claim.owner, claim.blob, None) for claim in overdue]
 
-    def complete(self, work: ImageClaims) -> list[Step]:
-        """Note that an image is committed: whoever waits for its blobs on that host may mount them."""
-        return self._start(self._end_leads(work))
+    def complete(self, image: ImageClaims) -> list[Step]:
+        """Note that an image is committed: claims on that host may mount its blobs now."""
+        return self._start(self._end_leads(image))
 
-    def fail(self, work: ImageClaims) -> tuple[list[Step], list[ImageClaims]]:
+    def fail(self, image: ImageClaims) -> tuple[list[Step], list[ImageClaims]]:
         """Record that an image failed: each of its claims goes to the earliest image waiting for it.
 
         Returns the steps that may start now, and the images that are ready now. Such an image
         now owns the claim of the last manifest that it waited for, and can put it.
         """
-        work.failed = True
+        image.failed = True
         blob_claims = dict[ClaimKey, Claim]()
         ready = list[ImageClaims]()
-        for claim in work.owned.values():
-            # The claims that waited for this one to try the first mount on the host.
-            for waiting in self._stop_waiting(claim):
-                blob_claims[waiting.key] = waiting
+        for claim in image.owned.values():
+            # Claims that waited for this one to try the first mount on the host.
+            for freed in self._stop_waiting(claim):
+                blob_claims[freed.key] = freed
 
             waiters = [waiter for waiter in claim.waiters if not waiter.failed]
             if not waiters:
@@ -240,22 +246,22 @@ class Claims:
                 blob_claims[claim.key] = claim
             elif claim.owner.is_ready():
                 ready.append(claim.owner)
-        work.owned.clear()
+        image.owned.clear()
 
-        # Claims that the failed image still owns had no waiters and were deleted above. They are here
-        # when they waited for another claim of the same image to try the first mount.
-        to_start = [claim for claim in blob_claims.values() if claim.owner is not work]
-        return self._start([*to_start, *self._end_leads(work)]), ready
+        # A claim that nobody inherited may be among these: it waited for another claim of the failed
+        # image to try the first mount on the host.
+        to_start = [claim for claim in blob_claims.values() if claim.owner is not image]
+        return self._start([*to_start, *self._end_leads(image)]), ready
 
-    def _claim_or_wait(self, work: ImageClaims, digest: str, *, is_manifest: bool) -> Claim | None:
-        """Return the claim that `work` now owns; None when it waits for another image's."""
-        key = ClaimKey(work.where, digest, is_manifest)
+    def _claim_or_wait(self, image: ImageClaims, digest: str, *, is_manifest: bool) -> Claim | None:
+        """Return the claim that `image` now owns; None when it waits for another image's."""
+        key = ClaimKey(image.where, digest, is_manifest)
         if key in self._claims:
-            self._claims[key].waiters.append(work)
+            self._claims[key].waiters.append(image)
             return None
-        claim = Claim(key, work)
+        claim = Claim(key, image)
         self._claims[key] = claim
-        work.owned[key] = claim
+        image.owned[key] = claim
         return claim
 
     @staticmethod
@@ -265,18 +271,18 @@ class Claims:
         if claim.key.is_manifest:
             claim.owner.missing -= 1  # it puts this child itself, so it waits for it no more
 
-    def _end_leads(self, work: ImageClaims) -> list[Claim]:
+    def _end_leads(self, image: ImageClaims) -> list[Claim]:
         """Let an image lead no more; return the claims that need not wait any longer."""
-        host, _ = work.where
+        host, _ = image.where
         moved = list[Claim]()
-        for digest in work.blobs:
+        for digest in image.blobs:
             leader = self._leaders.get((host, digest))
             if leader is None:
                 continue
             # A commit lets the followers of other leaders mount too.
-            if leader.work is work or not work.failed:
+            if leader.image is image or not image.failed:
                 moved += leader.followers
-            if leader.work is work:
+            if leader.image is image:
                 del self._leaders[host, digest]
         return moved
 
@@ -322,9 +328,9 @@ class Claims:
         """Say whether a blob waits until an earlier image has committed it elsewhere on the host."""
         by_blob = (claim.host, claim.key.digest)
         leader = self._leaders.setdefault(by_blob, Leader(claim.owner, []))
-        _, repository = leader.work.where
+        _, repository = leader.image.where
         # The leader was promoted first, else there could be a circle (rule 9).
-        is_earlier = leader.work.order < claim.owner.order
+        is_earlier = leader.image.order < claim.owner.order
         if not is_earlier or not self.knowledge.may_mount(claim.key.where, repository):
             return False
         leader.followers.append(claim)

@@ -48,11 +48,11 @@ class Election:
                 # The second image makes the blob a shared one for the first image too.
                 self._change_gain(images[0], +1)
             if len(images) >= 2:
-                self._change_gain(number, +1)
-        self._change_gain(number, 0)
+                self._gains[number] += 1
+        heapq.heappush(self._heap, (-self._gains[number], number))
 
     def take(self) -> int:
-        """Return the number of the elected image; its blobs count for no other image any more."""
+        """Return the number of the elected image. The others gain nothing from its blobs any more."""
         number = self._pop_highest()
         for blob in self._blobs.pop(number):
             for other in self._wanted_by.pop(blob, ()):
@@ -96,8 +96,9 @@ class Pending:
         return self._candidate_bytes > _MAX_PENDING_BYTES
 
     def add(self, image: Image, blobs: Iterable[tuple[str, str]]) -> None:
-        """Let an image stand for election; `blobs` are those of its host that nobody copies yet. An
-        image that stood before keeps its number, and so its place among equals.
+        """Let an image stand for election; `blobs` are those that nobody copies to its host yet.
+
+        An image that stood before keeps its number, and so its place among equals.
         """
         if image.number < 0:
             image.number = next(self._numbers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from _regsync.errors import ContentError, RegsyncError
@@ -56,9 +57,8 @@ class Tree(NamedTuple):
 
     @property
     def is_image(self) -> bool:
-        """Say whether every config is an image's.
-
-        Registries look into those and notice an absent blob (docs/design.md section 7).
+        """Say whether every config is an image's: of such a manifest registries notice that a blob is
+        absent (docs/design.md section 7).
         """
         return all(
             manifest.config.media_type in IMAGE_CONFIGS if manifest.config else not manifest.layers
@@ -66,7 +66,7 @@ class Tree(NamedTuple):
         )
 
     def with_ancestors(self, lost: frozenset[str]) -> frozenset[str]:
-        """Return `lost` and every manifest that names some of it: all that is to be copied again."""
+        """Return `lost` and every manifest that names some of it, at any depth."""
         digests = set(lost)
         for manifest in (*self.children, self.root):
             if any(descriptor.digest in digests for descriptor in manifest.dependencies):
@@ -111,7 +111,7 @@ class Tree(NamedTuple):
 
 
 def build_tree(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
-    """Order an image's manifests so that each stands behind its own children (I2).
+    """Order an image's manifests so that each comes after its own children (I2).
 
     Raises ContentError when indexes are nested too deep.
     """
@@ -138,60 +138,52 @@ def order_blobs(
     return {blob.digest: blob for blob in ordered}
 
 
+@dataclass(eq=False)
 class ImageCopy:
     """One image and its artifacts being copied to one target, and what is reported of it."""
 
-    def __init__(
-        self,
-        source: Repository,
-        target: Repository,
-        source_name: str,
-        reference: str,
-        digest: str,
-        source_digest: str,
-        began: float,
-        there: bool,
-        error: RegsyncError | None,
-    ) -> None:
-        self.source = source
-        self.target = target
-        self.source_name = source_name
-        self.reference = reference
-        self.digest = digest
-        self.source_digest = source_digest
-        self.began = began
-        # The target held the image; only artifacts may be missing.
-        self.already_at_target = there
-        # Whether other targets get the same image.
-        self.has_several_targets = False
+    source: Repository
+    target: Repository
+    source_name: str
+    # The tag or digest under which the target is to have it.
+    reference: str
+    # What the target is to hold; the source's own digest differs where platforms are filtered.
+    digest: str
+    source_digest: str
+    # On the clock of the event loop.
+    began: float
+    # The target held the image; only artifacts may be missing.
+    already_at_target: bool
+    # The first failure of the image or of any of its artifacts.
+    error: RegsyncError | None = None
+    # Whether other targets get the same image.
+    has_several_targets: bool = False
 
-        # The look at its artifacts: the key in the state; what the state said; what it will say.
-        self.check_key = b""
-        self.last_check: tuple[int, int, int, bytes] = (0, 0, 0, b"")
-        self.flags = 0
-        self.listing_hash = bytes(8)
-        # Artifacts by subject, which a target without the referrers API is to list.
-        self.listing = dict[str, list[Descriptor]]()
+    # The look at its artifacts: the key in the state; what the state said; what it will say.
+    check_key: bytes = b""
+    last_check: tuple[int, int, int, bytes] = (0, 0, 0, b"")
+    flags: int = 0
+    listing_hash: bytes = bytes(8)
+    # Artifacts by subject, which a target without the referrers API is to list.
+    listing: dict[str, list[Descriptor]] = field(default_factory=dict)
 
-        # Images, the artifacts among them, that have not ended. At 0 the copy has ended.
-        self.unfinished_images = 1
-        # The first failure of any of them.
-        self.error = error
-        # What the target held under a tag that it did not let us move.
-        self.immutable_digest: str | None = None
+    # Images, the artifacts among them, that have not ended. At 0 the copy has ended.
+    unfinished_images: int = 1
+    # What the target held under a tag that it did not let us move.
+    immutable_digest: str | None = None
 
-        # Blobs of all of them.
-        self.blobs_uploaded = list[Descriptor]()
-        self.blobs_mounted = 0
-        self.blobs_present = 0
+    # Blobs of all of them.
+    blobs_uploaded: list[Descriptor] = field(default_factory=list)
+    blobs_mounted: int = 0
+    blobs_present: int = 0
 
-        # Artifacts.
-        self.artifacts_copied = set[str]()
-        self.artifacts_skipped = 0
-        self.artifacts_failed = 0
-        self.artifacts_stripped = 0
-        # What a dry run says of them.
-        self.planned = list[str]()
+    # Artifacts.
+    artifacts_copied: set[str] = field(default_factory=set)
+    artifacts_skipped: int = 0
+    artifacts_failed: int = 0
+    artifacts_stripped: int = 0
+    # What a dry run says of them.
+    planned: list[str] = field(default_factory=list)
 
     def record_blob(self, blob: Descriptor, result: BlobResult) -> None:
         """Note how a blob came to the target."""
@@ -223,43 +215,40 @@ class ImageCopy:
         self.blobs_present += image.blobs_present
         if not image.is_kept_by_immutable_tag:
             self.error = self.error or image.error
-            self.artifacts_failed += sum(1 for each in lost if each.artifact)
+            self.artifacts_failed += sum(1 for dependent in lost if dependent.artifact)
 
 
+@dataclass(eq=False)
 class Image:
-    """One image, or one artifact, to be copied to a repository under one reference.
+    """One image, or one artifact, to be copied to a repository under one reference."""
 
-    `then` are the artifacts that refer to it and follow it. `artifact` is what a dry run calls it,
-    empty for an image proper. `snapshot` is the key under which the state keeps what the tag named.
-    """
+    copy: ImageCopy
+    tree: Tree
+    reference: str
+    # The key under which the state keeps what the tag named; empty where it is no tag.
+    snapshot_name: bytes
+    # Artifacts that refer to this image, and are copied after it.
+    dependents: list[Image]
+    # What a dry run calls the artifact; empty for an image proper.
+    artifact: str = ""
 
     # Its place among the pending images, once it has one.
-    number = -1
-    # A refused manifest was made good once, which is not tried a second time (I5, "Healing").
-    has_been_healed = False
-    # The tag may not be moved, which is no failure.
-    is_kept_by_immutable_tag = False
+    number: int = -1
+    # A refused manifest was put again, after what it names was checked. That is done once (I5).
+    has_been_healed: bool = False
+    # The target does not let the tag move. That is no failure.
+    is_kept_by_immutable_tag: bool = False
     # Blobs that this image did not have to copy, because they were there or others copied them.
-    blobs_present = 0
+    blobs_present: int = 0
     error: RegsyncError | None = None
 
-    def __init__(
-        self,
-        delivery: ImageCopy,
-        tree: Tree,
-        reference: str,
-        snapshot: bytes,
-        then: list[Image],
-        artifact: str = "",
-    ) -> None:
-        self.copy = delivery
-        self.source = delivery.source
-        self.target = delivery.target
-        self.tree = tree
-        self.reference = reference
-        self.snapshot = snapshot
-        self.dependents = then
-        self.artifact = artifact
+    @property
+    def source(self) -> Repository:
+        return self.copy.source
+
+    @property
+    def target(self) -> Repository:
+        return self.copy.target
 
     def with_dependents(self) -> Iterator[Image]:
         """Give this image and all that follows it, at any depth."""

@@ -120,8 +120,8 @@ class Run:
             slots=config.max_concurrent_transfers,
             start=self._start,
             ask=self._ask,
-            ended=self._end_copy,
-            keep_list=None if is_dry_run else self._referrers.lists.keep,
+            on_end=self._end_copy,
+            lists=None if is_dry_run else self._referrers.lists,
         )
 
         # By source: the questions that wait, and how many workers ask them.
@@ -513,7 +513,9 @@ class Run:
                 continue
             if lookup is None or lookup.tree is None or tag is None or tag.digest == lookup.digest:
                 copy.artifacts_skipped += 1
-                self.scheduler.delivered.setdefault((copy.target.key, artifact.reference), False)
+                self.scheduler.artifacts_at_target.setdefault(
+                    (copy.target.key, artifact.reference), False
+                )
                 continue
 
             # What an entry of a list names is put by digest, which has no snapshot.
@@ -571,7 +573,7 @@ def _copies_of(
             lookup.digest,
             lookup.source_digest,
             began,
-            there=tag.digest == lookup.digest,
+            already_at_target=tag.digest == lookup.digest,
             error=tag.error,
         )
         for tag in lookup.targets

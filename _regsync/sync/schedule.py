@@ -1,11 +1,13 @@
 """Copy what discovery found: one coroutine for each promoted image, from its claims to its end.
 
-Owns: the promotions, the image slots, the healing of a state that was wrong.
+Owns: when an image is promoted and has a slot; what is done where a target has lost what an earlier
+run knew to be there.
 May not know: tags, mappings, how anything is asked or moved, which image is next (`election`), who
 copies which blob (`claims`).
-Invariants: I1 and I2 (a manifest is put when all that it names is there), I5 "Healing", I8 (an
-image that waits for others holds no slot), I9, I10; images are promoted one after another, and an
-image waits only for images promoted before it.
+Invariants: a manifest is put when all that it names is there (I1, I2); a wrong state costs requests
+and fails no image (I5, "Healing"); an image that waits for others holds no slot (I8); nothing is
+left claimed by an image that has ended (I9); images are promoted one after another, so that the
+same images give the same claims (I10), and an image waits only for images promoted before it.
 Follows: docs/specification.md section 1.1 "Pipeline" and section 1.6; docs/design.md sections 6, 7
 and 9.
 """
@@ -29,6 +31,7 @@ from _regsync.sync.claims import Claims, ImageClaims, Step
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.election import Pending
 from _regsync.sync.image import BlobResult, Image, ImageCopy, NotAtHand, order_blobs
+from _regsync.sync.referrer_lists import ReferrerLists
 from _regsync.sync.staging import SMALL_BLOB
 from _regsync.sync.transfer import BlobTransfer, Keep
 
@@ -53,8 +56,8 @@ class Phase(enum.Enum):
     --------  --------------------------------------------------------------  ---------
               it is promoted                                                  WAITING
     WAITING   it may copy a blob, or all is there and it may put manifests    QUEUED
-    QUEUED    a slot is free, and it is the oldest image that wants one       AT_WORK
-    AT_WORK   its running steps have ended, and the rest is up to others      WAITING
+    QUEUED    a slot is free, and no older image wants one                    AT_WORK
+    AT_WORK   its steps have ended, and others copy the rest                  WAITING
     AT_WORK   it is committed, has failed, or has to start again              (gone)
     WAITING   the run ends, and nothing that it waits for will come           ABANDONED
     QUEUED    the run ends, and it has not copied anything yet                ABANDONED
@@ -69,9 +72,9 @@ class Phase(enum.Enum):
 class _Promoted:
     """One promoted image: its phase, the steps that it has been given, how many of them run."""
 
-    def __init__(self, image: Image, work: ImageClaims) -> None:
+    def __init__(self, image: Image, claims: ImageClaims) -> None:
         self.image = image
-        self.work = work
+        self.claims = claims
         self.phase = Phase.WAITING
         self.has_begun = False
         self.steps = deque[Step]()
@@ -83,8 +86,9 @@ class _Promoted:
         self._changed.set()
 
     async def next_step(self) -> Step | None:
-        """Wait for the next blob to copy; None when no further one comes: all is in the repository,
-        a step has failed, or the run ends.
+        """Wait for the next blob to copy.
+
+        None when no further one comes: all is in the repository, a step has failed, or the run ends.
         """
         while not self._is_over():
             may_start = self.phase is Phase.AT_WORK and self.running < _MAX_BLOB_TASKS
@@ -98,64 +102,64 @@ class _Promoted:
     def _is_over(self) -> bool:
         if self.image.error is not None or self.phase is Phase.ABANDONED:
             return True
-        return self.phase is Phase.AT_WORK and self.work.is_ready()
+        return self.phase is Phase.AT_WORK and self.claims.is_ready()
 
     def is_idle(self) -> bool:
         """Say whether the image can do nothing until another one has done something."""
         if self.running or self.steps:
             return False
-        return self.image.error is None and not self.work.is_ready()
+        return self.image.error is None and not self.claims.is_ready()
 
 
 class Scheduler:
     """Images on their way, at most `slots` of them at work.
 
-    `start` starts a task. `ask` queues a question for a source. `keep_list` is
-    `referrers.Referrers.keep` where lists are kept. `ended` is told of each copy.
+    `start` starts a task. `ask` queues a question for a source. `lists` are those of targets without
+    the referrers API, None where nothing is written. `on_end` is called with each copy.
     """
 
     def __init__(
         self,
-        mover: BlobTransfer,
+        transfer: BlobTransfer,
         knowledge: Knowledge,
         discovery: Discovery,
         *,
         slots: int,
         start: Callable[..., None],
         ask: Callable[[str, Callable[[], Awaitable[None]]], None],
-        keep_list: Callable[..., Awaitable[set[str]]] | None,
-        ended: Callable[[ImageCopy], None],
+        lists: ReferrerLists | None,
+        on_end: Callable[[ImageCopy], None],
         transport: Transport,
     ) -> None:
-        self._mover = mover
+        self._transfer = transfer
         self._knowledge = knowledge
         self._discovery = discovery
         self._start_task = start
         self._ask = ask
-        self._ended = ended
-        self._keep_list = keep_list
+        self._on_end = on_end
+        self._lists = lists
 
-        # Images that wait for their promotion, and what discovery waits for while they are many.
+        # Images that wait for their promotion. Discovery waits for `_has_room` while they are many.
         self.pending = Pending()
-        self._room = anyio.Event()
+        self._has_room = anyio.Event()
 
-        # Promoted images, oldest first; those that want a slot, by their order.
+        # Promoted images, oldest first. `_queue` is a heap of those that want a slot, by their order.
         self._claims = Claims(knowledge, anyio.current_time)
         self._promoted = dict[ImageClaims, _Promoted]()
         self._queue = list[tuple[int, _Promoted]]()
         self._slots = slots
         self._slots_in_use = 0
 
-        # No further image is promoted, and until when what has begun may go on.
+        # While draining no further image is promoted. What has begun may go on until `drain_ends`.
         self.draining = False
         self.drain_ends: float | None = None
 
         # How often each blob is named by all images that were discovered: their order follows it.
         self.references = Counter[str]()
-        # Artifacts that are there, by repository and digest or tag: whether this run copied them.
-        self.delivered = dict[tuple[RepositoryKey, str], bool]()
-        # Target hosts, and blobs that are on disk or about to be.
-        self._hosts = set[str]()
+        # Artifacts that are at a target, by repository and reference: whether this run copied them.
+        self.artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
+        self._target_hosts = set[str]()
+        # Digests of blobs that are on disk or about to be.
         self._staged = set[str]()
 
         # For a display: images known and done, bytes expected, and where to ask for the rest.
@@ -169,7 +173,7 @@ class Scheduler:
     @property
     def images(self) -> dict[ImageClaims, Image]:
         """Return the images that were promoted and have not ended, oldest first."""
-        return {work: promoted.image for work, promoted in self._promoted.items()}
+        return {claims: promoted.image for claims, promoted in self._promoted.items()}
 
     def under_way(self) -> list[str]:
         """Return the source references of the images at work."""
@@ -182,28 +186,28 @@ class Scheduler:
     async def wait_for_room(self) -> None:
         """Let discovery rest while too much waits for its promotion."""
         while self.pending.is_full() and not self.draining:
-            if self._room.is_set():
-                self._room = anyio.Event()
-            await self._room.wait()
+            if self._has_room.is_set():
+                self._has_room = anyio.Event()
+            await self._has_room.wait()
 
     def add_image(self, image: Image) -> None:
-        """Let an image wait for its promotion; the caller calls `advance` after the last one."""
+        """Let an image wait for its promotion. The caller calls `advance` after the last one."""
         host = image.target.host.key
-        self._hosts.add(host)
+        self._target_hosts.add(host)
         digests = {
             blob.digest
             for manifest in (image.tree.root, *image.tree.children)
             for blob in manifest.blobs
         }
-        # Blobs that no other image has, or will have, copied to this host. What most images share is
-        # promoted first.
+        # What most images share is promoted first. Blobs that an image has copied to this host, or is
+        # about to copy, do not count.
         uncovered = [
             (host, digest) for digest in digests if not self._claims.is_covered(host, digest)
         ]
         self.pending.add(image, uncovered)
 
     def add_artifacts(self, images: Sequence[Image]) -> None:
-        """Let artifacts wait for their promotion: their subject is at the target. The caller calls
+        """Let artifacts wait for their promotion; their subject is at the target. The caller calls
         `advance` afterwards.
         """
         self.pending.add_artifacts(images)
@@ -216,15 +220,15 @@ class Scheduler:
 
     def hurry(self) -> None:
         """Let images upload what they have waited to mount for too long."""
-        self._hand_out(self._claims.stop_waiting_after(_MOUNT_PATIENCE))
+        self._give_steps(self._claims.stop_waiting_after(_MOUNT_PATIENCE))
         self.advance()
 
     def drain(self) -> None:
-        """Begin no further image. What has begun may end, whatever the slots, so that no manifest
-        waits for a blob.
+        """Begin no further image. What has begun may end, without regard to slots: else an image could
+        wait for a slot with all its blobs copied.
         """
         self.draining = True
-        self._room.set()
+        self._has_room.set()
         self.advance()
 
     # When images begin and go on.
@@ -241,13 +245,14 @@ class Scheduler:
                 break
 
         if self._slots_in_use == 0:
-            # A run that is not draining does not come here while rule 9 holds. If it does, these
-            # images must neither be lost silently nor keep the run from ending.
+            # Images that wait when nothing is at work wait for what will not come. That happens in a
+            # drain only, as long as an image waits for older ones alone (rule 9). If it happens all
+            # the same, the run has to end, and to name these images.
             for promoted in self._promoted.values():
                 self._abandon(promoted)
 
     def _give_slot(self, promoted: _Promoted) -> None:
-        if self.draining and not promoted.has_begun and not promoted.work.is_ready():
+        if self.draining and not promoted.has_begun and not promoted.claims.is_ready():
             self._abandon(promoted)
             return
         self._slots_in_use += 1
@@ -256,7 +261,7 @@ class Scheduler:
         promoted.wake()
 
     def _abandon(self, promoted: _Promoted) -> None:
-        """Leave an image undone; what it has claimed is not passed on, for the run ends."""
+        """Leave an image undone. Nobody gets what it has claimed, for the run ends."""
         promoted.phase = Phase.ABANDONED
         promoted.wake()
 
@@ -268,19 +273,20 @@ class Scheduler:
     def _promote_next(self) -> None:
         image = self.pending.take()
         if not self.pending.is_full():
-            self._room.set()
+            self._has_room.set()
         self._promote(image)
 
     def _promote(self, image: Image) -> None:
-        """Claim what an image lacks, in one step, so that the order of claims is that of promotions
-        (rule 9), and start its coroutine.
+        """Claim what an image lacks, and start its coroutine.
+
+        The claims are made in one step, so that an owner is older than all who wait for it (rule 9).
         """
         where = image.target.key
         try:
             blobs, children = image.tree.missing_at(
                 lambda digest: self._knowledge.is_committed(where, digest)
             )
-        except NotAtHand:  # what was known of the target has been forgotten since
+        except NotAtHand:  # the target seemed to hold a child when the image was looked up
             self._start_again(image)
             return
         except SyncError as error:
@@ -289,61 +295,71 @@ class Scheduler:
             self._end_failed(image)
             return
 
-        work = ImageClaims(
+        claims = ImageClaims(
             where,
             order_blobs(blobs, self.references),
             tuple(child.digest for child in children),
             image.tree.root.digest,
             careful=not image.tree.is_image,
         )
-        promoted = _Promoted(image, work)
-        self._promoted[work] = promoted
-        steps = self._claims.promote(work)
-        self._hand_out(steps, [work] if work.is_ready() else [])
+        promoted = _Promoted(image, claims)
+        self._promoted[claims] = promoted
+        self._give_steps(self._claims.promote(claims))
+        if claims.is_ready():
+            self._want_slot(promoted)
         self._start_task(self._copy_image, promoted)
 
-    def _hand_out(self, steps: Iterable[Step], ready: Iterable[ImageClaims] = ()) -> None:
-        """Give images their next steps, or tell them that all is there; `advance` follows."""
-        called = dict.fromkeys(ready)
+    def _give_steps(self, steps: Iterable[Step]) -> None:
+        """Give images what they may copy next; `advance` follows."""
         for step in steps:
-            self._promoted[step.claims].steps.append(step)
-            called[step.claims] = None
-        for work in called:
-            promoted = self._promoted[work]
-            if promoted.phase is Phase.WAITING:
-                promoted.phase = Phase.QUEUED
-                heapq.heappush(self._queue, (work.order, promoted))
-            promoted.wake()
+            promoted = self._promoted[step.claims]
+            promoted.steps.append(step)
+            self._want_slot(promoted)
+
+    def _wake_ready(self, ready: Iterable[ImageClaims]) -> None:
+        """Let images put their manifests; `advance` follows."""
+        for claims in ready:
+            self._want_slot(self._promoted[claims])
+
+    def _want_slot(self, promoted: _Promoted) -> None:
+        """Queue an image that has something to do, unless it is queued or at work."""
+        if promoted.phase is Phase.WAITING:
+            promoted.phase = Phase.QUEUED
+            heapq.heappush(self._queue, (promoted.claims.order, promoted))
+        promoted.wake()
 
     # How an image is copied.
 
     async def _copy_image(self, promoted: _Promoted) -> None:
-        """Copy one promoted image: its blobs, its children, its root; its artifacts follow it.
+        """Copy one promoted image: its blobs, its children, its root. Its artifacts follow it.
 
-        A failure is recorded in the image, and what the image owned goes to others.
+        A failure is recorded in the image, and its claims go to the images that wait for them.
         """
         image = promoted.image
-        work = promoted.work
+        claims = promoted.claims
 
-        # Blobs that are ours to copy, at once or because another image has failed, has committed
-        # them elsewhere, or has taken too long. The others are copied by their owners.
+        # The blobs that this image owns. Some come late: another image owned them and has failed, or
+        # copied them elsewhere on the host, so that they can be mounted now. Blobs that others own
+        # are copied by them.
         async with anyio.create_task_group() as blobs:
             while step := await promoted.next_step():
                 blobs.start_soon(self._copy_blob, promoted, step)
         if promoted.phase is Phase.ABANDONED:
             return
 
-        is_committed = image.error is None and await self._put_manifests(image, work)
+        is_committed = image.error is None and await self._put_manifests(image, claims)
 
-        # Whoever waits for this image goes on: to mount what is committed now, else to copy it.
+        # Images that wait for this one go on: they mount what is committed now, else they copy it.
         if is_committed:
-            self._hand_out(self._claims.complete(work))
+            self._give_steps(self._claims.complete(claims))
         else:
-            self._hand_out(*self._claims.fail(work))
-        del self._promoted[work]
+            steps, ready = self._claims.fail(claims)
+            self._give_steps(steps)
+            self._wake_ready(ready)
+        del self._promoted[claims]
         self._slots_in_use -= 1
 
-        image.blobs_present = work.skipped
+        image.blobs_present = claims.skipped
         if is_committed:
             self._end_copied(image)
             self.add_artifacts(image.dependents)
@@ -354,8 +370,8 @@ class Scheduler:
         self.advance()
 
     async def _copy_blob(self, promoted: _Promoted, step: Step) -> None:
-        """Copy one blob, by mount or upload. Its failure is the image's; the other blobs of the
-        image that are on their way go on.
+        """Copy one blob, by mount or upload. If that fails, the image fails; its other blobs that are
+        under way go on.
         """
         image = promoted.image
         blob = step.blob
@@ -368,22 +384,23 @@ class Scheduler:
 
         result = None
         try:
-            result = await self._mover.copy(step, image.source, image.target, keep)
+            result = await self._transfer.copy(step, image.source, image.target, keep)
         except SyncError as error:
             image.error = image.error or error
         else:
             image.copy.record_blob(blob, result)
             if result is not BlobResult.UPLOADED:
                 self.bytes_expected -= bytes_to_read
-            self._hand_out((), self._claims.arrived(step.claims, blob.digest))
+            self._wake_ready(self._claims.arrived(step.claims, blob.digest))
 
         if step.mount_from is not None:
             host = image.target.host.key
-            self._hand_out(self._claims.mount_ended(host, mounted=result is BlobResult.MOUNTED))
+            is_mounted = result is BlobResult.MOUNTED
+            self._give_steps(self._claims.mount_ended(host, mounted=is_mounted))
         self._end_step(promoted)
 
     def _end_step(self, promoted: _Promoted) -> None:
-        """Note that a step has ended; an image that waits for others now gives its slot back (I8)."""
+        """Note that a step has ended. An image that now waits for others gives its slot back (I8)."""
         promoted.running -= 1
         if promoted.is_idle():
             promoted.phase = Phase.WAITING
@@ -392,7 +409,7 @@ class Scheduler:
         self.advance()
 
     def _with_mount_source(self, step: Step) -> Step:
-        """Mount what was to be uploaded, when another repository has committed it since."""
+        """Turn an upload into a mount when another repository has committed the blob since."""
         host, _ = step.claims.where
         if step.mount_from is not None or not self._knowledge.mounts(host):
             return step
@@ -400,17 +417,19 @@ class Scheduler:
         return step._replace(mount_from=source)
 
     def _where_to_keep(self, image: Image, blob: Descriptor) -> Keep:
-        """Say where a blob is kept for others that need it: on disk for other targets, in memory
-        when it is small and cannot be mounted (rule 13).
+        """Say where a blob is kept: on disk when other targets need it; in memory when other images
+        need it, it is small, and they cannot all mount it (rule 13).
         """
         if image.copy.has_several_targets:
             return "disk"
         never_mounts = self._knowledge.mounts(image.target.host.key) is False
-        is_shared = self.references[blob.digest] > 1 and (never_mounts or len(self._hosts) > 1)
-        return "memory" if is_shared and blob.size <= SMALL_BLOB else None
+        is_copied_again = never_mounts or len(self._target_hosts) > 1
+        if self.references[blob.digest] > 1 and is_copied_again and blob.size <= SMALL_BLOB:
+            return "memory"
+        return None
 
     def _bytes_to_read(self, step: Step, keep: Keep) -> int:
-        """Return how much a step will read from the source, as far as one can say now."""
+        """Return how many bytes a step will probably read from the source."""
         if step.mount_from is not None:
             return 0
         is_staged = keep == "disk" and step.blob.digest in self._staged
@@ -418,21 +437,20 @@ class Scheduler:
 
     # How its manifests are put.
 
-    async def _put_manifests(self, image: Image, work: ImageClaims) -> bool:
-        """Put the children that this image has claimed, then its root; return whether the root is
+    async def _put_manifests(self, image: Image, claims: ImageClaims) -> bool:
+        """Put the children that this image has claimed, then its root. Return whether the root is
         in the repository now.
 
-        The order keeps I1 (a manifest is put after all that it names) and I2 (children before their
-        index). False has one of two meanings. With `image.error` the image has failed. Without an
-        error the target lacks a blob or child that was recorded as present: the record is
-        forgotten, and the image has to start again (docs/design.md section 7, "Healing").
+        False has one of two meanings. With `image.error` the image has failed. Without an error the
+        target lacks a blob or child that was recorded as present: the record is forgotten, and the
+        image has to start again (docs/design.md section 7, "Healing").
         """
         root = image.tree.root
-        # Two tags of one subject share its artifacts: each is put with the first tag only.
-        is_put_already = (work.where, image.reference) in self.delivered
+        # Two tags of one image share its artifacts, which are put once.
+        is_put_already = (claims.where, image.reference) in self.artifacts_at_target
         try:
             if not is_put_already:
-                refusal = await self._try_to_put(image, work)
+                refusal = await self._try_to_put(image, claims)
                 if refusal is not None:
                     await self._forget_lost(image, refusal)
                     return False
@@ -440,23 +458,23 @@ class Scheduler:
             image.error = error
             return False
 
-        self._record_put(work, root)
-        if image.snapshot:
+        self._record_put(claims, root)
+        if image.snapshot_name:
             source_key = key_of(image.tree.source_digest)
-            self._knowledge.record_snapshot(image.snapshot, source_key, key_of(root.digest))
+            self._knowledge.record_snapshot(image.snapshot_name, source_key, key_of(root.digest))
         return True
 
-    async def _try_to_put(self, image: Image, work: ImageClaims) -> RegistryError | None:
-        """Put the manifests; return the refusal that may mean that the target has lost something.
+    async def _try_to_put(self, image: Image, claims: ImageClaims) -> RegistryError | None:
+        """Put the manifests. Return the refusal that may mean that the target has lost something.
 
-        A target that denies what this run has copied there may be late to see it, and is asked
-        again after a while. Raises SyncError for any other failure.
+        A target that denies what this run has copied there may be late to see it: the manifests are
+        put again after a while. Raises SyncError for any other failure.
         """
         pauses = iter(_ABSENT_PAUSES)
-        on_put = partial(self._record_put, work)
+        on_put = partial(self._record_put, claims)
         while True:
             try:
-                await self._mover.put_manifests(image, work.own_children, on_put)
+                await self._transfer.put_manifests(image, claims.own_children, on_put)
                 return None
             except RegistryError as error:
                 if is_immutable(error) and await self._has_immutable_tag(image, error):
@@ -469,16 +487,16 @@ class Scheduler:
                     return error
             await anyio.sleep(pause)
 
-    def _record_put(self, work: ImageClaims, manifest: Manifest) -> None:
+    def _record_put(self, claims: ImageClaims, manifest: Manifest) -> None:
         """Note that a manifest is in its repository; images that wait for it may go on."""
-        self.commit(work.where, manifest)
-        if manifest.digest in work.own_children:
-            self._hand_out((), self._claims.arrived(work, manifest.digest))
+        self.commit(claims.where, manifest)
+        if manifest.digest in claims.own_children:
+            self._wake_ready(self._claims.arrived(claims, manifest.digest))
             self.advance()
 
     def _unconfirmed(self, image: Image, refusal: RegistryError) -> frozenset[str]:
-        """Return what a refused image names and no answer of this run has confirmed: only what the
-        refusal names, where it names some of it.
+        """Return the digests in a refused image that no answer of this run has confirmed at the target.
+        Where the refusal names some of these, only those.
         """
         where = image.target.key
         unconfirmed = frozenset(
@@ -489,8 +507,9 @@ class Scheduler:
         return unconfirmed & refusal.digests or unconfirmed
 
     async def _forget_lost(self, image: Image, refusal: RegistryError) -> None:
-        """Forget what the target has lost, and every manifest that names it. Raises the refusal
-        when nothing of the image is lost.
+        """Forget what the target may have lost, and every manifest that names it.
+
+        Raises the refusal when nothing is lost.
         """
         lost = self._unconfirmed(image, refusal)
         if not lost and _denies_existence(refusal):
@@ -505,21 +524,22 @@ class Scheduler:
 
     async def _has_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
         """Say whether a tag that may not be moved names the image already (docs/design.md section
-        9). When it names another one, nothing has failed at ecr kinds.
+        9). When it names another one, that is no failure at ecr kinds.
         """
-        held = await image.target.head_manifest(image.reference)
-        is_ours = held == image.tree.root.digest
+        digest_at_target = await image.target.head_manifest(image.reference)
+        is_ours = digest_at_target == image.tree.root.digest
         is_ecr = image.target.host.registry.kind.startswith("ecr")
-        image.is_kept_by_immutable_tag = is_ours or (held is not None and is_ecr)
+        is_skipped_at_ecr = is_ecr and digest_at_target is not None
+        image.is_kept_by_immutable_tag = is_ours or is_skipped_at_ecr
 
         # An attempt whose answer was lost may have put it: then this run has copied it.
         is_put_by_us = is_ours and refusal.retries > 0
         if image.is_kept_by_immutable_tag and not is_put_by_us:
             self._discovery.say("debug", "tag_immutable_exists", str(refusal))
             if not image.artifact:
-                image.copy.immutable_digest = held
+                image.copy.immutable_digest = digest_at_target
             elif is_ours:
-                self.delivered.setdefault((image.target.key, image.reference), False)
+                self.artifacts_at_target.setdefault((image.target.key, image.reference), False)
         return is_ours
 
     def _start_again(self, image: Image) -> None:
@@ -539,54 +559,57 @@ class Scheduler:
     # How it ends.
 
     def _end_copied(self, image: Image) -> None:
-        place = (image.target.key, image.reference)
-        image.copy.record_success(image, copied=place not in self.delivered)
+        key = (image.target.key, image.reference)
+        image.copy.record_success(image, copied=key not in self.artifacts_at_target)
         if image.artifact:
-            self.delivered.setdefault(place, True)
+            self.artifacts_at_target.setdefault(key, True)
         self.end_if_complete(image.copy)
 
     def _end_failed(self, image: Image) -> None:
         image.copy.record_failure(image)
         self.end_if_complete(image.copy)
 
-    def end_if_complete(self, delivery: ImageCopy) -> None:
-        """End a copy whose images have all ended; a target without the referrers API has to
-        list the artifacts first.
+    def end_if_complete(self, copy: ImageCopy) -> None:
+        """End a copy whose images have all ended. Where the target lacks the referrers API, a list of
+        the artifacts is put first.
         """
-        if delivery.unfinished_images:
+        if copy.unfinished_images:
             return
         listing = dict[str, list[Descriptor]]()
-        for subject, entries in delivery.listing.items():
+        for subject, entries in copy.listing.items():
             at_target = [
-                entry for entry in entries if (delivery.target.key, entry.digest) in self.delivered
+                entry
+                for entry in entries
+                if (copy.target.key, entry.digest) in self.artifacts_at_target
             ]
             if at_target:
                 listing[subject] = at_target
-        delivery.listing = listing
+        copy.listing = listing
 
-        if self._keep_list is not None and listing:
-            self._start_task(self._list_artifacts, delivery, self._keep_list)
+        if self._lists is not None and listing:
+            self._start_task(self._list_artifacts, copy, self._lists)
         else:
-            self._ended(delivery)
+            self._on_end(copy)
 
-    async def _list_artifacts(
-        self, delivery: ImageCopy, keep_list: Callable[..., Awaitable[set[str]]]
-    ) -> None:
-        """Have the target list its artifacts, then end the copy."""
+    async def _list_artifacts(self, copy: ImageCopy, lists: ReferrerLists) -> None:
+        """Put the lists of a copy's artifacts, then end the copy."""
         try:
-            for subject, entries in delivery.listing.items():
-                added = await keep_list(delivery.source, delivery.target, subject, entries)
-                # The target held these, and its list did not name them: another writer lost them.
+            for subject, entries in copy.listing.items():
+                added = await lists.keep(copy.source, copy.target, subject, entries)
+                # Artifacts that the target held, and its list did not name: another writer had
+                # replaced the list.
                 relisted = {
-                    digest for digest in added if not self.delivered[delivery.target.key, digest]
+                    digest
+                    for digest in added
+                    if not self.artifacts_at_target[copy.target.key, digest]
                 }
-                delivery.artifacts_skipped -= len(relisted)
-                delivery.artifacts_copied |= relisted
+                copy.artifacts_skipped -= len(relisted)
+                copy.artifacts_copied |= relisted
         except SyncError as error:
-            delivery.error = delivery.error or error
-        self._ended(delivery)
+            copy.error = copy.error or error
+        self._on_end(copy)
 
 
 def _denies_existence(refusal: RegistryError) -> bool:
-    """Say whether a refused manifest was refused because something is said not to exist."""
+    """Say whether a manifest was refused because something that it names is said not to exist."""
     return refusal.status == 404 or any(code.endswith("_UNKNOWN") for code in refusal.codes)
