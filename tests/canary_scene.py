@@ -23,7 +23,7 @@ from unittest import mock
 
 import anyio
 
-from _regsync.app import access, cli, commands, watch
+from _regsync.app import access, cli, running, watch
 from _regsync.app.console import Console
 from conformance.app import App
 from conformance.exchange import Reception, Site
@@ -319,8 +319,8 @@ class Scene:
         """
         with contextlib.ExitStack() as patched:
             for module, name in (
-                (commands, "run"),
-                (commands, "list_tags"),
+                (running, "run"),
+                (running, "list_tags"),
                 (access, "check"),
                 (watch, "run"),
             ):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from _regsync.app import cli
+from _regsync.app import commands
 from _regsync.config.fields import SECTIONS, Field
 from _regsync.config.reader import load
 from _regsync.errors import ConfigError
@@ -110,7 +110,7 @@ def test_a_name_with_line_breaks_makes_no_second_line(tmp_path: Path) -> None:
 
 
 def test_an_endless_file_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "LARGEST_CONFIG", 1000)
+    monkeypatch.setattr(commands, "LARGEST_CONFIG", 1000)
     (line,) = refused(run_regsync("validate", "-", stdin=b"#" * 1001))
     assert "is larger than 1000 bytes" in line
 

@@ -135,7 +135,7 @@ POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "readline", "resource", "syslog", 
 TASK_GROUPS = {
     *("net.streams", "net.http1", "net.pool"),
     *("sync.discovery", "sync.transfer", "sync.schedule", "sync.run"),
-    *("app.commands", "app.watch", "app.health"),
+    *("app.running", "app.watch", "app.health"),
 }
 SCOPES = {
     "create_task_group",

@@ -69,7 +69,7 @@ def test_each_end_of_a_copy_is_one_outcome(
     assert (outcome.source, outcome.target) == ("s.example/app:1", "t.example/app:1")
 
 
-def test_a_rehearsal_says_what_would_be_copied() -> None:
+def test_a_dry_run_says_what_would_be_copied() -> None:
     assert outcome_of(ended(), 0.0, is_dry_run=True).status == "would_sync"
     assert outcome_of(ended(already_at_target=True), 0.0, is_dry_run=True).status == "skipped"
     assert outcome_of(ended(error=ERROR), 0.0, is_dry_run=True).status == "failed"

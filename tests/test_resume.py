@@ -17,7 +17,7 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from _regsync.app import commands
+from _regsync.app import running
 from _regsync.net.http1 import PIECE
 from _regsync.registry.transport import Transport
 from _regsync.sync import relay
@@ -664,14 +664,14 @@ async def _cancelled(monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
     is none.
     """
     made: list[Transport] = []
-    plain = commands.connect
+    plain = running.connect
 
     def make(console: Any) -> Transport:
         made.append(plain(console))
         return made[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(commands, "connect", make)
+        patch.setattr(running, "connect", make)
         async with virtual() as world:
             source, target = world.registry("source.test"), world.registry("target.test")
             image, digest = load(source, MIB)

@@ -27,7 +27,7 @@ import anyio
 import pytest
 from trio._core import _run
 
-from _regsync.app import commands, watch
+from _regsync.app import running, watch
 from _regsync.providers import ROWS
 from _regsync.registry.transport import Transport
 from _regsync.sync import run as sync_run
@@ -84,7 +84,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Noted]:
     """
     monkeypatch.setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
     _run._r.seed(number)
-    for module in (commands, watch):
+    for module in (running, watch):
         monkeypatch.setattr(module, "Run", Noted)
     Noted.ended, Noted.is_cut = [], False
     return Noted.ended

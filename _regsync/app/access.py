@@ -14,8 +14,8 @@ import time
 from contextlib import closing
 from typing import Any
 
-from _regsync.app.commands import connect
 from _regsync.app.console import Console
+from _regsync.app.process import connect
 from _regsync.config.model import Config, Registry
 from _regsync.errors import AuthError, RegistryError, Side, SyncError
 from _regsync.oci.manifest import Descriptor

@@ -1,7 +1,7 @@
-"""The command line: arguments, the files that they name, errors, and the exit status.
+"""The command line: arguments, help, errors, and the exit status.
 
-Owns: what each command takes, its help, and what its end means for the shell.
-May not know: how anything is asked or copied.
+Owns: what each command takes, and what its end means for the shell.
+May not know: what a command does with its arguments.
 Invariants: every error ends in one line and one exit status; no traceback without `-vv`.
 Follows: docs/design.md section 2.
 """
@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import difflib
 import errno
-import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from _regsync.app import commands
 from _regsync.app.console import Console
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.fips import REMEDY
@@ -25,12 +25,6 @@ from _regsync.text import mask_unless_word, printable
 
 if TYPE_CHECKING:
     from _regsync.config.fields import Field
-    from _regsync.config.model import Config
-
-LARGEST_CONFIG = 32 * 1024 * 1024  # bytes
-DEFAULT_INTERVAL = "5m"
-DEFAULT_HEALTH_ADDRESS = "127.0.0.1"
-DEFAULT_HEALTH_PORT = 8080
 
 # How a full disk, a quota or a reader that left ends a write to our output. Files of our own raise
 # errors of their own.
@@ -80,11 +74,12 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     options_with_value = ("--log-format", "-c", "--config")
     words = list(argv)
     name = None
+    previous = ""
     for place, word in enumerate(argv):
-        is_value = place > 0 and argv[place - 1] in options_with_value
-        if not word.startswith("-") and not is_value:
+        if not word.startswith("-") and previous not in options_with_value:
             name = words.pop(place)
             break
+        previous = word
 
     if name is None and "--version" in words:
         words.remove("--version")
@@ -111,7 +106,7 @@ def parser_of(name: str | None) -> Parser:
         parser = make_parser("regsync", "copy container images between OCI registries", STATUSES)
         parser.usage = "regsync COMMAND ..."
         parser.add_argument("--version", action="store_true", help="as the command `version`")
-        listed = [f"  {each:<9} {command.summary}" for each, command in COMMANDS.items()]
+        listed = [f"  {word:<9} {command.summary}" for word, command in COMMANDS.items()]
         before = ["commands (`regsync COMMAND --help` says more):", *listed]
     else:
         command = COMMANDS[name]
@@ -149,21 +144,18 @@ def add_global_arguments(parser: Parser) -> None:
     parser.add_argument("--no-progress", action="store_true", help="no progress display")
 
 
-def add_config(parser: Parser) -> None:
-    parser.add_argument(
-        *("-c", "--config"),
-        metavar="FILE",
-        required=True,
-        help="the configuration; - reads standard input",
-    )
+def add_config(
+    parser: Parser,
+    meaning: str = "the configuration; - reads standard input",
+    *,
+    required: bool = True,
+) -> None:
+    parser.add_argument("-c", "--config", metavar="FILE", required=required, help=meaning)
 
 
 def add_optional_config(parser: Parser) -> None:
-    parser.add_argument(
-        *("-c", "--config"),
-        metavar="FILE",
-        help="take registries and global settings from it; - reads standard input",
-    )
+    meaning = "take registries and global settings from it; - reads standard input"
+    add_config(parser, meaning, required=False)
 
 
 def add_config_file(parser: Parser) -> None:
@@ -229,23 +221,21 @@ def add_sync_arguments(parser: Parser) -> None:
 
 
 def add_watch_arguments(parser: Parser) -> None:
-    parser.add_argument(
-        *("-c", "--config"), metavar="FILE", required=True, help="the configuration, a file"
-    )
+    add_config(parser, "the configuration, a file")
     add_shard(parser)
     add_json(parser, "a line of JSON each cycle")
     parser.add_argument(
         "--interval",
         metavar="DURATION",
-        help=f"from the end of a cycle to the next ({DEFAULT_INTERVAL})",
+        help=f"from the end of a cycle to the next ({commands.DEFAULT_INTERVAL})",
     )
     parser.add_argument(
         "--health-bind",
         metavar="ADDR",
-        help=f"where probes are answered ({DEFAULT_HEALTH_ADDRESS})",
+        help=f"where probes are answered ({commands.DEFAULT_HEALTH_ADDRESS})",
     )
     parser.add_argument(
-        "--health-port", metavar="N", type=int, help=f"its port ({DEFAULT_HEALTH_PORT})"
+        "--health-port", metavar="N", type=int, help=f"its port ({commands.DEFAULT_HEALTH_PORT})"
     )
 
 
@@ -301,8 +291,11 @@ def add_version_arguments(parser: Parser) -> None:
 
 
 def main(argv: Sequence[str], closed: str = "") -> int:
-    """Run one command and return its exit status; `closed` says why the FIPS gate is, if it is."""
-    # Errors of the command line itself are told in the form that it asks for.
+    """Run one command and return its exit status.
+
+    `closed` says why the FIPS gate is closed; it is empty where the gate holds or there is none.
+    """
+    # Errors in the command line are shown in the form that it asks for.
     as_json_log = "--log-format json" in " ".join(argv).replace("=", " ")
     make_console = partial(
         Console, sys.stdout, sys.stderr, as_json="--json" in argv, json_log=as_json_log
@@ -378,215 +371,6 @@ def report_error(console: Console, error: BaseException) -> int:
     return AuthError.exit_status if shown.code == AuthError.code else shown.exit_status
 
 
-def run_async(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
-    """Run a command's coroutine in an event loop of its own; return its exit status."""
-    import anyio
-
-    from _regsync.app import commands
-
-    # What a run makes, directories on the way to cache_dir included, is for its user alone.
-    umask = os.umask(0o077)
-    try:
-        return anyio.run(commands.run_awake_to_signals, work, *arguments, backend="asyncio")
-    finally:
-        os.umask(umask)
-
-
-# Configuration files
-
-
-def read_file(name: str) -> dict[str, Any]:
-    """Read a configuration, `-` from standard input; return the arguments that `load` takes."""
-    try:
-        if name == "-":
-            text = sys.stdin.buffer.read(LARGEST_CONFIG + 1)
-        else:
-            with open(name, "rb") as stream:
-                text = stream.read(LARGEST_CONFIG + 1)
-    except OSError as error:
-        shown = printable(name) or "a file without a name"
-        reason = printable(error.strerror or str(error))
-        raise ConfigError(f"{shown} cannot be read: {reason}") from error
-    if len(text) > LARGEST_CONFIG:
-        raise ConfigError(f"{printable(name)} is larger than {LARGEST_CONFIG} bytes")
-    return {
-        "text": text,
-        "name": "standard input" if name == "-" else name,
-        "environ": os.environ,
-        "base_dir": None if name == "-" else os.path.dirname(os.path.abspath(name)),
-        "home": os.path.expanduser("~"),
-    }
-
-
-def read_config(name: str | None, console: Console | None = None, *, lint: bool = False) -> Config:
-    """Read a configuration, an empty one without a name; its warnings go to the console."""
-    from _regsync.config import model, reader
-
-    config = model.Config({}, ()) if name is None else reader.load(**read_file(name), lint=lint)
-    if console is not None:
-        for warning in config.warnings:
-            console.log("warning", "config", warning)
-    return config
-
-
-def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Config:
-    """Return the part of a configuration that is one shard's, or all of it without a shard."""
-    if shard is None:
-        return config
-    from _regsync.sync.mappings import parse_shard, share
-
-    number, total = parse_shard(shard, os.environ)
-    part = share(config, number, total)
-    message = f"shard {number} of {total}: {len(part.mappings)} of {len(config.mappings)} mappings"
-    log("info", "shard", message, mappings=len(part.mappings), of=len(config.mappings))
-    return part
-
-
-# The commands
-
-
-def run_copy(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.app.commands import run
-    from _regsync.config.model import ArtifactRule, MappingRule, registry_for
-    from _regsync.oci.reference import parse_reference
-    from _regsync.tags import TagRule
-
-    config = read_config(arguments.config)
-    source = parse_reference(arguments.src)
-    target = parse_reference(arguments.dst)
-    platforms = tuple(arguments.platform)
-    reference = source.digest or source.tag or "latest"
-    if source.digest is None and source.tag is None:
-        console.log("info", "default_tag", f"{source}: no tag given, taking latest")
-    if target.digest is not None and (target.digest != source.digest or platforms):
-        raise ConfigError(
-            "the digest of the target must be that of the source, "
-            "given as a digest, without --platform",
-            hint="name a tag at the target, or leave the digest out",
-        )
-
-    mapping = MappingRule(
-        index=0,
-        source=registry_for(source.host, config),
-        source_repository=source.repository,
-        targets=(registry_for(target.host, config),),
-        target_repository=target.repository,
-        tags=TagRule(),
-        platforms=platforms or None,
-        artifacts=ArtifactRule(enabled=not arguments.no_artifacts),
-    )
-    if mapping.source.origin == mapping.targets[0].origin and mapping.source.max_concurrent == 1:
-        raise ConfigError(
-            f"a copy reads and writes {mapping.source.authority}, whose max_concurrent is 1",
-            hint="allow 2 at least: one request reads while the other writes",
-        )
-    image = (mapping, reference, target.digest or target.tag or reference)
-    return run_async(run, config._replace(mappings=(mapping,)), console, image)
-
-
-def run_sync(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.app.commands import run
-
-    config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
-    return run_async(run, config, console, None, "plan" if arguments.dry_run else None)
-
-
-def run_analyze(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.app.commands import run
-
-    config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
-    return run_async(run, config, console, None, "analysis")
-
-
-def run_auth(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.app.access import check
-
-    return run_async(check, read_config(arguments.config, console), console)
-
-
-def run_watch(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.app import watch
-    from _regsync.config import reader
-    from _regsync.config.fields import parse_duration
-
-    def load(log: Callable[..., None], **source: Any) -> Config:
-        return shard_of(arguments.shard, reader.load(**source), log)
-
-    try:
-        interval = parse_duration(arguments.interval or DEFAULT_INTERVAL)
-    except ValueError as error:
-        raise ConfigError(f"--interval: {error}") from error
-    if not interval or arguments.config == "-":
-        raise ConfigError("watch needs a file, not -, and an --interval above 0")
-    address = arguments.health_bind or DEFAULT_HEALTH_ADDRESS
-    port = DEFAULT_HEALTH_PORT if arguments.health_port is None else arguments.health_port
-    read = partial(read_file, arguments.config)
-    return run_async(watch.run, console, read, load, interval, (address, port))
-
-
-def run_tags(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.app.commands import list_tags
-    from _regsync.config.model import registry_for
-    from _regsync.oci.reference import parse_reference
-    from _regsync.tags import TagRule, select
-
-    config = read_config(arguments.config)
-    where = parse_reference(arguments.repo)
-    if where.tag or where.digest:
-        raise ConfigError(
-            f"reference {str(where)!r}: a repository is needed",
-            hint="leave out the tag or digest; --glob chooses tags",
-        )
-
-    options: dict[str, Any] = {}
-    for name in TagRule._fields:
-        value = getattr(arguments, name, None)
-        options[name] = tuple(value) if isinstance(value, list) else value
-    rule = TagRule(**options)
-    try:
-        select((), rule)
-    except ValueError as error:
-        raise ConfigError(str(error), hint="see `regsync tags --help`") from error
-    return run_async(list_tags, registry_for(where.host, config), where.repository, rule, console)
-
-
-def run_validate(arguments: argparse.Namespace, console: Console) -> int:
-    read_config(arguments.file, console, lint=True)
-    return 0
-
-
-def run_expand(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.config.reader import expand
-
-    write_text(expand(**read_file(arguments.file), show_secrets=arguments.show_secrets))
-    return 0
-
-
-def run_schema(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.config import fields
-    from _regsync.sync import report
-
-    document = report.schema() if arguments.report else fields.schema()
-    write_text(json.dumps(document, indent=2) + "\n")
-    return 0
-
-
-def write_text(text: str) -> None:
-    try:
-        sys.stdout.write(text)
-    except UnicodeEncodeError:  # YAML is UTF-8, whatever a terminal is
-        sys.stdout.buffer.write(text.encode())
-    sys.stdout.flush()
-
-
-def run_version(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.app import version
-
-    if arguments.sbom:
-        return version.inventory()
-    return version.show(arguments.closed, as_json=arguments.json)
-
-
 COMMANDS: Mapping[str, Command] = {
     "copy": Command(
         "copy one image",
@@ -598,7 +382,7 @@ regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app
 
 A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's.""",
         add_copy_arguments,
-        run_copy,
+        commands.run_copy,
     ),
     "sync": Command(
         "run every mapping of a configuration once",
@@ -608,7 +392,7 @@ regsync sync -c mirror.yaml
 regsync sync -c mirror.yaml --dry-run
 regsync sync -c - --json <mirror.yaml >report.json""",
         add_sync_arguments,
-        run_sync,
+        commands.run_sync,
     ),
     "watch": Command(
         "run every mapping again and again, until a signal",
@@ -619,7 +403,7 @@ regsync watch -c mirror.yaml --interval 1h --json >>cycles.jsonl
 A changed configuration is taken before the next cycle; SIGHUP begins one at once. Only what changes is
 said. A signal ends the program with 0; with --json each cycle is a line.""",
         add_watch_arguments,
-        run_watch,
+        commands.run_watch,
     ),
     "analyze": Command(
         "say what images share, and what a run would cost",
@@ -629,7 +413,7 @@ regsync analyze -c mirror.yaml
 
 Every selected image's manifests are read at the source, targets say what they have; nothing is changed.""",
         add_analyze_arguments,
-        run_analyze,
+        commands.run_analyze,
     ),
     "tags": Command(
         "list the tags of a repository that a rule selects",
@@ -641,7 +425,7 @@ regsync tags -v -c mirror.yaml registry.example.com/team/app --glob 'v*'
 
 The rules are those of `tags` in a configuration. -v says why the other tags are left out.""",
         add_tags_arguments,
-        run_tags,
+        commands.run_tags,
     ),
     "auth": Command(
         "say what the registries of a configuration let us do",
@@ -651,7 +435,7 @@ regsync auth check -c mirror.yaml
 
 At targets an upload is begun and ended, in repositories that exist. Exit status 4: not all that is needed holds.""",
         add_auth_arguments,
-        run_auth,
+        commands.run_auth,
     ),
     "validate": Command(
         "say all that is wrong with a configuration",
@@ -660,14 +444,14 @@ At targets an upload is begun and ended, in repositories that exist. Exit status
 regsync validate mirror.yaml
 regsync validate - <mirror.yaml""",
         add_config_file,
-        run_validate,
+        commands.run_validate,
     ),
     "expand": Command(
         "print a configuration with variables and defaults filled in",
         "0 3",
         "regsync expand mirror.yaml",
         add_expand_arguments,
-        run_expand,
+        commands.run_expand,
     ),
     "schema": Command(
         "print the JSON Schema of the configuration",
@@ -678,7 +462,7 @@ regsync schema >regsync.schema.json
 Editors complete a configuration that begins with
 # yaml-language-server: $schema=regsync.schema.json""",
         add_schema_arguments,
-        run_schema,
+        commands.run_schema,
     ),
     "version": Command(
         "say which build this is and what it runs on",
@@ -687,6 +471,6 @@ Editors complete a configuration that begins with
 regsync version --json
 regsync version --sbom >regsync.cdx.json""",
         add_version_arguments,
-        run_version,
+        commands.run_version,
     ),
 }

@@ -1,206 +1,225 @@
-"""A command at work: what the process gives to it, how signals reach it, how its end is told.
+"""The commands: each reads what its arguments name, and has the work done.
 
-Owns: the edge to the process (environment, files, clock, chance), and the wiring of a run and of a
-listing of tags.
-May not know: arguments, configuration files, how anything is copied.
-Invariants: connections are closed however a command ends.
-Follows: docs/specification.md section 1.6, docs/design.md sections 2, 5 and 9.
+Owns: which configuration, mapping or rule the arguments mean.
+May not know: how arguments are written, how anything is asked or copied.
+Invariants: a command imports what it needs when it runs, so that `version` and `--help` need little.
+Follows: docs/design.md section 2.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import signal
-import threading
-import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import closing
-from typing import Any, Literal
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-import anyio
-
-from _regsync.app.console import Console
-from _regsync.app.progress import show_progress
-from _regsync.config.model import Config, MappingRule, Registry
-from _regsync.errors import ConfigError, Side
-from _regsync.registry.transport import Machine, Transport
-from _regsync.state.knowledge import Knowledge
-from _regsync.sync.discovery import Discovery
-from _regsync.sync.report import Report, analysis_lines
-from _regsync.sync.run import Run
-from _regsync.tags import TagRule
+from _regsync.errors import ConfigError
 from _regsync.text import printable
 
-LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes; more than any such file has
-MOST_OPEN_FILES = 65536  # or as many as the system lets us open (docs/design.md section 9)
+if TYPE_CHECKING:
+    from argparse import Namespace
 
-Rehearsal = Literal["plan", "analysis"]
+    from _regsync.app.console import Console
+    from _regsync.config.model import Config
 
-
-async def run(
-    config: Config,
-    console: Console,
-    image: tuple[MappingRule, str, str] | None = None,
-    rehearsal: Rehearsal | None = None,
-) -> int:
-    """Run a configuration's mappings, or copy one image; return the exit status.
-
-    `image` is its mapping, what it is called at the source, and what at the target.
-    """
-    began = anyio.current_time()
-    started_at = utc_now()
-    run_id = os.urandom(8).hex()
-    report = Report()
-    transport = connect(console)
-    work = Run(transport, config, console.outcome, report, rehearsal or "sync")
-    signals = list[int]()
-    stop = anyio.Event()
-    with closing(transport):
-        async with anyio.create_task_group() as tasks:
-
-            def on_signal(number: int) -> None:
-                signals.append(number)
-                stop.set()  # take nothing new, and let end what is under way
-                if len(signals) > 1:
-                    tasks.cancel_scope.cancel()
-
-            tasks.start_soon(listen_for_signals, on_signal, (signal.SIGINT, signal.SIGTERM))
-            if console.live or console.heartbeat:
-                tasks.start_soon(show_progress, console, work.scheduler)
-            if image is None:
-                await work.sync(stop)
-            else:
-                await work.copy(*image, stop)
-            tasks.cancel_scope.cancel()
-
-    elapsed = anyio.current_time() - began
-    document = report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
-    if work.dry_run is None:
-        if image is None:
-            console.summary(report, elapsed)
-    elif rehearsal == "analysis":
-        document = work.dry_run.analysis()
-        show_lines(console, analysis_lines(document))
-    else:
-        document["dry_run"] = True
-        show_lines(console, report.plan())
-    if console.as_json:
-        console.document(document)
-    return 128 + signals[0] if report.interrupted else report.exit_status()
+LARGEST_CONFIG = 32 * 1024 * 1024  # bytes
+DEFAULT_INTERVAL = "5m"
+DEFAULT_HEALTH_ADDRESS = "127.0.0.1"
+DEFAULT_HEALTH_PORT = 8080
 
 
-def show_lines(console: Console, lines: Sequence[str]) -> None:
-    """Write results that the JSON document holds as well."""
-    if not console.as_json:
-        for line in lines:
-            console.line(line)
+def read_file(name: str) -> dict[str, Any]:
+    """Read a configuration, `-` from standard input; return the arguments that `load` takes."""
+    try:
+        if name == "-":
+            text = sys.stdin.buffer.read(LARGEST_CONFIG + 1)
+        else:
+            with open(name, "rb") as stream:
+                text = stream.read(LARGEST_CONFIG + 1)
+    except OSError as error:
+        shown = printable(name) or "a file without a name"
+        reason = printable(error.strerror or str(error))
+        raise ConfigError(f"{shown} cannot be read: {reason}") from error
+    if len(text) > LARGEST_CONFIG:
+        raise ConfigError(f"{printable(name)} is larger than {LARGEST_CONFIG} bytes")
+    return {
+        "text": text,
+        "name": "standard input" if name == "-" else name,
+        "environ": os.environ,
+        "base_dir": None if name == "-" else os.path.dirname(os.path.abspath(name)),
+        "home": os.path.expanduser("~"),
+    }
 
 
-def utc_now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+def read_config(name: str | None, console: Console | None = None, *, lint: bool = False) -> Config:
+    """Read a configuration, an empty one without a name; its warnings go to the console."""
+    from _regsync.config import model, reader
+
+    config = model.Config({}, ()) if name is None else reader.load(**read_file(name), lint=lint)
+    if console is not None:
+        for warning in config.warnings:
+            console.log("warning", "config", warning)
+    return config
 
 
-async def list_tags(registry: Registry, repository: str, rule: TagRule, console: Console) -> int:
-    """Show the tags of a repository that a rule selects, and for each other tag the reason why it
-    is dropped; return the exit status.
-    """
-    with closing(connect(console)) as transport:
-        transport.prepare(registry)
-        discovery = Discovery(transport, Knowledge())
-        source = discovery.repository(registry, repository, Side.SOURCE)
-        kept, dropped, min_tags = await discovery.select(rule, source)
+def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Config:
+    """Return the part of a configuration that is one shard's, or all of it without a shard."""
+    if shard is None:
+        return config
+    from _regsync.sync.mappings import parse_shard, share
 
-    for tag, reason in dropped.items():
-        console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
-    message = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected"
-    if dropped:
-        reason_counts = Counter(dropped.values()).most_common()
-        summary = ", ".join(f"{count} {reason}" for reason, count in reason_counts)
-        message += f" (dropped: {summary})"
+    number, total = parse_shard(shard, os.environ)
+    part = share(config, number, total)
+    message = f"shard {number} of {total}: {len(part.mappings)} of {len(config.mappings)} mappings"
+    log("info", "shard", message, mappings=len(part.mappings), of=len(config.mappings))
+    return part
 
-    if kept:
-        console.log("info", "selected", message)
-    else:
-        console.log("warning", "nothing_selected", message)
-    if len(kept) < min_tags:
-        message = f"{source}: min_tags asks for {min_tags}, not {len(kept)}"
-        console.log("warning", "min_tags", message)
 
-    if console.as_json:
-        console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})
-    show_lines(console, kept)
+def run_copy(arguments: Namespace, console: Console) -> int:
+    from _regsync.app.process import run_async
+    from _regsync.app.running import SingleImage, run
+    from _regsync.config.model import ArtifactRule, MappingRule, registry_for
+    from _regsync.oci.reference import parse_reference
+    from _regsync.tags import TagRule
+
+    config = read_config(arguments.config)
+    source = parse_reference(arguments.src)
+    target = parse_reference(arguments.dst)
+    platforms = tuple(arguments.platform)
+    reference = source.digest or source.tag or "latest"
+    if source.digest is None and source.tag is None:
+        console.log("info", "default_tag", f"{source}: no tag given, taking latest")
+    if target.digest is not None and (target.digest != source.digest or platforms):
+        raise ConfigError(
+            "the digest of the target must be that of the source, "
+            "given as a digest, without --platform",
+            hint="name a tag at the target, or leave the digest out",
+        )
+
+    mapping = MappingRule(
+        index=0,
+        source=registry_for(source.host, config),
+        source_repository=source.repository,
+        targets=(registry_for(target.host, config),),
+        target_repository=target.repository,
+        tags=TagRule(),
+        platforms=platforms or None,
+        artifacts=ArtifactRule(enabled=not arguments.no_artifacts),
+    )
+    if mapping.source.origin == mapping.targets[0].origin and mapping.source.max_concurrent == 1:
+        raise ConfigError(
+            f"a copy reads and writes {mapping.source.authority}, whose max_concurrent is 1",
+            hint="allow 2 at least: one request reads while the other writes",
+        )
+    image = SingleImage(mapping, reference, target.digest or target.tag or reference)
+    return run_async(run, config._replace(mappings=(mapping,)), console, "sync", image)
+
+
+def run_sync(arguments: Namespace, console: Console) -> int:
+    from _regsync.app.process import run_async
+    from _regsync.app.running import run
+
+    config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
+    return run_async(run, config, console, "plan" if arguments.dry_run else "sync")
+
+
+def run_analyze(arguments: Namespace, console: Console) -> int:
+    from _regsync.app.process import run_async
+    from _regsync.app.running import run
+
+    config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
+    return run_async(run, config, console, "analysis")
+
+
+def run_auth(arguments: Namespace, console: Console) -> int:
+    from _regsync.app.access import check
+    from _regsync.app.process import run_async
+
+    return run_async(check, read_config(arguments.config, console), console)
+
+
+def run_watch(arguments: Namespace, console: Console) -> int:
+    from _regsync.app import watch
+    from _regsync.app.process import run_async
+    from _regsync.config import reader
+    from _regsync.config.fields import parse_duration
+
+    def load(log: Callable[..., None], **source: Any) -> Config:
+        return shard_of(arguments.shard, reader.load(**source), log)
+
+    try:
+        interval = parse_duration(arguments.interval or DEFAULT_INTERVAL)
+    except ValueError as error:
+        raise ConfigError(f"--interval: {error}") from error
+    if not interval or arguments.config == "-":
+        raise ConfigError("watch needs a file, not -, and an --interval above 0")
+    address = arguments.health_bind or DEFAULT_HEALTH_ADDRESS
+    port = DEFAULT_HEALTH_PORT if arguments.health_port is None else arguments.health_port
+    read = partial(read_file, arguments.config)
+    return run_async(watch.run, console, read, load, interval, (address, port))
+
+
+def run_tags(arguments: Namespace, console: Console) -> int:
+    from _regsync.app.process import run_async
+    from _regsync.app.running import list_tags
+    from _regsync.config.model import registry_for
+    from _regsync.oci.reference import parse_reference
+    from _regsync.tags import TagRule, select
+
+    config = read_config(arguments.config)
+    where = parse_reference(arguments.repo)
+    if where.tag or where.digest:
+        raise ConfigError(
+            f"reference {str(where)!r}: a repository is needed",
+            hint="leave out the tag or digest; --glob chooses tags",
+        )
+
+    options: dict[str, Any] = {}
+    for name in TagRule._fields:
+        value = getattr(arguments, name, None)
+        options[name] = tuple(value) if isinstance(value, list) else value
+    rule = TagRule(**options)
+    try:
+        select((), rule)
+    except ValueError as error:
+        raise ConfigError(str(error), hint="see `regsync tags --help`") from error
+    return run_async(list_tags, registry_for(where.host, config), where.repository, rule, console)
+
+
+def run_validate(arguments: Namespace, console: Console) -> int:
+    read_config(arguments.file, console, lint=True)
     return 0
 
 
-def connect(console: Console, log: Callable[..., None] | None = None) -> Transport:
-    """Return what this process asks registries with; `log` stands in for the console's."""
-    home = os.path.expanduser("~")  # itself where nobody knows it
-    return Transport(
-        Machine(
-            environ=os.environ,
-            home=None if home == "~" else home,
-            read=read_credential_file,
-            chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48,
-            wall=time.time,
-            log=log or console.log,
-            open_files=raise_file_limit(),
-        )
-    )
+def run_expand(arguments: Namespace, console: Console) -> int:
+    from _regsync.config.reader import expand
+
+    write_text(expand(**read_file(arguments.file), show_secrets=arguments.show_secrets))
+    return 0
 
 
-def read_credential_file(path: str) -> bytes | None:
-    """Return the content of a file, None where there is none; ConfigError if it cannot be read."""
+def run_schema(arguments: Namespace, console: Console) -> int:
+    from _regsync.config import fields
+    from _regsync.sync import report
+
+    document = report.schema() if arguments.report else fields.schema()
+    write_text(json.dumps(document, indent=2) + "\n")
+    return 0
+
+
+def write_text(text: str) -> None:
     try:
-        with open(path, "rb") as stream:
-            return stream.read(LARGEST_LOGIN_FILE)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        reason = printable(error.strerror or str(error))
-        raise ConfigError(f"{printable(path)} cannot be read: {reason}") from error
+        sys.stdout.write(text)
+    except UnicodeEncodeError:  # YAML is UTF-8, whatever a terminal is
+        sys.stdout.buffer.write(text.encode())
+    sys.stdout.flush()
 
 
-def raise_file_limit() -> int:
-    """Raise the soft limit of open files as far as the system lets us; return the limit."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return MOST_OPEN_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return MOST_OPEN_FILES
-    if soft < MOST_OPEN_FILES:
-        soft = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return soft
+def run_version(arguments: Namespace, console: Console) -> int:
+    from _regsync.app import version
 
-
-async def run_awake_to_signals(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
-    """Run `work` in an event loop that every signal wakes; return its exit status.
-
-    Python runs a signal's function only between two steps of its own. A signal that comes right
-    before the event loop waits would be acted on when something else ends the wait. While the loop
-    receives any signal, it sets `signal.set_wakeup_fd`, and then each signal ends the wait. SIGURG
-    is one that nobody sends and that does nothing: the functions of the others stay as they are.
-    """
-    unused = getattr(signal, "SIGURG", None)
-    # Windows has no SIGURG, but a loop that every signal wakes. Only the main thread gets signals.
-    if unused is None or threading.current_thread() is not threading.main_thread():
-        return await work(*arguments)
-
-    with anyio.open_signal_receiver(unused):
-        return await work(*arguments)
-
-
-async def listen_for_signals(
-    on_signal: Callable[[int], None], numbers: Sequence[signal.Signals]
-) -> None:
-    """Call `on_signal` with the number of each signal, until cancelled."""
-    try:
-        with anyio.open_signal_receiver(*numbers) as received:
-            async for number in received:
-                on_signal(int(number))
-    except NotImplementedError:
-        # The event loop of Windows takes no signal handlers: an interrupt ends the program at once.
-        return
+    if arguments.sbom:
+        return version.inventory()
+    return version.show(arguments.closed, as_json=arguments.json)

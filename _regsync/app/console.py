@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TextIO
 
 from _regsync.errors import RegsyncError
@@ -167,8 +168,7 @@ class Console:
             return
         did_something = any(outcome.status != "skipped" for outcome in report.outcomes)
         if did_something or self._out.isatty():
-            for line in report.summary(elapsed):
-                self.line(line)
+            self.lines(report.summary(elapsed))
 
     def document(self, value: dict[str, Any]) -> None:
         """Write the one JSON document: ASCII, so that any stream takes it and no terminal obeys it."""
@@ -177,6 +177,10 @@ class Console:
     def line(self, text: str) -> None:
         """Write a result."""
         self._write_line(self._out, one_line(text, LONGEST_LINE))
+
+    def lines(self, texts: Iterable[str]) -> None:
+        for text in texts:
+            self.line(text)
 
     def progress(self, now: Snapshot) -> None:
         """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""

@@ -1,0 +1,112 @@
+"""What this process gives to a command: environment, files, clock, chance, signals.
+
+Owns: the edge to the process.
+May not know: arguments, configurations, what a command does.
+Follows: docs/specification.md section 1.6, docs/design.md sections 2 and 9.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import anyio
+
+from _regsync.app.console import Console
+from _regsync.errors import ConfigError
+from _regsync.registry.transport import Machine, Transport
+from _regsync.text import printable
+
+LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes; more than any such file has
+MOST_OPEN_FILES = 65536  # or as many as the system lets us open (docs/design.md section 9)
+
+
+def connect(console: Console, log: Callable[..., None] | None = None) -> Transport:
+    """Return what this process asks registries with; `log` stands in for the console's."""
+    home = os.path.expanduser("~")  # unchanged where nobody knows it
+    return Transport(
+        Machine(
+            environ=os.environ,
+            home=None if home == "~" else home,
+            read=read_login_file,
+            chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48,
+            wall=time.time,
+            log=log or console.log,
+            open_files=raise_file_limit(),
+        )
+    )
+
+
+def read_login_file(path: str) -> bytes | None:
+    """Return the content of a file, None where there is none; ConfigError if it cannot be read."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(LARGEST_LOGIN_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        reason = printable(error.strerror or str(error))
+        raise ConfigError(f"{printable(path)} cannot be read: {reason}") from error
+
+
+def raise_file_limit() -> int:
+    """Raise the soft limit of open files as far as the system lets us; return the limit."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return MOST_OPEN_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return MOST_OPEN_FILES
+    if soft < MOST_OPEN_FILES:
+        soft = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft
+
+
+def utc_now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+def run_async(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
+    """Run a command's coroutine in an event loop of its own; return its exit status."""
+    # What a run makes, directories on the way to cache_dir included, is for its user alone.
+    umask = os.umask(0o077)
+    try:
+        return anyio.run(run_awake_to_signals, work, *arguments, backend="asyncio")
+    finally:
+        os.umask(umask)
+
+
+async def run_awake_to_signals(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
+    """Run `work` in an event loop that every signal wakes; return its exit status.
+
+    Python runs a signal's function only between two steps of its own. A signal that comes right
+    before the event loop waits would be acted on when something else ends the wait. While the loop
+    receives any signal, it sets `signal.set_wakeup_fd`, and then each signal ends the wait. SIGURG
+    is one that nobody sends and that does nothing: the functions of the others stay as they are.
+    """
+    unused = getattr(signal, "SIGURG", None)
+    # Windows has no SIGURG, but a loop that every signal wakes. Only the main thread gets signals.
+    if unused is None or threading.current_thread() is not threading.main_thread():
+        return await work(*arguments)
+
+    with anyio.open_signal_receiver(unused):
+        return await work(*arguments)
+
+
+async def listen_for_signals(
+    on_signal: Callable[[int], None], numbers: Sequence[signal.Signals]
+) -> None:
+    """Call `on_signal` with the number of each signal, until cancelled."""
+    try:
+        with anyio.open_signal_receiver(*numbers) as received:
+            async for number in received:
+                on_signal(int(number))
+    except NotImplementedError:
+        # The event loop of Windows takes no signal handlers: an interrupt ends the program at once.
+        return

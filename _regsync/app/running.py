@@ -1,0 +1,125 @@
+"""A run, and a listing of tags: from a configuration to results, report and exit status.
+
+Owns: how the run, the signals and the console come together.
+May not know: arguments, configuration files, how anything is copied.
+Invariants: connections are closed however a command ends.
+Follows: docs/specification.md section 1.6, docs/design.md sections 2, 5 and 10.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Literal, NamedTuple
+
+import anyio
+
+from _regsync.app.console import Console
+from _regsync.app.process import connect, listen_for_signals, utc_now
+from _regsync.app.progress import show_progress
+from _regsync.config.model import Config, MappingRule, Registry
+from _regsync.errors import Side
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync.discovery import Discovery
+from _regsync.sync.report import Report, analysis_lines
+from _regsync.sync.run import Run
+from _regsync.tags import TagRule
+
+
+class SingleImage(NamedTuple):
+    """The image of `regsync copy`."""
+
+    mapping: MappingRule
+    reference: str  # tag or digest at the source
+    target_reference: str  # tag or digest at the target
+
+
+async def run(
+    config: Config,
+    console: Console,
+    kind: Literal["sync", "plan", "analysis"] = "sync",
+    image: SingleImage | None = None,
+) -> int:
+    """Run all mappings of a configuration, or copy one image; return the exit status.
+
+    A plan and an analysis change nothing.
+    """
+    began = anyio.current_time()
+    started_at = utc_now()
+    run_id = os.urandom(8).hex()
+    report = Report()
+    transport = connect(console)
+    work = Run(transport, config, console.outcome, report, kind)
+    signals: list[int] = []
+    stop = anyio.Event()
+    with closing(transport):
+        async with anyio.create_task_group() as tasks:
+
+            def on_signal(number: int) -> None:
+                signals.append(number)
+                stop.set()  # take nothing new, and let end what is under way
+                if len(signals) > 1:
+                    tasks.cancel_scope.cancel()
+
+            tasks.start_soon(listen_for_signals, on_signal, (signal.SIGINT, signal.SIGTERM))
+            if console.live or console.heartbeat:
+                tasks.start_soon(show_progress, console, work.scheduler)
+            if image is None:
+                await work.sync(stop)
+            else:
+                await work.copy(*image, stop)
+            tasks.cancel_scope.cancel()
+
+    elapsed = anyio.current_time() - began
+    document = report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
+    lines: Sequence[str] = ()
+    if kind == "analysis" and work.dry_run is not None:
+        document = work.dry_run.analysis()
+        lines = analysis_lines(document)
+    elif kind == "plan":
+        document["dry_run"] = True
+        lines = report.plan()
+    elif image is None:
+        console.summary(report, elapsed)
+
+    if console.as_json:
+        console.document(document)
+    else:
+        console.lines(lines)
+    return 128 + signals[0] if report.interrupted else report.exit_status()
+
+
+async def list_tags(registry: Registry, repository: str, rule: TagRule, console: Console) -> int:
+    """Show the tags of a repository that a rule selects, and for each other tag the reason why it
+    is dropped; return the exit status.
+    """
+    with closing(connect(console)) as transport:
+        transport.prepare(registry)
+        discovery = Discovery(transport, Knowledge())
+        source = discovery.repository(registry, repository, Side.SOURCE)
+        kept, dropped, min_tags = await discovery.select(rule, source)
+
+    for tag, reason in dropped.items():
+        console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
+    message = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected"
+    if dropped:
+        reason_counts = Counter(dropped.values()).most_common()
+        summary = ", ".join(f"{count} {reason}" for reason, count in reason_counts)
+        message += f" (dropped: {summary})"
+
+    if kept:
+        console.log("info", "selected", message)
+    else:
+        console.log("warning", "nothing_selected", message)
+    if len(kept) < min_tags:
+        message = f"{source}: min_tags asks for {min_tags}, not {len(kept)}"
+        console.log("warning", "min_tags", message)
+
+    if console.as_json:
+        console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})
+    else:
+        console.lines(kept)
+    return 0
