@@ -818,15 +818,15 @@ def a_manifest_is_put_twice_over(patch: pytest.MonkeyPatch, struck: Struck) -> N
 
 @mutant("blob_pulled_twice", several_targets)
 def staged_blobs_are_forgotten(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = Staging.ensure
+    real = Staging.keeping
 
-    async def ensure(self: Any, *arguments: Any, **options: Any) -> None:
+    def keeping(self: Any, *arguments: Any, **options: Any) -> Any:
         struck()
         assert hasattr(self, "_memory")
         self._memory.clear()
-        await real(self, *arguments, **options)
+        return real(self, *arguments, **options)
 
-    replaced(patch, Staging, "ensure", ensure)
+    replaced(patch, Staging, "keeping", keeping)
 
 
 @mutant("trivial_blob_fetched", artifact)

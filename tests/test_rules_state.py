@@ -146,11 +146,12 @@ async def test_a_staged_file_that_was_changed_is_not_sent_whole(tmp_path: Path) 
     body = bytes(range(256)) * 8192
     blob = Descriptor("a/b", digest_of(body), len(body))
 
-    async def read(_: Descriptor, sink: Any) -> None:
+    async def read(sink: Any) -> None:
         await sink(memoryview(body))
 
     staging = Staging(str(tmp_path))
-    await staging.ensure(blob, read)
+    async with staging.keeping(blob, read):
+        pass
     path = tmp_path / "staged" / "sha256" / blob.digest.partition(":")[2]
     changed = path.with_suffix(".new")
     changed.write_bytes(body[:-1] + b"!")

@@ -6,6 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,9 +43,7 @@ class Source:
         self.half_way, self.may_go_on = anyio.Event(), anyio.Event()
         self.may_go_on.set()
 
-    async def __call__(
-        self, blob: Descriptor, sink: Callable[[memoryview], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, sink: Callable[[memoryview], Awaitable[None]]) -> None:
         self.reads += 1
         buffer = bytearray(PIECE)
         for start in range(0, len(self.body), PIECE):
@@ -57,6 +56,12 @@ class Source:
             buffer[:] = bytes(PIECE)
             self.half_way.set()
             await self.may_go_on.wait()
+
+
+async def bring(staging: Staging, blob: Descriptor, source: Source, *, disk: bool = True) -> None:
+    """Have a blob staged, and use it no further."""
+    async with staging.keeping(blob, source, disk=disk):
+        pass
 
 
 async def content(pieces: Pieces | None) -> bytes:
@@ -89,9 +94,9 @@ async def test_many_askers_pull_a_blob_once_and_each_reads_it_whole(
     found: list[bytes] = []
 
     async def ask() -> None:
-        await staging.ensure(blob, source)
-        with staging.opened(blob) as pieces:
-            found.append(await content(pieces))
+        async with staging.keeping(blob, source):
+            with staging.opened(blob) as pieces:
+                found.append(await content(pieces))
 
     async with anyio.create_task_group() as group:
         for _ in range(8):
@@ -102,7 +107,7 @@ async def test_many_askers_pull_a_blob_once_and_each_reads_it_whole(
 
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["in memory", "in a file"])
 async def test_a_body_is_given_from_where_a_target_lacks_it(staging: Staging, body: bytes) -> None:
-    await staging.ensure(described(body), Source(body))
+    await bring(staging, described(body), Source(body))
     for offset in (0, 1, len(body) - 1, len(body)):
         with staging.opened(described(body), offset) as pieces:
             assert pieces is not None
@@ -113,13 +118,13 @@ async def test_a_body_is_given_from_where_a_target_lacks_it(staging: Staging, bo
 
 async def test_small_blobs_never_touch_the_disk(staging: Staging, tmp_path: Path) -> None:
     body = bytes(SMALL_BLOB)
-    await staging.ensure(described(body), Source(body))
+    await bring(staging, described(body), Source(body))
     assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.rule("R16")
 async def test_a_file_is_named_by_digest_and_private(staging: Staging, tmp_path: Path) -> None:
-    await staging.ensure(described(LARGE), Source(LARGE))
+    await bring(staging, described(LARGE), Source(LARGE))
     path = tmp_path / "staged" / "sha256" / described(LARGE).digest.partition(":")[2]
     assert path.read_bytes() == LARGE
     assert path.stat().st_mode & 0o077 == 0
@@ -132,7 +137,7 @@ async def test_nothing_is_visible_under_the_digest_before_the_last_piece(
     source, blob = Source(LARGE), described(LARGE)
     source.may_go_on = anyio.Event()
     async with anyio.create_task_group() as group:
-        group.start_soon(staging.ensure, blob, source)
+        group.start_soon(bring, staging, blob, source)
         await source.half_way.wait()
         (partial,) = files(tmp_path)
         with staging.opened(blob) as pieces:
@@ -146,11 +151,11 @@ async def test_nothing_is_visible_under_the_digest_before_the_last_piece(
 async def test_one_askers_failure_is_its_own(staging: Staging, tmp_path: Path, body: bytes) -> None:
     blob, good = described(body), Source(body)
     with pytest.raises(ContentError, match="the source broke"):
-        await staging.ensure(
-            blob, Source(body, breaks_after=len(body) // 2 if body is LARGE else 0)
+        await bring(
+            staging, blob, Source(body, breaks_after=len(body) // 2 if body is LARGE else 0)
         )
     assert files(tmp_path) == []
-    await staging.ensure(blob, good)
+    await bring(staging, blob, good)
     with staging.opened(blob) as pieces:
         assert await content(pieces) == body
     assert good.reads == 1
@@ -166,12 +171,12 @@ async def test_a_cancelled_asker_lets_the_next_one_pull(
 
     async def give_up() -> None:
         with scope:
-            await staging.ensure(blob, held)
+            await bring(staging, blob, held)
 
     async with anyio.create_task_group() as group:
         group.start_soon(give_up)
         await held.half_way.wait()
-        group.start_soon(staging.ensure, blob, good)
+        group.start_soon(bring, staging, blob, good)
         await anyio.wait_all_tasks_blocked()
         assert good.reads == 0, "the second asker waits for the first one's pull"
         scope.cancel()
@@ -189,21 +194,22 @@ async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_rea
     blobs = [described(bytes([number]) * 1000) for number in range(4)]
 
     async def use(number: int) -> None:
-        await staging.ensure(blobs[number], sources[number], disk=False)
-        with staging.opened(blobs[number]) as pieces:
-            assert pieces is not None
-            assert await content(pieces) == bytes([number]) * 1000
+        async with staging.keeping(blobs[number], sources[number], disk=False):
+            with staging.opened(blobs[number]) as pieces:
+                assert await content(pieces) == bytes([number]) * 1000
 
     for number in (0, 1, 0, 2, 0, 1):
         await use(number)
     assert [source.reads for source in sources] == [1, 2, 1, 0]
-    # What is brought and not read yet stays, and what has no place beside it is left to the asker.
-    for number in (2, 3):
-        await staging.ensure(blobs[number], sources[number], disk=False)
-    with pytest.raises(NoRoom):
-        await use(0)
-    for number in (2, 3):
-        await use(number)
+    # What somebody uses stays, and what has no place beside it is left to the asker.
+    async with AsyncExitStack() as users:
+        for number in (2, 3):
+            keeping = staging.keeping(blobs[number], sources[number], disk=False)
+            await users.enter_async_context(keeping)
+        with pytest.raises(NoRoom):
+            await use(0)
+        for number in (2, 3):
+            await use(number)
     assert [source.reads for source in sources] == [1, 2, 2, 1]
 
 
@@ -214,34 +220,32 @@ async def test_who_asked_in_vain_keeps_nothing_in_memory(staging: Staging) -> No
     staging.memory.size = 1500
     bodies = [bytes([number]) * 1000 for number in range(2)]
     with pytest.raises(ContentError):
-        await staging.ensure(described(bodies[0]), Source(bodies[0], breaks_after=0), disk=False)
+        await bring(staging, described(bodies[0]), Source(bodies[0], breaks_after=0), disk=False)
     for body in bodies:
-        await staging.ensure(described(body), Source(body), disk=False)
+        await bring(staging, described(body), Source(body), disk=False)
         with staging.opened(described(body)) as pieces:
             assert await content(pieces) == body
 
 
 async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_path: Path) -> None:
-    """What is kept for later goes for them; what somebody has still to read stays."""
+    """What is kept for later makes way for them; what somebody uses stays."""
     staging = Staging(str(tmp_path))
-    kept, awaited, late = (described(bytes([n]) * SMALL_BLOB) for n in range(3))
-    for number, blob in enumerate((kept, awaited)):
-        await staging.ensure(blob, Source(bytes([number]) * SMALL_BLOB), disk=False)
-    with staging.opened(kept) as pieces:
-        assert pieces is not None
-    staging.memory.reserved = staging.memory.size - SMALL_BLOB
-    staging.make_way()
-    with pytest.raises(NoRoom):
-        await staging.ensure(described(b"x"), Source(b"x"), disk=False)
-    with pytest.raises(NoRoom):
-        await staging.ensure(late, Source(bytes([2]) * SMALL_BLOB), disk=False)
-    again = Source(bytes(SMALL_BLOB))
-    with pytest.raises(NoRoom):
-        await staging.ensure(kept, again, disk=False)
-    assert again.reads == 0
-    with staging.opened(awaited) as pieces:
-        assert await content(pieces) == bytes([1]) * SMALL_BLOB
-    await staging.ensure(late, Source(bytes([2]) * SMALL_BLOB), disk=False)
+    kept, used, late = (described(bytes([n]) * SMALL_BLOB) for n in range(3))
+    await bring(staging, kept, Source(bytes(SMALL_BLOB)), disk=False)
+    async with staging.keeping(used, Source(bytes([1]) * SMALL_BLOB), disk=False):
+        staging.memory.reserved = staging.memory.size - SMALL_BLOB
+        staging.make_way()
+        with pytest.raises(NoRoom):
+            await bring(staging, described(b"x"), Source(b"x"), disk=False)
+        with pytest.raises(NoRoom):
+            await bring(staging, late, Source(bytes([2]) * SMALL_BLOB), disk=False)
+        again = Source(bytes(SMALL_BLOB))
+        with pytest.raises(NoRoom):
+            await bring(staging, kept, again, disk=False)
+        assert again.reads == 0
+        with staging.opened(used) as pieces:
+            assert await content(pieces) == bytes([1]) * SMALL_BLOB
+    await bring(staging, late, Source(bytes([2]) * SMALL_BLOB), disk=False)
     assert files(tmp_path) == []
     staging.close()
 
@@ -299,7 +303,7 @@ async def test_what_memory_has_no_room_for_is_staged_on_disk_and_read_once(
     sources = [Source(body) for body in bodies]
     for _ in range(2):
         for body, each in zip(bodies, sources, strict=True):
-            await staging.ensure(described(body), each)
+            await bring(staging, described(body), each)
     assert [each.reads for each in sources] == [1] * 4
     assert len(files(tmp_path)) == 2
     for body in bodies:
@@ -313,8 +317,8 @@ async def test_nothing_is_left_when_staging_closes(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     staging = Staging(str(tmp_path / "cache") if configured else None)
-    await staging.ensure(described(LARGE), Source(LARGE))
-    await staging.ensure(described(SMALL), Source(SMALL))
+    await bring(staging, described(LARGE), Source(LARGE))
+    await bring(staging, described(SMALL), Source(SMALL))
     assert len(files(tmp_path)) == 1
     staging.close()
     staging.close()
@@ -337,12 +341,12 @@ async def test_no_link_that_waits_in_the_directory_is_followed(
         (folder / each).symlink_to(victim)
     staging = Staging(str(tmp_path / "cache"))
     with pytest.raises(StagingFailed):
-        await staging.ensure(blob, Source(LARGE))
+        await bring(staging, blob, Source(LARGE))
     assert victim.read_bytes() == b"precious"
 
     (folder / f"{name}.{bytes(6).hex()}.partial").unlink()
     staging = Staging(str(tmp_path / "cache"))
-    await staging.ensure(blob, Source(LARGE))
+    await bring(staging, blob, Source(LARGE))
     assert (folder / name).read_bytes() == LARGE
     assert not (folder / name).is_symlink()
     staging.close()
@@ -354,7 +358,7 @@ async def test_a_link_that_takes_the_place_of_what_was_verified_is_not_sent(tmp_
     victim, blob = tmp_path / "victim", described(LARGE)
     victim.write_bytes(b"precious" * 1_000_000)
     staging = Staging(str(tmp_path / "cache"))
-    await staging.ensure(blob, Source(LARGE))
+    await bring(staging, blob, Source(LARGE))
     place = tmp_path / "cache" / "staged" / "sha256" / blob.digest[7:]
     place.unlink()
     place.symlink_to(victim)
@@ -372,7 +376,7 @@ async def test_a_store_of_images_loses_nothing_where_it_is_taken_for_a_cache(
     precious.parent.mkdir(parents=True)
     precious.write_bytes(b"precious")
     staging = Staging(str(tmp_path))
-    await staging.ensure(described(LARGE), Source(LARGE))
+    await bring(staging, described(LARGE), Source(LARGE))
     staging.close()
     assert precious.read_bytes() == b"precious"
     assert files(tmp_path) == [str(precious.relative_to(tmp_path))]
@@ -383,9 +387,9 @@ async def test_two_runs_in_one_directory_do_not_spoil_each_others_blobs(tmp_path
     slow, blob = Source(LARGE), described(LARGE)
     slow.may_go_on = anyio.Event()
     async with anyio.create_task_group() as group:
-        group.start_soon(one.ensure, blob, slow)
+        group.start_soon(bring, one, blob, slow)
         await slow.half_way.wait()
-        await two.ensure(blob, Source(LARGE))
+        await bring(two, blob, Source(LARGE))
         slow.may_go_on.set()
     with one.opened(blob) as pieces:
         assert await content(pieces) == LARGE
@@ -393,7 +397,7 @@ async def test_two_runs_in_one_directory_do_not_spoil_each_others_blobs(tmp_path
     with two.opened(blob) as pieces:
         assert pieces is None, "it went with the other run"
     again = Source(LARGE)
-    await two.ensure(blob, again)
+    await bring(two, blob, again)
     assert again.reads == 1
     two.close()
 
@@ -407,7 +411,7 @@ async def test_only_partial_files_of_killed_runs_are_swept(tmp_path: Path) -> No
         if when is not None:
             os.utime(folder / name, (when, when))
     staging = Staging(str(tmp_path))
-    await staging.ensure(described(LARGE), Source(LARGE))
+    await bring(staging, described(LARGE), Source(LARGE))
     staging.close()
     assert files(folder) == ["alive.partial", "not-ours"]
 
@@ -419,7 +423,7 @@ async def test_only_partial_files_of_killed_runs_are_swept(tmp_path: Path) -> No
 async def fails_with_one_line(staging: Staging, *words: str) -> None:
     source = Source(LARGE)
     with pytest.raises(StagingFailed) as caught:
-        await staging.ensure(described(LARGE), source)
+        await bring(staging, described(LARGE), source)
     text = str(caught.value)
     assert "\n" not in text
     assert all(word in text for word in words), text
@@ -427,11 +431,11 @@ async def fails_with_one_line(staging: Staging, *words: str) -> None:
     assert "global.cache_dir" in (caught.value.hint or "")
     reads = source.reads
     with pytest.raises(StagingFailed) as again:
-        await staging.ensure(described(LARGE), source)
+        await bring(staging, described(LARGE), source)
     assert source.reads == reads, "no other blob is read for a disk that failed"
     assert str(again.value) == text
     # What needs no disk still works.
-    await staging.ensure(described(SMALL), Source(SMALL))
+    await bring(staging, described(SMALL), Source(SMALL))
 
 
 async def test_a_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
@@ -471,7 +475,7 @@ async def test_a_blob_that_could_not_be_named_is_not_there(
 
     monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(StagingFailed, match="quota"):
-        await staging.ensure(described(LARGE), Source(LARGE))
+        await bring(staging, described(LARGE), Source(LARGE))
     assert files(tmp_path) == []
     assert described(LARGE).digest not in staging._files
 
@@ -485,7 +489,7 @@ async def test_a_disk_that_takes_a_piece_in_parts_gets_all_of_it(
 
     with monkeypatch.context() as patched:
         patched.setattr(sync_staging, "FileIO", Slow)
-        await staging.ensure(described(LARGE), Source(LARGE))
+        await bring(staging, described(LARGE), Source(LARGE))
     with staging.opened(described(LARGE)) as pieces:
         assert await content(pieces) == LARGE
 
@@ -497,7 +501,7 @@ async def test_a_disk_that_cannot_be_read_is_one_clear_line(
         def readinto(self, _: Any) -> NoReturn:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    await staging.ensure(described(LARGE), Source(LARGE))
+    await bring(staging, described(LARGE), Source(LARGE))
     monkeypatch.setattr(sync_staging, "FileIO", Broken)
     with staging.opened(described(LARGE)) as pieces:
         assert pieces is not None
@@ -509,7 +513,7 @@ async def test_a_disk_that_cannot_be_read_is_one_clear_line(
 async def test_a_name_from_the_system_cannot_write_on_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "a\x1b[2Jb").write_bytes(b"")
     with pytest.raises(StagingFailed) as caught:
-        await Staging(str(tmp_path / "a\x1b[2Jb")).ensure(described(LARGE), Source(LARGE))
+        await bring(Staging(str(tmp_path / "a\x1b[2Jb")), described(LARGE), Source(LARGE))
     assert "\x1b" not in str(caught.value)
 
 
@@ -518,15 +522,15 @@ async def test_the_limit_lets_go_of_what_was_used_longest_ago(tmp_path: Path) ->
     staging = Staging(str(tmp_path), 2 * SMALL_BLOB + 10)
     first, second, third = (described(body) for body in bodies)
     for blob, body in zip((first, second), bodies, strict=False):
-        await staging.ensure(blob, Source(body))
+        await bring(staging, blob, Source(body))
     with staging.opened(first) as pieces:
         assert await content(pieces) == bodies[0]
     again = Source(bodies[1])
-    await staging.ensure(third, Source(bodies[2]))
+    await bring(staging, third, Source(bodies[2]))
     assert sorted(files(tmp_path)) == sorted(
         f"staged/sha256/{b.digest[7:]}" for b in (first, third)
     )
-    await staging.ensure(second, again)
+    await bring(staging, second, again)
     assert again.reads == 1
     staging.close()
     assert files(tmp_path) == []
@@ -536,14 +540,14 @@ async def test_a_blob_that_is_being_read_is_not_let_go_of(tmp_path: Path) -> Non
     bodies = [bytes([number]) * (SMALL_BLOB + 1) for number in range(2)]
     staging = Staging(str(tmp_path), SMALL_BLOB + 10)
     first, second = (described(body) for body in bodies)
-    await staging.ensure(first, Source(bodies[0]))
+    await bring(staging, first, Source(bodies[0]))
     with staging.opened(first) as pieces:
         source = Source(bodies[1])
         with pytest.raises(NoRoom):
-            await staging.ensure(second, source)
+            await bring(staging, second, source)
         assert source.reads == 0
         assert await content(pieces) == bodies[0]
-    await staging.ensure(second, Source(bodies[1]))
+    await bring(staging, second, Source(bodies[1]))
     staging.close()
 
 
@@ -552,12 +556,12 @@ async def test_blobs_that_are_being_pulled_count_towards_the_limit(tmp_path: Pat
     staging, slow = Staging(str(tmp_path), SMALL_BLOB + 10), Source(bodies[0])
     slow.may_go_on = anyio.Event()
     async with anyio.create_task_group() as group:
-        group.start_soon(staging.ensure, described(bodies[0]), slow)
+        group.start_soon(bring, staging, described(bodies[0]), slow)
         await slow.half_way.wait()
         with pytest.raises(NoRoom):
-            await staging.ensure(described(bodies[1]), Source(bodies[1]))
+            await bring(staging, described(bodies[1]), Source(bodies[1]))
         slow.may_go_on.set()
-    await staging.ensure(described(bodies[1]), Source(bodies[1]))
+    await bring(staging, described(bodies[1]), Source(bodies[1]))
     assert files(tmp_path) == [f"staged/sha256/{described(bodies[1]).digest[7:]}"]
     staging.close()
 
@@ -566,8 +570,8 @@ async def test_a_failed_pull_gives_its_room_back(tmp_path: Path) -> None:
     staging, body = Staging(str(tmp_path), SMALL_BLOB + 10), bytes(SMALL_BLOB + 1)
     for _ in range(3):
         with pytest.raises(ContentError):
-            await staging.ensure(described(body), Source(body, breaks_after=0))
-    await staging.ensure(described(body), Source(body))
+            await bring(staging, described(body), Source(body, breaks_after=0))
+    await bring(staging, described(body), Source(body))
     staging.close()
 
 
@@ -575,10 +579,10 @@ async def test_what_another_run_has_removed_is_no_failure_of_the_disk(tmp_path: 
     bodies = [bytes([number]) * (SMALL_BLOB + 1) for number in range(3)]
     staging = Staging(str(tmp_path), 2 * SMALL_BLOB + 10)
     for body in bodies[:2]:
-        await staging.ensure(described(body), Source(body))
+        await bring(staging, described(body), Source(body))
     folder = tmp_path / "staged" / "sha256"
     (folder / described(bodies[0]).digest[7:]).unlink()
-    await staging.ensure(described(bodies[2]), Source(bodies[2]))
+    await bring(staging, described(bodies[2]), Source(bodies[2]))
     staging.close()
     assert files(tmp_path) == []
 
@@ -589,7 +593,7 @@ async def test_a_file_that_cannot_be_removed_keeps_no_other(
     bodies = [bytes([number]) * (SMALL_BLOB + 1) for number in range(3)]
     staging, unlink = Staging(str(tmp_path)), os.unlink
     for body in bodies:
-        await staging.ensure(described(body), Source(body))
+        await bring(staging, described(body), Source(body))
     stuck = sorted(
         files(tmp_path),
         key=[f"staged/sha256/{each}" for each in os.listdir(tmp_path / "staged/sha256")].index,
@@ -609,24 +613,24 @@ async def test_a_file_that_cannot_be_removed_keeps_no_other(
 async def test_what_is_above_the_limit_is_not_staged(tmp_path: Path, limit: int) -> None:
     staging, source = Staging(str(tmp_path), limit), Source(LARGE)
     with pytest.raises(NoRoom):
-        await staging.ensure(described(LARGE), source)
+        await bring(staging, described(LARGE), source)
     assert source.reads == 0
-    await staging.ensure(described(SMALL), Source(SMALL))
+    await bring(staging, described(SMALL), Source(SMALL))
     staging.close()
     assert files(tmp_path) == []
 
 
 async def test_a_failed_runs_blobs_serve_the_next_one_when_they_verify(tmp_path: Path) -> None:
     failed = Staging(str(tmp_path))
-    await failed.ensure(described(LARGE), Source(LARGE))
+    await bring(failed, described(LARGE), Source(LARGE))
     other = b"x" * (SMALL_BLOB + 5)
-    await failed.ensure(described(other), Source(other))
+    await bring(failed, described(other), Source(other))
     failed.close(sweep=False)
     spoilt = tmp_path / "staged" / "sha256" / described(other).digest[7:]
     spoilt.write_bytes(b"y" * len(other))
     following, kept, lost = Staging(str(tmp_path)), Source(LARGE), Source(other)
-    await following.ensure(described(LARGE), kept)
-    await following.ensure(described(other), lost)
+    await bring(following, described(LARGE), kept)
+    await bring(following, described(other), lost)
     assert (kept.reads, lost.reads) == (0, 1)
     for body in (LARGE, other):
         with following.opened(described(body)) as pieces:
@@ -641,13 +645,13 @@ async def test_what_is_kept_for_one_target_only_never_goes_to_disk(
     staging.memory.size = len(SMALL) - 1
     source = Source(SMALL)
     with pytest.raises(NoRoom):
-        await staging.ensure(described(SMALL), source, disk=False)
+        await bring(staging, described(SMALL), source, disk=False)
     assert (source.reads, files(tmp_path)) == (0, [])
 
 
 async def test_what_a_failed_run_left_goes_with_the_next_one_that_ends_well(tmp_path: Path) -> None:
     failed = Staging(str(tmp_path))
-    await failed.ensure(described(LARGE), Source(LARGE))
+    await bring(failed, described(LARGE), Source(LARGE))
     failed.close(sweep=False)
     (left,) = files(tmp_path)
     for options in ({"sweep": False}, {"leftovers": False}):
@@ -657,16 +661,16 @@ async def test_what_a_failed_run_left_goes_with_the_next_one_that_ends_well(tmp_
     assert files(tmp_path) == []
 
 
-async def test_a_failed_run_leaves_only_what_somebody_has_still_to_read(
+async def test_a_failed_run_leaves_only_what_it_could_not_send(
     staging: Staging, tmp_path: Path
 ) -> None:
-    read, broken = (bytes([n]) * (SMALL_BLOB + 1) for n in range(2))
-    for body in (read, broken):
-        await staging.ensure(described(body), Source(body))
-    with staging.opened(described(read)) as pieces:
-        assert await content(pieces) == read
-    with pytest.raises(ZeroDivisionError), staging.opened(described(broken)):
-        raise ZeroDivisionError
+    sent, broken = (bytes([n]) * (SMALL_BLOB + 1) for n in range(2))
+    async with staging.keeping(described(sent), Source(sent)):
+        with staging.opened(described(sent)) as pieces:
+            assert await content(pieces) == sent
+    with pytest.raises(ZeroDivisionError):
+        async with staging.keeping(described(broken), Source(broken)):
+            raise ZeroDivisionError
     staging.close(failed=True)
     assert files(tmp_path) == [f"staged/sha256/{described(broken).digest[7:]}"]
 
@@ -674,8 +678,8 @@ async def test_a_failed_run_leaves_only_what_somebody_has_still_to_read(
 async def test_without_the_lock_only_what_this_run_staged_goes(tmp_path: Path) -> None:
     other, own = b"x" * (SMALL_BLOB + 5), Staging(str(tmp_path))
     another = Staging(str(tmp_path))
-    await another.ensure(described(other), Source(other))
-    await own.ensure(described(LARGE), Source(LARGE))
+    await bring(another, described(other), Source(other))
+    await bring(own, described(LARGE), Source(LARGE))
     own.close(leftovers=False)
     assert files(tmp_path) == [f"staged/sha256/{described(other).digest[7:]}"]
     another.close()

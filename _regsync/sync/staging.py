@@ -1,11 +1,11 @@
 """Keep blobs that several places need: small ones in memory, the others on disk.
 
 Owns: the staged files, each named by its digest alone (R16); the bodies in memory; the memory for
-    chunks on their way; bodies that can be sent from memory or from disk.
+    chunks on their way; how a body is sent from memory or from disk.
 May not know: registries, HTTP.
-Invariants: a file under its digest's name was hashed and is whole, whoever else stages in the same
-    directory. What a killed or failed run left is used when it still verifies. A run that ends
-    well leaves nothing.
+Invariants: a file under its digest's name has been hashed and is whole, even where other runs stage
+    in the same directory. A file that a killed or failed run left is used if it still has its
+    digest. A run that ends well leaves nothing.
 Follows: docs/specification.md section 1.1, docs/design.md section 6 (rule 13) and section 8.
 """
 
@@ -36,13 +36,13 @@ from _regsync.text import printable
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-# Bytes; up to this a blob stays in memory (docs/design.md section 6, rule 13).
+# Bytes up to which a blob is kept in memory (docs/design.md section 6, rule 13).
 SMALL_BLOB = 1024 * 1024
 
-# Bytes, for bodies in memory and chunks together (the same rule).
+# Bytes for bodies in memory and chunks together (the same rule).
 _MEMORY_BUDGET = 48 * 1024 * 1024
 
-# Seconds without a write, after which a partial file is a killed run's.
+# Seconds without a write after which a partial file is taken for a killed run's.
 _ABANDONED_SECONDS = 24 * 3600.0
 
 _STAGED_NAME = re.compile("[0-9a-f]{64,128}")
@@ -50,17 +50,17 @@ _STAGED_NAME = re.compile("[0-9a-f]{64,128}")
 # Reads a blob from its source to the end, verified, and hands each piece to a sink. A piece is
 # valid until the sink returns.
 Sink = Callable[[memoryview], Awaitable[None]]
-Reader = Callable[[Descriptor, Sink], Awaitable[None]]
+Reader = Callable[[Sink], Awaitable[None]]
 
 
 class StagingFailed(SyncError):
-    """The disk is full or cannot be used; no other blob will fare better in this run."""
+    """The disk is full or cannot be used; no further blob is tried in this run."""
 
     code = "CONFIG_ERROR"
 
 
 class NoRoom(StagingFailed):
-    """There is no room for this blob: it is larger than the limit, or all that is kept is in use."""
+    """There is no room for this blob: it is larger than the limit, or nothing can make way for it."""
 
 
 @contextlib.contextmanager
@@ -76,7 +76,10 @@ def _disk_errors() -> Iterator[None]:
 
 
 class MemoryPieces:
-    """A body in memory, from `offset` on. `complete`: its last piece has been given."""
+    """The body of a request, from memory: `body` from `offset` on.
+
+    `complete`: its last piece has been given.
+    """
 
     def __init__(self, body: bytes | memoryview, offset: int = 0) -> None:
         self.length = len(body) - offset
@@ -97,10 +100,10 @@ class MemoryPieces:
 
 
 class FilePieces:
-    """A staged file's bytes from `offset` to `end`. `complete`: its last piece has been given.
+    """The body of a request, from a staged file: its bytes from `offset` to `end`.
 
-    With a `digest`, which is that of the bytes, they are hashed again on their way (I3): a file may
-    have been changed since it was verified.
+    `complete`: its last piece has been given. With a `digest`, which is that of these bytes, they
+    are hashed again on their way: the file may have been changed since it was verified (I3).
     """
 
     def __init__(self, staged: FileIO, end: int, offset: int, digest: str = "") -> None:
@@ -154,7 +157,8 @@ class _Waiter(NamedTuple):
 class MemoryBudget:
     """Memory of `size` bytes for chunks on their way, of which `reserved` are taken.
 
-    Who waits for memory may hold no permit of a registry (I8): memory is reserved first.
+    A transfer reserves its memory before it is admitted: nobody may wait for memory with a permit
+    of a registry in hand (I8).
     """
 
     def __init__(self, size: int) -> None:
@@ -198,10 +202,11 @@ class _StagedFile(NamedTuple):
 
 
 class Staging:
-    """Blobs that are read from their source once, for all who ask.
+    """Blobs that are read from their source once, for all who need them.
 
-    Everybody who needs a blob calls `ensure`, then `opened` once. Files are in `cache_dir`, or in a
-    temporary directory without one; `limit` bounds their bytes.
+    Whoever needs a blob sends it inside of `keeping`, which brings it, from the body that `opened`
+    gives. Files are in `cache_dir`, or in a temporary directory without one; `limit` bounds their
+    bytes.
     """
 
     def __init__(self, cache_dir: str | None, limit: int | None = None) -> None:
@@ -211,51 +216,65 @@ class Staging:
         # Empty: a temporary directory is made when it is first needed.
         self._directory = "" if cache_dir is None else os.path.join(cache_dir, "staged")
         self._folders = set[str]()
-        # All by digest. Bodies and files stand in the order of their last use.
-        self._pulling = dict[str, anyio.Lock]()
+
+        # By digest, in the order of their last use.
         self._memory = dict[str, bytes]()
         self._files = dict[str, _StagedFile]()
-        self._readers = Counter[str]()  # how many read the file now
-        self._asked = Counter[str]()  # how many have asked for it and not read it to its end
-        self._memory_size = 0
-        self._pulled_size = 0  # of files that are being written
-        self._failed: StagingFailed | None = None
+        self._memory_size = 0  # of bodies in memory, those that are being read from a source too
+        self._incoming_size = 0  # of files that are being written
+        self._failed: StagingFailed | None = None  # the disk takes no blob any more
 
-    async def ensure(self, blob: Descriptor, read: Reader, *, disk: bool = True) -> None:
-        """Keep a blob in memory or on disk; the first asker reads its source, the others wait.
+        # By digest.
+        self._pulling = dict[str, anyio.Lock]()
+        self._users = Counter[str]()  # how many are inside of `keeping`
+        self._readers = Counter[str]()  # how many of those have its file open
+        self._unsent = set[str]()  # somebody failed to send it, and the next run may try again
 
-        A small blob is kept in memory while there is room; any other goes to disk if `disk` allows.
-        A failed read fails its own asker alone: the next asker reads again. NoRoom when this blob
-        has no place; StagingFailed when the disk takes no blob at all.
+    @contextlib.asynccontextmanager
+    async def keeping(
+        self, blob: Descriptor, read: Reader, *, disk: bool = True
+    ) -> AsyncIterator[None]:
+        """Have a blob in memory or on disk while the block runs; a body in memory stays that long.
+
+        The first who needs it reads its source, the others wait. A small blob goes to memory while
+        there is room, any other to disk if `disk` allows. A failed read is raised here only: the
+        next one who needs the blob reads again. NoRoom when this blob has no place; StagingFailed
+        when the disk takes no blob at all.
         """
-        # Lowered by `opened`, which each asker calls for the body, or below on failure.
-        self._asked[blob.digest] += 1
+        digest = blob.digest
+        self._users[digest] += 1
         try:
-            async with self._pulling.setdefault(blob.digest, anyio.Lock()):
-                if blob.digest in self._memory or blob.digest in self._files:
-                    return
-                is_small = blob.size <= SMALL_BLOB
-                # With a disk to turn to, nothing that is in memory is evicted for this blob.
-                if is_small and self._find_room(blob.size, evict=not disk):
-                    await self._pull_into_memory(blob, read)
-                elif disk:
-                    await self._pull_into_file(blob, read)
-                else:
-                    raise NoRoom("memory is full")
-        except BaseException:
-            self._asked[blob.digest] -= 1
-            raise
+            async with self._pulling.setdefault(digest, anyio.Lock()):
+                if digest not in self._memory and digest not in self._files:
+                    await self._pull(blob, read, disk)
+            try:
+                yield
+            except BaseException:
+                self._unsent.add(digest)
+                raise
+        finally:
+            self._users[digest] -= 1
+
+    async def _pull(self, blob: Descriptor, read: Reader, disk: bool) -> None:
+        is_small = blob.size <= SMALL_BLOB
+        # Where it can go to disk, nothing that is in memory is evicted for it.
+        if is_small and self._find_room(blob.size, evict=not disk):
+            await self._pull_into_memory(blob, read)
+        elif disk:
+            await self._pull_into_file(blob, read)
+        else:
+            raise NoRoom("memory is full")
 
     @contextlib.contextmanager
     def opened(
         self, blob: Descriptor, offset: int = 0
     ) -> Iterator[MemoryPieces | FilePieces | None]:
-        """Give the body of a blob that `ensure` has brought, from `offset` on.
+        """Give the body of a blob from `offset` on, inside of `keeping`.
 
-        Gives None when it had to go meanwhile: `ensure` brings it again.
+        Gives None when its file had to make way, or another run has removed it: `keeping` brings it
+        back.
         """
         digest = blob.digest
-        self._asked[digest] -= 1
         if digest in self._memory:
             body = self._memory.pop(digest)
             self._memory[digest] = body  # now it is the last one used
@@ -268,11 +287,9 @@ class Staging:
             return
 
         self._readers[digest] += 1
-        self._asked[digest] += 1  # until it is read: a run that failed keeps it (`close`)
         try:
             with staged:
                 yield FilePieces(staged, blob.size, offset, "" if offset else digest)
-            self._asked[digest] -= 1
         finally:
             self._readers[digest] -= 1
 
@@ -283,14 +300,15 @@ class Staging:
     def close(self, *, sweep: bool = True, failed: bool = False, leftovers: bool = True) -> None:
         """Let go of everything; with `sweep`, remove staged files, `leftovers` of earlier runs too.
 
-        What somebody still asks for stays after a run that `failed`.
+        A run that `failed` leaves what it could not send.
         """
         if sweep:
             paths = {file.path for file in self._files.values()}
             if leftovers:
                 paths |= self._paths_of_all_runs()
             if failed:
-                paths -= {file.path for each, file in self._files.items() if self._asked[each]}
+                unsent = self._files.keys() & self._unsent
+                paths -= {self._files[digest].path for digest in unsent}
             for path in paths:
                 remove_if_possible(path)
 
@@ -303,12 +321,11 @@ class Staging:
     def _find_room(self, size: int, *, evict: bool) -> bool:
         """Say whether memory has room for `size` bytes.
 
-        With `evict`, bodies go for it, the least recently used first, unless somebody asks for
-        them.
+        With `evict`, bodies that nobody uses make way, the least recently used first.
         """
         room = self.memory.size - self.memory.reserved - size
         if evict:
-            for digest in [each for each in self._memory if not self._asked[each]]:
+            for digest in [digest for digest in self._memory if not self._users[digest]]:
                 if self._memory_size <= room:
                     break
                 self._memory_size -= len(self._memory.pop(digest))
@@ -322,7 +339,7 @@ class Staging:
 
         self._memory_size += blob.size
         try:
-            await read(blob, extend)
+            await read(extend)
             self._memory[blob.digest] = bytes(body)
         finally:
             if blob.digest not in self._memory:
@@ -335,7 +352,7 @@ class Staging:
             raise self._failed.without_place()
         self._make_room_on_disk(blob)
 
-        self._pulled_size += blob.size
+        self._incoming_size += blob.size
         try:
             with _disk_errors():
                 path = await self._stage(blob, read)
@@ -344,7 +361,7 @@ class Staging:
             self._failed = error
             raise
         finally:
-            self._pulled_size -= blob.size
+            self._incoming_size -= blob.size
 
     async def _stage(self, blob: Descriptor, read: Reader) -> str:
         """Write a blob to its file, unless a killed run left it; return the path."""
@@ -360,11 +377,11 @@ class Staging:
                     written = await anyio.to_thread.run_sync(staged.write, piece)
                     piece = piece[written:]
 
-            await read(blob, write)
+            await read(write)
         return path
 
     def _folder(self, algorithm: str) -> str:
-        """Return the folder for an algorithm's digests; make it, and tidy it, at the first use."""
+        """Return the folder for an algorithm's digests; it is made, and tidied, at the first use."""
         if not self._directory:
             import tempfile  # only a run without a cache_dir needs it
 
@@ -390,10 +407,10 @@ class Staging:
         """
         if self._limit is None:
             return
-        used = self._pulled_size + sum(file.size for file in self._files.values())
+        used = self._incoming_size + sum(file.size for file in self._files.values())
         room = self._limit - used
         if blob.size <= self._limit:
-            for digest in [each for each in self._files if not self._readers[each]]:
+            for digest in [digest for digest in self._files if not self._readers[digest]]:
                 if room >= blob.size:
                     break
                 file = self._files.pop(digest)
@@ -403,7 +420,7 @@ class Staging:
             raise NoRoom(f"staging_size_limit has no room for {blob.size} bytes")
 
     def _open_file(self, digest: str) -> FileIO | None:
-        """Open a staged file; None where it is gone."""
+        """Open a staged file and note its use; None where it is gone."""
         file = self._files.get(digest)
         if file is None:
             return None

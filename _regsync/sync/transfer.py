@@ -227,12 +227,15 @@ class BlobTransfer:
 
     async def _send_staged(self, copy: _Copy) -> BlobResult:
         """Send a blob that others need too; the first who needs it reads it from its source."""
+        read = partial(self._read, copy)
+        on_disk = copy.keep == "disk"
         while True:
-            read = partial(self._read, copy)
-            await self._staging.ensure(copy.blob, read, disk=copy.keep == "disk")
-            async with self._admitted_to_write(copy):
+            async with (
+                self._staging.keeping(copy.blob, read, disk=on_disk),
+                self._admitted_to_write(copy),
+            ):
                 with self._staging.opened(copy.blob, copy.upload.offset) as body:
-                    if body is not None:  # else it had to go meanwhile
+                    if body is not None:  # else it has made way for another blob
                         return await self._send(copy, body)
 
     def _admitted_to_write(self, copy: _Copy) -> AbstractAsyncContextManager[object]:
@@ -240,7 +243,7 @@ class BlobTransfer:
         writing = copy.writing._replace(meters=put.meters)
         return self._admitted((writing,), copy.rank, copy.upload.lease)
 
-    async def _read(self, copy: _Copy, _: Descriptor, sink: Sink) -> None:
+    async def _read(self, copy: _Copy, sink: Sink) -> None:
         """Read the blob from its source into staging."""
         async with self._admitted((copy.reading,), copy.rank), copy.relay.opened():
             while not copy.relay.complete:
