@@ -1,4 +1,4 @@
-"""Origins: what a scheme, a host and a port are together, and which hosts are this machine's.
+"""Origins (scheme, host and port), and which hosts are this machine's own or private.
 
 Owns: default ports, how host and port are written, what is loopback or private.
 May not know: how a name is looked up.
@@ -16,7 +16,7 @@ DEFAULT_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
 # RFC 6052 section 2.1: the IPv4 address is in the last 32 bits.
 _NAT64 = IPv6Network("64:ff9b::/96")
 
-# `127.1`, `2130706433` and `0x7f.1`: no name of a host ends in a number.
+# `127.1`, `2130706433` and `0x7f.1` are IPv4 addresses: no name of a host ends in a number.
 _NUMBER_LAST = r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)"
 _LOCAL_NAMES = r"(?:.*\.)?localhost|metadata\.google\.internal"
 
@@ -27,8 +27,8 @@ class Origin(NamedTuple):
     scheme: str
     host: str
     port: int
-    # The Registry (of config.model, which is above) by whose configuration it is reached: trust,
-    # client certificate, proxy.
+    # The Registry of config.model, a room above this one, that says how it is reached: trust, client
+    # certificate, proxy.
     via: Any = None
 
     @property
@@ -43,18 +43,18 @@ class Origin(NamedTuple):
 def format_authority(scheme: str, host: str, port: int) -> str:
     """Return `host` or `host:port`: brackets for IPv6, no port that is the scheme's own."""
     bracketed = f"[{host}]" if ":" in host else host
-    # What has no scheme is shown as http.
+    # Without a scheme, as for http.
     default = DEFAULT_PORTS.get(scheme, DEFAULT_PORTS["http"])
     return bracketed if port == default else f"{bracketed}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Ask whether a name or address without brackets is this machine's own."""
+    """Return whether a name, or an address without brackets, is this machine's own."""
     return host in ("localhost", "::1") or re.fullmatch(r"127(?:\.[0-9]{1,3}){3}", host) is not None
 
 
 def is_private(host: str) -> bool:
-    """Ask whether a host is an address, or a name for one, that a stranger must not send us to."""
+    """Return whether a host is an address, or a name for one, that no stranger may send us to."""
     host = host.rstrip(".").lower()
     try:
         address = ip_address(host)
@@ -67,7 +67,7 @@ def is_private(host: str) -> bool:
 
 
 def is_address_in_disguise(host: str) -> bool:
-    """Ask whether the resolver would take a lower-case name for an IPv4 address, as `127.1`."""
+    """Return whether the resolver would take a lower-case name for an IPv4 address, as `127.1`."""
     try:
         ip_address(host)
     except ValueError:
@@ -76,7 +76,7 @@ def is_address_in_disguise(host: str) -> bool:
 
 
 def _ipv4_inside(address: IPv6Address) -> IPv4Address | None:
-    """Return the address that is meant: of a mapped one, of 6to4, behind a NAT64 gateway."""
+    """Return the IPv4 address inside a mapped one, of 6to4 or of NAT64; None for any other."""
     if address in _NAT64:
         return IPv4Address(int(address) & 0xFFFFFFFF)
     return address.ipv4_mapped or address.sixtofour

@@ -1,9 +1,9 @@
 """The only door to digests, MACs and signatures.
 
-Owns: which library computes them: in the default build OpenSSL alone, behind the gate of `fips`.
+Owns: which library computes them. In the default build it is OpenSSL alone, behind the gate of `fips`.
 May not know: anything else of the program.
-Invariants: no message shows a key; no other module of `_regsync` but `fips` imports hashlib, hmac
-or secrets. Chance that secures nothing (temporary names, pauses) is os.urandom's.
+Invariants: no message shows a key. Besides `fips`, no other module of `_regsync` imports hashlib, hmac
+or secrets: what chance they need (temporary names, pauses) secures nothing and is os.urandom's.
 Follows: docs/design.md sections 1 and 11.
 """
 
@@ -18,8 +18,8 @@ from _regsync.fips import libcrypto, pointer
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-# Digests that this program can verify, and the length of their hexadecimal form (image-spec
-# descriptor.md).
+# The digest algorithms that this program verifies, and the length of their hexadecimal form
+# (descriptor.md of the image specification).
 DIGEST_HEX_LENGTHS = {"sha256": 64, "sha512": 128}
 
 _PEM = r"-----BEGIN (?P<label>[A-Z ]+)-----(?P<text>.*?)-----END (?P=label)-----"
@@ -32,9 +32,8 @@ _MAX_SIGNATURE = 2048
 
 
 def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Hash:
-    """Return a running hash, begun with `data`.
-
-    ValueError for another algorithm than `sha256` and `sha512`.
+    """Return a hash object that has taken `data`; ValueError for another algorithm than `sha256` and
+    `sha512`.
     """
     if algorithm not in DIGEST_HEX_LENGTHS:
         raise ValueError(f"digest algorithm {algorithm!r} is not supported")
@@ -47,7 +46,7 @@ def hash_hex(algorithm: str, data: bytes | bytearray | memoryview) -> str:
 
 
 def name_hash(text: str) -> str:
-    """Return the SHA-1 by which another program has named a file; it secures nothing."""
+    """Return the SHA-1 of a text. Another program names files by it; it secures nothing."""
     return _new("sha1", text.encode()).hexdigest()
 
 
@@ -72,8 +71,8 @@ def hmac_bytes(key: bytes, data: bytes) -> bytes:
 def sign_rs256(key: str, message: bytes) -> bytes:
     """Return the RSASSA-PKCS1-v1_5 signature over SHA-256 by a private key in PEM.
 
-    ValueError says why the key is of no use. It is computed by the libcrypto that TLS runs on, on
-    whose list of errors nothing is left (docs/protocol-facts.md section 5.4).
+    ValueError says why the key cannot be used. The libcrypto that TLS runs on computes it; its list of
+    errors is left empty, or TLS would report them (docs/protocol-facts.md section 5.4).
     """
     _check_rsa_key(key)
 
@@ -87,7 +86,7 @@ def sign_rs256(key: str, message: bytes) -> bytes:
     context = pointer(crypto, "EVP_MD_CTX_new")
     private_key = c_void_p()
     try:
-        # The last argument is a pass phrase: without one the library would ask for it at the
+        # The last argument is a pass phrase. Without it, the library would ask for one at the
         # terminal.
         private_key = pointer(crypto, "PEM_read_bio_PrivateKey", pem_source, None, None, b"")
         if not private_key:

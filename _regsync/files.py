@@ -1,8 +1,8 @@
-"""Read and write files in directories where others may write too.
+"""Files in directories where others may write too.
 
-Owns: how a file is opened, how it appears under its name, how it goes.
+Owns: how a file is opened, how it gets its name, how it is removed.
 May not know: what a file holds.
-Invariants: no link is followed and no pipe is waited for; a file appears whole or not at all.
+Invariants: no link is followed, and no pipe is waited for. A file appears whole or not at all.
 Follows: docs/protocol-facts.md section 9.2 (R16).
 """
 
@@ -22,12 +22,12 @@ WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | _SAFE
 
 
 def open_safely(path: str, flags: int) -> int:
-    """Open a file without following a link: an `opener` for `open` and `FileIO`."""
+    """Open a file without following a link. Serves `open` and `FileIO` as their `opener`."""
     return os.open(path, flags | _SAFE)
 
 
 def is_own_folder(folder: str) -> bool:
-    """Say whether a folder is where it seems to be: neither it nor its parent is a link."""
+    """Return whether neither a folder nor its parent is a link, so that it is where it seems to be."""
     return not (os.path.islink(folder) or os.path.islink(os.path.dirname(folder)))
 
 
@@ -39,11 +39,11 @@ def remove_if_possible(path: str) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str) -> Iterator[int]:
-    """Give the descriptor of a new file, which takes its place at `path` when the block ends well.
+    """Give the descriptor of a new file, which replaces the one at `path` when the block ends well.
 
     The block closes the descriptor. When it fails, nothing has changed at `path`.
     """
-    # Two runs may write the same file, each under a name of its own; O_EXCL follows no link.
+    # Two runs may write the same file, so each has a name of its own. O_EXCL follows no link.
     partial = f"{path}.{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
     descriptor = os.open(partial, WRITE_FLAGS | os.O_EXCL, 0o600)
     try:

@@ -1,11 +1,10 @@
-"""The gate: the default build computes by the host's FIPS provider, or not at all.
+"""The FIPS gate: the default build computes by the host's FIPS provider, or not at all.
 
 Owns: finding and activating the provider, the proof that nothing else computes, libcrypto itself.
-May not know: anything else of the program; it imports neither OpenSSL nor ctypes before it is
-called.
-Invariants: what the gate cannot prove closes it, whatever the arguments; nothing here falls back.
-Python fails open: without a provider hashlib uses code of its own, and its FIPS mode tells a
-setting. So OpenSSL itself is asked.
+May not know: anything else of the program. Neither OpenSSL nor ctypes is imported before a call.
+Invariants: the gate is open only when everything is proven; nothing here falls back. OpenSSL itself
+is asked, because Python would go on without a provider: hashlib has code of its own, and its FIPS
+mode is only a setting.
 Follows: docs/design.md sections 1 and 11, docs/protocol-facts.md section 8.3.
 """
 
@@ -29,15 +28,15 @@ REMEDY = (
 # OpenSSL 3.0.0 as OpenSSL_version_num gives it.
 _OLDEST_OPENSSL = 0x30000000
 
-# What OPENSSL_info is asked for (openssl/crypto.h).
+# Arguments of OPENSSL_info (openssl/crypto.h).
 _INFO_CONFIG_DIR = 1001
 _INFO_MODULES_DIR = 1003
 
-# Where distributions keep modules and settings beside the places that OpenSSL names itself.
+# Where distributions keep modules and settings, besides the places that OpenSSL itself names.
 _MORE_MODULE_DIRS = ("/usr/lib64/ossl-modules",)
 _MORE_SETTINGS_DIRS = ("/etc/ssl", "/etc/pki/tls")
 
-# Behind what fipsinstall wrote, so that this holds.
+# Goes behind the settings that fipsinstall wrote: of two equal keys the later one holds.
 _ACTIVATION = b"""
 [fips_sect]
 activate = 1
@@ -54,9 +53,8 @@ _PARAMETER_UTF8_POINTER = 6
 
 
 def closed() -> str:
-    """Activate the host's FIPS provider for this process.
-
-    Return why the gate is closed, "" if it is not.
+    """Activate the host's FIPS provider for this process. Return why the gate stays closed, "" when it
+    is open.
     """
     if not FIPS_BUILD:
         return ""
@@ -160,13 +158,13 @@ def _find(crypto: CDLL, own_settings: str | None) -> _Module:
 
     named_dir = os.environ.get("OPENSSL_MODULES")  # as in OpenSSL the only place, if it is given
     module_dirs = [named_dir] if named_dir else [modules_dir, *_MORE_MODULE_DIRS]
-    found = [place for place in module_dirs if os.path.isfile(f"{place}/fips.so")]
-    if not found:
+    holders = [place for place in module_dirs if os.path.isfile(f"{place}/fips.so")]
+    if not holders:
         raise ValueError(f"is not found: no fips.so in {module_dirs}")
-    module = f"{found[0]}/fips.so"
+    module = f"{holders[0]}/fips.so"
 
     candidates = [named_dir, os.path.dirname(own_settings) if own_settings else None]
-    candidates += [found[0], config_dir, *_MORE_SETTINGS_DIRS]
+    candidates += [holders[0], config_dir, *_MORE_SETTINGS_DIRS]
     settings_dirs = [place for place in dict.fromkeys(candidates) if place]
     for place in settings_dirs:
         path = f"{place}/fipsmodule.cnf"

@@ -1,9 +1,9 @@
-"""The ledger of registry products: which kind a host is, and what is known of each kind.
+"""The table of registry products: which kind a host is, and what is known of each kind.
 
 Owns: the patterns of host names, Docker Hub's names, one row of facts for each kind.
 May not know: configuration, HTTP, credentials.
-Invariants: a kind is decided by the whole host name, never by a suffix, as cloud tokens follow the
-kind (CVE-2026-105769; docs/protocol-facts.md section 9.2, R8).
+Invariants: the whole host name decides the kind, never a suffix of it: a cloud's login goes to hosts
+of its kind (CVE-2026-105769; docs/protocol-facts.md section 9.2, R8).
 Follows: docs/design.md sections 3 and 9, docs/protocol-facts.md sections 1.8 and 4 to 7.
 """
 
@@ -23,13 +23,13 @@ UploadStyle = Literal["put", "patch", "chunks"]
 
 
 class Pace(NamedTuple):
-    """One window (docs/specification.md section 8.1) and the bucket of tokens that feeds it.
+    """One window (docs/specification.md section 8.1) and the token bucket that feeds it.
 
-    `rate` and `burst` together are never above the registry's own limit.
+    `rate` and `burst` together never exceed the limit that the registry publishes.
     """
 
-    actions: str  # that share the window, with blanks between
-    start: int = 4  # requests that the window lets in at first
+    actions: str  # those that share the window, with blanks between
+    start: int = 4  # how many requests the window lets in at first
     rate: int = 0  # tokens a second; 0: no limit is published or known
     burst: int = 1  # tokens at once
 
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     """
 
     hosts: str | None  # a pattern of whole host names
-    source: str
+    source: str  # of what stands here
     paces: tuple[Pace, ...]
 
     upload: UploadStyle = "put"
@@ -49,15 +49,15 @@ class Row(NamedTuple):
     put_limit: int | None = None  # bytes; a larger body goes by `chunks` of at most that size
     foreign_uploads: bool = True  # whether an upload's Location may be on another host
 
-    # How one POST asks for a blob, or starts its upload (docs/design.md section 6, rule 11):
-    # `mount=<digest>&from=<itself>`, or `mount` alone. None: a HEAD asks.
+    # How one POST asks for a blob and starts its upload where it is absent (docs/design.md section 6,
+    # rule 11): by `mount=<digest>&from=<itself>`, or by `mount` alone. None: a HEAD has to ask.
     probe: Literal["from", "bare"] | None = "from"
 
     page_size: int = 1000  # tags in one answer
     listing_has_digests: bool = False
     per_project: bool = False  # whether each first segment of a repository has its own windows
 
-    # The action that `ratelimit-remaining` is about; None: the one that was answered.
+    # The action that `ratelimit-remaining` counts; None: the one in whose answer it stands.
     quota: str | None = None
 
 
@@ -88,12 +88,12 @@ _ECR_SOURCE = "docs/protocol-facts.md sections 4.1 (hosts), 4.8 (rates), 4.9 (mo
 _ECR = Row(
     _ECR_HOSTS,
     _ECR_SOURCE,
-    # A mount is answered 201 only for a source with a committed manifest: the answer says nothing
-    # of the repository itself.
+    # A mount is answered 201 only where a committed manifest of its source names the blob. So a 202
+    # does not say that the blob is absent.
     # https://docs.aws.amazon.com/AmazonECR/latest/userguide/blob-mounting.html
     probe=None,
     # PutImage 10 a second, InitiateLayerUpload and CompleteLayerUpload 100, UploadLayerPart 500.
-    # Bursts of 18 leave room for what arrives late, behind a handshake.
+    # Bursts of 18 leave room for requests that arrive late, behind a handshake.
     # https://docs.aws.amazon.com/AmazonECR/latest/userguide/service-quotas.html
     paces=(
         Pace("tag_list", 8),
@@ -135,7 +135,7 @@ _DOCKER_HUB_HOSTS = (_DOCKER_HUB_NAME, "index.docker.io", _DOCKER_HUB_API)
 _DOCKER_HUB = Row(
     "|".join(re.escape(host) for host in _DOCKER_HUB_HOSTS),
     "docs/protocol-facts.md sections 7.2 (names, quota), 1.8 (mounts), 7.9 (upload)",
-    # The quota of pulls counts GETs of manifests, and no HEADs, though both answer with it.
+    # The quota of pulls counts GETs of manifests and no HEADs, though the answers to both carry it.
     # https://github.com/docker/docs/blob/bb3cdd21c88e3ca4ac1bbf88d75238e7622d5997/content/manuals/docker-hub/usage/pulls.md
     quota="manifest_get",
     paces=(Pace(_HEADS, 8), Pace("manifest_get", 1), Pace(f"tag_list blob_get {_WRITES}")),
@@ -170,11 +170,11 @@ _CONTAINER_REGISTRY = _ARTIFACT_REGISTRY._replace(hosts=r"(?:[a-z]+\.)?gcr\.io")
 _GHCR = Row(
     r"ghcr\.io",
     "docs/protocol-facts.md section 7.1 (host, upload, rate)",
-    # Reports of its PATCH with Content-Range contradict each other; a whole body without that
-    # header is safe by all of them.
+    # Reports of its PATCH with Content-Range contradict each other. By all of them, a whole body
+    # without that header is safe.
     # cirruslabs/tart#179, https://github.com/ocx-sh/ocx/pull/237
     fallback="patch",
-    # 2,000 requests a minute, learned from users and not documented.
+    # 2,000 requests a minute: users report it, GitHub does not document it.
     # https://github.com/clowdhaus/ocync/blob/7d433c5caee1b1cf8e2420c62086c528bb111064/docs/src/content/registries/ghcr.md
     paces=(Pace(f"{_READS} {_WRITES}", rate=20, burst=10),),
 )
@@ -227,11 +227,11 @@ ROWS: Mapping[Kind, Row] = {
 def kind_of(host: str, auth_type: str | None = None) -> Kind:
     """Return the kind of a registry by its host name (no port, no brackets).
 
-    Where that says nothing, an `auth_type` that is the name of a kind decides.
+    Where the name does not tell, an `auth_type` that is the name of a kind does.
     """
     name = host.lower()
     if not any(letter.isalpha() for letter in name):
-        return "unknown"  # an address is nobody's
+        return "unknown"  # an address belongs to no product
     for kind, row in ROWS.items():
         if row.hosts is not None and re.fullmatch(row.hosts, name):
             return kind

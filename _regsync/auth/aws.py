@@ -1,10 +1,10 @@
 """Logging in to ECR and ECR Public by the identity that AWS gave to this machine.
 
-Owns: the names of AWS's services, the exchange with them, the chain of sources of keys.
+Owns: the host names of AWS's services, exchanges with them, the chain of sources of keys.
 May not know: challenges, sockets, files.
-Invariants: a secret goes to AWS's own names or to a metadata service, into no message. A source
-that is named or broken is an error; nothing is written back (R8, R19).
-Follows: docs/protocol-facts.md section 4 (all numbers here) and section 9.2.
+Invariants: a secret goes to AWS's own hosts or to a metadata service, and into no message. A source
+that is named, or broken, is never passed over for another one; no file is written (R8, R19).
+Follows: docs/protocol-facts.md section 4 (numbers below) and section 9.2.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import math
 import re
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple
 from urllib.parse import quote, urlencode
 
 import anyio
@@ -31,14 +31,16 @@ from _regsync.text import printable, redact, redacting
 
 
 class _Partition(NamedTuple):
-    """How its regions begin, its suffix, that of its dual-stack APIs (section 4.1)."""
+    """One of AWS's partitions (section 4.1): how the names of its regions begin, and how the names
+    of its hosts end.
+    """
 
     region_start: str
     suffix: str
-    dual_suffix: str
+    dual_suffix: str  # of hosts that have IPv6 addresses as well
 
 
-# The last has all other regions.
+# The last one has all other regions.
 _PARTITIONS = (
     _Partition("us-gov-", "amazonaws.com", "api.aws"),
     _Partition("cn-", "amazonaws.com.cn", "api.amazonwebservices.com.cn"),
@@ -50,17 +52,17 @@ _PARTITIONS = (
     _Partition("", "amazonaws.com", "api.aws"),
 )
 
-# Variables, without AWS_ and in lower case, as a profile names the same.
+# Names of variables, without AWS_ and in lower case: a profile names the same things so.
 _ACCESS_KEY = "access_key_id"
 _TOKEN_FILE = "web_identity_token_file"
 _CONTAINER_PATH = "container_credentials_relative_uri"
 _CONTAINER_URL = "container_credentials_full_uri"
 _PROFILE_NAMES = ("default_profile", "profile")
 
-# Of a profile, what is about no identity.
+# Settings of a profile that name no identity.
 _OTHER_SETTINGS = {"region", "output"}
 
-# Where a container's credentials may come from: https, or this machine's own addresses.
+# Where a container's credentials may come from: https, loopback, or addresses of metadata services.
 _NEARBY = r"https://.+|http://(localhost|127(\.\d+){3}|169\.254\.170\.23?|\[(::1|fd00:ec2::23)\])(:\d+)?(/.*)?"
 
 # ACCOUNT.dkr.ecr[-fips].REGION.SUFFIX, or ACCOUNT.dkr-ecr[-fips].REGION.on.aws.
@@ -68,13 +70,14 @@ _ECR_HOST = r"[0-9]{12}\.dkr[.-]ecr(?P<fips>-fips)?\.(?P<region>[a-z0-9-]+)\.(?P
 
 _ATTEMPTS = 3
 
-# Seconds.
+# In seconds: between two attempts; for the answer of each metadata service; of life that a session
+# of SSO must have left.
 _PAUSE = 1.0
 _CONTAINER_SECONDS = 2.0
 _INSTANCE_SECONDS = 1.0
 _SSO_MARGIN = 60.0
 
-# Names of errors that pass.
+# In the names of errors that go away by themselves.
 _PASSING_ERRORS = "Throttl|TooMany|IDPComm"
 
 
@@ -82,11 +85,11 @@ def endpoint(service: str, region: str, fips: bool = False, dual: bool = False) 
     """Return the host of `ecr`, `ecr-public`, `sts`, `portal.sso` or `oidc` in a region (4.2)."""
     partition = next(row for row in _PARTITIONS if region.startswith(row.region_start))
     is_registry = service.startswith("ecr") and not dual
-    # The SDKs' rule has `api.ecr-fips` everywhere; documented, in the two common partitions, is
-    # `ecr-fips`.
+    # AWS's SDKs use `api.ecr-fips` everywhere. Its documentation has `ecr-fips` for the partitions
+    # of this suffix.
     is_plain_fips = fips and service == "ecr" and partition.suffix == "amazonaws.com"
     api = "api." if is_registry and not is_plain_fips else ""
-    # GovCloud's others are FIPS under their plain names.
+    # GovCloud's other services are FIPS under their plain names.
     says_fips = fips and (is_registry or dual or partition.region_start != "us-gov-")
     mark = "-fips" if says_fips else ""
     suffix = partition.dual_suffix if dual else partition.suffix
@@ -94,8 +97,8 @@ def endpoint(service: str, region: str, fips: bool = False, dual: bool = False) 
 
 
 def is_configured(machine: CloudEnvironment) -> bool:
-    """Ask whether a variable or a file offers an identity; AuthError, ConfigError: a broken file is
-    there.
+    """Return whether a variable or a file offers an identity; AuthError or ConfigError for a broken
+    file.
     """
     settings = _Settings(machine, None)
     names = (_ACCESS_KEY, _TOKEN_FILE, _CONTAINER_PATH, _CONTAINER_URL, *_PROFILE_NAMES)
@@ -107,21 +110,21 @@ def is_configured(machine: CloudEnvironment) -> bool:
 async def log_in(
     machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
 ) -> Login | None:
-    """Get a password for ECR or ECR Public (section 4.3) by the whole chain of keys.
+    """Get a password for ECR or ECR Public (section 4.3) with the first keys that there are.
 
-    `probing_metadata`: by IMDS alone. It returns None if that does not answer, and nobody's login
-    if this machine's role knows nothing of public images.
+    With `probing_metadata`, only EC2's metadata service is asked for keys. None where it does not
+    answer; an anonymous login where its role may not log in to ECR Public, which lets anybody read.
     """
     is_public = registry.kind == "ecr_public"
     settings = _Settings(machine, registry.cloud_profile)
-    # The kind was decided by the whole name, or is the configuration's word for another.
+    # A host of another form is ECR because the configuration says so.
     host = re.match(_ECR_HOST, registry.host)
     region = host["region"] if host else settings.sts_region
     if is_public:
         region = "us-east-1"
 
     client = _Client(machine, settings)
-    chain = AwsCredentialChain(machine, settings, client, region)
+    chain = _KeyChain(machine, settings, client, region)
     if probing_metadata:
         keys = await chain.from_instance()
         if keys is None:
@@ -130,7 +133,7 @@ async def log_in(
         keys = await chain.find()
     if keys is None:
         raise _error(
-            f"no AWS credentials for {registry.host}; looked at {', '.join(chain.looked)}",
+            f"no AWS credentials for {registry.host}; looked at {', '.join(chain.looked_at)}",
             "give this machine or container a role, set AWS_PROFILE or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
         )
 
@@ -159,9 +162,9 @@ def _token_headers(is_public: bool) -> list[Pair]:
     ]
 
 
-def _read_login(document: dict[str, Any], service: str, origin: str) -> Login:
+def _read_login(document: Mapping[str, object], service: str, origin: str) -> Login:
     try:
-        token = b64decode(document["authorizationToken"], validate=True).decode("ascii")
+        token = b64decode(str(document["authorizationToken"]), validate=True).decode("ascii")
         user, password = token.split(":", 1)
         expires = float(str(document.get("expiresAt", math.inf)))
     except (TypeError, LookupError, ValueError):
@@ -173,11 +176,11 @@ def _error(message: str, hint: str | None = None, code: str = AuthError.code) ->
     return AuthError(message, hint=hint, fatal=True, code=code)
 
 
-def _flatten(text: str) -> dict[str, Any]:
-    """Read what an answer says at any depth, where names differ: JSON, or the XML of STS, without
-    entities.
+def _flatten(text: str) -> dict[str, object]:
+    """Return the fields of an answer, at whatever depth they stand: of JSON, or of the XML of STS
+    (where entities stay as they are).
     """
-    document: dict[str, Any] = {}
+    document: dict[str, object] = {}
     try:
         json.loads(text, object_pairs_hook=document.update)
     except (ValueError, RecursionError):
@@ -185,10 +188,10 @@ def _flatten(text: str) -> dict[str, Any]:
     return document
 
 
-def _keys_in(document: dict[str, Any], origin: str, *secrets: str) -> Credential:
-    """Return the keys that variables, a profile or an answer hold; AuthError for none.
+def _keys_in(document: Mapping[str, object], origin: str, *secrets: str) -> Credential:
+    """Return the keys in variables, a profile or an answer; AuthError where there are none.
 
-    `secrets`: what was sent for them, and an answer may repeat.
+    `secrets`: what was sent to get the answer, which may repeat it.
     """
     fields = {
         re.sub("^aws|_", "", name.lower()): str(value) for name, value in document.items() if value
@@ -196,20 +199,20 @@ def _keys_in(document: dict[str, Any], origin: str, *secrets: str) -> Credential
     access_key = fields.get("accesskeyid", "")
     secret_key = fields.get("secretaccesskey", "")
     session = fields.get("sessiontoken") or fields.get("token") or ""
-    # They stand in headers.
+    # They go into headers.
     is_ascii = re.fullmatch("[ -~]+", access_key + secret_key + session)
     if access_key and secret_key and is_ascii:
         return Credential(access_key, secret_key, session, origin=origin)
     default = "the key or its secret is missing, or no text of ASCII"
-    said = fields.get("message") or fields.get("code") or default
-    raise _error(f"{origin} gives no AWS credentials: {printable(redact(said, secrets), 200)}")
+    reason = fields.get("message") or fields.get("code") or default
+    raise _error(f"{origin} gives no AWS credentials: {printable(redact(reason, secrets), 200)}")
 
 
 class _Settings:
-    """What the variables and files of AWS's programs say; AuthError for a broken file.
+    """The variables and files that AWS's programs read; AuthError for a broken file.
 
-    `variables` are by name without AWS_, in lower case: a profile has the same names. `profile` is
-    the one in force, empty where there is none.
+    `variables` has them by name, without AWS_ and in lower case, as a profile names them. `profile`
+    is the one that applies, empty where there is none.
     """
 
     def __init__(self, machine: CloudEnvironment, cloud_profile: str | None) -> None:
@@ -223,12 +226,13 @@ class _Settings:
         self.credentials_file = (
             self.variables.get("shared_credentials_file") or "~/.aws/credentials"
         )
-        # By `profile NAME`, `sso-session NAME`.
+        # By `profile NAME` and `sso-session NAME`.
         self._sections: dict[str, dict[str, str]] = {}
         self._read_sections(self.config_file, is_config=True)
         self._read_sections(self.credentials_file, is_config=False)
 
-        # The configuration's profile is the only source; one that a variable names has to be there.
+        # A profile that the configuration names is the only source. One that a variable names has to
+        # exist, but other sources go before it.
         self.only_profile = cloud_profile
         names = (cloud_profile, *map(self.variables.get, _PROFILE_NAMES))
         self.named_profile = next(filter(None, names), None)
@@ -246,7 +250,7 @@ class _Settings:
         parser = configparser.RawConfigParser(default_section="")
         try:
             parser.read_string(self.read(path))
-        except configparser.Error:  # whose own words quote the line
+        except configparser.Error:  # its message would quote the line
             raise _error(f"{path} is not a file of profiles as AWS's programs read it") from None
         for name in parser.sections():
             if is_config and name != "default":
@@ -257,11 +261,11 @@ class _Settings:
             self._sections.setdefault(key, {}).update(parser.items(name))
 
     def section(self, name: str) -> dict[str, str] | None:
-        """Return `profile NAME` or `sso-session NAME`; what both files say of a profile is one."""
+        """Return `profile NAME` or `sso-session NAME`, from both files together."""
         return self._sections.get(name)
 
     def is_set(self, name: str) -> bool:
-        """Ask whether a variable, or else the profile, says `true`."""
+        """Return whether a setting is `true`: by its variable, or else in the profile."""
         value = self.variables.get(name) or self.profile.get(name, "")
         return value.lower() == "true"
 
@@ -272,7 +276,7 @@ class _Settings:
         return data.decode("utf-8", "replace")
 
     def read_named(self, path: str, who: str, hint: str | None = None) -> str:
-        """Return the text of a file that `who` names; AuthError where there is none."""
+        """Return the text of a file that `who` names; AuthError where it is missing or empty."""
         text = self.read(path)
         if not text:
             raise _error(f"{who}: {printable(path)} is missing or empty", hint)
@@ -280,9 +284,9 @@ class _Settings:
 
 
 class _Failure(NamedTuple):
-    """Why an exchange gave nothing, in words that may hold secrets."""
+    """An exchange that gave nothing."""
 
-    text: str
+    text: str  # may hold secrets
     hint: str | None
     code: str
     may_pass: bool
@@ -292,7 +296,7 @@ class _Failure(NamedTuple):
 
 
 class _Client:
-    """Exchanges with AWS's services, each tried three times at most."""
+    """Makes requests to AWS's services, each up to three times."""
 
     def __init__(self, machine: CloudEnvironment, settings: _Settings) -> None:
         self._machine = machine
@@ -302,7 +306,7 @@ class _Client:
     def request(
         self, service: str, region: str, headers: list[Pair], body: bytes = b"", path: str = "/"
     ) -> Request:
-        """Return a request to a service of AWS in a region; AuthError where none is known."""
+        """Return a request to a service of AWS in a region; AuthError where no region is known."""
         if not re.fullmatch("[a-z0-9-]+", region):
             raise _error(f"no region: {region!r}", "set AWS_REGION")
         url = f"https://{endpoint(service, region, self.fips, self.dual)}{path}"
@@ -316,16 +320,16 @@ class _Client:
         *,
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
-    ) -> dict[str, Any]:
-        """Return what the answer says at any depth; AuthError with `hint` for a refusal.
+    ) -> dict[str, object]:
+        """Return the fields of the answer; AuthError with `hint` for a refusal.
 
-        The request is signed with `keys`; `secrets` are what it holds besides.
+        The request is signed with `keys`. `secrets`: what else in it no message may show.
         """
-        held = secrets if keys is None else (*secrets, *keys.secrets)
+        all_secrets = secrets if keys is None else (*secrets, *keys.secrets)
         for attempt in range(_ATTEMPTS):
             if attempt > 0:
                 await anyio.sleep(_PAUSE)
-            with redacting(lambda: held):
+            with redacting(lambda: all_secrets):
                 outcome = await self._attempt(request, hint, keys)
             if not isinstance(outcome, _Failure):
                 return outcome
@@ -334,19 +338,18 @@ class _Client:
                 break
         who = keys.origin if keys else "no keys"
         host = request.url.split("/")[2]
-        said = printable(redact(failure.text, held), 300)
-        raise _error(f"{who}: {host}: {said}", failure.hint, failure.code)
+        reason = printable(redact(failure.text, all_secrets), 300)
+        raise _error(f"{who}: {host}: {reason}", failure.hint, failure.code)
 
     async def _attempt(
         self, request: Request, hint: str, keys: Credential | None
-    ) -> dict[str, Any] | _Failure:
-        """Send a request once, signed if there are `keys`; return the fields of the answer.
+    ) -> dict[str, object] | _Failure:
+        """Make a request once, signed where there are `keys`, and return the fields of the answer.
 
-        `hint` goes with every failed answer; with an error of the network only where a container's
-        credential service was asked.
+        `hint` goes with each answer that is a failure. With an error of the network it goes only at a
+        container's credential service, where it says which variable led there.
         """
         headers = sign(keys, request, self._machine.wall()) if keys else request.headers
-        # Only a container's credential service is asked without the name of a service of AWS.
         is_container = not request.service
         timeout = _CONTAINER_SECONDS if is_container else None
         try:
@@ -364,20 +367,17 @@ class _Client:
 
 
 def _describe_failure(
-    request: Request, answer: Answer, document: dict[str, Any], hint: str
+    request: Request, answer: Answer, document: dict[str, object], hint: str
 ) -> _Failure:
-    """Return the failure that an answer is, and whether another attempt may succeed."""
-    # Where the error's name stands depends on the service's protocol.
-    stated_name = (
-        document.get("__type") or answer.headers.get("x-amzn-errortype") or document.get("Code")
-    )
-    error_name = str(stated_name or "")
+    # Where the name of the error stands depends on the service's protocol.
+    name = document.get("__type") or answer.headers.get("x-amzn-errortype") or document.get("Code")
+    error_name = str(name or "")
     message = document.get("message") or document.get("Message") or ""
 
     # A container's credential service may not have started yet.
     is_container = not request.service
     is_server_error = answer.status >= 500
-    # A 200 comes here only when nothing could be read in its body.
+    # A 200 is a failure when its body could not be read.
     has_passing_status = is_server_error or answer.status in (200, 429)
     has_passing_name = re.search(_PASSING_ERRORS, error_name) is not None
     may_pass = is_container or has_passing_status or has_passing_name
@@ -386,8 +386,8 @@ def _describe_failure(
     return _Failure(f"status {answer.status} {error_name} {message}", hint, code, may_pass)
 
 
-class AwsCredentialChain:
-    """One walk along the sources of keys of section 4.5; `looked` says where it has been."""
+class _KeyChain:
+    """The sources of AWS's keys, in the order of section 4.5. `looked_at`: those tried so far."""
 
     def __init__(
         self, machine: CloudEnvironment, settings: _Settings, client: _Client, region: str
@@ -396,19 +396,17 @@ class AwsCredentialChain:
         self._settings = settings
         self._variables = settings.variables
         self._client = client
-        self._region = region  # the registry's, for who has set none
-        self.looked: list[str] = []
+        self._region = region  # the registry's: STS is asked there, where no other one is set
+        self.looked_at: list[str] = []
 
     async def find(self) -> Credential | None:
-        """Return the first keys that there are; a profile that the configuration names stands for
-        all sources.
-        """
+        """Return the first keys that there are; None where there are none."""
         settings = self._settings
         if settings.only_profile:
             return await self._from_profile(settings.only_profile)
         if keys := await self._from_variables():
             return keys
-        self.looked.append("AWS_WEB_IDENTITY_TOKEN_FILE")
+        self.looked_at.append("AWS_WEB_IDENTITY_TOKEN_FILE")
         if self._variables.get(_TOKEN_FILE):
             return await self._assume_by_token(self._variables, "AWS_WEB_IDENTITY_TOKEN_FILE")
         return (
@@ -418,7 +416,7 @@ class AwsCredentialChain:
         )
 
     async def _from_variables(self) -> Credential | None:
-        self.looked.append("AWS_ACCESS_KEY_ID")
+        self.looked_at.append("AWS_ACCESS_KEY_ID")
         if not self._variables.get(_ACCESS_KEY):
             return None
         names = (_ACCESS_KEY, "secret_access_key", "session_token")
@@ -428,7 +426,7 @@ class AwsCredentialChain:
     # A role.
 
     async def _assume_by_token(self, fields: dict[str, str], origin: str) -> Credential:
-        """Assume the role of variables or a profile by the token in its file."""
+        """Assume the role that variables or a profile name, by the token in the file they name."""
         token = self._settings.read_named(fields[_TOKEN_FILE], origin).strip()
         form = [
             ("Action", "AssumeRoleWithWebIdentity"),
@@ -477,21 +475,22 @@ class AwsCredentialChain:
     # A profile.
 
     async def _from_profile(self, name: str, *way: str) -> Credential | None:
-        """Follow a profile; `way`: those whose source it is. It has to give keys then, and where it
-        alone counts.
+        """Return the keys of a profile. None where it has none, unless it is the only source.
+
+        `way`: the profiles that have led to this one as their source, which must give keys then.
         """
         settings = self._settings
         profile = settings.section(f"profile {name}")
         origin = f"profile {printable(name, 60)!r}"
         place = f"{origin} in {settings.config_file} and {settings.credentials_file}"
-        self.looked.append(place)
+        self.looked_at.append(place)
         if profile is None:
             if way or settings.named_profile:
                 raise _error(f"there is no {place}", "`aws configure list-profiles` shows them")
             return None
 
         has_keys = "aws_access_key_id" in profile
-        # A source's own keys go before its role.
+        # The keys of a source profile are used, even where it has a role as well.
         is_source_with_keys = bool(way) and has_keys
         if _TOKEN_FILE in profile:
             return await self._assume_by_token(profile, origin)
@@ -515,7 +514,7 @@ class AwsCredentialChain:
     async def _source_of(
         self, profile: dict[str, str], name: str, origin: str, way: tuple[str, ...]
     ) -> Credential:
-        """Return the keys by which a profile's role is assumed."""
+        """Return the keys with which a profile's role is assumed; AuthError where there are none."""
         source_profile = profile.get("source_profile")
         source = profile.get("credential_source", "")
         sources: dict[str, Callable[[], Awaitable[Credential | None]]] = {
@@ -537,21 +536,21 @@ class AwsCredentialChain:
         else:
             keys = await sources[source]()
         if keys is None:
-            raise _error(f"{origin}: its credential_source gives nothing: {self.looked[-1]}")
+            raise _error(f"{origin}: its credential_source gives nothing: {self.looked_at[-1]}")
         return keys
 
     async def _from_sso(self, profile: dict[str, str], origin: str) -> Credential:
         session = profile.get("sso_session", "")
         fields = {**profile, **(self._settings.section(f"sso-session {session}") or {})}
         names = ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name")
-        lacking = [
+        unusable = [
             name
             for name in names
             if not fields.get(name) or profile.get(name, fields[name]) != fields[name]
         ]
-        if lacking:
+        if unusable:
             raise _error(
-                f"{origin}: missing, or not as its sso-session has it: {', '.join(lacking)}"
+                f"{origin}: missing, or not as its sso-session has it: {', '.join(unusable)}"
             )
 
         hint = f"run `aws sso login` for {origin}"
@@ -569,10 +568,12 @@ class AwsCredentialChain:
         return _keys_in(document, origin, token)
 
     async def _sso_token(self, session: str, fields: dict[str, str], origin: str, hint: str) -> str:
-        """Return the token that `aws sso login` left, renewed in memory where it has ended."""
+        """Return the token that `aws sso login` has left. One that has ended is renewed, in memory
+        only.
+        """
         name = name_hash(session or fields["sso_start_url"])
         cached = _flatten(self._settings.read_named(f"~/.aws/sso/cache/{name}.json", origin, hint))
-        # UTC both: sorts as text.
+        # Both are UTC in the same form, which sorts as text.
         soon = time.gmtime(self._machine.wall() + _SSO_MARGIN)
         is_live = str(cached.get("expiresAt"))[:19] >= time.strftime("%Y-%m-%dT%H:%M:%S", soon)
         if is_live:
@@ -591,11 +592,11 @@ class AwsCredentialChain:
     # This machine.
 
     async def _from_container(self) -> Credential | None:
-        """Ask the service that a container's variables name."""
+        """Ask the credential service that a container's variables name; None where none does."""
         is_relative = bool(self._variables.get(_CONTAINER_PATH))
         variable = _CONTAINER_PATH if is_relative else _CONTAINER_URL
         origin = f"AWS_{variable.upper()}"
-        self.looked.append(origin)
+        self.looked_at.append(origin)
         url = self._variables.get(variable)
         if not url:
             return None
@@ -613,24 +614,28 @@ class AwsCredentialChain:
         return _keys_in(document, origin, token)
 
     async def from_instance(self) -> Credential | None:
-        """Ask IMDSv2 for the keys of this machine's role; None where it does not answer."""
+        """Ask EC2's metadata service (IMDSv2) for the keys of this machine's role; None where it does
+        not answer.
+        """
         is_ipv6 = self._variables.get("ec2_metadata_service_endpoint_mode", "").lower() == "ipv6"
         address = "[fd00:ec2::254]" if is_ipv6 else "169.254.169.254"
         base = self._variables.get("ec2_metadata_service_endpoint") or f"http://{address}"
         base = base.rstrip("/")
         origin = f"the EC2 metadata service at {printable(base, 100)}"
-        self.looked.append(origin)
+        self.looked_at.append(origin)
         try:
             if self._settings.is_set("ec2_metadata_disabled"):
                 raise WireError("AWS_EC2_METADATA_DISABLED")
             token, answer = await self._ask_instance(f"{base}/latest")
         except WireError as error:
-            self.looked[-1] += f" ({printable(error.message, 150)})"
+            self.looked_at[-1] += f" ({printable(error.message, 150)})"
             return None
         return _keys_in(_flatten(answer), origin, token)
 
     async def _ask_instance(self, base: str) -> tuple[str, str]:
-        """Return the session's token and the answer that has the keys; WireError for none."""
+        """Return the session's token, which is a secret, and the answer that has the keys; WireError
+        where there are none.
+        """
 
         async def fetch(method: str, path: str, header: Pair) -> bytes:
             answer = await self._machine.fetch(

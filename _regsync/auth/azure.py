@@ -1,8 +1,9 @@
 """Logging in to an Azure Container Registry by the identity that Azure gave to this machine.
 
-Owns: where an identity is looked for, the words of the directory, metadata services, the exchange.
+Owns: where an identity is looked for, the directory (Microsoft Entra ID) and its errors, metadata
+services, the exchange of a directory token for the registry's own.
 May not know: sockets, challenges, retries.
-Invariants: a secret goes to its authority, to a metadata service or to the registry, into no
+Invariants: a secret goes to its authority, to a metadata service or to the registry, and into no
 message. A source that is broken is an error.
 Follows: docs/specification.md section 5.2, docs/protocol-facts.md section 6 (numbers below).
 """
@@ -36,17 +37,18 @@ _ASSERTION_TYPE = (
     "urn:ietf:params:oauth:client-assertion-type:jwt-bearer",
 )
 
-# Seconds: to find out whether there is a metadata service, for one to give a token, of life that a
-# token of the command line has to have left.
+# In seconds: to find out whether there is a metadata service; for it to give a token; of life that a
+# token of the command line must have left.
 _PROBE_SECONDS = 1.0
 _TOKEN_SECONDS = 30.0
 _LEAST_TOKEN_LIFE = 300.0
 
-# The command line's own client id, and the user that a refresh token is sent with (section 6.1).
+# The client id of Azure's command line, and the user name that goes with a refresh token (section
+# 6.1).
 _COMMAND_LINE_CLIENT = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
 _TOKEN_USER = "00000000-0000-0000-0000-000000000000"
 
-# Errors of the directory that say that it does not know an audience (section 6.2).
+# Errors by which the directory says that it does not know an audience (section 6.2).
 _UNKNOWN_AUDIENCE = "AADSTS(?:500011|65001)|invalid_resource"
 
 _ROLE_HINT = (
@@ -61,11 +63,11 @@ _COMMAND_LINE_HINT = "run az login again as a user (a keyring? before it, az con
 
 
 class _Cloud(NamedTuple):
-    """One of Azure's clouds; audiences stand in the order in which they are tried."""
+    """One of Azure's clouds."""
 
     name: str
     authority: str
-    audiences: tuple[str, ...]
+    audiences: tuple[str, ...]  # in the order in which they are tried
 
 
 # By the suffix of the registry's name (section 6.2).
@@ -97,25 +99,26 @@ _CLOUDS = {
 
 
 class _Source(NamedTuple):
-    """What gives a token: an authority (POST, for a scope) or a metadata service (GET, for a
-    resource), which has `headers`.
+    """Where a token is asked for, and with what.
+
+    An authority takes a POST that names a scope; a metadata service a GET that names a resource.
     """
 
     origin: str
     url: str
     fields: tuple[Pair, ...]
     hint: str
-    secret: str  # of the request; no message may show it
-    headers: tuple[Pair, ...] = ()
+    secret: str  # in the request; no message may show it
+    headers: tuple[Pair, ...] = ()  # only a metadata service has some
 
     def __repr__(self) -> str:
         return "<Source>"  # it holds secrets
 
 
 class _DirectoryToken(NamedTuple):
-    """A token of the directory, and whose."""
+    """A token of the directory."""
 
-    origin: str
+    origin: str  # of the identity it is for
     value: str
 
     def __repr__(self) -> str:
@@ -123,7 +126,7 @@ class _DirectoryToken(NamedTuple):
 
 
 def is_configured(machine: CloudEnvironment) -> bool:
-    """Ask whether the environment or a session of the command line names an identity."""
+    """Return whether the environment or a session of the command line names an identity."""
     names = (_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE)
     if any(machine.environ.get(name) for name in names):
         return True
@@ -133,9 +136,10 @@ def is_configured(machine: CloudEnvironment) -> bool:
 async def log_in(
     machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
 ) -> Login | None:
-    """Log in by the first identity there is, whose token is good for a refresh token (section 6.1).
+    """Log in by the first identity that there is: its token is exchanged for a refresh token of the
+    registry (section 6.1).
 
-    `probing_metadata`: only by the metadata service, and None where it gives no token.
+    With `probing_metadata`, only the metadata service is asked; None where it gives no token.
     """
     suffix = registry.host.rpartition(".azurecr.")[2]
     cloud = _CLOUDS.get(suffix, _CLOUDS["io"])
@@ -155,7 +159,7 @@ async def log_in(
     except AuthError:
         if not probing_metadata:
             raise
-        # This registry does not know the machine, but may let anybody pull.
+        # This registry does not know the machine's identity, but may let anybody pull.
         return Login(Credential(), math.inf)
 
     now = machine.wall()
@@ -168,29 +172,31 @@ async def log_in(
 async def _directory_token(
     machine: CloudEnvironment, cloud: _Cloud, probing_metadata: bool
 ) -> _DirectoryToken | None:
-    """Get a token from the first identity there is; None when only probing, and AuthError else."""
+    """Return the token of the first identity that there is. Where there is none: None when only
+    probing, else AuthError.
+    """
     if not probing_metadata:
         source = _named_source(machine, cloud.authority)
         if source is not None:
             return _DirectoryToken(source.origin, await _token(machine, source, cloud.audiences))
 
-    looked = [_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE]
+    looked_at = [_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE]
     try:
         value = await _machine_token(machine, cloud.audiences)
     except (AuthError, WireError) as error:
-        looked.append(f"{_METADATA_NAME} ({error.message})")
+        looked_at.append(f"{_METADATA_NAME} ({error.message})")
     else:
-        looked.append(_METADATA_NAME)
+        looked_at.append(_METADATA_NAME)
         if value is not None:
             return _DirectoryToken(_METADATA_NAME, value)
     if probing_metadata:
         return None
-    return await _command_line_token(machine, cloud, looked)
+    return await _command_line_token(machine, cloud, looked_at)
 
 
 def _named_source(machine: CloudEnvironment, authority: str) -> _Source | None:
-    """Find what the environment names: a secret, a federated token (section 6.2), a service of
-    managed identities (section 6.3).
+    """Return the source that the environment names: a secret, a federated token (section 6.2), or a
+    service of managed identities (section 6.3).
     """
     environ = machine.environ
     names = (_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE)
@@ -242,7 +248,7 @@ def _federated_token(machine: CloudEnvironment) -> str:
 def _metadata_source(
     machine: CloudEnvironment, origin: str, url: str, version: str, header: Pair | None = None
 ) -> _Source:
-    """Return a service of managed identities; `header` proves that we may ask."""
+    """Return a service of managed identities. `header` shows it that we may ask."""
     fields = (("api-version", version), ("client_id", machine.environ.get("AZURE_CLIENT_ID", "")))
     headers: tuple[Pair, ...] = (("Metadata", "true"),)
     secret = ""
@@ -257,8 +263,8 @@ async def _machine_token(machine: CloudEnvironment, audiences: tuple[str, ...]) 
 
     AuthError or WireError where it gives no token, as for a machine without an identity.
     """
-    # A token may take seconds, where there is somebody to give it: who that is refuses this at
-    # once.
+    # A token may take seconds. So a request that is refused at once, for it lacks a header, finds out
+    # first whether anybody answers there.
     url = f"{_METADATA_URL}?api-version={_METADATA_VERSION}"
     answer = await machine.fetch("GET", url, [], b"", _PROBE_SECONDS)
     if answer.status in (401, 403, 404):
@@ -267,7 +273,7 @@ async def _machine_token(machine: CloudEnvironment, audiences: tuple[str, ...]) 
     return await _token(machine, source, audiences)
 
 
-# The command line's session, whose files are never written (section 6.4).
+# The session of Azure's command line, whose files are never written (section 6.4).
 
 
 def _session_file(machine: CloudEnvironment, name: str) -> bytes:
@@ -276,15 +282,15 @@ def _session_file(machine: CloudEnvironment, name: str) -> bytes:
 
 
 async def _command_line_token(
-    machine: CloudEnvironment, cloud: _Cloud, looked: list[str]
+    machine: CloudEnvironment, cloud: _Cloud, looked_at: list[str]
 ) -> _DirectoryToken:
-    """Return the token that az login left for a cloud, or exchange its refresh token."""
+    """Return the token that `az login` has left for a cloud, or one got by its refresh token."""
     try:
         profile = json.loads(_session_file(machine, "azureProfile"))
         cache = json.loads(_session_file(machine, "msal_token_cache"))
         subscription = _subscription(profile, cloud)
         if subscription is None:
-            places = ", ".join((*looked, "az login's ~/.azure"))
+            places = ", ".join((*looked_at, "az login's ~/.azure"))
             raise AuthError(
                 f"no identity at Azure; looked at {places}", hint=_IDENTITY_HINT, fatal=True
             )
@@ -302,8 +308,8 @@ async def _command_line_token(
     return _DirectoryToken(source.origin, await _token(machine, source, cloud.audiences))
 
 
-# The next four raise what reading a document of any shape may raise; their caller says what that
-# means.
+# The next four functions read documents of any shape. They raise whatever that raises, and
+# `_command_line_token` turns it into an AuthError.
 
 
 def _subscription(profile: Any, cloud: _Cloud) -> Any | None:
@@ -318,7 +324,7 @@ def _subscription(profile: Any, cloud: _Cloud) -> Any | None:
 
 
 def _entries(cache: Any, section: str, subscription: Any, cloud: _Cloud) -> list[Any]:
-    """Return a section's entries of the subscription's user in a cloud."""
+    """Return the entries in a section of the cache that are the subscription's user's."""
     accounts = [
         account["home_account_id"]
         for account in cache["Account"].values()
@@ -382,9 +388,9 @@ async def _token_for(machine: CloudEnvironment, source: _Source, audience: str) 
 
 
 async def _ask(machine: CloudEnvironment, source: _Source, field: str) -> str:
-    """Do one exchange, and return a field of the answer.
+    """Ask a source, and return a field of its answer.
 
-    RegistryError when it may be repeated, AuthError with the other end's words (section 6.2).
+    RegistryError for an answer that passes, AuthError for a refusal, with its reason (section 6.2).
     """
     form = urlencode([(name, value) for name, value in source.fields if value], errors="replace")
     with redacting(lambda: (source.secret,)):
@@ -399,15 +405,15 @@ async def _ask(machine: CloudEnvironment, source: _Source, field: str) -> str:
         return value
 
     place = source.url.partition("?")[0]
-    said = _said(redact(answer.body.decode("utf-8", "replace"), [source.secret]))
-    message = printable(f"{place} refuses {source.origin}: status {answer.status}: {said}")
+    reason = _reason(redact(answer.body.decode("utf-8", "replace"), [source.secret]))
+    message = printable(f"{place} refuses {source.origin}: status {answer.status}: {reason}")
     if answer.status == 429 or answer.status >= 500:
         wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall())
         raise RegistryError(message, status=answer.status, retry_after=wait)
     raise AuthError(message, hint=source.hint, fatal=True)
 
 
-def _said(text: str) -> str:
-    """Return code and first line of an error: what follows names tenants and users."""
+def _reason(text: str) -> str:
+    """Return the code and the first line of an error. What follows them names tenants and users."""
     words = r'"(?:error|code|error_description|message)" *: *"([^"\\]*)'
     return ": ".join(re.findall(words, text)[:2]).partition(" Trace ID")[0]

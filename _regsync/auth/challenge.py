@@ -1,8 +1,9 @@
-"""What a registry says when it lets nobody in: ways to log in, and error bodies.
+"""What a registry's refusal says: challenges and error bodies.
 
 Owns: the grammar of WWW-Authenticate, which realms may get credentials, the shapes of error bodies.
 May not know: credentials, tokens, sockets.
-Invariants: a realm that `check_realm` refused gets no request (R2, R9).
+Invariants: a realm that `check_realm` refuses gets no request, or a registry could have credentials
+sent to a stranger (R2, R9).
 Follows: docs/protocol-facts.md sections 1.12, 2.1 and 2.7.
 """
 
@@ -19,7 +20,7 @@ from _regsync.text import json_object, printable
 
 
 class Challenge(NamedTuple):
-    """One way in that a 401 offers; `scheme` is lower case, what is missing is empty."""
+    """One way to log in that a 401 offers. `scheme` is lower case; missing parts are empty."""
 
     scheme: str
     realm: str = ""
@@ -28,7 +29,7 @@ class Challenge(NamedTuple):
     error: str = ""
 
 
-# A word, and its value when `=` follows: quoted (the closing quote may be missing) or bare.
+# A word, and its value where `=` follows: quoted (the closing quote may be missing) or bare.
 _WORD = re.compile(
     r"""(?sx)
     (?P<name> [!#$%&'*+.^_`|~0-9A-Za-z-]+ )
@@ -38,13 +39,13 @@ _WORD = re.compile(
 
 
 def parse_challenges(values: Iterable[str]) -> list[Challenge]:
-    """Read WWW-Authenticate lines as seen in the wild (docs/protocol-facts.md section 2.1).
+    """Read WWW-Authenticate headers in any form seen in the wild (docs/protocol-facts.md section 2.1).
 
-    A word without `=` opens a challenge; those with `=` up to the next one are its parameters.
+    A word without `=` begins a challenge. Words with `=` are parameters of the challenge before them.
     """
     challenges: list[dict[str, str]] = []
     for value in values:
-        parameters: dict[str, str] = {}  # those in front of all challenges are lost
+        parameters: dict[str, str] = {}  # parameters before the first challenge are dropped
         for word in _WORD.finditer(value):
             name = word["name"].lower()
             if word["quoted"] is not None:
@@ -60,9 +61,9 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
     ]
 
 
-# Parents below which strangers have names (docs/protocol-facts.md section 2.7), and ends of
-# addresses. Not the public suffix list; what it protects is already at the mercy of the registry
-# that names the realm.
+# Domains below which strangers have names (docs/protocol-facts.md section 2.7), and ends of
+# addresses. A few common ones are enough, the public suffix list is not needed: the registry that
+# names the realm could take the credentials itself.
 _SHARED = r"""(?x)(?:.*\.)?(?:
     amazonaws\.(?:com(?:\.cn)?|eu) | on\.aws | awsapprunner\.com | cloudfront\.net | azurecr\.(?:io|cn|us) | azure\.com
     | azurewebsites\.net | windows\.net | cloudapp\.net | (?:pkg|pages|workers|r2|fly)\.dev | googleapis\.com
@@ -73,15 +74,17 @@ _SHARED = r"""(?x)(?:.*\.)?(?:
 
 
 class _Objection(NamedTuple):
-    """Why a realm is not asked: the end of a sentence, and what may help."""
+    """Why a realm is not asked."""
 
-    text: str
+    text: str  # the end of a sentence
     hint: str | None = None
 
 
 def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -> None:
-    """Raise AuthError unless the host `registry`, which is asked by `scheme`, may send us to the
-    URL `realm` (docs/protocol-facts.md section 2.7).
+    """Raise AuthError unless a registry may send us to the URL `realm` for a login
+    (docs/protocol-facts.md section 2.7).
+
+    `registry` is its host, `scheme` that of its own URL.
     """
     objection = _objection_to(realm, scheme, registry, has_credentials)
     if objection is not None:
@@ -109,7 +112,7 @@ def _objection_to(
         hint = "the registry's operator has to correct its realm"
         return _Objection("which is not https", hint)
 
-    # One machine with several ports, as in a test set-up, has several names for itself.
+    # The ports of one machine are one owner's, whichever of its names is used.
     is_same_machine = is_loopback(host) and is_loopback(registry)
     if host == registry or is_same_machine:
         return None
@@ -124,7 +127,9 @@ def _objection_to(
 
 
 def _has_same_owner(host: str, registry: str) -> bool:
-    """Ask whether a host is below the registry's own name, or below that name's unshared parent."""
+    """Return whether a host is below the registry's name, or below its parent domain, unless
+    strangers have names there as well.
+    """
     parent = registry.partition(".")[2]
     owned = [registry]
     if not re.fullmatch(_SHARED, parent):
@@ -133,17 +138,17 @@ def _has_same_owner(host: str, registry: str) -> bool:
 
 
 class _ErrorEntry(NamedTuple):
-    """Of one error; what is no text is none."""
+    """One error of a body. Parts that are missing, or no text, are empty."""
 
     code: str = ""
     message: str = ""
 
 
 def parse_error_body(body: bytes) -> tuple[tuple[str, ...], str]:
-    """Return an error's codes and words, in any shape of docs/protocol-facts.md section 1.12.
+    """Return the codes and the message of an error body, in any shape of docs/protocol-facts.md
+    section 1.12. An HTML page has neither.
 
-    A page for people has none. The words are the server's own, of any length: take secrets out,
-    then cut.
+    The message is the server's own text, of any length. Secrets are to be redacted before it is cut.
     """
     document = json_object(body)
     if document is None:

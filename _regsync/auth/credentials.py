@@ -1,9 +1,9 @@
-"""What proves who we are at a registry, and where it is found.
+"""Credentials for registries, and where they are found.
 
 Owns: credentials, the order of their sources, the grammar of container clients' files.
-May not know: challenges, clouds, sockets; files and variables are arguments.
-Invariants: a source that is named or broken is an error, never a reason to try another (R8); no
-text of a credential shows its secrets.
+May not know: challenges, clouds, sockets. Files and variables are arguments.
+Invariants: a source that is named, or broken, is never passed over for another one (R8). The repr of
+a credential shows no secret.
 Follows: docs/protocol-facts.md sections 3.1 to 3.4 and 7.1.
 """
 
@@ -13,15 +13,15 @@ import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from _regsync.addresses import is_loopback
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError
 from _regsync.text import json_object, printable
 
-# Of a path: the file's bytes, None where there is no such file; ConfigError for one that cannot be
-# read.
+# Takes a path, returns the file's bytes, None where there is no such file; ConfigError for a file
+# that cannot be read.
 ReadFile = Callable[[str], bytes | None]
 
 # A name and a value.
@@ -29,13 +29,13 @@ Pair = tuple[str, str]
 
 _DOCKER_HUB_KEY = "https://index.docker.io/v1/"
 
-# KIND PROGRAM: what a cloud's credential helper does, its kind's own login does, which comes next
-# (docs/protocol-facts.md section 3.4).
+# `KIND PROGRAM` for each credential helper of a cloud. The cloud's own login does the same, and is
+# asked after the files (docs/protocol-facts.md section 3.4).
 _CLOUD_HELPERS = "ecr(_public)? ecr-login|g[ac]r (gcloud|gcr)|acr acr-(env|linux)"
 
 
 class Credential(NamedTuple):
-    """What proves who we are at one registry, found at `origin`; equal only when the secrets are."""
+    """A login to one registry, found at `origin`. Missing parts are empty."""
 
     username: str = ""
     password: str = ""
@@ -48,13 +48,13 @@ class Credential(NamedTuple):
 
     @property
     def basic(self) -> str | None:
-        """The Authorization header of the Basic scheme, None where there is no such pair."""
+        """The Authorization header of the Basic scheme; None without user name or secret."""
         pair = self._basic_pair
         return f"Basic {pair}" if pair else None
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """All that no text may show; some are empty."""
+        """All that no text may show. Some are empty."""
         return self.password, self.identity_token, self.registry_token, self._basic_pair
 
     @property
@@ -73,10 +73,10 @@ def find_credential(
     read: ReadFile,
     repository: str | None = None,
 ) -> Credential | None:
-    """Find what to log in with; None is anonymous.
+    """Return what to log in with to a registry, None for nobody.
 
-    AuthError for a source that cannot be used, and where the configuration names a kind of source
-    that has nothing.
+    AuthError for a source that cannot be used, and for a kind of source that the configuration names
+    and that has nothing.
     """
     method = registry.auth_type
     where = f"registry {registry.alias!r}"
@@ -88,22 +88,22 @@ def find_credential(
     if method == "static_token":
         return Credential(registry_token=registry.token or "", origin=f"token of {where}")
 
-    looked: list[str] = []
+    looked_at: list[str] = []
     if (method or registry.kind) == "ghcr":
-        looked.append("the environment variable GITHUB_TOKEN")
+        looked_at.append("the environment variable GITHUB_TOKEN")
         credential = _github_credential(registry, environ)
         if credential is not None:
             return credential
     if method != "ghcr":
         for place, text in _credential_files(environ, home, read):
-            looked.append(place)
+            looked_at.append(place)
             credential = _look_up(place, text, registry, repository)
             if credential is not None:
                 return credential
     if method is None:
         return None
     raise AuthError(
-        f"{where}: no credentials for {registry.authority}; looked at {', '.join(looked)}",
+        f"{where}: no credentials for {registry.authority}; looked at {', '.join(looked_at)}",
         hint="log in with a container client, or use auth_type: basic with credentials",
         fatal=True,
     )
@@ -125,7 +125,7 @@ def _github_credential(registry: Registry, environ: Mapping[str, str]) -> Creden
 def _credential_files(
     environ: Mapping[str, str], home: str | None, read: ReadFile
 ) -> Iterator[tuple[str, bytes | None]]:
-    """Yield the places of docs/protocol-facts.md section 3.1 with what they hold, docker's before
+    """Yield each place of docs/protocol-facts.md section 3.1 with what it holds: docker's, then
     podman's.
     """
     inline = environ.get("DOCKER_AUTH_CONFIG", "").encode("utf-8", "surrogateescape")
@@ -156,20 +156,20 @@ def _path_below(directory: str | None, *names: str) -> str | None:
 
 
 class _CredentialFile(NamedTuple):
-    """A container client's file: its `auths`, its helpers by registry, the helper for all others."""
+    """What the credential file of a container client holds."""
 
     place: str
-    is_legacy: bool
-    auths: dict[str, Any]
-    helpers: dict[str, Any]
-    store: object
+    is_legacy: bool  # `.dockercfg`, which is `auths` alone
+    auths: dict[str, object]
+    helpers: dict[str, object]  # by registry
+    store: object  # the helper for all other registries
 
     def __repr__(self) -> str:
         return f"_CredentialFile({self.place!r})"  # it holds secrets
 
 
 def _parse_file(place: str, text: bytes) -> _CredentialFile:
-    """Read a file of docs/protocol-facts.md section 3.2; AuthError for anything else."""
+    """Read a file as docs/protocol-facts.md section 3.2 has it; AuthError for anything else."""
     is_legacy = place.endswith(".dockercfg")
     document = json_object(text)
     if is_legacy and document is not None:
@@ -200,8 +200,8 @@ def _look_up(
         credential = _read_entry(place, file.auths[key], registry)
         if credential is not None:
             return credential
-    # `docker login` leaves an empty entry for what the store has; without one, it has nothing
-    # (nativeStore.Store).
+    # `docker login` leaves an empty entry for each login that is in the store (nativeStore.Store of
+    # docker/cli): without an entry, the store has nothing.
     may_be_in_store = keys or registry.auth_type is not None
     if file.store and may_be_in_store:
         _refuse_credential_program(place, file.store, "credsStore", registry)
@@ -216,14 +216,14 @@ def _names_in_files(registry: Registry) -> list[str]:
 
 
 def _keys_of_entries(file: _CredentialFile, names: list[str], repository: str | None) -> list[str]:
-    """Return the keys of `auths` that are about a repository, the longest path first, or about its
-    registry.
+    """Return the keys of `auths` that apply to a repository: the longest path first, the registry's
+    own last.
     """
     path = (repository or "").split("/")
     wanted = [f"{name}/{'/'.join(path[:end])}" for end in range(len(path), 0, -1) for name in names]
     keys = [key for key in (*wanted, *names) if key in file.auths]
-    # Keys may be URLs, in the legacy file without a scheme; elsewhere a path means more than the
-    # host.
+    # Other keys are URLs, whose path says nothing. Only the legacy file leaves out their scheme:
+    # elsewhere a key without one may name a repository.
     url = r"(?:https?://)?([^/]*).*" if file.is_legacy else r"https?://([^/]*).*"
     for key in file.auths:
         host = re.sub(url, r"\1", key.lower(), count=1)
@@ -235,7 +235,7 @@ def _keys_of_entries(file: _CredentialFile, names: list[str], repository: str | 
 def _refuse_credential_program(
     place: str, program: object, section: str, registry: Registry
 ) -> None:
-    """Raise AuthError for a credential helper, unless the cloud's own login does what it does."""
+    """Raise AuthError for a credential helper, unless the cloud's own login can stand in for it."""
     if registry.auth_type is None and re.fullmatch(_CLOUD_HELPERS, f"{registry.kind} {program}"):
         return
     helper = f"credential helper docker-credential-{printable(str(program), 40)} ({section})"
@@ -248,7 +248,7 @@ def _refuse_credential_program(
 
 
 def _read_entry(place: str, entry: object, registry: Registry) -> Credential | None:
-    """Read one `auths` entry; None for the empty one that a credential store leaves behind."""
+    """Read an entry of `auths`; None for the empty one that stands for a login in a store."""
     broken = AuthError(f"{place}: the entry for {registry.authority} does not parse", fatal=True)
     names = ("auth", "username", "password", "identitytoken", "registrytoken")
     if not isinstance(entry, dict):
@@ -259,7 +259,7 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
     auth, username, password, identity_token, registry_token = values
     if auth:
         try:
-            # Old versions of docker pad it.
+            # Old versions of docker pad it with zeros.
             pair = b64decode(auth, validate=True).decode().rstrip("\0")
             username, password = pair.split(":", 1)
         except ValueError:

@@ -1,9 +1,9 @@
 """Logging in to Artifact Registry by Google's application default credentials.
 
-Owns: the order of the places of an identity, the kinds of credential files, what is asked.
+Owns: where an identity is looked for, the kinds of credential files, the exchange of each kind.
 May not know: sockets, challenges.
-Invariants: a place that is named and broken is an error. Secrets go by https or to this machine,
-into no message.
+Invariants: a place that is named, or broken, is never passed over. Secrets go by https, or to this
+machine and its metadata server, and into no message.
 Follows: docs/protocol-facts.md sections 5.2 to 5.4.
 """
 
@@ -43,19 +43,20 @@ _GRANT_HINT = (
     "on that account"
 )
 
-# Seconds: how long a token lives that is asked for, pauses between attempts, how long a metadata
-# service may take, and that at the last attempt, which may be the only one, as a guess.
+# In seconds: the life that is asked for a token; the pauses between attempts; how long a metadata
+# server may take to answer. The last attempt is short: it is the only one where nothing says that
+# there is a metadata server.
 _LIFE = 3600
 _PAUSES = (1.0, 2.0)
 _METADATA_SECONDS = 3.0
 _LAST_METADATA_SECONDS = 1.0
 
-# Where secrets may go, and come from: metadata services have no https.
+# Where secrets may go to and come from. Metadata services have no https.
 _SAFE_URL = r"(https://[^/?#@\s]+|http://(localhost|127\.[0-9.]+|\[::1\]|169\.254\.[0-9.]+)(:[0-9]+)?)([/?]\S*)?"
 
 
 class _Kind(NamedTuple):
-    """What one kind of file asks with."""
+    """How one kind of credential file asks for a token."""
 
     url_field: str
     default_url: str
@@ -93,7 +94,7 @@ _KINDS = {
 
 
 def is_configured(machine: CloudEnvironment) -> bool:
-    """Ask whether something of this machine names a Google identity; without a request."""
+    """Return whether a variable or a file names a Google identity. No request is made."""
     if any(machine.environ.get(name) for name in (_FILE_VARIABLE, *_METADATA_VARIABLES)):
         return True
     path = _well_known_file(machine)
@@ -101,7 +102,7 @@ def is_configured(machine: CloudEnvironment) -> bool:
 
 
 def _well_known_file(machine: CloudEnvironment) -> str:
-    """Return where gcloud leaves its credentials, empty where there is no home directory."""
+    """Return where gcloud leaves its credentials; empty without a home directory."""
     if os.name == "nt":
         parent = machine.environ.get("APPDATA")
         name = "gcloud"
@@ -117,8 +118,9 @@ def _well_known_file(machine: CloudEnvironment) -> str:
 async def log_in(
     machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
 ) -> Login | None:
-    """Return an access token by the first place that is there; for none AuthError, where
-    `probing_metadata` None.
+    """Log in by the first identity that there is; AuthError where there is none.
+
+    With `probing_metadata`, only the metadata server is asked; None where it does not answer.
     """
     if not probing_metadata:
         file = _find_file(machine)
@@ -140,7 +142,9 @@ async def log_in(
 
 
 def _find_file(machine: CloudEnvironment) -> _CredentialFile | None:
-    """Read the file that a variable names, or else the well-known one; None where there is none."""
+    """Return the file that the variable names, or else the well-known one; None where neither is
+    there.
+    """
     named = machine.environ.get(_FILE_VARIABLE)
     path = named or _well_known_file(machine)
     if not path:
@@ -156,7 +160,7 @@ def _find_file(machine: CloudEnvironment) -> _CredentialFile | None:
 
 
 async def _ask_metadata(machine: CloudEnvironment, probing: bool) -> Login:
-    """Ask the metadata server for the token of this machine's account; AuthError for none."""
+    """Ask the metadata server for a token of this machine's account; AuthError where it has none."""
     addresses = (machine.environ.get(name) for name in _METADATA_VARIABLES)
     host = one_line(next(filter(None, addresses), _METADATA_ADDRESS), 100)
     server = _CredentialFile(machine, f"the metadata server {host}", {})
@@ -167,36 +171,37 @@ async def _ask_metadata(machine: CloudEnvironment, probing: bool) -> Login:
     url = f"{account}/token?scopes={quote(_SCOPE, safe='')}"
     pauses = () if probing else _PAUSES
     answer = await server.ask("GET", url, [("Metadata-Flavor", "Google")], pauses=pauses)
-    # google-auth sends a ping first; here the answer itself has to say whose it is.
+    # Another server may answer at this address, so the answer has to say whose it is. (google-auth
+    # finds out by a ping before.)
     if answer.headers.get("metadata-flavor") != "Google":
         raise server.error("not Google's")
     return server.read_token(answer, _ATTACH_HINT)
 
 
 class _CredentialFile(NamedTuple):
-    """What a credential file, or an object in one, says, and where it stands."""
+    """A credential file, or an object in one. For the metadata server it only names the place."""
 
     machine: CloudEnvironment
-    where: str
+    where: str  # for messages
     fields: dict[str, Any]
 
     def __repr__(self) -> str:
         return "<CredentialFile>"  # it holds secrets
 
     def error(self, text: str, hint: str | None = None, code: str = AuthError.code) -> AuthError:
-        """Return an error that says where it is."""
+        """Return an error that names this place."""
         return AuthError(f"{self.where}: {text}", hint=hint, fatal=True, code=code)
 
     def text(self, name: str, default: str = "", form: str = "(?s).+") -> str:
-        """Return a field that is a text of a form; AuthError for anything else."""
+        """Return a text field that matches the pattern `form`; AuthError for anything else."""
         value = self.fields.get(name) or default
         if isinstance(value, str) and re.fullmatch(form, value):
             return value
         raise self.error(f"{name} is not an https URL" if value else f"there is no {name}")
 
     def google_url(self, name: str, default: str = "") -> str:
-        """Return a URL that secrets are sent to: on this host, Google's, or the file's own
-        universe's (section 5.3).
+        """Return the field of a URL that secrets are sent to: Google's, that of the universe which
+        the file names, or this machine's (section 5.3); AuthError for any other.
         """
         url = self.text(name, default, _SAFE_URL)
         host = re.split("[/?:]+", url)[1].lower()
@@ -207,7 +212,7 @@ class _CredentialFile(NamedTuple):
         raise self.error(f"{name} names {printable(host, 100)}, which is not Google's")
 
     def part(self, name: str) -> _CredentialFile:
-        """Return an object in this one; what is none is empty."""
+        """Return an object in this one, empty where there is none."""
         value = self.fields.get(name)
         fields = value if isinstance(value, dict) else {}
         return self._replace(where=f"{self.where}, {name}", fields=fields)
@@ -224,11 +229,12 @@ class _CredentialFile(NamedTuple):
         secrets: tuple[str, ...] = (),
         pauses: tuple[float, ...] = _PAUSES,
     ) -> Answer:
-        """Do one exchange, again after each of the pauses; AuthError where there is no answer.
+        """Make a request, and repeat one that fails after each of `pauses`; AuthError where there is
+        no answer.
 
-        `secrets`: what the request holds.
+        `secrets`: what is in the request and no message may show.
         """
-        # A metadata service is asked in plain http, and may refuse for a while after a pod's start
+        # A metadata server is asked by plain http. It may refuse for a while after the start of a pod
         # (section 5.4).
         is_metadata = not url.startswith("https:")
         passing = (403, 404, 429) if is_metadata else (429,)
@@ -239,7 +245,7 @@ class _CredentialFile(NamedTuple):
                 try:
                     answer = await fetch(method, url, headers, body, seconds)
                 except WireError:
-                    await anyio.sleep(pause)  # if it does not pass, the last attempt will tell
+                    await anyio.sleep(pause)
                     continue
                 if answer.status < 500 and answer.status not in passing:
                     return answer
@@ -253,32 +259,32 @@ class _CredentialFile(NamedTuple):
     def read_token(
         self, answer: Answer, hint: str, *, secrets: tuple[str, ...] = (), life: object = None
     ) -> Login:
-        """Take the access token from an answer; AuthError for none.
+        """Return the access token in an answer; AuthError where there is none.
 
-        `life`: its seconds, where the answer does not say.
+        `life`: how many seconds the token serves, where the answer does not say.
         """
         document = json_object(answer.body) or {}
         token = document.get("access_token") or document.get("accessToken")
         if answer.status == 200 and isinstance(token, str) and re.fullmatch("[!-~]+", token):
-            told = str(document.get("expires_in", life))  # STS may quote it
-            seconds = float(told) if re.fullmatch("[0-9]{1,9}", told) else math.inf
+            lifetime = str(document.get("expires_in", life))  # STS may send a string
+            seconds = float(lifetime) if re.fullmatch("[0-9]{1,9}", lifetime) else math.inf
             credential = Credential("oauth2accesstoken", token, origin=self.where)
             return Login(credential, self.machine.wall() + seconds)
 
-        said = ""
+        reason = ""
         if answer.status != 200:
-            shown = (*secrets, str(token or ""))
-            said = printable(redact(answer.body.decode("utf-8", "replace"), shown), 200)
+            all_secrets = (*secrets, str(token or ""))
+            reason = printable(redact(answer.body.decode("utf-8", "replace"), all_secrets), 200)
         code = WireError.code if answer.status > 499 else AuthError.code
-        raise self.error(f"status {answer.status}, no token {said}", hint, code)
+        raise self.error(f"status {answer.status}, no token {reason}", hint, code)
 
     # Kinds of identities.
 
     async def log_in(self) -> Login:
-        """Log in with what this credential file holds; AuthError when that gives no access token."""
+        """Log in with this credential file; AuthError where that gives no access token."""
         kind = str(self.fields.get("type"))
         if kind == "impersonated_service_account":
-            # The file of another identity is inside; its token may act as the service account.
+            # Inside is the file of another identity, whose token may act for the service account.
             source_login = await self.part("source_credentials").log_in()
             return await self._impersonate(source_login.credential.password)
 
@@ -293,7 +299,7 @@ class _CredentialFile(NamedTuple):
         return login
 
     async def _exchange(self, kind: str) -> Login:
-        """Exchange what the file holds for an access token."""
+        """Exchange the proof in the file for an access token."""
         row = _KINDS[kind]
         form = {"grant_type": row.grant_type}
         form |= {name: self.text(name) for name in row.form_fields}
@@ -317,9 +323,9 @@ class _CredentialFile(NamedTuple):
         proofs = (form.get(name, "") for name in ("assertion", "refresh_token", "subject_token"))
         secrets = (*client.secrets, *proofs)
         body = urlencode(form, errors="surrogatepass").encode()
-        at = self._at(url)
-        answer = await at.ask("POST", url, headers, body, secrets=secrets)
-        return at.read_token(answer, row.hint, secrets=secrets)
+        service = self._named_after(url)
+        answer = await service.ask("POST", url, headers, body, secrets=secrets)
+        return service.read_token(answer, row.hint, secrets=secrets)
 
     async def _impersonate(self, token: str) -> Login:
         """Exchange a token for one of the account that the file names."""
@@ -333,17 +339,19 @@ class _CredentialFile(NamedTuple):
         url = self.google_url(_IMPERSONATION)
         headers = [("Content-Type", "application/json"), ("Authorization", f"Bearer {token}")]
         secrets = (token, str(self.fields.get("client_secret") or ""))
-        at = self._at(url)
-        answer = await at.ask("POST", url, headers, json.dumps(wanted).encode(), secrets=secrets)
-        return at.read_token(answer, _GRANT_HINT, secrets=secrets, life=life)
+        service = self._named_after(url)
+        answer = await service.ask(
+            "POST", url, headers, json.dumps(wanted).encode(), secrets=secrets
+        )
+        return service.read_token(answer, _GRANT_HINT, secrets=secrets, life=life)
 
-    def _at(self, url: str) -> _CredentialFile:
-        """Return the same, for errors of a service."""
+    def _named_after(self, url: str) -> _CredentialFile:
+        """Return the same file, under a name that says which service was asked."""
         kind = self.fields["type"]
         return self._replace(where=f"{self.where}, {kind} at {urlsplit(url).netloc}")
 
     def _assertion(self) -> str:
-        """Return a JWT signed with the account's key; AuthError for a key that cannot be used."""
+        """Return a JWT that the account's key has signed; AuthError for a key that cannot be used."""
         from _regsync.crypto import sign_rs256
 
         now = int(self.machine.wall())
@@ -363,7 +371,7 @@ class _CredentialFile(NamedTuple):
         return f"{signed}.{_base64url(signature)}"
 
     async def subject_token(self) -> str:
-        """Return the token of another provider, from a file or a URL (section 5.3)."""
+        """Return the token of another identity provider, from a file or a URL (section 5.3)."""
         form = self.part("format")
         if "file" in self.fields:
             text = self.machine.read(self.text("file")) or b""

@@ -1,7 +1,7 @@
-"""Requests to AWS's services, and their signature.
+"""Requests to AWS's services, signed by Signature Version 4.
 
-Owns: Signature Version 4. Keys are a Credential: the access key is the user name, the secret the
-password, the session the identity token.
+Owns: the signature. AWS's keys are a Credential here: the access key is its user name, the secret key
+its password, the session token its identity token.
 May not know: where keys come from, sockets.
 Follows: docs/protocol-facts.md section 4.4.
 """
@@ -17,7 +17,9 @@ from _regsync.crypto import hash_hex, hmac_bytes
 
 
 class Request(NamedTuple):
-    """What is asked of a service of AWS; `service` is empty for a container's own service."""
+    """A request to a service of AWS. `service` is empty for the credential service of a container,
+    whose requests are not signed.
+    """
 
     method: str
     url: str
@@ -31,8 +33,9 @@ class Request(NamedTuple):
 
 
 def sign(keys: Credential, request: Request, now: float) -> list[Pair]:
-    """Return a request's headers with its date, the keys' session and the signature over all of
-    them; `now` in seconds since 1970.
+    """Return a request's headers, with date, session token and the signature over all of them.
+
+    `now`: seconds since 1970.
     """
     date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
     scope = f"{date[:8]}/{request.region}/{request.service}/aws4_request"

@@ -1,9 +1,9 @@
-"""Who we are at one registry, and what has to be sent to it so that it lets us in.
+"""The Authorization header of each request to one registry, and the tokens behind it.
 
 Owns: the challenge in force, tokens and their scopes, the exchange with the token service.
-May not know: sockets, permits, where a credential was found, how a cloud does it.
-Invariants: a secret goes to its own registry and to a realm that `check_realm` let pass, into no
-message or log (I6). A refused password is not sent again: accounts get locked.
+May not know: sockets, permits, where a credential was found, how a cloud logs in.
+Invariants: a secret goes to its own registry, or to a realm that `check_realm` let pass; it is in no
+message and no log (I6). A refused password is not sent again: accounts get locked.
 Follows: docs/design.md sections 3, 6 and 9, docs/protocol-facts.md sections 2 and 9.2 (R2, R9, R18,
 R19).
 """
@@ -25,48 +25,51 @@ from _regsync.errors import AuthError, RegistryError, SyncError
 from _regsync.net.http1 import parse_retry_after
 from _regsync.text import json_object, one_line, printable, redact
 
-# Repository -> actions ("pull" or "pull,push"), the one needed now first.
+# Repository -> actions ("pull" or "pull,push"). The repository that is needed now stands first.
 _Scopes = Mapping[str, str]
 
-# docs/design.md section 6, rule 2. Eight scopes of the longest names stay below any server's limit
-# on a URL.
+# How many repositories one token covers (docs/design.md section 6, rule 2). Eight scopes of the
+# longest names stay below any server's limit on a URL.
 _MOST_REPOSITORIES = 8
 
-# Seconds. A token whose life nobody tells is not used for a body, which cannot be sent twice, when
-# it is older.
+# Seconds. A body cannot be sent twice, so a token of unknown life that is older does not go with it.
 _UNKNOWN_LIFE_BEFORE_BODY = 60.0
 
 # The share of its life after which a token is renewed.
 _REFRESH_AT = 0.9
 
-# Seconds: the token specification's minimum, as which shorter ones are read
+# Seconds. The token specification's minimum; a shorter life is read as this one
 # (docs/protocol-facts.md section 2.5).
 _SHORTEST_LIFE = 60.0
 
-# Statuses of a token service that has no POST, or half of it (Artifactory 401, ACR 400).
+# Statuses of a token service that does not know POST, or only a part of it (Artifactory says 401,
+# ACR 400).
 _WITHOUT_POST = (400, 401, 404, 405)
 
-# Statuses that one repository, or the number of them, may cause for all in the request (ghcr: 403).
+# Statuses by which a token service may refuse all repositories of a request because of one of them,
+# or because they are many (ghcr: 403).
 _SPOILT_BY_ONE = (400, 403, 404, 413, 414, 431)
 
-# Values that sign a URL: shorter ones are found in any text, longer ones do not fit into a line.
+# The values in a URL's query, any of which may sign it. Shorter ones would be found in any text,
+# longer ones do not fit into a line.
 _SIGNATURES = "=([^&]{8,2048})"
 
-# Secrets to remember beside those in use: each is looked for in each error.
+# How many former secrets are remembered. Each is looked for in each error.
 _MOST_SECRETS_SEEN = 512
 
 
 class _Token:
-    """A token, or the request for one, which has ended when `done` is set: with `value` or `error`.
+    """A token, from the moment in which it is asked for.
 
-    Without both the request was cancelled, or it covered more than the registry allows.
+    When `done` is set the request for it has ended: it has a `value`, or an `error`. It has neither
+    when the request was cancelled, or asked for more than the registry allows.
     """
 
     def __init__(self, scopes: _Scopes, covers_more: bool, requested_at: float) -> None:
         self.scopes = scopes
-        self.covers_more = covers_more  # than the request that caused it needs
+        self.covers_more = covers_more  # than what the request that caused it needs
         self.requested_at = requested_at
-        self.expires: float | None = None  # when to renew it; None: nobody tells its life
+        self.renew_at: float | None = None  # None: its life is unknown
         self.value = ""
         self.error: SyncError | None = None
         self.done = anyio.Event()
@@ -87,20 +90,20 @@ class _TokenCache:
         return [token.value for token in self._tokens.values()]
 
     def sent_in(self, authorization: str | None) -> _Token | None:
-        """Return the token that a request carried, None when it is not held any more."""
+        """Return the token that a request carried; None when it has been dropped since."""
         for token in self._tokens.values():
             if authorization == f"Bearer {token.value}":
                 return token
         return None
 
     def is_live(self, token: _Token, before_body: bool) -> bool:
-        """Ask whether a token can be sent now."""
-        if token.expires is not None:
-            return self._now() < token.expires
+        """Whether a token can be sent now, with a body or without."""
+        if token.renew_at is not None:
+            return self._now() < token.renew_at
         return not before_body or self._now() - token.requested_at < _UNKNOWN_LIFE_BEFORE_BODY
 
     def has_rights(self, token: _Token, needed: _Scopes) -> bool:
-        """Ask whether a token is for what a request touches."""
+        """Whether a token covers all that a request touches."""
         if self.needs_exact:
             return token.scopes == needed
         if self.any_serves:
@@ -111,21 +114,22 @@ class _TokenCache:
         )
 
     def find(self, needed: _Scopes, before_body: bool) -> _Token | None:
-        """Return the youngest token that serves a request, or else the youngest request for one."""
-        held = [*self._tokens.values()]
+        """Return the youngest token that serves a request, or else the youngest that is asked for."""
         if self.needs_exact:
             # There may be thousands, and only one can serve.
             exact = self._tokens.get(frozenset(needed.items()))
-            held = [exact] if exact else []
+            tokens = [exact] if exact else []
+        else:
+            tokens = [*self._tokens.values()]
         serving = [
             token
-            for token in [*held, *self.pending]
+            for token in [*tokens, *self.pending]
             if self.has_rights(token, needed) and self.is_live(token, before_body)
         ]
         return max(serving, key=lambda token: (bool(token.value), token.requested_at), default=None)
 
     def covered_scopes(self, before_body: bool) -> set[Pair]:
-        """Return what live tokens are for, and those under way."""
+        """Return the scopes of all live tokens, and of those that are asked for."""
         tokens = [*self._tokens.values(), *self.pending]
         return {
             scope
@@ -134,18 +138,19 @@ class _TokenCache:
             for scope in token.scopes.items()
         }
 
-    def add(self, token: _Token) -> None:
-        """Hold a new token, and drop those that have ended."""
+    def add(self, new_token: _Token) -> None:
+        """Keep a new token, and drop those that have ended."""
         live = {
-            key: held for key, held in self._tokens.items() if self.is_live(held, before_body=False)
+            key: token
+            for key, token in self._tokens.items()
+            if self.is_live(token, before_body=False)
         }
-        self._tokens = live | {frozenset(token.scopes.items()): token}
+        self._tokens = live | {frozenset(new_token.scopes.items()): new_token}
 
     def drop(self, refused: _Token, needed: _Scopes) -> list[str]:
-        """Drop a token that was refused, and older ones that would be tried in its place; return
-        their values.
+        """Drop a refused token, and older ones for the same request; return their values.
 
-        They end before it, and after a second 401 a request has failed.
+        The older ones will end before it, and a second 401 would fail the request.
         """
         dropped = [
             key
@@ -162,11 +167,11 @@ def _union(*actions: str) -> str:
 
 
 class Authenticator:
-    """What is sent to one registry with one credential; its methods may run at once, and be
-    cancelled.
+    """What is sent to one registry with one credential. Its methods may run at the same time, and
+    each may be cancelled.
 
-    `login` says how credentials get here, `advice` what may help where the registry does not let us
-    do what we ask; `proven`: the present credential has let a request in.
+    `login_hint` says how a credential gets here, `denied_hint` what may help where the registry does
+    not let us do what we ask. `is_proven` once a request with the present credential was let in.
     """
 
     def __init__(
@@ -196,11 +201,11 @@ class Authenticator:
         self._use(credential)
 
         self._challenge: Challenge | None = None
-        # Whether the challenge is of this run: one from the state may be out of date.
+        # Whether the challenge came in this run. One from the state may be out of date.
         self._was_challenged = False
         self._planned_scopes: dict[str, str] = {}
         self._tokens = _TokenCache(now)
-        # The registry's own words for the scope of a repository and actions, where ours fail.
+        # By repository and actions: the registry's own words for a scope, where ours do not serve.
         self._scope_overrides: dict[Pair, str] = {}
         self._scope_for_all = ""
 
@@ -220,9 +225,11 @@ class Authenticator:
                 f"check what the credentials ({credential.origin}) are allowed to do there"
             )
 
-    async def _log_in(self, refused: Credential | None = None) -> bool:
-        """Get a login that lives, another than one `refused` that was good; say whether it is
-        another than before.
+    async def _renew_cloud_login(self, refused: Credential | None = None) -> bool:
+        """Have a cloud's login that has not ended. Return whether it is another one than before.
+
+        With `refused`, another one than this is asked for, unless it never let us in: then the next
+        one would be refused as well.
         """
         if self.cloud_login is None or (refused == self.credential and not self.is_proven):
             return False
@@ -232,40 +239,38 @@ class Authenticator:
             self._use(credential)
         return self.credential != before
 
-    # What the rest of the program tells it, and asks of it.
+    # What a run declares, and what is kept between runs.
 
     def begin(self) -> None:
-        """Let another run begin: what it uses is declared anew, and the way to log in may have
-        changed.
-        """
+        """Begin another run: it declares its repositories anew, and is challenged anew."""
         self._planned_scopes = {}
         self._was_challenged = False
 
     def plan_scope(self, repository: str, actions: str) -> None:
-        """Say that this run uses a repository; tokens will cover it as far as rule 2 allows."""
+        """Declare that this run uses a repository, so that tokens cover it (rule 2: up to eight of
+        them in one token).
+        """
         planned = self._planned_scopes.get(repository, actions)
         self._planned_scopes[repository] = _union(planned, actions)
 
     @property
     def snapshot(self) -> list[list[str] | bool | None]:
-        """What the state keeps (JSON): the challenge, and whether a token may cover one request
-        only.
-        """
+        """What the state keeps, as JSON: the challenge, and whether each token has to be exact."""
         challenge = [*self._challenge] if self._challenge else None
         if challenge:
-            shown = self.redact(" ".join(challenge))
-            # One that repeats a secret is not kept, nor one too long to be searched.
-            if "***" in shown or shown.endswith("…"):
+            redacted = self.redact(" ".join(challenge))
+            # One that repeats a secret is not kept, nor one that is too long to be searched.
+            if "***" in redacted or redacted.endswith("…"):
                 challenge = None
         return [challenge, self._tokens.needs_exact]
 
-    def restore(self, learnt: object) -> None:
-        """Take back `learnt` of an earlier run, which saves the bare request. The realm is checked
-        at use.
+    def restore(self, snapshot: object) -> None:
+        """Take over the `snapshot` of an earlier run, which saves the first bare request. A realm is
+        checked when it is used.
         """
-        if not isinstance(learnt, list | tuple) or len(learnt) != 2:
+        if not isinstance(snapshot, list | tuple) or len(snapshot) != 2:
             return
-        fields, needs_exact = learnt
+        fields, needs_exact = snapshot
         if needs_exact is True:
             self._tokens.needs_exact = True
         if self._challenge is not None or not isinstance(fields, list | tuple):
@@ -274,35 +279,38 @@ class Authenticator:
             return
         if all(isinstance(field, str) for field in fields):
             challenge = Challenge(*fields)
-            # Basic over http is answered only when this run was asked for it
-            # (docs/protocol-facts.md section 2.6).
+            # A password goes over http only where this run was asked for it (docs/protocol-facts.md
+            # section 2.6).
             if challenge.scheme == "bearer" or self._scheme == "https":
                 self._challenge = challenge
 
     def secrets(self) -> Iterator[str]:
-        """Give all that no text may show: what is in use, and the last that was; some are empty."""
+        """Yield all that no text may show: what is in use, and what was lately; some are empty."""
         yield self._refresh_token
         yield from self._tokens.values()
         yield from self.credential.secrets
         yield from self._secrets_seen
 
     def redact(self, text: str) -> str:
-        """Return a text on one line without our secrets; to be called before it is cut."""
+        """Return a text on one line without our secrets. To be called before the text is cut, as
+        half a secret is not found.
+        """
         return redact(text, self.secrets())
 
     def treat_as_secret(self, target: str) -> None:
-        """Treat what signs a URL that the registry gives us as secrets of ours."""
+        """Let no text show what signs the URL `target`, which the registry has given us."""
         self._secrets_seen.extend(re.findall(_SIGNATURES, target))
 
-    # What a request carries.
+    # What a request carries, and what its refusal teaches.
 
     async def authorization(
         self, repository: str, actions: str, extra: Iterable[Pair] = (), before_body: bool = False
     ) -> str | None:
-        """Return a request's Authorization header, None: none; SyncError for no token.
+        """Return a request's Authorization header, None for a request without; SyncError where there
+        is no token to be had.
 
-        `extra`: further repositories, each with its actions, that the request touches.
-        `before_body`: it carries a body, which cannot be sent twice.
+        `extra`: further repositories that the request touches, each with its actions.
+        `before_body`: the request carries a body, which cannot be sent twice.
         """
         challenge = self._challenge
         fixed_token = self.credential.registry_token
@@ -311,7 +319,7 @@ class Authenticator:
         if challenge is None:
             return None
         if challenge.scheme == "basic":
-            await self._log_in()
+            await self._renew_cloud_login()
             return self.credential.basic
 
         needed = {repository: actions}
@@ -323,15 +331,15 @@ class Authenticator:
             was_refused = isinstance(error, AuthError) and error.fatal
             if error.retryable or self._was_challenged or was_refused:
                 raise
-        # The state led to a place that no longer serves: have the registry tell the way again.
+        # The challenge from the state leads nowhere any more: a bare request brings the present one.
         self._challenge = None
         return None
 
     async def on_unauthorized(
         self, challenges: Iterable[str], used: str | None, repository: str, actions: str
     ) -> bool:
-        """Take in a 401 to a request that carried `used`: whether to repeat it once, AuthError if
-        no use.
+        """Learn from the 401 to a request that carried the header `used`. Return whether it is worth
+        repeating; AuthError where no login can help.
         """
         offered = parse_challenges(challenges)
         known = self._challenge if used is not None else None
@@ -339,7 +347,7 @@ class Authenticator:
         if chosen is None:
             if not offered:
                 return False
-            schemes = printable(", ".join(each.scheme for each in offered), 60)
+            schemes = printable(", ".join(challenge.scheme for challenge in offered), 60)
             raise AuthError(f"{self._name} asks for a login by {schemes}, which is not supported")
 
         if self.credential.registry_token:
@@ -355,11 +363,10 @@ class Authenticator:
         return True
 
     def _choose(self, offered: list[Challenge], known: Challenge | None) -> Challenge | None:
-        # Who has asked this run for tokens gets no password: a stray Basic would be repeated with
-        # every request.
+        # A registry that has asked this run for tokens gets no password for a stray Basic: it would
+        # go with every request from then on.
         wants_tokens = self._was_challenged and known is not None and known.scheme == "bearer"
-        # Bearer first: its tokens are narrow and short-lived, a password is neither (Quay offers
-        # both).
+        # Quay offers both. Bearer goes first: a token is narrow and short-lived, a password neither.
         for challenge in offered:
             if challenge.scheme == "bearer" and challenge.realm:
                 return challenge
@@ -369,23 +376,26 @@ class Authenticator:
         return known
 
     async def _prepare_basic(self, used: str | None) -> None:
-        """Have a password, another than the one that was refused."""
-        await self._log_in()
+        """Have a password that was not in the refused header `used`; AuthError where there is none."""
+        await self._renew_cloud_login()
         if self.credential.basic is None:
-            empty = f"{self.credential.origin} has none"
-            lack = "none are configured or found" if self.is_anonymous else empty
+            lack = f"{self.credential.origin} has none"
+            if self.is_anonymous:
+                lack = "none are configured or found"
             message = f"{self._name} asks for user name and password, {lack}"
             raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
-        if used == self.credential.basic and not await self._log_in(self.credential):
+        if used == self.credential.basic and not await self._renew_cloud_login(self.credential):
             raise self._refusal(self._name)
 
     def on_forbidden(self, used: str | None) -> bool:
-        """Take in a 403 to a request that carried `used`; say whether an exact token may do better."""
+        """Learn from the 403 to a request that carried the header `used`. Return whether a token for
+        this request alone may do better.
+        """
         if not (used or "").startswith("Bearer ") or self.credential.registry_token:
             return False
         token = self._tokens.sent_in(used)
         if token is None:
-            return True  # another request's answer has replaced it
+            return True  # the answer to another request has dropped it
         if token.covers_more:
             self._tokens.needs_exact = True
         return token.covers_more
@@ -396,8 +406,8 @@ class Authenticator:
         return AuthError(message, hint=hint, fatal=fatal)
 
     def _learn(self, offered: Challenge, used: str | None, repository: str, actions: str) -> None:
-        """Drop the one token that was refused, and learn how not to word a scope
-        (docs/protocol-facts.md sections 2.2 and 2.3).
+        """Drop the refused token, and learn how this registry wants its scopes (docs/protocol-facts.md
+        sections 2.2 and 2.3).
         """
         token = self._tokens.sent_in(used)
         scope = offered.scope
@@ -406,17 +416,17 @@ class Authenticator:
         needs_exact = is_of_another
 
         if scope and ":" not in scope:
-            # ECR Public: `aws`, whatever the repository.
+            # ECR Public's is `aws`, whatever the repository.
             self._scope_for_all = scope
             self._tokens.any_serves = True
         elif scope and (is_of_another or is_too_narrow):
             self._scope_overrides[repository, actions] = scope
 
         if token is not None:
-            # Answers may repeat them.
+            # An answer that comes later may repeat a dropped token.
             self._secrets_seen.extend(self._tokens.drop(token, {repository: actions}))
-            # "Some registries only look at the first scope": refused before its time, and not as
-            # invalid.
+            # Some registries only look at the first scope of a token. They refuse it before its
+            # time, and do not call it invalid.
             is_early = (
                 self._tokens.is_live(token, before_body=True) and offered.error != "invalid_token"
             )
@@ -424,10 +434,10 @@ class Authenticator:
         if needs_exact:
             self._tokens.needs_exact = True
 
-    # How a token is got.
+    # Tokens.
 
     async def _token_for(self, needed: _Scopes, before_body: bool) -> str:
-        """Return a token, held or asked for; those who need the same wait for one request."""
+        """Return a token for a request. All who need the same token wait for one exchange."""
         while True:
             token = self._tokens.find(needed, before_body)
             if token is None:
@@ -436,23 +446,25 @@ class Authenticator:
                 return token.value
             if not token.done.is_set():
                 await token.done.wait()
-            # Without an error its request was cancelled, or covered too much: look again, and the
-            # first to do so asks.
+            # Without an error, the exchange was cancelled or asked for too much: the first who looks
+            # again asks anew.
             if token.error is not None and self._tokens.has_rights(token, needed):
                 raise token.error.without_place() from token.error
 
     async def _request_token(self, needed: _Scopes, before_body: bool) -> _Token:
-        """Ask for a token that covers what is needed, then what this run will need next."""
+        """Ask for a token that covers what is needed, and what this run will need next. It may come
+        back without a value (see `_Token`).
+        """
         scopes = self._scopes_to_ask(needed, before_body)
         token = _Token(scopes, scopes != needed, self._now())
         self._tokens.pending.append(token)
         try:
-            await self._log_in()
+            await self._renew_cloud_login()
             credential = self.credential
             answer = await self._exchange(token.scopes)
-            if answer.status == 401 and await self._log_in(credential):
+            if answer.status == 401 and await self._renew_cloud_login(credential):
                 answer = await self._exchange(token.scopes)
-            # Not again after a 401 to a password: accounts get locked.
+            # A 401 to a password ends it: accounts get locked by another attempt.
             may_be_spoilt = answer.status in _SPOILT_BY_ONE or (
                 answer.status == 401 and self.is_anonymous
             )
@@ -482,8 +494,8 @@ class Authenticator:
         return scopes
 
     async def _exchange(self, scopes: _Scopes) -> Answer:
-        """Do one token request; docs/protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity
-        tokens).
+        """Ask the token service: by POST with a refresh token (docs/protocol-facts.md section 2.4), or
+        by GET (section 2.3).
         """
         challenge = self._challenge or Challenge("bearer")
         check_realm(challenge.realm, self._scheme, self._host, not self.is_anonymous)
@@ -494,7 +506,7 @@ class Authenticator:
                 return answer
         answer = await self._get(challenge, scope)
         if answer.status == 200:
-            self._refresh_token = ""  # it did: no more POSTs
+            self._refresh_token = ""  # the password served, so POST is not tried again
         return answer
 
     def _scope_text(self, scopes: _Scopes) -> str:
@@ -532,7 +544,7 @@ class Authenticator:
     def _read_token(self, answer: Answer, token: _Token) -> None:
         """Fill `token` from a token service's answer: its value, and when to renew it.
 
-        Raises AuthError or RegistryError when the answer holds no token.
+        AuthError or RegistryError where the answer holds no token.
         """
         who = f"the token service of {self._name}"
         if not 200 <= answer.status < 300:
@@ -542,7 +554,7 @@ class Authenticator:
         if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]{1,65536}", value):
             raise AuthError(f"{who} answered without a usable token")
 
-        # A service may send a new refresh token. It matters only where one is in use.
+        # A service may send a new refresh token, which replaces one that is in use.
         new_refresh_token = document.get("refresh_token")
         if self._refresh_token and isinstance(new_refresh_token, str) and new_refresh_token:
             self._refresh_token = new_refresh_token
@@ -552,29 +564,30 @@ class Authenticator:
         if lifetime is None:
             lifetime = life_of(value, self._wall())
         try:
-            # The number may come as a string. None, for an unknown lifetime, is no number.
+            # The number may come as a string; an unknown lifetime is None, which is no number.
             seconds = max(_SHORTEST_LIFE, float(str(lifetime)))
-            token.expires = token.requested_at + seconds * _REFRESH_AT
+            token.renew_at = token.requested_at + seconds * _REFRESH_AT
         except ValueError:
-            pass  # `expires` stays None
+            pass  # `renew_at` stays None
         token.value = value
 
     def _failure(self, answer: Answer, token: _Token, who: str) -> SyncError:
         status = answer.status
         if status == 401 and not self.is_anonymous:
             return self._refusal(who)
-        _, said = parse_error_body(answer.body)
-        if said:
-            said = one_line(self.redact(f": {said}"), 200)
+        _, reason = parse_error_body(answer.body)
+        if reason:
+            reason = one_line(self.redact(f": {reason}"), 200)
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(answer.headers.get("retry-after"), self._wall())
-            message = f"{who} answered {status}{said}"
+            message = f"{who} answered {status}{reason}"
             return RegistryError(message, status=status, retry_after=wait)
         first_two = [*token.scopes.items()][:2]
-        asked = ", ".join(f"{name} ({actions})" for name, actions in first_two)
-        source = f"to the credentials from {self.credential.origin}"
-        login = "without credentials" if self.is_anonymous else source
-        message = f"{who} gives no token for {asked} {login}: status {status}{said}"
+        scopes = ", ".join(f"{name} ({actions})" for name, actions in first_two)
+        login = f"to the credentials from {self.credential.origin}"
+        if self.is_anonymous:
+            login = "without credentials"
+        message = f"{who} gives no token for {scopes} {login}: status {status}{reason}"
         return AuthError(message, hint=self.denied_hint)
 
 
