@@ -25,7 +25,7 @@ from _regsync.state import database, sqlite
 from _regsync.state.database import COMMIT_SECONDS, StateFile
 from _regsync.state.knowledge import (
     Archive,
-    ArtifactLook,
+    ArtifactCheck,
     BlobEntry,
     Fact,
     Holder,
@@ -96,7 +96,7 @@ MANIFEST = st.builds(
 SNAPSHOT = st.builds(
     SnapshotEntry, MOMENTS, st.builds(Snapshot, st.sampled_from(KEYS), st.sampled_from(KEYS))
 )
-LOOK = st.builds(ArtifactLook, MOMENTS, MOMENTS, st.integers(0, 255), st.binary(max_size=8))
+LOOK = st.builds(ArtifactCheck, MOMENTS, MOMENTS, st.integers(0, 255), st.binary(max_size=8))
 FACT = st.builds(
     Fact,
     st.sampled_from(["mounts", "login"]),
@@ -110,7 +110,7 @@ STEPS = st.lists(
         st.tuples(st.just("put_blob"), WHERE, st.sampled_from(KEYS), BLOB),
         st.tuples(st.just("put_manifest"), WHERE, st.sampled_from(KEYS), MANIFEST),
         st.tuples(st.just("put_snapshot"), st.sampled_from(NAMES), SNAPSHOT),
-        st.tuples(st.just("put_look"), st.sampled_from(NAMES), LOOK),
+        st.tuples(st.just("put_artifact_check"), st.sampled_from(NAMES), LOOK),
         st.tuples(st.just("put_fact"), st.sampled_from(["host:5000", "else"]), FACT),
         st.tuples(st.just("forget"), WHERE, st.lists(st.sampled_from(KEYS), max_size=2)),
         st.just(("commit",)),
@@ -129,7 +129,7 @@ def answers(archive: Archive) -> list[object]:
         [archive.blob(where, key) for where in WHERES for key in KEYS],
         [archive.manifest(where, key) for where in WHERES for key in KEYS],
         [archive.snapshot(name) for name in NAMES],
-        [archive.look(name) for name in NAMES],
+        [archive.artifact_check(name) for name in NAMES],
         [sorted(map(repr, archive.facts_of(host))) for host in ("host:5000", "else")],
         holders,
     ]
@@ -198,7 +198,7 @@ def test_what_is_too_old_is_removed_from_the_file(tmp_path: Path) -> None:
             state.put_blob(HERE, key, BlobEntry(moment, True))
             state.put_manifest(HERE, key, ManifestEntry(moment, (), ()))
             state.put_snapshot(name, SnapshotEntry(moment, Snapshot(key, key)))
-            state.put_look(name, ArtifactLook(moment, 1, 1, b""))
+            state.put_artifact_check(name, ArtifactCheck(moment, 1, 1, b""))
             state.put_fact("host", Fact("mounts", str(moment), True, moment))
         state.sweep(9, oldest=5, oldest_look=5, oldest_fact=5)
         assert state.swept == 9
@@ -768,6 +768,6 @@ def test_without_a_directory_nothing_is_kept_but_looks_of_this_run() -> None:
         assert (state.is_kept, state.is_used) == (False, False)
         put_blobs(state, 1)
         assert blobs(state) == set()
-        state.put_look(NAMES[0], ArtifactLook(5, 5, 1, b""))
-        assert state.look(NAMES[0]) == ArtifactLook(5, 5, 1, b"")
+        state.put_artifact_check(NAMES[0], ArtifactCheck(5, 5, 1, b""))
+        assert state.artifact_check(NAMES[0]) == ArtifactCheck(5, 5, 1, b"")
         state.close()

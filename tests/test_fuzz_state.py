@@ -107,8 +107,8 @@ def use(archive: Archive, ttl: float) -> None:
     for name in (snapshot_name("a"), snapshot_name("c")):
         known.snapshot(name)
         known.record_snapshot(name, key_of(DIGESTS[0]), key_of(DIGESTS[1]))
-        known.look(name)
-        known.record_look(name, 7, bytes(8))
+        known.artifact_check(name)
+        known.record_artifact_check(name, 7, bytes(8))
         digest_like((known.snapshot(name) or Snapshot(b"\1" + bytes(32), b"")).source)
     known.finish()
 

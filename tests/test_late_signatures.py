@@ -15,18 +15,16 @@ import pytest
 
 from _regsync.errors import ContentError
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import Knowledge, snapshot_name
-from _regsync.sync.artifact_checks import (
+from _regsync.state.knowledge import (
     COMPLETE,
     COPIED,
     HAS_ARTIFACTS,
     ArtifactCheck,
-    Look,
-    decide_artifact_check,
-    is_due_without_state,
+    Knowledge,
+    snapshot_name,
 )
+from _regsync.sync.artifact_checks import Look, decide_look, flags_after, is_due_without_state
 from _regsync.sync.image import ImageCopy
-from _regsync.sync.referrers import flags_after
 from conformance.attachments import fallback_lists
 from conformance.images import Image, Seed
 from conformance.memory import Link, Place
@@ -79,14 +77,14 @@ def test_when_an_unchanged_image_is_looked_at_again(
     last: int, first: int, flags: int, shown: int, now: int, required: bool, look: Look
 ) -> None:
     one = check(last, first, flags)
-    assert decide_artifact_check([one], shown, now, required=required) is look
+    assert decide_look([one], shown, now, required=required) is look
 
 
 def looks(checks: list[ArtifactCheck], runs: Iterable[int]) -> list[int]:
     """Return at which of these runs an image is looked at, for all its targets at once."""
     times = []
     for now in runs:
-        if decide_artifact_check(checks, 0, now, required=False):
+        if decide_look(checks, 0, now, required=False):
             times.append(now)
             checks = [each._replace(last=now + number) for number, each in enumerate(checks)]
     return times
@@ -115,7 +113,7 @@ def test_a_target_that_comes_later_has_early_looks_and_one_that_had_it_has_none(
     copied = [old, check(DAY, DAY, COMPLETE | COPIED)]
     assert looks(copied, runs) == [DAY + 5 * MINUTE, DAY + 15 * MINUTE]
     assert looks([old, check(DAY, DAY, COMPLETE)], runs) == []
-    assert decide_artifact_check([old, check(0, 0, 0)], 0, DAY, required=False) is Look.DEEP
+    assert decide_look([old, check(0, 0, 0)], 0, DAY, required=False) is Look.DEEP
 
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(48)]
@@ -213,21 +211,21 @@ def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path: Path) -> N
         state.close()
 
     with opened() as before:
-        before.record_look(name, COMPLETE | HAS_ARTIFACTS, b"01234567")
+        before.record_artifact_check(name, COMPLETE | HAS_ARTIFACTS, b"01234567")
         clock[0] = 5000
-        before.record_look(name, COMPLETE, b"76543210")
+        before.record_artifact_check(name, COMPLETE, b"76543210")
         before.add_blob(("host", "app"), f"sha256:{1:064x}")
 
     clock[0] = 5000 + 300 * DAY
     with opened() as after:
-        assert after.look(name) == (5000, 1000, COMPLETE, b"76543210")
-        assert after.look(snapshot_name("b"))[2] == 0
+        assert after.artifact_check(name) == (5000, 1000, COMPLETE, b"76543210")
+        assert after.artifact_check(snapshot_name("b"))[2] == 0
     assert {table: len(each) for table, each in rows(tmp_path).items() if each} == {
         "look": 1,
         "swept": 1,
     }
     with opened() as again:
-        assert again.look(name)[2] == COMPLETE
+        assert again.artifact_check(name)[2] == COMPLETE
 
 
 class Stage:

@@ -17,7 +17,7 @@ import pytest
 
 from _regsync import files
 from _regsync.state.knowledge import (
-    ArtifactLook,
+    ArtifactCheck,
     BlobEntry,
     Fact,
     Knowledge,
@@ -56,13 +56,13 @@ def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(
     archive.put_blob(WHERE, key, BlobEntry(moment, True))
     archive.put_manifest(WHERE, key, ManifestEntry(moment, (), ()))
     archive.put_snapshot(name, SnapshotEntry(moment, Snapshot(key, key)))
-    archive.put_look(name, ArtifactLook(moment, moment, 0, bytes(8)))
+    archive.put_artifact_check(name, ArtifactCheck(moment, moment, 0, bytes(8)))
     known = Knowledge(archive, now=lambda: float(NOW))
     assert known.has_blob(WHERE, DIGEST) is believed
     assert known.is_committed(WHERE, DIGEST) is believed
     assert (known.mount_source((WHERE[0], "else"), DIGEST) == WHERE[1]) is believed
     assert (known.snapshot(name) is not None) is believed
-    assert (known.look(name).last == moment) is believed
+    assert (known.artifact_check(name).last == moment) is believed
 
 
 @pytest.mark.rule("R16")

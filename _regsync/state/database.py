@@ -1,6 +1,6 @@
 """What earlier runs left on disk: one SQLite file.
 
-Owns: `state.db` and its lock `state.lock`, what is noted and not written yet, when it is written.
+Owns: `state.db` and its lock `state.lock`; the entries that are not written yet, and when they are written.
 May not know: what an entry means and whether it is believed (state/knowledge.py), clocks, registries.
 Invariants: only the holder of the lock writes the file, or removes it when it is damaged. No disk stops a run.
 Follows: docs/design.md section 8.
@@ -22,7 +22,7 @@ from _regsync.files import WRITE_FLAGS
 from _regsync.state import sqlite
 from _regsync.state.knowledge import (
     DIGEST_BYTES,
-    ArtifactLook,
+    ArtifactCheck,
     BlobEntry,
     Fact,
     Holder,
@@ -38,18 +38,18 @@ from _regsync.text import printable
 if sqlite.HAS_SQLITE:
     import sqlite3
 
-# What is noted is written at the latest after so long, or so many entries: a killed run loses no more.
+# Entries are written after so long, or when there are so many: a killed run loses no more.
 COMMIT_SECONDS = 0.5
 _COMMIT_ENTRIES = 1000
-# On a quick disk it is written sooner, as long as that takes no more than this share of the time.
+# On a quick disk they are written sooner, while commits take no more than this share of the time.
 _COMMIT_SHARE = 0.05
 
-# How long a second process, and the last commit of a run, wait for another one's lock.
+# How long a reader, and the last commit of a run, wait for another process's lock.
 _BUSY_SECONDS = 2.0
-# Other commits do not make the event loop wait: what they cannot write stays noted.
+# Other commits do not hold up the event loop: what they cannot write waits for the next one.
 _WRITER_BUSY_SECONDS = 0.05
 
-# As many repositories as anybody will try to mount a blob from.
+# No blob is mounted from more repositories than these, one after the other.
 _HOLDERS_LIMIT = 32
 
 # Files of earlier versions, and what they begin with.
@@ -61,7 +61,7 @@ _Row = tuple[object, ...]
 class StateFile:
     """The state on disk between `load` and `close`: an `Archive` (state/knowledge.py).
 
-    `log(level, event, message)` tells of what is wrong with it.
+    What is wrong with it is logged by `log(level, event, message)`.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class StateFile:
         *,
         remembers: bool = False,
     ) -> None:
-        """Keep the state in `cache_dir`, or keep none when that is None.
+        """Keep the state in `cache_dir`; None: keep none.
 
-        With `remembers`, `close` keeps entries that could not be written, in memory, for the next
-        `load` of this object.
+        With `remembers`, entries that could not be written stay in memory until the next `load` of
+        this object.
         """
         self._directory = cache_dir
         self._log = log
@@ -91,7 +91,7 @@ class StateFile:
         # Entries that are not in the file yet. A look-up searches them first, as they are newer.
         self._notes = Notes()
         self._noted_since_commit = 0
-        # Set when an entry is noted; `commit_regularly` waits for it.
+        # `commit_regularly` waits here for the next entry.
         self._has_notes: anyio.Event | None = None
 
     @property
@@ -107,7 +107,7 @@ class StateFile:
     # Opening and closing.
 
     def load(self, *, keep: bool = True) -> None:
-        """Open the file: for writing where findings are to be kept and no other process does so."""
+        """Open the file: for writing, if `keep` and no other process has the lock; else for reading."""
         self._is_used = False
         if self._directory is None:
             return
@@ -128,7 +128,7 @@ class StateFile:
             self._let_go()
 
     def close(self) -> None:
-        """Write what is noted, and let go of the file."""
+        """Write the entries that are not in the file, and let go of it."""
         if self._connection is not None and self.is_kept:
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
@@ -218,7 +218,7 @@ class StateFile:
     # Writing.
 
     async def commit_regularly(self) -> None:
-        """Write what is noted, at once or after half a second at most, until cancelled."""
+        """Write new entries, at once or after half a second at most, until cancelled."""
         while self.is_kept:
             self._has_notes = anyio.Event()
             if not self._notes:
@@ -230,7 +230,7 @@ class StateFile:
                 await anyio.sleep_forever()
 
     def commit(self) -> None:
-        """Write what is noted; while the file is locked it stays noted."""
+        """Write the entries that are not in the file; while it is locked they stay in memory."""
         self._noted_since_commit = 0
         if self._connection is None or not self.is_kept or not self._notes:
             return
@@ -261,8 +261,8 @@ class StateFile:
             self._start_anew(reason_of(error))
             assert self._connection is not None
             _write_notes(self._connection, self._notes)
-        except (LeftAlone, OSError, sqlite3.Error) as again:
-            self._stop_writing(again)
+        except (LeftAlone, OSError, sqlite3.Error) as second_error:
+            self._stop_writing(second_error)
             self._let_go()
         else:
             self._notes.clear()
@@ -283,10 +283,10 @@ class StateFile:
         except sqlite3.Error as error:
             self._on_write_error(error)
 
-    # What an `Archive` is asked.
+    # Look-ups of an `Archive`.
 
     def _select(self, query: str, *values: object) -> list[_Row]:
-        """Return all rows of a query, at once: a query that is not read to its end locks the file."""
+        """Return all rows of a query at once: one that is not read to its end keeps the file locked."""
         if self._connection is None:
             return []
         try:
@@ -354,12 +354,12 @@ class StateFile:
                 return SnapshotEntry(confirmed, Snapshot(source, pushed))
         return None
 
-    def look(self, name: bytes) -> ArtifactLook | None:
-        if name in self._notes.looks:
-            return self._notes.look(name)
+    def artifact_check(self, name: bytes) -> ArtifactCheck | None:
+        if name in self._notes.artifact_checks:
+            return self._notes.artifact_check(name)
         match self._select("SELECT last, first, bits, listed FROM look WHERE name = ?", name):
             case [(int(last), int(first), int(bits), bytes(listed))]:
-                return ArtifactLook(last, first, bits, listed)
+                return ArtifactCheck(last, first, bits, listed)
         return None
 
     def facts_of(self, host: str) -> list[Fact]:
@@ -374,13 +374,13 @@ class StateFile:
         facts.update(self._notes.facts.get(host, {}))
         return list(facts.values())
 
-    # What an `Archive` is told.
+    # Entries for an `Archive`.
 
     @property
     def _takes_notes(self) -> bool:
         return self.is_kept or self._remembers
 
-    def _noted(self) -> None:
+    def _on_note(self) -> None:
         if not self.is_kept:
             return
         if self._has_notes is not None:
@@ -392,38 +392,38 @@ class StateFile:
     def put_blob(self, where: RepositoryKey, key: bytes, entry: BlobEntry) -> None:
         if self._takes_notes:
             self._notes.put_blob(where, key, entry)
-            self._noted()
+            self._on_note()
 
     def put_manifest(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
         if self._takes_notes:
             self._notes.put_manifest(where, key, entry)
-            self._noted()
+            self._on_note()
 
     def forget(self, where: RepositoryKey, keys: Iterable[bytes]) -> None:
-        # What is read only has to be forgotten for this run, too.
+        # Also where the file is only read: this run must not find the entry again.
         if self._takes_notes or self._connection is not None:
             self._notes.forget(where, keys)
-            self._noted()
+            self._on_note()
 
     def put_snapshot(self, name: bytes, entry: SnapshotEntry) -> None:
         if self._takes_notes:
             self._notes.put_snapshot(name, entry)
-            self._noted()
+            self._on_note()
 
-    def put_look(self, name: bytes, look: ArtifactLook) -> None:
-        # A run asks for its own looks, with or without a file.
-        self._notes.put_look(name, look)
-        self._noted()
+    def put_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:
+        # A run asks for its own, with or without a file.
+        self._notes.put_artifact_check(name, check)
+        self._on_note()
 
     def put_fact(self, host: str, fact: Fact) -> None:
         if self._takes_notes:
             self._notes.put_fact(host, fact)
-            self._noted()
+            self._on_note()
 
 
 @contextlib.contextmanager
 def _committing(connection: sqlite3.Connection) -> Iterator[None]:
-    """Commit, or roll back, what is written inside, and begin the next transaction."""
+    """Commit what the block writes, or roll it back; then begin the next transaction."""
     try:
         yield
         connection.execute("COMMIT")
@@ -443,10 +443,7 @@ def _write_notes(connection: sqlite3.Connection, notes: Notes) -> None:
 
 
 def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
-    """Yield the SQL statements that write `notes` to the file, each with its rows.
-
-    A note of None deletes an entry. A `key` is a digest in binary form (`key_of`).
-    """
+    """Yield the SQL statements that write `notes` to the file, each with its rows."""
     blobs = list[_Row]()
     deleted_blobs = list[_Row]()
     for (host, key), by_repository in notes.blobs.items():
@@ -475,8 +472,8 @@ def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
     ]
     yield "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?)", list[_Row](snapshots)
 
-    looks = [(name, *look) for name, look in notes.looks.items()]
-    yield "INSERT OR REPLACE INTO look VALUES (?, ?, ?, ?, ?)", list[_Row](looks)
+    checks = [(name, *check) for name, check in notes.artifact_checks.items()]
+    yield "INSERT OR REPLACE INTO look VALUES (?, ?, ?, ?, ?)", list[_Row](checks)
 
     facts = [
         (host, fact.name, fact.segment, json.dumps(fact.value), fact.learnt)

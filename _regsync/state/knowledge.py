@@ -1,8 +1,9 @@
 """What this run believes of registries, repositories, blobs, manifests and tags.
 
-Owns: the judgement of entries that earlier runs left ("Vouching"), what was learnt of hosts, when an entry is renewed.
+Owns: the forms of entries and their keys; what an `Archive` of them is asked (the state file is one, `Notes` another in
+memory); which entries of earlier runs are believed ("Vouching"); what was learnt of hosts; when an entry is renewed.
 May not know: clocks (`now` is an argument), sockets, tasks, files, SQL.
-Invariants: I5. An entry exists only because a registry answered. Wrong entries cost requests, never a wrong image.
+Invariants: an entry exists only because a registry answered. Wrong entries cost requests, never a wrong image (I5).
 Follows: docs/specification.md section 1.1 (three-step look-up), docs/design.md sections 6 (rules 10, 11), 7 and 8.
 """
 
@@ -20,12 +21,13 @@ from _regsync.oci.reference import is_repository, split_digest
 # A host (`host:port`, as reports show it) and the name of a repository.
 RepositoryKey = tuple[str, str]
 
-# The first byte of a key: the algorithm of its digest.
+# The first byte of a digest's key says the algorithm.
 _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 
+# Bytes of a digest's key.
 DIGEST_BYTES = 33
 
-# A weak entry is believed for so long whatever else is known (docs/design.md section 7).
+# An entry this young is believed without a vouching manifest (docs/design.md section 7).
 _FRESH_SECONDS = 30 * 60
 
 # What was learnt of a host is forgotten after a day (docs/design.md section 8).
@@ -34,11 +36,19 @@ _FACTS_SECONDS = 24 * 3600
 # An entry from a clock that is further ahead than this is not believed.
 _CLOCK_AHEAD_SECONDS = 24 * 3600
 
-# What is too old is removed from the file once in so long: that reads all of it.
+# Entries that are too old are removed once in so long, because that reads the whole file.
 _SWEEP_SECONDS = 24 * 3600
 
-# Images whose artifacts nobody has looked at for longer are gone.
+# An image whose artifacts nobody has looked at for longer is no longer mirrored.
 _LONGEST_LOOK_SECONDS = 400 * 86400
+
+# What is remembered of a look at the artifacts of an image, as bits. The bits below say which tags with
+# artifacts the source's listing showed (`Referrers.listed_tags`).
+HAS_ARTIFACTS = 16
+# All artifacts are at the target.
+COMPLETE = 32
+# The image was copied, not found there.
+COPIED = 64
 
 
 def key_of(digest: str) -> bytes:
@@ -59,7 +69,7 @@ def digest_like(key: bytes) -> str:
 
 
 def snapshot_name(*words: str) -> bytes:
-    """Return the 32 bytes that identify a snapshot: of which tag, where from and to, by which rules."""
+    """Return the 32 bytes that name an entry which these words identify: a tag's snapshot, say."""
     return bytes.fromhex(hash_hex("sha256", "\0".join(words).encode()))
 
 
@@ -67,7 +77,7 @@ class BlobEntry(NamedTuple):
     """A blob that a repository holds. Moments are seconds of the wall clock."""
 
     confirmed: int
-    is_mountable: bool  # a committed manifest of that repository names it
+    is_mountable: bool  # a manifest that is committed there names it
 
 
 class ManifestEntry(NamedTuple):
@@ -97,13 +107,31 @@ class SnapshotEntry(NamedTuple):
     snapshot: Snapshot
 
 
-class ArtifactLook(NamedTuple):
-    """A look at the artifacts of an image."""
+class ArtifactCheck(NamedTuple):
+    """What is remembered of the looks at the artifacts of an image at one target.
+
+    Moments are seconds since 1970, 0 where nobody has looked.
+    """
 
     last: int
     first: int
-    bits: int  # what was noted then; 0: the artifacts are not known to be there
-    listed: bytes  # 8 bytes of a hash of what was listed
+    flags: int
+    listing_hash: bytes  # 8 bytes; of the digests that the source listed
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.flags & COMPLETE)
+
+    @property
+    def has_artifacts(self) -> bool:
+        return bool(self.flags & HAS_ARTIFACTS)
+
+    @property
+    def was_copied(self) -> bool:
+        return bool(self.flags & COPIED)
+
+
+NO_CHECK = ArtifactCheck(0, 0, 0, bytes(8))
 
 
 class Fact(NamedTuple):
@@ -134,7 +162,7 @@ class Archive(Protocol):
 
     def snapshot(self, name: bytes) -> SnapshotEntry | None: ...
 
-    def look(self, name: bytes) -> ArtifactLook | None: ...
+    def artifact_check(self, name: bytes) -> ArtifactCheck | None: ...
 
     def facts_of(self, host: str) -> list[Fact]: ...
 
@@ -147,7 +175,7 @@ class Archive(Protocol):
 
     def put_snapshot(self, name: bytes, entry: SnapshotEntry) -> None: ...
 
-    def put_look(self, name: bytes, look: ArtifactLook) -> None: ...
+    def put_artifact_check(self, name: bytes, check: ArtifactCheck) -> None: ...
 
     def put_fact(self, host: str, fact: Fact) -> None: ...
 
@@ -156,7 +184,7 @@ class Archive(Protocol):
 
 
 class Notes:
-    """An archive in memory; None in place of an entry: it was forgotten."""
+    """An archive in memory. None in place of an entry says that it was forgotten."""
 
     def __init__(self) -> None:
         self.clear()
@@ -168,12 +196,13 @@ class Notes:
         self.blobs: defaultdict[tuple[str, bytes], dict[str, BlobEntry | None]] = defaultdict(dict)
         self.manifests: dict[tuple[RepositoryKey, bytes], ManifestEntry | None] = {}
         self.snapshots: dict[bytes, SnapshotEntry] = {}
-        self.looks: dict[bytes, ArtifactLook] = {}
+        self.artifact_checks: dict[bytes, ArtifactCheck] = {}
         # By host, then by name and segment.
         self.facts: defaultdict[str, dict[tuple[str, str], Fact]] = defaultdict(dict)
 
     def __bool__(self) -> bool:
-        return any((self.blobs, self.manifests, self.snapshots, self.looks, self.facts))
+        tables = (self.blobs, self.manifests, self.snapshots, self.artifact_checks, self.facts)
+        return any(tables)
 
     def blob(self, where: RepositoryKey, key: bytes) -> BlobEntry | None:
         host, repository = where
@@ -193,8 +222,8 @@ class Notes:
     def snapshot(self, name: bytes) -> SnapshotEntry | None:
         return self.snapshots.get(name)
 
-    def look(self, name: bytes) -> ArtifactLook | None:
-        return self.looks.get(name)
+    def artifact_check(self, name: bytes) -> ArtifactCheck | None:
+        return self.artifact_checks.get(name)
 
     def facts_of(self, host: str) -> list[Fact]:
         return list(self.facts.get(host, {}).values())
@@ -215,18 +244,15 @@ class Notes:
     def put_snapshot(self, name: bytes, entry: SnapshotEntry) -> None:
         self.snapshots[name] = entry
 
-    def put_look(self, name: bytes, look: ArtifactLook) -> None:
-        self.looks[name] = look
+    def put_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:
+        self.artifact_checks[name] = check
 
     def put_fact(self, host: str, fact: Fact) -> None:
         self.facts[host][fact.name, fact.segment] = fact
 
     def sweep(self, moment: int, *, oldest: int, oldest_look: int, oldest_fact: int) -> None:
-        """Keep everything: what is in memory is of this process."""
+        """Remove nothing: all of it is of this process."""
         self.swept = moment
-
-
-_NO_LOOK = ArtifactLook(0, 0, 0, b"")
 
 
 def area(where: RepositoryKey) -> str:
@@ -245,7 +271,7 @@ def _first_segment(where: RepositoryKey) -> str:
 
 
 class ProbeAnswers(NamedTuple):
-    """What a HEAD confirmed of the POSTs that ask and start in one (rule 11)."""
+    """Which answers to POSTs that look for a blob and start its upload a HEAD confirmed (rule 11)."""
 
     absent: bool  # 202 for an absent blob
     present: bool  # 201 for a present one
@@ -267,7 +293,7 @@ class HostFacts:
     has_referrers_api: dict[str, bool] = field(default_factory=dict)
 
     def recall(self, fact: Fact) -> None:
-        """Take a fact as it was kept; one of another form than ours is passed over."""
+        """Take a fact from an earlier run; one that has not our form is passed over."""
         match fact.name, fact.value:
             case "mounts", bool(value):
                 self.mounts = value
@@ -290,7 +316,11 @@ class Knowledge:
     """
 
     def __init__(
-        self, archive: Archive | None = None, *, now: Callable[[], float] = float, ttl: float = 0.0
+        self,
+        archive: Archive | None = None,
+        *,
+        now: Callable[[], float] = lambda: 0.0,
+        ttl: float = 0.0,
     ) -> None:
         self._archive: Archive = Notes() if archive is None else archive
         self._now = now
@@ -301,7 +331,7 @@ class Knowledge:
         self._manifests: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
         # Per host and blob, the repositories with a committed manifest that names it, oldest first.
         self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
-        # Manifests that are in the archive with what they name.
+        # Manifests that this run put into the archive.
         self._archived: set[tuple[RepositoryKey, bytes]] = set()
 
         # Whether a repository holds manifests of others, where that was asked.
@@ -309,11 +339,12 @@ class Knowledge:
         self._refused_mounts: set[tuple[RepositoryKey, str]] = set()
         self._hosts: dict[str, HostFacts] = {}
 
-        # Manifests that a target's tag answered with in this run; those of them that are still to
-        # be read; the keys that they name, whatever their depth.
+        # Manifests that a target's tag answered with in this run.
         self._vouched: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
+        # Those of them that `_strong_keys` has not read yet, and what the others name, at any depth.
         self._unread: defaultdict[RepositoryKey, list[bytes]] = defaultdict(list)
         self._strong: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
+        # Repositories whose entries an answer of this run spoke against.
         self._contradicted: set[RepositoryKey] = set()
 
     # Blobs and manifests.
@@ -365,8 +396,8 @@ class Knowledge:
             self._put_blob(where, blob, is_mountable=True)
         entry = ManifestEntry(
             int(self._now()),
-            tuple(key_of(each) for each in blobs),
-            tuple(key_of(each) for each in children),
+            tuple(key_of(blob) for blob in blobs),
+            tuple(key_of(child) for child in children),
         )
         self._archive.put_manifest(where, key, entry)
 
@@ -379,10 +410,7 @@ class Knowledge:
         self._archive.put_blob(where, key, BlobEntry(int(self._now()), is_mountable))
 
     def forget(self, where: RepositoryKey, digest: str) -> None:
-        """Drop what was believed of a digest and of what it names.
-
-        A registry answered otherwise, or refused it.
-        """
+        """Drop what was believed of a digest and of what it names: a registry said otherwise."""
         key = key_of(digest)
         host, repository = where
         self._blobs[where].discard(digest)
@@ -404,17 +432,16 @@ class Knowledge:
             self._keep(_host_of(where), "is_lenient", True)
 
     def vouch(self, where: RepositoryKey, digest: str) -> None:
-        """Note that a target's tag HEAD or listing answers with this manifest.
-
-        What it names is strong.
-        """
+        """Note that a target's tag answers with this manifest: what it names is believed the more."""
         key = key_of(digest)
         self._manifests[where].add(digest)
         self._vouched[where].add(key)
         self._unread[where].append(key)
 
     def contradict(self, where: RepositoryKey) -> None:
-        """Note that an answer of this run speaks against the entries of a repository: all are weak."""
+        """Note that an answer of this run speaks against the entries of a repository: those that no
+        manifest vouches for are not believed any more.
+        """
         self._contradicted.add(where)
         self._vouched.pop(where, None)
         self._unread.pop(where, None)
@@ -431,7 +458,6 @@ class Knowledge:
         return self._populated.get(where) is False
 
     def _is_believed(self, where: RepositoryKey, key: bytes, confirmed: int, careful: bool) -> bool:
-        """Judge an entry of an earlier run."""
         if not self._is_young(confirmed, self._ttl or math.inf):
             return False
         if where in self._contradicted:
@@ -443,11 +469,11 @@ class Knowledge:
         return key in self._strong_keys(where)
 
     def _is_young(self, moment: int, seconds: float) -> bool:
-        """Say whether something is `seconds` old at most, and not of a clock that is far ahead."""
+        """Say whether a moment is at most `seconds` ago. One that lies a day ahead is not believed."""
         return -_CLOCK_AHEAD_SECONDS <= self._now() - moment <= seconds
 
     def _strong_keys(self, where: RepositoryKey) -> set[bytes]:
-        """Return the keys that vouched manifests of a repository name, whatever their depth."""
+        """Return the keys of a repository's vouched manifests and of what they name, at any depth."""
         strong = self._strong[where]
         unread = self._unread.pop(where, [])
         while unread:
@@ -498,21 +524,24 @@ class Knowledge:
         )
 
     def refuse_mount(self, where: RepositoryKey, source: str) -> None:
-        """Note a refused mount: that pair is not tried again, nor a host that never mounted."""
+        """Note a refused mount: that pair is not tried again.
+
+        A host that refuses its first mount is taken for one that never mounts.
+        """
         self._refused_mounts.add((where, source))
         if self.mounts(_host_of(where)) is None:
             self.host(_host_of(where)).mounts = False
             self._keep(_host_of(where), "mounts", False)
 
     def accept_mount(self, host: str) -> None:
-        """Note that this host mounts; a refusal, also an earlier one, then only concerns its pair."""
+        """Note that this host mounts; refusals, also earlier ones, then concern their pair only."""
         facts = self.host(host)
         if facts.mounts is not True:
             facts.mounts = True
             self._keep(host, "mounts", True)
 
     def may_probe(self, where: RepositoryKey, allowed: bool) -> bool:
-        """Say whether the POST that starts an upload asks for an unknown blob too, in place of a HEAD."""
+        """Say whether an unknown blob needs no HEAD, because the POST that starts its upload asks too."""
         if not allowed:
             return False
         return not self._populated.get(where) or self.probed(where) == ProbeAnswers(True, True)
@@ -529,7 +558,7 @@ class Knowledge:
             self._keep(_host_of(where), "probes", list(answers), segment)
 
     def probed(self, where: RepositoryKey) -> ProbeAnswers:
-        """Say what a HEAD confirmed of such POSTs' answers."""
+        """Return which answers to such POSTs a HEAD confirmed."""
         return self.host(_host_of(where)).probes.get(
             _first_segment(where), ProbeAnswers(False, False)
         )
@@ -586,7 +615,8 @@ class Knowledge:
         """Note what a tag names at its source, and what its target therefore holds, as keys."""
         snapshot = Snapshot(source, pushed)
         old = self._archive.snapshot(name)
-        # An unchanged tag is written anew from time to time only: a run without changes writes nothing.
+        # An unchanged tag is written again after a quarter of `ttl`: most runs without changes write
+        # nothing.
         is_kept = (
             old is not None
             and old.snapshot == snapshot
@@ -595,26 +625,23 @@ class Knowledge:
         if not is_kept:
             self._archive.put_snapshot(name, SnapshotEntry(int(self._now()), snapshot))
 
-    def look(self, name: bytes) -> ArtifactLook:
-        """Return the last look at an image's artifacts; all is 0 where there was none."""
-        look = self._archive.look(name)
-        if look is None or not self._is_young(look.last, math.inf):
-            return _NO_LOOK
-        return look
+    def artifact_check(self, name: bytes) -> ArtifactCheck:
+        """Return what is remembered of the artifacts of an image; NO_CHECK where nobody has looked."""
+        check = self._archive.artifact_check(name)
+        if check is None or not self._is_young(check.last, math.inf):
+            return NO_CHECK
+        return check
 
-    def record_look(self, name: bytes, bits: int, listed: bytes) -> None:
-        """Note what a look at an image's artifacts found; this does not age with `ttl`.
-
-        `listed` are 8 bytes of a hash of what was listed.
-        """
+    def record_artifact_check(self, name: bytes, flags: int, listing_hash: bytes) -> None:
+        """Note what a look at the artifacts of an image found; this does not age with `ttl`."""
         now = int(self._now())
-        first = self.look(name).first or now
-        self._archive.put_look(name, ArtifactLook(now, first, bits, listed))
+        first = self.artifact_check(name).first or now
+        self._archive.put_artifact_check(name, ArtifactCheck(now, first, flags, listing_hash))
 
     # The end of a run.
 
     def finish(self) -> None:
-        """Renew what the tags of this run vouch for; have what is too old removed."""
+        """Renew the entries that this run's tags vouch for; remove those that are too old."""
         if self._ttl:
             for where, manifests in self._vouched.items():
                 for key in manifests:

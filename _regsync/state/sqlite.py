@@ -1,4 +1,4 @@
-"""A SQLite file in a directory where others may write: opened when it is ours and whole.
+"""A SQLite file in a directory where others may write: it is opened when it is ours and whole.
 
 Owns: the tables and the version of the state file, what SQLite may open, what its errors mean, the lock beside it.
 May not know: what the tables mean, when they are read and written.
@@ -88,7 +88,7 @@ def open_for_writing(path: str, busy_seconds: float) -> sqlite3.Connection:
     if not _has_own_journal(path):
         os.unlink(path + _JOURNAL_END)
 
-    with _damage_told():
+    with _raising_damage():
         connection = _connect(path, "rw", busy_seconds)
         with _closing_on_failure(connection):
             _execute_each(connection, ("PRAGMA synchronous = OFF", "PRAGMA journal_mode = DELETE"))
@@ -114,7 +114,7 @@ def open_for_reading(path: str, busy_seconds: float) -> sqlite3.Connection | Non
     if not _has_own_journal(path):
         raise Damaged("its journal is another file")
 
-    with _damage_told():
+    with _raising_damage():
         connection = _connect(path, "ro", busy_seconds)
         with _closing_on_failure(connection):
             has_tables = _check_schema(connection)
@@ -287,8 +287,8 @@ def _closing_on_failure(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _damage_told() -> Iterator[None]:
-    """Raise Damaged for what SQLite says of a file that is none, or not whole."""
+def _raising_damage() -> Iterator[None]:
+    """Raise Damaged in place of SQLite's error, where that is about the file and not about the disk."""
     try:
         yield
     except sqlite3.Error as error:

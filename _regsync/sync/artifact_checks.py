@@ -1,7 +1,8 @@
 """When the artifacts of an image that a target holds are looked at again.
 
-Owns: the schedule of docs/design.md section 8, "Late signatures", and what is remembered of a look.
-May not know: how artifacts are asked for or copied, clocks, the form of the state.
+Owns: the schedule of docs/design.md section 8, "Late signatures", and what a copy leaves for the next
+look.
+May not know: how artifacts are asked for or copied, clocks, files.
 Invariants: artifacts that are not known to be complete are always looked at.
 """
 
@@ -9,13 +10,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
-from typing import NamedTuple
 
-# What is remembered of a look, one bit each, above the bits of `referrers.Referrers.shown`: there
-# are artifacts; all are at the target; the image was copied, not found there.
-HAS_ARTIFACTS = 16
-COMPLETE = 32
-COPIED = 64
+from _regsync.state.knowledge import COMPLETE, COPIED, HAS_ARTIFACTS, ArtifactCheck
+from _regsync.sync.image import ImageCopy
 
 # Seconds after an image was copied: pipelines push, then sign.
 FIRST_LOOKS = (5 * 60, 15 * 60, 30 * 60)
@@ -39,53 +36,27 @@ class Look(enum.IntEnum):
     DEEP = 2
 
 
-class ArtifactCheck(NamedTuple):
-    """What is remembered of the looks at the artifacts of an image at one target.
-
-    Times are seconds since 1970, 0 where nobody has looked; `listing_hash` stands for the digests
-    that the source listed.
-    """
-
-    last: int
-    first: int
-    flags: int
-    listing_hash: bytes
-
-    @property
-    def is_complete(self) -> bool:
-        return bool(self.flags & COMPLETE)
-
-    @property
-    def has_artifacts(self) -> bool:
-        return bool(self.flags & HAS_ARTIFACTS)
-
-    @property
-    def was_copied(self) -> bool:
-        return bool(self.flags & COPIED)
-
-
-def decide_artifact_check(
-    checks: Sequence[ArtifactCheck], shown: int, now: float, *, required: bool
+def decide_look(
+    checks: Sequence[ArtifactCheck], listed_tags: int, now: float, *, required: bool
 ) -> Look:
     """Decide on an image that all targets hold.
 
-    `checks` has one entry for each target, and one look serves all; `shown` are the tags of
-    artifacts in the source's listing (`referrers.Referrers.shown`); `required` artifacts have to be
-    there.
+    `checks` has one entry for each target, and one look serves all. `listed_tags` are those that the
+    source's listing shows (`Referrers.listed_tags`). With `required` the image has to have artifacts.
     """
-    look = max(look_for_news(check, shown, required=required) for check in checks)
+    look = max(look_for_news(check, listed_tags, required=required) for check in checks)
     if look is Look.NONE and is_due(checks, now):
         return Look.TOP
     return look
 
 
-def look_for_news(check: ArtifactCheck, shown: int, *, required: bool) -> Look:
-    """Decide by what is known, whatever the time."""
+def look_for_news(check: ArtifactCheck, listed_tags: int, *, required: bool) -> Look:
+    """Decide by what is known of one target, whatever the time."""
     if not check.is_complete:
         return Look.DEEP
     if required and not check.has_artifacts:
         return Look.DEEP
-    if shown & ~check.flags:
+    if listed_tags & ~check.flags:
         return Look.TOP
     return Look.NONE
 
@@ -113,3 +84,18 @@ def is_due_without_state(digest: str, now: float) -> bool:
     quarter = int(now) // _QUARTER_OF_A_DAY
     day = quarter // 4
     return (int(digest[-6:], 16) + quarter - day) % 4 == 0
+
+
+def flags_after(copy: ImageCopy) -> int:
+    """Return the flags that are remembered of a look whose copy has ended.
+
+    Where something failed the artifacts are not complete, and the next run looks at all of them.
+    """
+    was_copied_now = not copy.already_at_target and copy.immutable_digest is None
+    flags = COPIED if was_copied_now or copy.last_check.was_copied else 0
+    if copy.error is not None:
+        return flags
+
+    if copy.artifacts_copied or copy.artifacts_skipped:
+        flags |= HAS_ARTIFACTS
+    return flags | copy.flags | COMPLETE

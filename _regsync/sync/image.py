@@ -16,6 +16,7 @@ from typing import NamedTuple
 from _regsync.errors import ContentError, RegsyncError
 from _regsync.oci.manifest import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
+from _regsync.state.knowledge import NO_CHECK, ArtifactCheck
 
 
 class BlobResult(enum.Enum):
@@ -161,7 +162,7 @@ class ImageCopy:
 
     # The look at its artifacts: the key in the state; what the state said; what it will say.
     check_key: bytes = b""
-    last_check: tuple[int, int, int, bytes] = (0, 0, 0, b"")
+    last_check: ArtifactCheck = NO_CHECK
     flags: int = 0
     listing_hash: bytes = bytes(8)
     # Artifacts by subject, which a target without the referrers API is to list.

@@ -1,7 +1,7 @@
 """Which artifacts refer to an image, and which targets lack them.
 
-Owns: the question of docs/specification.md section 1.1, "Artifacts" (lists of referrers, cosign's
-tags, artifacts of artifacts), and its filters.
+Owns: the search of docs/specification.md section 1.1, "Artifacts" (lists of referrers, cosign's tags,
+artifacts of artifacts), and its filters.
 May not know: how anything is copied.
 Invariants: what could not be asked is an error, never "none".
 Follows: docs/design.md section 6, rule 15.
@@ -21,46 +21,45 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.knowledge import Knowledge, RepositoryKey, digest_like, key_of, snapshot_name
-from _regsync.sync.artifact_checks import (
-    COMPLETE,
-    COPIED,
+from _regsync.state.knowledge import (
     HAS_ARTIFACTS,
-    ArtifactCheck,
-    Look,
-    decide_artifact_check,
-    is_due_without_state,
-    look_for_news,
+    Knowledge,
+    RepositoryKey,
+    digest_like,
+    key_of,
+    snapshot_name,
 )
+from _regsync.sync.artifact_checks import Look, decide_look, is_due_without_state, look_for_news
 from _regsync.sync.discovery import Discovery, Once, TagLookup, gather
 from _regsync.sync.image import ImageCopy
 from _regsync.sync.referrer_lists import ReferrerLists
 
 _COSIGN_SUFFIXES = (".sig", ".att", ".sbom")
 
-# Signatures of attestations of signatures have been seen; a chain that goes on is somebody's trap.
-_DEEPEST = 8
+# Levels of artifacts on artifacts. Signatures of attestations of signatures have been seen; a longer
+# chain is somebody's trap.
+_MOST_LEVELS = 8
 
 # Artifacts of one image.
 _MOST_ARTIFACTS = 10_000
 
-# Digests whose artifacts are kept, for other tags of the same image.
+# Subjects whose artifacts are kept, for other tags of the same image.
 _MOST_KEPT = 1024
 
-# Digests of one image that are asked about at the same time: each answer may name 10,000.
+# Subjects that are asked about at the same time: each answer may name 10,000 artifacts.
 _MOST_ASKED = 32
 
 
 class Artifact(NamedTuple):
     """One artifact, as it is named at the source."""
 
-    # the digest that it refers to
+    # The digest that it refers to.
     subject: str
-    # its digest, or cosign's tag
+    # Its digest, or the tag that cosign gave it.
     reference: str
-    # its entry in a list of referrers; None: it is a tag of cosign's
+    # Its entry in a list of referrers; None for a tag of cosign's.
     entry: Descriptor | None
-    # None: every target has it
+    # None where every target has it.
     lookup: TagLookup | None
     types: frozenset[str]
 
@@ -69,24 +68,23 @@ class Artifact(NamedTuple):
 
 
 class FoundArtifacts(NamedTuple):
-    """The artifacts of an image: those that are copied, and those of an index that is trimmed."""
+    """The artifacts of an image."""
 
     copied: tuple[Artifact, ...] = ()
+    # Those that stay behind, because they refer to an index that is trimmed.
     stripped: tuple[Artifact, ...] = ()
 
 
-class _Question(NamedTuple):
-    """Whose artifacts are asked for, and for which targets.
+class _Search(NamedTuple):
+    """Where the artifacts of an image are looked for, and which targets may lack them."""
 
-    `new_targets` did not have the image, so they cannot have its artifacts and are not asked.
-    `complete_targets` had the image with all its artifacts, so what the state says of them is
-    believed.
-    """
-
+    # Its platform filter is off, because artifacts are copied whole.
     mapping: MappingRule
     source: Repository
     targets: tuple[Repository, ...] = ()
+    # These did not have the image, so they cannot have its artifacts and are not asked.
     new_targets: tuple[Repository, ...] = ()
+    # These had all artifacts after the last look, so the state's entries of them are believed.
     complete_targets: tuple[Repository, ...] = ()
 
     def wants(self, types: frozenset[str]) -> bool:
@@ -97,78 +95,61 @@ class _Question(NamedTuple):
         return types.isdisjoint(rule.exclude)
 
 
-def last_check(copy: ImageCopy) -> ArtifactCheck:
-    """Return what was remembered of a copy's artifacts when it was decided on."""
-    return ArtifactCheck(*copy.last_check)
+def check_name(mapping: MappingRule, source: Repository, target: Repository, *keys: bytes) -> bytes:
+    """Name what the state keeps of an image's artifacts, which depends on the filters too.
 
-
-def flags_after(copy: ImageCopy) -> int:
-    """Return what is remembered of a look: the flags of `artifact_checks`, and the tags shown.
-
-    Where something failed the artifacts are not complete, and the next run looks at all of them.
+    `keys` are those of its digests at source and target.
     """
-    known = last_check(copy)
-    was_copied_now = not copy.already_at_target and copy.immutable_digest is None
-    flags = COPIED if was_copied_now or known.was_copied else 0
-    if copy.error is not None:
-        return flags
-
-    if copy.artifacts_copied or copy.artifacts_skipped:
-        flags |= HAS_ARTIFACTS
-    return flags | copy.flags | COMPLETE
+    rule = mapping.artifacts
+    filters = (",".join(sorted(types)) for types in (rule.include, rule.exclude))
+    return snapshot_name(
+        "artifacts", *source.key, *target.key, *(key.hex() for key in keys), *filters
+    )
 
 
 class Referrers:
-    """The questions of one run about artifacts; `lists` are those of its registries."""
+    """The artifacts of the images of one run; `lists` are those of its registries."""
 
     def __init__(
-        self, discovery: Discovery, knowledge: Knowledge, wall: Callable[[], float], kept: bool
+        self,
+        discovery: Discovery,
+        knowledge: Knowledge,
+        wall: Callable[[], float],
+        *,
+        has_state: bool,
     ) -> None:
-        """`wall` gives the time in seconds since 1970; `kept`: there is a state."""
+        """`wall` gives the time in seconds since 1970; `has_state`: earlier runs left something."""
         self._discovery = discovery
         self._knowledge = knowledge
         self._wall = wall
-        self._has_state = kept
+        self._has_state = has_state
         self.lists = ReferrerLists(discovery, knowledge)
 
+        # By mapping, targets and subject.
         self._artifacts = defaultdict[object, Once[list[Artifact]]](Once)
-        self._asking = anyio.CapacityLimiter(_MOST_ASKED)
+        self._permits = anyio.CapacityLimiter(_MOST_ASKED)
 
-        # Artifacts that a target has, by target and digest: the source's list has not changed since the
-        # look that found them all there.
-        self._settled = set[tuple[RepositoryKey, str]]()
+        # Targets and digests of artifacts that they hold: the source's list of them has not changed
+        # since the look after which all were there.
+        self._unchanged = set[tuple[RepositoryKey, str]]()
 
     # When to look.
 
-    def shown(self, source: Repository, digest: str) -> int:
+    def listed_tags(self, source: Repository, digest: str) -> int:
         """Return as bits which tags with artifacts of a digest the source's listing shows: the
         fallback tag, then cosign's. 0 where nothing was listed.
         """
-        names = self._discovery.names(source) or ()
+        tags = self._discovery.names(source) or ()
         bits = 0
         for number, suffix in enumerate(("", *_COSIGN_SUFFIXES)):
-            if referrers_tag(digest) + suffix in names:
+            if referrers_tag(digest) + suffix in tags:
                 bits |= 1 << number
         return bits
 
-    @staticmethod
-    def record(mapping: MappingRule, source: Repository, target: Repository, *keys: bytes) -> bytes:
-        """Name what the state remembers of an image's artifacts: its source and target, the keys
-        of its digests there, and the filters.
-        """
-        rule = mapping.artifacts
-        filters = (",".join(sorted(types)) for types in (rule.include, rule.exclude))
-        return snapshot_name(
-            "artifacts", *source.key, *target.key, *(key.hex() for key in keys), *filters
-        )
-
-    def _last_check(self, record: bytes) -> ArtifactCheck:
-        return ArtifactCheck(*self._knowledge.look(record))
-
     def decide(self, mapping: MappingRule, copies: Sequence[ImageCopy]) -> Look:
-        """Decide whether the artifacts of an image are looked at, for all its targets.
+        """Decide how much of an image is looked at for artifacts, for all its targets.
 
-        Each copy gets its record and what is known by it.
+        Each copy gets what the state says of the last look.
         """
         usable = [copy for copy in copies if copy.error is None]
         if not usable:
@@ -176,19 +157,19 @@ class Referrers:
 
         for copy in usable:
             keys = (key_of(copy.source_digest), key_of(copy.digest))
-            copy.check_key = self.record(mapping, copy.source, copy.target, *keys)
-            copy.last_check = self._last_check(copy.check_key)
-            copy.flags = self.shown(copy.source, copy.source_digest)
+            copy.check_key = check_name(mapping, copy.source, copy.target, *keys)
+            copy.last_check = self._knowledge.artifact_check(copy.check_key)
+            copy.flags = self.listed_tags(copy.source, copy.source_digest)
         if not all(copy.already_at_target for copy in usable):
             return Look.DEEP
 
         now = self._wall()
         required = mapping.artifacts.require_artifacts
-        one = usable[0]
+        digest = usable[0].source_digest
         if not self._has_state and not required:
-            return Look.DEEP if is_due_without_state(one.source_digest, now) else Look.NONE
-        checks = [last_check(copy) for copy in usable]
-        return decide_artifact_check(checks, one.flags, now, required=required)
+            return Look.DEEP if is_due_without_state(digest, now) else Look.NONE
+        checks = [copy.last_check for copy in usable]
+        return decide_look(checks, usable[0].flags, now, required=required)
 
     def has_news(
         self, mapping: MappingRule, source: Repository, target: Repository, *keys: bytes
@@ -197,10 +178,10 @@ class Referrers:
 
         `keys` are those of its digests at source and target. No request is made.
         """
-        check = self._last_check(self.record(mapping, source, target, *keys))
-        shown = self.shown(source, digest_like(keys[0]))
+        check = self._knowledge.artifact_check(check_name(mapping, source, target, *keys))
+        listed_tags = self.listed_tags(source, digest_like(keys[0]))
         required = mapping.artifacts.require_artifacts
-        return look_for_news(check, shown, required=required) is not Look.NONE
+        return look_for_news(check, listed_tags, required=required) is not Look.NONE
 
     # What is there.
 
@@ -219,20 +200,21 @@ class Referrers:
             subjects.append(lookup.source_digest)
         if look is Look.DEEP:
             subjects += await self._discovery.below(mapping, lookup)
-        question = _question(mapping, lookup.source, copies)
-        found = await self._all_of(question, subjects, deep=look is Look.DEEP)
+        search = _search_for(mapping, lookup.source, copies)
+        found = await self._artifacts_of(search, subjects, deep=look is Look.DEEP)
 
         stripped = list[Artifact]()
         if is_trimmed:
-            nowhere = _Question(question.mapping, lookup.source)
-            stripped = await self._all_of(nowhere, [lookup.source_digest], deep=False)
+            without_targets = _Search(search.mapping, lookup.source)
+            stripped = await self._artifacts_of(without_targets, [lookup.source_digest], deep=False)
         if stripped:
             text = "what hangs on an index that is trimmed to its platforms stays behind: the target has another index"
             place = f"{lookup.source} -> {mapping.target_repository}"
             self._discovery.say("warning", "artifacts_stripped", f"{place}: {text}")
 
-        is_known = look is not Look.DEEP and any(last_check(copy).has_artifacts for copy in copies)
-        if mapping.artifacts.require_artifacts and not found and not is_known:
+        # A look at the top alone does not see those below it.
+        has_known = look is not Look.DEEP and any(copy.last_check.has_artifacts for copy in copies)
+        if mapping.artifacts.require_artifacts and not found and not has_known:
             raise _missing(mapping, lookup, has_stripped=bool(stripped))
         if not mapping.artifacts.enabled:  # a dry run says what stays behind
             return FoundArtifacts(stripped=(*found, *stripped))
@@ -241,10 +223,10 @@ class Referrers:
     async def _compare_lists(
         self, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look, *, is_trimmed: bool
     ) -> None:
-        """Compare what the source lists with the last look: what it listed then is at the target."""
+        """Compare the source's list with that of the last look, after which all of it was there."""
         digests = list[str]()
         if not is_trimmed:
-            listed = await self.lists.listed(lookup.source, lookup.source_digest)
+            listed = await self.lists.read(lookup.source, lookup.source_digest)
             digests = [entry.digest for entry in listed.entries]
         listing_hash = snapshot_name(*sorted(digests))[:8]
 
@@ -252,50 +234,50 @@ class Referrers:
             copy.listing_hash = listing_hash
             if look is Look.DEEP:
                 continue
-            # There may be some below the top, which is not asked for.
-            known = last_check(copy)
-            copy.flags |= known.flags & HAS_ARTIFACTS
-            # The state's entries of these manifests may be too old to be believed; this never is.
-            if known.listing_hash == listing_hash:
-                self._settled.update((copy.target.key, digest) for digest in digests)
+            # There may be some below the top, which this look does not see.
+            copy.flags |= copy.last_check.flags & HAS_ARTIFACTS
+            # The state's own entries of these artifacts may be too old to be believed.
+            if copy.last_check.listing_hash == listing_hash:
+                self._unchanged.update((copy.target.key, digest) for digest in digests)
 
-    async def _all_of(
-        self, question: _Question, digests: Iterable[str], *, deep: bool
+    async def _artifacts_of(
+        self, search: _Search, subjects: Iterable[str], *, deep: bool
     ) -> list[Artifact]:
         """Return the artifacts of these digests that the filters take, and theirs in turn.
 
-        Theirs are asked for where a target lacks the artifact, if `deep` everywhere. Raises SyncError.
+        Theirs are asked for where a target lacks the artifact, with `deep` everywhere. Raises
+        SyncError.
         """
-        source = question.source
-        level = list(dict.fromkeys(digests))
+        source = search.source
+        level = list(dict.fromkeys(subjects))
         seen = set[str]()
-        # An artifact may refer to more than one digest: it is in the first list for each of them.
-        every = list[Artifact]()
+        # An artifact of several digests is in the first list once for each of them.
+        found = list[Artifact]()
         by_reference = dict[str, Artifact]()
 
         async def ask(subject: str) -> None:
-            async with self._asking:
-                if len(every) <= _MOST_ARTIFACTS:
-                    every.extend(await self._artifacts_of(question, subject))
+            async with self._permits:
+                if len(found) <= _MOST_ARTIFACTS:
+                    found.extend(await self._direct_artifacts(search, subject))
 
-        for _ in range(_DEEPEST):
+        for _ in range(_MOST_LEVELS):
             self.lists.expect(source, len(level))
             seen.update(level)
             await gather(partial(ask, subject) for subject in level)
-            by_reference.update((artifact.reference, artifact) for artifact in every)
+            by_reference.update((artifact.reference, artifact) for artifact in found)
 
             below = list[str]()
             for artifact in by_reference.values():
                 below += await self._subjects_in(source, artifact, deep=deep)
             level = [digest for digest in dict.fromkeys(below) if digest not in seen]
-            if max(len(every), len(level)) > _MOST_ARTIFACTS:
+            if max(len(found), len(level)) > _MOST_ARTIFACTS:
                 break
             if not level:
                 return list(by_reference.values())
 
         limits = (
             f"more than {_MOST_ARTIFACTS} artifacts, or artifacts on artifacts"
-            f" more than {_DEEPEST} deep"
+            f" more than {_MOST_LEVELS} deep"
         )
         raise ContentError(limits).with_place(source.side, "list referrers in", str(source))
 
@@ -303,11 +285,10 @@ class Referrers:
         self, source: Repository, artifact: Artifact, *, deep: bool
     ) -> list[str]:
         """Return the digests of an artifact that other artifacts may refer to."""
-        is_copied = artifact.lookup is not None
-        if artifact.entry is None or not (deep or is_copied):
-            # What a tag of cosign's names is asked about only if a listing shows something.
+        if artifact.entry is None or not (deep or artifact.lookup is not None):
+            # These digests are asked about only where a listing shows artifacts of theirs.
             digest = artifact.lookup.source_digest if artifact.lookup is not None else ""
-            return [digest] if digest and self.shown(source, digest) else []
+            return [digest] if digest and self.listed_tags(source, digest) else []
 
         entries = [artifact.entry]
         known = {artifact.entry.digest}
@@ -323,33 +304,33 @@ class Referrers:
             known.update(child.digest for child in index.children)
         return [entry.digest for entry in entries]
 
-    async def _artifacts_of(self, question: _Question, subject: str) -> list[Artifact]:
+    async def _direct_artifacts(self, search: _Search, subject: str) -> list[Artifact]:
         """Return the artifacts of one digest, asked for once whatever tags it has (rule 7)."""
         if len(self._artifacts) > _MOST_KEPT:
             self._artifacts.pop(next(iter(self._artifacts)))
-        targets = (question.targets, question.new_targets, question.complete_targets)
-        once = self._artifacts[question.mapping.index, targets, subject]
-        return await once.get(partial(self._ask_for_artifacts, question, subject))
+        targets = (search.targets, search.new_targets, search.complete_targets)
+        once = self._artifacts[search.mapping.index, targets, subject]
+        return await once.get(partial(self._ask_for_artifacts, search, subject))
 
-    async def _ask_for_artifacts(self, question: _Question, subject: str) -> list[Artifact]:
-        source = question.source
-        listed = await self.lists.listed(source, subject)
-        names = await self.lists.names(source)
+    async def _ask_for_artifacts(self, search: _Search, subject: str) -> list[Artifact]:
+        source = search.source
+        entries = (await self.lists.read(source, subject)).entries
+        listed_tags = await self.lists.tags(source)
 
-        # Where nothing was listed, cosign's tags are worth a question only where no API would tell.
-        is_probed = names is None and self.lists.has_api(source) is False
+        # Where no tags were listed, cosign's are tried only if there is no API that would tell.
+        is_blind = listed_tags is None and self.lists.has_api(source) is False
         cosign_tags = [referrers_tag(subject) + suffix for suffix in _COSIGN_SUFFIXES]
-        tags = [tag for tag in cosign_tags if is_probed or tag in (names or ())]
-        if not (listed.entries or tags or self.lists.has_api(source)):
+        tags = [tag for tag in cosign_tags if is_blind or tag in (listed_tags or ())]
+        if not (entries or tags or self.lists.has_api(source)):
             text = f"{source}: no referrers API and no fallback tag, images without artifacts are copied as they are"
             self._discovery.say("info", "no_referrers", text)
 
-        look_at = partial(self._look_at, question, subject)
-        found = await gather(
+        look_at = partial(self._look_at, search, subject)
+        artifacts = await gather(
             [
                 *(
                     partial(look_at, entry.digest, entry)
-                    for entry in listed.entries
+                    for entry in entries
                     if entry.digest != subject
                 ),
                 *(partial(look_at, tag, None) for tag in tags),
@@ -357,12 +338,12 @@ class Referrers:
         )
         return [
             artifact
-            for artifact in found
-            if artifact is not None and question.wants(artifact.types)
+            for artifact in artifacts
+            if artifact is not None and search.wants(artifact.types)
         ]
 
     async def _look_at(
-        self, question: _Question, subject: str, reference: str, entry: Descriptor | None
+        self, search: _Search, subject: str, reference: str, entry: Descriptor | None
     ) -> Artifact | None:
         """Find out what an artifact is and which targets lack it.
 
@@ -370,8 +351,8 @@ class Referrers:
         """
         try:
             if entry is not None:
-                return await self._look_at_entry(question, subject, entry)
-            return await self._look_at_tag(question, subject, reference)
+                return await self._look_at_entry(search, subject, entry)
+            return await self._look_at_tag(search, subject, reference)
         except RegistryError as error:
             if error.status != 404:
                 raise
@@ -380,75 +361,71 @@ class Referrers:
             text = (
                 f"{reference} is listed as a referrer of {subject} and is not there: it is left out"
             )
-            self._discovery.say("warning", "referrer_missing", f"{question.source}: {text}")
+            self._discovery.say("warning", "referrer_missing", f"{search.source}: {text}")
         return None
 
     async def _look_at_entry(
-        self, question: _Question, subject: str, entry: Descriptor
+        self, search: _Search, subject: str, entry: Descriptor
     ) -> Artifact | None:
         """Find out about an entry of a list of referrers."""
         types = frozenset({entry.artifact_type} if entry.artifact_type else ())
-        if types and not question.wants(types):
+        if types and not search.wants(types):
             return None
 
         believed = [
             target
-            for target in question.targets
+            for target in search.targets
             if self._knowledge.is_committed(target.key, entry.digest)
         ]
         lacking = tuple(
             target
-            for target in question.targets
-            if not self._has(target, entry.digest)
-            and not (target in believed and target in question.complete_targets)
+            for target in search.targets
+            if not self._is_certainly_at(target, entry.digest)
+            and not (target in believed and target in search.complete_targets)
         )
         if lacking or not types:
-            manifest = await self._discovery.manifest(question.source, entry.digest, entry)
+            manifest = await self._discovery.manifest(search.source, entry.digest, entry)
             types = frozenset({manifest.artifact_type} if manifest.artifact_type else ())
             entry = entry._replace(
                 artifact_type=manifest.artifact_type, annotations=manifest.annotations
             )
-        if not lacking or not question.wants(types):
+        if not lacking or not search.wants(types):
             return Artifact(subject, entry.digest, entry, None, types)
 
-        silent = [target for target in question.new_targets if target not in believed]
+        silent = [target for target in search.new_targets if target not in believed]
         lookup = await self._discovery.look_up(
-            question.mapping, entry.digest, entry.digest, lacking, silent=silent
+            search.mapping, entry.digest, entry.digest, lacking, silent=silent
         )
         return Artifact(subject, entry.digest, entry, lookup, types)
 
-    def _has(self, target: Repository, digest: str) -> bool:
-        """Say whether a target is sure to have an artifact."""
-        if (target.key, digest) in self._settled:
+    def _is_certainly_at(self, target: Repository, digest: str) -> bool:
+        if (target.key, digest) in self._unchanged:
             return True
         return self._knowledge.is_confirmed(target.key, digest)
 
-    async def _look_at_tag(self, question: _Question, subject: str, tag: str) -> Artifact:
+    async def _look_at_tag(self, search: _Search, subject: str, tag: str) -> Artifact:
         """Find out about a tag of cosign's. Its types are those of its config and layers."""
         lookup = await self._discovery.look_up(
-            question.mapping, tag, tag, question.targets, silent=question.new_targets
+            search.mapping, tag, tag, search.targets, silent=search.new_targets
         )
-        rule = question.mapping.artifacts
+        rule = search.mapping.artifacts
         types = frozenset[str]()
         if lookup.tree is not None or rule.include or rule.exclude:
-            manifest = await self._discovery.manifest(question.source, lookup.source_digest)
-            named_in_it = (*manifest.dependencies, manifest.config)
-            types = frozenset(each.media_type for each in named_in_it if each is not None)
+            manifest = await self._discovery.manifest(search.source, lookup.source_digest)
+            parts = (*manifest.dependencies, manifest.config)
+            types = frozenset(part.media_type for part in parts if part is not None)
         return Artifact(subject, tag, None, lookup, types)
 
 
-def _question(mapping: MappingRule, source: Repository, copies: Sequence[ImageCopy]) -> _Question:
-    """Return the question for an image's artifacts. They are not filtered by platform."""
+def _search_for(mapping: MappingRule, source: Repository, copies: Sequence[ImageCopy]) -> _Search:
     is_enabled = mapping.artifacts.enabled
-    return _Question(
+    return _Search(
         mapping._replace(platforms=None),
         source,
         targets=tuple(copy.target for copy in copies if copy.error is None and is_enabled),
         new_targets=tuple(copy.target for copy in copies if not copy.already_at_target),
         complete_targets=tuple(
-            copy.target
-            for copy in copies
-            if copy.already_at_target and last_check(copy).is_complete
+            copy.target for copy in copies if copy.already_at_target and copy.last_check.is_complete
         ),
     )
 

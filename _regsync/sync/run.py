@@ -23,13 +23,13 @@ from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import Knowledge, key_of
-from _regsync.sync.artifact_checks import COPIED, Look
+from _regsync.state.knowledge import COPIED, Knowledge, key_of
+from _regsync.sync.artifact_checks import Look, flags_after
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag, gather
 from _regsync.sync.dry_run import DryRun
 from _regsync.sync.image import Image, ImageCopy
 from _regsync.sync.mappings import WantedTag, assign, grouped
-from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers, flags_after, last_check
+from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers
 from _regsync.sync.report import MappingSelection, Outcome, Report
 from _regsync.sync.schedule import Scheduler
 from _regsync.sync.staging import Staging
@@ -108,7 +108,7 @@ class Run:
             transport, knowledge, reads_only=is_dry_run, wants_all_trees=self._is_analysis
         )
         self._referrers = Referrers(
-            self._discovery, knowledge, machine.wall, kept=self._state.is_used
+            self._discovery, knowledge, machine.wall, has_state=self._state.is_used
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         self.dry_run = DryRun(transport, knowledge, self._staging) if is_dry_run else None
@@ -529,18 +529,20 @@ class Run:
             for digest in (lookup.source_digest, *(child.digest for child in lookup.tree.children)):
                 image_of_digest.setdefault(digest, image)
 
-        known = last_check(copy)
-        if missing and known.is_complete:
-            # A run that is ended before they are there must not leave the target noted as complete.
-            self._knowledge.record_look(copy.check_key, known.flags & COPIED, bytes(8))
+        if missing and copy.last_check.is_complete:
+            # Not any more, should this run be ended before they are there.
+            flags = copy.last_check.flags & COPIED
+            self._knowledge.record_artifact_check(copy.check_key, flags, bytes(8))
         return missing
 
     # Outcomes.
 
     def _end_copy(self, copy: ImageCopy) -> None:
         """Remember the look at a copy's artifacts, and report how it ended."""
-        if copy.check_key and (copy.error is None or last_check(copy).is_complete):
-            self._knowledge.record_look(copy.check_key, flags_after(copy), copy.listing_hash)
+        if copy.check_key and (copy.error is None or copy.last_check.is_complete):
+            self._knowledge.record_artifact_check(
+                copy.check_key, flags_after(copy), copy.listing_hash
+            )
         duration = anyio.current_time() - copy.began
         self._end(outcome_of(copy, duration, is_dry_run=self.dry_run is not None))
 
