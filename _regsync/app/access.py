@@ -71,7 +71,7 @@ async def check_repository(
     upload = None
     error = None
     try:
-        with repository.located("check", str(repository)):
+        with repository.adding_place("check", str(repository)):
             upload = await try_access(transport, repository)
     except SyncError as failure:
         error = failure

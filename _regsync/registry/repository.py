@@ -2,9 +2,9 @@
 
 Owns: paths, headers, statuses, the reading of answers. The endpoints of an upload are in `upload`.
 May not know: what is copied where, or why.
-Invariants: I3 (a manifest is what its digest says, or the registry is in error), I6 (a next page
-elsewhere is refused). An error names side, operation, reference.
-Follows: OCI distribution-spec 1.1, docs/protocol-facts.md section 1 (numbers below).
+Invariants: a manifest that is returned has the digest that was asked for (I3); a next page on
+    another origin is refused (I6); an error names side, operation and reference.
+Follows: OCI distribution-spec 1.1, docs/protocol-facts.md section 1 (its numbers are cited below).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Any
 
 from _regsync.errors import ContentError, ProtocolBroken, RegistryError, Side, SyncError
 from _regsync.net.http1 import Response
@@ -33,13 +32,13 @@ _TAGS_LIMIT = 8 * 1024 * 1024
 _MOST_PAGES = 10_000
 _MOST_TAGS = 1_000_000
 
-# Of one list of referrers: pages, entries, and KiB.
+# A list of referrers has at most so many pages, so many entries and so many KiB.
 _MOST_REFERRERS = 10_000
 
 # The page size that every registry takes (section 1.11).
 _SMALL_PAGE = 100
 
-# How an index is asked for, which a list of referrers is: the first of the types.
+# The media type of a list of referrers, which is an OCI index.
 _INDEX = ACCEPT_MANIFESTS.partition(",")[0]
 
 # RFC 8288: <target>; parameters, whose quotes may hold separators. A target has no `<`: 64 KiB must
@@ -88,15 +87,14 @@ class Repository:
         return f"{self}{separator}{reference}"
 
     @contextmanager
-    def located(self, operation: str, reference: str) -> Iterator[None]:
-        """Add side, operation and reference to every error of the block."""
+    def adding_place(self, operation: str, reference: str) -> Iterator[None]:
+        """Add side, operation and reference to every error that the block raises."""
         try:
             with redacting(self.host.authenticator.secrets):
                 yield
         except SyncError as error:
             error.with_place(self.side, operation, reference)
-            # An answer that is not what it should be may repeat our request, and a traceback shows
-            # causes.
+            # A malformed answer may repeat our request with its login; a traceback shows causes.
             error.message = self.host.authenticator.redact(error.message)
             error.__cause__ = None
             raise
@@ -115,7 +113,7 @@ class Repository:
         """Return every tag, with its digest where the listing has it (Google's); None where no
         repository is known.
         """
-        with self.located("list tags of", str(self)):
+        with self.adding_place("list tags of", str(self)):
             page_size = self.row.page_size
             while True:
                 try:
@@ -174,12 +172,12 @@ class Repository:
     # Manifests.
 
     async def head_manifest(self, reference: str) -> str | None:
-        """Return a manifest's digest: empty where the registry does not tell, None when it is
-        absent.
+        """Return a manifest's digest; "" where the registry does not tell it, None where there is
+        no such manifest.
         """
         accept = ("Accept", ACCEPT_MANIFESTS)
         call = self.call("manifest_head", "HEAD", f"manifests/{reference}", accept)
-        with self.located("look up", self.reference(reference)):
+        with self.adding_place("look up", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(200, 404))
             if answer.status == 404:
                 return None
@@ -187,14 +185,17 @@ class Repository:
             return check_digest(digest) if digest else ""
 
     async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
-        """Fetch and verify (I3) a manifest, also against `expected`, the index entry; RegistryError
-        404 when absent.
+        """Return a manifest whose bytes have the digest that was asked for, or that the registry
+        names (I3).
+
+        Raises ContentError when they do not, or contradict `expected`, the entry of an index;
+        RegistryError with status 404 when there is no such manifest.
         """
         accept = ACCEPT_MANIFESTS
         if expected is not None and expected.media_type not in accept:
             accept = f"{accept}, {expected.media_type}"
         call = self.call("manifest_get", "GET", f"manifests/{reference}", ("Accept", accept))
-        with self.located("fetch manifest", self.reference(reference)):
+        with self.adding_place("fetch manifest", self.reference(reference)):
             answer = await self._transport.request(
                 self.host, call, ok=(200,), limit=_MANIFEST_LIMIT
             )
@@ -211,7 +212,7 @@ class Repository:
         call = self.call(
             "manifest_put", "PUT", f"manifests/{reference}", content_type, body=manifest.body
         )
-        with self.located("push manifest", self.reference(reference)):
+        with self.adding_place("push manifest", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(201, 200))
             self.check_stored_digest(answer, manifest.digest)
             if answer.status == 201 or answer.headers.get("docker-content-digest"):
@@ -221,7 +222,7 @@ class Repository:
                 raise ProtocolBroken("the registry answered 200 and does not hold the manifest")
 
     def check_stored_digest(self, answer: Response, digest: str) -> None:
-        """Refuse an answer that names another digest than the one that was pushed."""
+        """Raise ContentError for an answer that names another digest than what was pushed."""
         stored = answer.headers.get("docker-content-digest")
         if not stored or stored == digest:
             return
@@ -234,7 +235,7 @@ class Repository:
     async def missing_parts_of(
         self, root: Manifest, children: tuple[Manifest, ...]
     ) -> frozenset[str]:
-        """Ask which blobs and children of an image are not here."""
+        """Ask for each blob and child of an image; return the digests of those that are missing."""
         missing: list[str] = []
         blobs = {blob.digest: blob for manifest in (root, *children) for blob in manifest.blobs}
         for digest, blob in blobs.items():
@@ -253,7 +254,7 @@ class Repository:
         asked: set[int] = set()
         referrers: dict[str, Descriptor] = {}
         size = 0
-        with self.located("list referrers of", self.reference(digest)):
+        with self.adding_place("list referrers of", self.reference(digest)):
             while max(len(asked), len(referrers), size // 1024) <= _MOST_REFERRERS:
                 if hash(call.path) in asked:
                     break
@@ -275,11 +276,13 @@ class Repository:
     # Blobs.
 
     async def has_blob(self, blob: Descriptor) -> bool:
-        """Say whether a blob is here, with its size. A registry that hides it is taken not to have
-        it: the upload decides (docs/design.md section 9).
+        """Say whether a blob is here and has its size.
+
+        A registry that refuses to say (401, 403) is taken not to have it: the upload shows
+        (docs/design.md section 9).
         """
         call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
-        with self.located("look up blob", self.reference(blob.digest)):
+        with self.adding_place("look up blob", self.reference(blob.digest)):
             try:
                 async with self._transport.exchange(self.host, call, (200, 404)) as answer:
                     pass
@@ -292,16 +295,17 @@ class Repository:
 
     @asynccontextmanager
     async def open_blob(self, blob: Descriptor, start: int = 0) -> AsyncIterator[Response]:
-        """Give a blob from byte `start` on, unread. The caller has a permit, and hashes (I3).
+        """Give the answer with a blob from byte `start` on, its body unread.
 
-        ProtocolBroken when the registry does not begin there (section 1.13), ContentError when the
-        blob has another size than its descriptor says.
+        The caller has a permit, and hashes what it reads (I3). Raises ProtocolBroken when the
+        registry does not begin at `start` (section 1.13), ContentError when the blob has another
+        size than its descriptor says.
         """
         call = self.call("blob_get", "GET", f"blobs/{blob.digest}")
         if start:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
         async with AsyncExitStack() as stack:
-            with self.located("fetch blob", self.reference(blob.digest)):
+            with self.adding_place("fetch blob", self.reference(blob.digest)):
                 opened = self._transport.exchange(self.host, call, (200, 206))
                 response = await stack.enter_async_context(opened)
                 _check_range(response, blob, start)
@@ -309,7 +313,7 @@ class Repository:
 
 
 def _check_range(response: Response, blob: Descriptor, start: int) -> None:
-    """Refuse a body that is not what follows byte `start` of a blob."""
+    """Raise for a body that is not what follows byte `start` of a blob."""
     remaining = blob.size - start
     if start:
         content_range = response.headers.get("content-range") or ""
@@ -371,7 +375,7 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
     return names
 
 
-def _add_digests(names: dict[str, str | None], manifests: Any) -> None:
+def _add_digests(names: dict[str, str | None], manifests: object) -> None:
     """Enter the digests that Google's listings have: `{"sha256:...": {"tag": ["v1"]}}`."""
     if not isinstance(manifests, dict):
         return
@@ -385,16 +389,16 @@ def _add_digests(names: dict[str, str | None], manifests: Any) -> None:
 
 
 def may_be_stale(error: RegistryError) -> bool:
-    """Say whether a refused manifest may mean that something it names is gone (docs/design.md
-    section 7, I5).
+    """Say whether a manifest may have been refused because something that it names is gone
+    (docs/design.md section 7, "Healing").
     """
     if error.status >= 500:
         return "MANIFEST_BLOB_UNKNOWN" in error.codes
     if error.status in (401, 403, 413, 429):
         return False
-    return not is_immutable(error)  # zot and Quay say MANIFEST_INVALID
+    return not is_immutable(error)  # any other code counts: zot and Quay say MANIFEST_INVALID
 
 
 def is_immutable(error: RegistryError) -> bool:
-    """Say whether this is how a tag that never moves is refused (docs/design.md section 9)."""
+    """Say whether a manifest was refused because its tag may not move (docs/design.md section 9)."""
     return "TAG_INVALID" in error.codes or "ImageTagAlreadyExistsException" in error.message

@@ -1,12 +1,12 @@
 """One blob on its way into a repository: an upload session, as the specification has it.
 
-Owns: the session's requests (POST, PATCH, PUT, GET, DELETE), its Location, what it has kept.
-May not know: where the bytes come from; whether an upload is worth it, or goes on after an error.
-Invariants: I6 (a Location elsewhere gets no credentials), I7 (a body is sent once).
+Owns: the session's requests (POST, PATCH, PUT, GET, DELETE), its Location, how much it has kept.
+May not know: where the bytes come from; whether to upload, or to go on after an error.
+Invariants: a Location on another origin gets no credentials (I6); a body is sent once (I7).
 Follows: OCI distribution-spec 1.1 ("Pushing blobs"), docs/specification.md section 8.2,
-docs/protocol-facts.md sections 1.6 to 1.9 and 7.9 (numbers below).
+docs/protocol-facts.md sections 1.6 to 1.9 and 7.9 (its numbers are cited below).
 
-What `session` and `broken` hold says in which state an upload is:
+The state of an upload is what `session` and `broken_session` hold:
 
     session   broken    state
     --------  --------  ------------------------------------------------------------------------
@@ -24,7 +24,7 @@ What `session` and `broken` hold says in which state an upload is:
     broken  resume: something was kept         -> open behind it; chunks: wherever it is
     broken  resume: nothing was, or forgotten  -> none
 
-Who copies the blob may forget a session, or what broke (""): the next step is `start` then.
+The caller may set either to "", to forget it: the next step is `start` then.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ANY_STATUS = range(600)
 
 
 class Upload:
-    """The upload of one blob, all over one `lease`: a PUT goes where its POST was answered."""
+    """The upload of one blob, all over one `lease`: a PUT goes over the connection of its POST."""
 
     def __init__(
         self, repository: Repository, transport: Transport, lease: Lease, blob: Descriptor
@@ -57,34 +57,33 @@ class Upload:
         self.blob = blob
         self._transport = transport
 
-        # The session: its origin and path (see above), how many bytes it holds, and how many it
-        # will hold when the body that was begun last has arrived.
+        # The session: its origin, and its path in one of the two states (see above).
         self._origin = repository.host.origin
         self.session = ""
         self.broken_session = ""
-        self.offset = 0
-        self.sent = 0
+
+        self.offset = 0  # bytes that it holds
+        self._end = 0  # bytes that it will hold when the body that was begun last has arrived
 
         self.style: UploadStyle = "put"  # the dialect in which the body goes
 
-        # What was learnt on the way: a start that names no blob was refused for good, as that of
-        # any other blob would be; the body has begun with its first byte; a 401 to the body has
-        # renewed the login.
-        self.refused = False
-        self.has_begun = False
-        self._has_renewed_login = False
+        # The registry has refused a start that names no blob: it would refuse any other blob's.
+        self.is_refused = False
+
+        self.has_begun = False  # a body was sent from the blob's first byte
+        self._has_renewed_login = False  # after a 401 to a body
 
     @property
     def _is_at_home(self) -> bool:
-        """Whether the session is at the registry itself, not at another origin."""
         return self._origin == self.repository.host.origin
 
     async def start(self, mount_from: str | None = None) -> bool:
-        """Open a session; True when the blob is there instead.
+        """Open a session, or mount the blob; return whether it is in the repository now.
 
-        `mount_from` names the repository to mount it from (empty: any, at Google's). A mount that is
-        refused by 202 opens a session like any other (section 1.8). One that fails for good is
-        followed by a plain POST: the other repository may be closed to us while this one is open.
+        `mount_from` names the repository to mount it from ("" at Google's: any). The answer to a
+        refused mount is 202 and an open session like any other (section 1.8). A mount that fails
+        for good is followed by a plain POST: the other repository may be closed to us while this
+        one is open.
         """
         if mount_from is not None:
             try:
@@ -99,7 +98,7 @@ class Upload:
         try:
             return await self._post(call, ok=(202,))
         except RegistryError as error:
-            self.refused = not error.retryable
+            self.is_refused = not error.retryable
             raise
 
     async def _mount(self, mount_from: str) -> bool:
@@ -112,7 +111,7 @@ class Upload:
         return await self._post(call, ok=(201, 202))
 
     async def _post(self, call: Call, ok: tuple[int, ...]) -> bool:
-        """Return whether the answer is that the blob is there (201); else it opens a session."""
+        """Return whether the blob is there (201); if not, a session is open (202)."""
         host = self.repository.host
         self.has_begun = False
         async with self._transport.exchange(host, call, ok, lease=self.lease) as response:
@@ -123,14 +122,14 @@ class Upload:
             return True
 
     async def send(self, pieces: Pieces, *, last: bool = True) -> bool:
-        """Send a part of the blob: PATCH, or for the `last` part PUT with the digest.
+        """Send a part of the blob by PATCH, or the `last` part by PUT with the digest.
 
-        False when the registry answered before the whole part was sent: the caller must ask with
-        HEAD. Raises what `pieces` raises, RegistryError when it is refused, WireError when the line
-        broke.
+        Return whether it has arrived; if not, the registry answered before all of it was sent, and
+        only a HEAD tells. Raises what `pieces` raises, RegistryError when the registry refuses,
+        WireError when the connection breaks.
         """
         host = self.repository.host
-        self.sent = self.offset + pieces.length
+        self._end = self.offset + pieces.length
         call = self._body_call(pieces.length, last=last)
         timeouts = self._transport.machine.timeouts
         seconds = timeouts.finish + self.blob.size / timeouts.finish_bytes_per_second
@@ -138,7 +137,7 @@ class Upload:
         opened = self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
         async with opened as response:
             if not response.early or response.status < 500:
-                self.broken_session = ""  # that session has got its answer
+                self.broken_session = ""  # the session has had its answer, it is not broken
             if response.status == 401 and self._is_at_home and not self._has_renewed_login:
                 self._has_renewed_login = True
                 await response.read(ERROR_BODY)
@@ -151,15 +150,15 @@ class Upload:
             if last:
                 self.repository.check_stored_digest(response, self.blob.digest)
             elif not response.early:
-                self._open(call, response, self.sent)
+                self._open(call, response, self._end)
             return not response.early
 
     def _body_call(self, length: int, *, last: bool) -> Call:
-        """Word the request that carries `length` bytes."""
+        """Return the request that carries `length` bytes."""
         headers = [_OCTETS]
         is_ranged = self.offset > 0 or (self.style == "chunks" and not last)
         if length and is_ranged:
-            headers.append(("Content-Range", f"{self.offset}-{self.sent - 1}"))
+            headers.append(("Content-Range", f"{self.offset}-{self._end - 1}"))
         action = "upload_body" if length or not last else "upload_finish"
         if not last:
             return self._session_call(action, "PATCH", "", *headers)
@@ -167,7 +166,10 @@ class Upload:
         return self._session_call(action, "PUT", f"{separator}digest={self.blob.digest}", *headers)
 
     def _on_begin(self) -> None:
-        """A body goes out. Whatever happens to it, its session takes no other, but that of chunks."""
+        """Note that a body goes out: the session is broken until its answer comes.
+
+        It takes no other body, whatever happens to this one, except in chunks.
+        """
         may_ask = self.repository.host.resumes and self._is_at_home and self.style != "patch"
         self.broken_session = self.session if may_ask else ""
         self.has_begun = self.has_begun or self.offset == 0
@@ -175,9 +177,10 @@ class Upload:
             self.session = ""
 
     async def resume(self) -> None:
-        """Ask what the session of a broken body has kept (section 1.9). Where that is something, or
-        in chunks, it is open again. A host that has forgotten one is not asked again
-        (docs/design.md section 6, rule 16).
+        """Ask how much the session of a broken body has kept (section 1.9).
+
+        If it has kept something, or takes chunks, it is open again. A host that has forgotten a
+        session is not asked again (docs/design.md section 6, rule 16).
         """
         host = self.repository.host
         call = self.repository.call("upload_start", "GET", "")._replace(path=self.broken_session)
@@ -189,23 +192,23 @@ class Upload:
                     self._open(call, response, kept)
         except RegistryError as error:
             if error.forgot_session:
-                self.session = ""  # else a chunk may go again to where it went
+                self.session = ""  # by any other answer a chunk may go again to where it went
             elif error.retryable:
                 raise
             host.resumes = False
             self.broken_session = ""
 
     def _kept(self, response: Response) -> int:
-        """Return how many bytes a session holds. Of chunks those count that were acknowledged."""
+        """Return how many bytes a session holds; in chunks at least what was acknowledged."""
         kept = self.offset if self.style == "chunks" else 0
-        held = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
+        range_held = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
         # `0-0` says nothing: distribution answers so for no byte and for one.
-        if held and 0 < int(held[1]) < self.sent:
-            kept = max(kept, int(held[1]) + 1)
+        if range_held and 0 < int(range_held[1]) < self._end:
+            kept = max(kept, int(range_held[1]) + 1)
         return kept
 
     async def cancel_upload(self) -> None:
-        """End a session that gets no body (section 1.9): one request, whose answer says nothing."""
+        """End a session that gets no body (section 1.9): one request, whatever its answer."""
         host = self.repository.host
         call = self._session_call("upload_finish", "DELETE", "")
         with suppress(SyncError):
@@ -219,8 +222,10 @@ class Upload:
         return call._replace(path=self.session + query, origin=self._origin)
 
     def _open(self, call: Call, response: Response, offset: int) -> None:
-        """Take over the session at the answer's Location; ProtocolBroken where that is no place for
-        it. A session that is refused so is not cancelled either.
+        """Take over the session at an answer's Location, which holds `offset` bytes.
+
+        Raises ProtocolBroken for a Location that no session may have; nothing is sent there, not
+        even to cancel it.
         """
         home = self.repository.host.origin
         location = response.headers.get("location")
@@ -230,7 +235,7 @@ class Upload:
         origin, path = resolve_location(base, call.path, location)
         check_foreign(home, origin)
 
-        # Only its first Location may lead elsewhere, and not at every kind of registry (R1).
+        # Only a session's first Location may lead elsewhere, and not at all kinds of registry (R1).
         may_move = base == home and self.repository.row.foreign_uploads
         if origin != base and not may_move:
             raise ProtocolBroken(

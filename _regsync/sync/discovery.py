@@ -513,7 +513,7 @@ class Discovery:
 
         nested = dict[str, Manifest]()
         await self._fetch_tree(source, top.digest, top, nested, lambda entry: not entry.is_index)
-        with source.located("filter platforms of", source.reference(top.digest)):
+        with source.adding_place("filter platforms of", source.reference(top.digest)):
             trimmed = trim_index(top, platforms, nested)
             if not trimmed.matched:
                 available = printable(", ".join(trimmed.available)) or "none"
@@ -547,7 +547,7 @@ class Discovery:
         What is fetched is added to `at_hand`. Raises ContentError for a tree that is too large.
         """
         level = [root, *at_hand.values()]
-        with source.located("read", source.reference(top_digest)):
+        with source.adding_place("read", source.reference(top_digest)):
             for _ in range(MAX_INDEX_DEPTH + 1):
                 entries = {entry.digest: entry for parent in level for entry in parent.children}
                 lacking = [

@@ -1,9 +1,9 @@
-"""Stand where the blob transfer stands in a dry run, and count what `analyze` shows.
+"""Forecast what a run would do: it takes the place of the blob transfer in a dry run.
 
-Owns: what a run would find and move, by GET and HEAD alone; the analysis.
+Owns: what a run would find and move, by GET and HEAD alone; what `analyze` shows.
 May not know: how an analysis is printed.
-Invariants: nothing is written anywhere; requests and bytes are those of a run that gets the same
-    answers.
+Invariants: nothing is written anywhere; the forecast has the requests and bytes of a run that gets
+    the same answers.
 Follows: docs/design.md sections 6 and 10 ("Dry run").
 """
 
@@ -28,13 +28,13 @@ _MOST_NAMED = 10
 
 
 class _Forecast:
-    """What a run would ask of one host beside what this one asks, in requests."""
+    """The requests that a run sends to one host and a dry run does not; the bytes that it moves."""
 
     blob_gets = 0
     upload_starts = 0
     upload_bodies = 0
     manifest_puts = 0
-    saved_heads = 0  # asked here, where a run's upload start answers the same
+    saved_heads = 0  # sent by a dry run only: an upload start answers the same
     bytes_to_move = 0
 
     def requests(self, asked: Mapping[str, int]) -> dict[str, int]:
@@ -63,14 +63,15 @@ class _Sized(NamedTuple):
 
 
 class DryRun(BlobTransfer):
-    """Stands where `BlobTransfer` stands in a run: it asks, and writes nothing."""
+    """Takes the place of `BlobTransfer`: it asks and counts, and writes nothing."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
         super().__init__(transport, knowledge, staging)
         self._forecasts = defaultdict[str, _Forecast](_Forecast)  # by host
         self._read_to_keep = set[_SourceBlob]()
 
-        # Of all images that were looked at. Blobs by digest: size, in how many images, where to.
+        # The blobs of all images that were looked at, by digest: their sizes, how many images name
+        # them, which repositories need them.
         self._sizes = dict[str, int]()
         self._uses = Counter[str]()
         self._places = defaultdict[str, set[RepositoryKey]](set)
@@ -103,7 +104,7 @@ class DryRun(BlobTransfer):
     async def copy(
         self, step: Step, source: Repository, target: Repository, keep: Keep
     ) -> BlobResult:
-        """Say how a blob would come to its place; a repository that may hold it is asked."""
+        """Say how a run would copy a blob; a repository that may hold it is asked."""
         blob = step.blob
         host = target.host.key
         forecast = self._forecasts[host]
@@ -114,7 +115,7 @@ class DryRun(BlobTransfer):
 
         if not self._knowledge.is_empty(target.key):
             is_present = await target.has_blob(blob)
-            # Where a run would ask by the start of the upload (rule 11).
+            # A run may ask by the start of the upload instead (rule 11).
             if self._knowledge.may_probe(target.key, target.row.probe is not None):
                 forecast.saved_heads += 1
                 if is_present:
@@ -129,7 +130,7 @@ class DryRun(BlobTransfer):
         return BlobResult.UPLOADED
 
     def _forecast_read(self, read: _SourceBlob, step: Step, keep: Keep) -> None:
-        """Count the reading of a blob, unless its body is known or was kept when it was read."""
+        """Count the GET of a blob, unless its body is known or was kept when it was read before."""
         is_kept = keep is not None and read in self._read_to_keep
         if known_body(step.blob) is None and not is_kept:
             self._forecasts[read.host].blob_gets += 1

@@ -1,8 +1,8 @@
-"""Read a blob from its source as a body that can be sent at once.
+"""Read a blob from its source, as a body that is sent while it comes.
 
-Owns: the way out of the source: counting, hashing, and going on where a body broke.
-May not know: the target, but for how much of the blob it has.
-Invariants: I3 (the last piece is withheld until size and digest agree), I7.
+Owns: counting and hashing what comes, and going on where a body broke.
+May not know: the target, except how much of the blob it has.
+Invariants: the last piece is withheld until size and digest agree (I3).
 Follows: docs/design.md section 6, rule 16.
 """
 
@@ -26,29 +26,29 @@ from _regsync.registry.transport import Transport
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-# Seconds for which a source is waited for in all while a request to the target stays open; the
-# time-outs of targets allow it (docs/design.md section 6, rule 16).
+# Seconds for which a broken source is waited for, in all, while a request to the target stays open;
+# the time-outs of targets allow it (docs/design.md section 6, rule 16).
 SOURCE_GRACE = 20.0
 
-# Bytes between two kept states of a hash.
+# Bytes between two checkpoints.
 _CHECKPOINT = 16 * 1024 * 1024
 
 
 class _Checkpoint(NamedTuple):
-    """The state of the hash after `offset` bytes, from where a blob can be read again."""
+    """The state of the hash after `offset` bytes: a blob can be read again from there."""
 
     offset: int
     hash: _Hash
 
 
 class Relay:
-    """A blob as it comes from its source, in verified pieces; `complete`: all of it has been given.
+    """The body of a request, from the blob's source. `complete`: its last piece has been given.
 
-    A body that breaks goes on by Range while the target's request stays open. When the target lost
-    a part of what it got, the blob is read again from the checkpoint before that part.
+    A body that breaks at the source goes on by Range while the request to the target stays open.
+    When the target has lost a part, the blob is read again from the checkpoint before that part.
     """
 
-    length: int  # what the target lacks, in bytes
+    length: int  # bytes that the target lacks
     _response: Response
     _hash: _Hash
 
@@ -61,21 +61,21 @@ class Relay:
         algorithm, self._expected = split_digest(blob.digest)
         self._checkpoints = [_Checkpoint(0, new_hash(algorithm))]
 
-        # Of this reading: bytes read and hashed, bytes that the target has, where to stop.
-        self._count = 0
-        self._skip = 0
-        self._until = 0
+        # Of this reading, in bytes of the blob.
+        self._count = 0  # read and hashed
+        self._skip = 0  # at the target already
+        self._until = 0  # where to stop
         self._buffer = memoryview(b"")
 
-        # The waits for this source: seconds left for all, attempts left for the next `LARGE_BODY`
-        # bytes, and where those end.
+        # The waits for a broken source: seconds left for all of them, attempts left, and the byte
+        # from which on attempts count from 0 again.
         self._grace = SOURCE_GRACE
-        self._patience = RetryBudget(ATTEMPTS)
-        self._renewed = 0
+        self._attempts = RetryBudget(ATTEMPTS)
+        self._attempts_renewed_at = 0
 
     @asynccontextmanager
     async def opened(self, offset: int = 0) -> AsyncIterator[Relay]:
-        """Give the body of what follows `offset`; the target has what comes before it."""
+        """Give the body of what follows `offset`, where the target's part ends."""
         while self._checkpoints[-1].offset > offset:
             self._checkpoints.pop()
         checkpoint = self._checkpoints[-1]
@@ -100,15 +100,15 @@ class Relay:
         for good.
         """
         piece = memoryview(b"")
-        with self.source.located("fetch blob", self.source.reference(self._blob.digest)):
+        with self.source.adding_place("fetch blob", self.source.reference(self._blob.digest)):
             while not piece and not self.complete:
                 piece = await self._read()
         return piece
 
     async def read_until(self, end: int, room: bytearray) -> memoryview:
-        """Read on to the offset `end`, into `room`; return the bytes that the target lacks of it.
+        """Read up to byte `end` of the blob, into `room`; return those bytes that the target lacks.
 
-        At the end of the blob they are returned only when all of it is verified.
+        The last ones of the blob are returned only when all of it is verified.
         """
         filled = 0
         self._until = end
@@ -125,9 +125,9 @@ class Relay:
         )
 
     async def _read(self) -> memoryview:
-        """Read one more piece and return what the target lacks of it.
+        """Read one more piece and return those bytes of it that the target lacks.
 
-        Returns an empty piece when the body broke and its rest has been opened.
+        The piece is empty when the body broke: its rest has been opened then.
         """
         size = self._blob.size
         start = self._count
@@ -155,16 +155,16 @@ class Relay:
 
     async def _resume(self, broken: WireError) -> None:
         """Open what is left of a body; raise `broken` when the source does not go on in time."""
-        if self._count >= self._renewed:
-            self._patience = RetryBudget(ATTEMPTS)
-            self._renewed = self._count + LARGE_BODY
+        if self._count >= self._attempts_renewed_at:
+            self._attempts = RetryBudget(ATTEMPTS)
+            self._attempts_renewed_at = self._count + LARGE_BODY
 
         error: SyncError = broken
         began = anyio.current_time()
         try:
             with anyio.move_on_after(self._grace):
                 while error.retryable:
-                    pause = self._transport.pause_after(error, self._patience, self.source.host)
+                    pause = self._transport.pause_after(error, self._attempts, self.source.host)
                     await anyio.sleep(pause)
                     try:
                         return await self._open()

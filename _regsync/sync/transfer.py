@@ -290,7 +290,7 @@ class BlobTransfer:
                 else:
                     result = await self._check_and_start(copy)
         except SyncError as error:
-            if copy.upload.refused and not first.is_accepted:
+            if copy.upload.is_refused and not first.is_accepted:
                 first.refusal = error.without_place()
             raise
         first.is_accepted = True
