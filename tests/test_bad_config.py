@@ -14,7 +14,7 @@ import yaml
 
 from _regsync.app import commands
 from _regsync.config.fields import SECTIONS, Field
-from _regsync.config.reader import load
+from _regsync.config.reader import ConfigFile, load
 from _regsync.errors import ConfigError
 from conformance.server import Server
 from tests.ends import Ran, run_regsync, serve, source, target
@@ -38,7 +38,7 @@ def refused(ran: Ran) -> list[str]:
 def told(text: str | bytes, environ: dict[str, str] | None = None) -> list[str]:
     body = text.encode() if isinstance(text, str) else text
     with pytest.raises(ConfigError) as caught:
-        load(body, name="c", environ=environ or {}, base_dir="/etc", home=None)
+        load(ConfigFile(body, name="c", environ=environ or {}, base_dir="/etc", home=None))
     return [str(problem) for problem in caught.value.problems]
 
 
@@ -162,9 +162,14 @@ def test_five_megabytes_are_read() -> None:
     # 5 MB with a comment as long as they are, and one mapping at the end.
     text = "registries: {a: {url: a.example}, b: {url: b.example}}\n" + ("#" * 999 + "\n") * 5000
     found = load(
-        f"{text}mappings:\n- {{from: x, source: a, targets: b}}\n".encode(),
-        name="c", environ={}, base_dir=None, home=None,
-    )  # fmt: skip
+        ConfigFile(
+            f"{text}mappings:\n- {{from: x, source: a, targets: b}}\n".encode(),
+            name="c",
+            environ={},
+            base_dir=None,
+            home=None,
+        )
+    )
     assert len(found.mappings) == 1
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from _regsync.config.fields import SECTIONS, parse_duration, parse_registry_url, parse_size
 from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry, registry_for
-from _regsync.config.reader import load
+from _regsync.config.reader import ConfigFile, load
 from _regsync.errors import ConfigError
 from _regsync.oci.manifest import Platform
 from _regsync.tags import TagRule
@@ -29,7 +29,9 @@ def read(
     text: str | bytes, environ: Mapping[str, str] | None = None, base_dir: str | None = "/etc/rs"
 ) -> Config:
     body = text.encode() if isinstance(text, str) else text
-    return load(body, name="c.yaml", environ=environ or {}, base_dir=base_dir, home="/home/me")
+    return load(
+        ConfigFile(body, name="c.yaml", environ=environ or {}, base_dir=base_dir, home="/home/me")
+    )
 
 
 def problems(text: str | bytes, environ: Mapping[str, str] | None = None) -> list[str]:
@@ -142,7 +144,7 @@ def test_a_home_that_nobody_knows_is_no_folder_of_that_name(written: str, home: 
     with pytest.raises(
         ConfigError, match=r"c.yaml:2:21: .*no home directory is known: set HOME, or write it out"
     ):
-        load(text, name="c.yaml", environ={}, base_dir="/etc/rs", home=home)
+        load(ConfigFile(text, name="c.yaml", environ={}, base_dir="/etc/rs", home=home))
 
 
 def test_standard_input_has_no_state() -> None:
@@ -543,11 +545,9 @@ def test_credentials_over_plain_http_warn() -> None:
 def doubts(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
     """Return the warnings of `validate`, without the file's name."""
     found = load(
-        text.encode(),
-        name="c.yaml",
-        environ=environ or {},
-        base_dir="/etc/rs",
-        home="/home/me",
+        ConfigFile(
+            text.encode(), name="c.yaml", environ=environ or {}, base_dir="/etc/rs", home="/home/me"
+        ),
         lint=True,
     )
     return [warning.removeprefix("c.yaml:") for warning in found.warnings]

@@ -174,7 +174,9 @@ def test_the_program_understands_its_arguments(name: str) -> None:
 def load(more: dict[str, str]) -> Config:
     environ = {**SECRETS, **more}
     return reader.load(
-        MIRROR.encode(), name="mirror.yaml", environ=environ, base_dir="/config", home="/"
+        reader.ConfigFile(
+            MIRROR.encode(), name="mirror.yaml", environ=environ, base_dir="/config", home="/"
+        )
     )
 
 

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from _regsync.config import reader
+from _regsync.config import expansion, reader
 from _regsync.config.model import Config
 from _regsync.errors import ConfigError
 
@@ -44,7 +44,9 @@ ENVIRON = {"MIRROR_PASSWORD": "s3cret", "N": "7"}
 def load(text: str, environ: Mapping[str, str] = ENVIRON) -> Config:
     """Load without warnings: their places are not those of another text."""
     found = reader.load(
-        text.encode(), name="c.yaml", environ=environ, base_dir="/etc/rs", home="/home/me"
+        reader.ConfigFile(
+            text.encode(), name="c.yaml", environ=environ, base_dir="/etc/rs", home="/home/me"
+        )
     )
     return found._replace(warnings=())
 
@@ -56,12 +58,10 @@ def expand(
     show: bool = False,
     base_dir: str | None = "/etc/rs",
 ) -> str:
-    return reader.expand(
-        text.encode(),
-        name="c.yaml",
-        environ=environ,
-        base_dir=base_dir,
-        home="/home/me",
+    return expansion.expand(
+        reader.ConfigFile(
+            text.encode(), name="c.yaml", environ=environ, base_dir=base_dir, home="/home/me"
+        ),
         show_secrets=show,
     )
 
@@ -211,7 +211,7 @@ def test_what_is_shared_stands_at_each_place() -> None:
 
 
 def test_aliases_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_MAX_EXPANDED", 1000)
+    monkeypatch.setattr(expansion, "_MAX_EXPANDED", 1000)
     entries = "".join(f"- {{from: a{i}}}\n" for i in range(120))
     with pytest.raises(ConfigError, match="over 1,000 values when it is expanded"):
         expand(f"{SHARED}mappings:\n{entries}")

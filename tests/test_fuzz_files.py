@@ -200,7 +200,9 @@ def test_any_scraps_of_yaml_are_what_pyyaml_composes_or_unreadable(text: str) ->
             text.encode("utf-8", "surrogatepass"), lambda node, path, problem: noted.append(problem)
         )
     except Unreadable as error:
-        line, column, message = error.args
+        line = error.line
+        column = error.column
+        message = error.message
         assert line >= 1
         assert column >= 1
         assert message.isprintable()

@@ -22,7 +22,7 @@ import yaml
 from _regsync.app import cli
 from _regsync.app.console import Snapshot, progress_lines
 from _regsync.config.fields import SECTIONS
-from _regsync.config.reader import load
+from _regsync.config.reader import ConfigFile, load
 from _regsync.errors import RegsyncError
 from _regsync.oci.reference import parse_reference
 from _regsync.tags import select
@@ -204,7 +204,7 @@ def test_a_tag_rule_selects_what_its_row_says(rule: str, selected: str) -> None:
     text = json.dumps(
         {"registries": registries, "mappings": [{**mapping, "source": "s", "targets": ["t"]}]}
     )
-    found = load(text.encode(), name="x", environ={}, base_dir=None, home=None)
+    found = load(ConfigFile(text.encode(), name="x", environ={}, base_dir=None, home=None))
     kept = list(select(listed, found.mappings[0].tags).kept)
     told = re.findall(r"`([^`]+)`", selected)
     assert kept == (told or listed[:-1])

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from _regsync.config.fields import SECTIONS
-from _regsync.config.reader import load
+from _regsync.config.reader import ConfigFile, load
 from tools import reference
 
 README = reference.README.read_text(encoding="utf-8")
@@ -70,5 +70,5 @@ def test_every_example_is_valid_as_it_is_written(name: str, row: object) -> None
     }
     environ = {"REGISTRY_TOKEN": "t", "MIRROR_PASSWORD": "p"}
     assert load(
-        json.dumps(whole).encode(), name="c", environ=environ, base_dir="/x", home=None
+        ConfigFile(json.dumps(whole).encode(), name="c", environ=environ, base_dir="/x", home=None)
     ).mappings

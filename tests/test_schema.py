@@ -14,7 +14,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 
 from _regsync.config.fields import SECTIONS, schema
-from _regsync.config.reader import load
+from _regsync.config.reader import ConfigFile, load
 from _regsync.errors import ConfigError
 from tests import test_config, test_expand
 
@@ -129,11 +129,13 @@ def test_it_takes_the_readme_s_examples() -> None:
 def accepted(text: str) -> bool:
     try:
         load(
-            text.encode(),
-            name="c",
-            environ={"A": "x", "PW": "p", "N": "9"},
-            base_dir=None,
-            home=None,
+            ConfigFile(
+                text.encode(),
+                name="c",
+                environ={"A": "x", "PW": "p", "N": "9"},
+                base_dir=None,
+                home=None,
+            )
         )
     except ConfigError:
         return False

@@ -42,7 +42,9 @@ def load(*mappings: dict[str, Any], cache_dir: str = "/cache") -> Config:
         "mappings": mappings,
         "global": {"cache_dir": cache_dir},
     }
-    return reader.load(json.dumps(whole).encode(), name="x", environ={}, base_dir="/", home=None)
+    return reader.load(
+        reader.ConfigFile(json.dumps(whole).encode(), name="x", environ={}, base_dir="/", home=None)
+    )
 
 
 def shares(found: Config, total: int) -> list[list[int]]:

@@ -15,7 +15,9 @@ def test_what_changed_is_said_without_values() -> None:
     from _regsync.config.model import Config
 
     def load(text: str) -> Config:
-        return reader.load(text.encode(), name="x", environ={}, base_dir="/", home=None)
+        return reader.load(
+            reader.ConfigFile(text.encode(), name="x", environ={}, base_dir="/", home=None)
+        )
 
     basic = "auth_type: basic, credentials: {username: u, password: %s}"
     one = "registries: {a: {url: a.test, %s}, b: {url: b.test}}\nmappings:\n" % (basic % "secret")
@@ -61,7 +63,9 @@ def test_each_field_that_changes_is_told(change: str, told: str) -> None:
         text = "registries: {a: {url: a.test}, b: {url: b.test}, c: {url: c.test}}\n"
         text += "defaults: {source: a, targets: [b]}\n"
         text += f"mappings: [{{from: x, {rule}}}]\nglobal: {{{whole}}}\n"
-        return config_reader.load(text.encode(), name="x", environ={}, base_dir="/", home=None)
+        return config_reader.load(
+            config_reader.ConfigFile(text.encode(), name="x", environ={}, base_dir="/", home=None)
+        )
 
     assert list(changes(load(""), load(change))) == [told]
 

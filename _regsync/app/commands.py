@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from _regsync.app.console import Console
     from _regsync.config.model import Config
+    from _regsync.config.reader import ConfigFile
 
 LARGEST_CONFIG = 32 * 1024 * 1024  # bytes
 DEFAULT_INTERVAL = "5m"
@@ -30,8 +31,10 @@ DEFAULT_HEALTH_ADDRESS = "127.0.0.1"
 DEFAULT_HEALTH_PORT = 8080
 
 
-def read_file(name: str) -> dict[str, Any]:
-    """Read a configuration, `-` from standard input; return the arguments that `load` takes."""
+def read_file(name: str) -> ConfigFile:
+    """Read a configuration's file, `-` from standard input."""
+    from _regsync.config.reader import ConfigFile
+
     try:
         if name == "-":
             text = sys.stdin.buffer.read(LARGEST_CONFIG + 1)
@@ -39,25 +42,25 @@ def read_file(name: str) -> dict[str, Any]:
             with open(name, "rb") as stream:
                 text = stream.read(LARGEST_CONFIG + 1)
     except OSError as error:
-        shown = printable(name) or "a file without a name"
+        printable_name = printable(name) or "a file without a name"
         reason = printable(error.strerror or str(error))
-        raise ConfigError(f"{shown} cannot be read: {reason}") from error
+        raise ConfigError(f"{printable_name} cannot be read: {reason}") from error
     if len(text) > LARGEST_CONFIG:
         raise ConfigError(f"{printable(name)} is larger than {LARGEST_CONFIG} bytes")
-    return {
-        "text": text,
-        "name": "standard input" if name == "-" else name,
-        "environ": os.environ,
-        "base_dir": None if name == "-" else os.path.dirname(os.path.abspath(name)),
-        "home": os.path.expanduser("~"),
-    }
+    return ConfigFile(
+        text=text,
+        name="standard input" if name == "-" else name,
+        environ=os.environ,
+        base_dir=None if name == "-" else os.path.dirname(os.path.abspath(name)),
+        home=os.path.expanduser("~"),
+    )
 
 
 def read_config(name: str | None, console: Console | None = None, *, lint: bool = False) -> Config:
     """Read a configuration, an empty one without a name; its warnings go to the console."""
     from _regsync.config import model, reader
 
-    config = model.Config({}, ()) if name is None else reader.load(**read_file(name), lint=lint)
+    config = model.Config({}, ()) if name is None else reader.load(read_file(name), lint=lint)
     if console is not None:
         for warning in config.warnings:
             console.log("warning", "config", warning)
@@ -146,8 +149,8 @@ def run_watch(arguments: Namespace, console: Console) -> int:
     from _regsync.config import reader
     from _regsync.config.fields import parse_duration
 
-    def load(log: Callable[..., None], **source: Any) -> Config:
-        return shard_of(arguments.shard, reader.load(**source), log)
+    def load(log: Callable[..., None], file: ConfigFile) -> Config:
+        return shard_of(arguments.shard, reader.load(file), log)
 
     try:
         interval = parse_duration(arguments.interval or DEFAULT_INTERVAL)
@@ -194,9 +197,9 @@ def run_validate(arguments: Namespace, console: Console) -> int:
 
 
 def run_expand(arguments: Namespace, console: Console) -> int:
-    from _regsync.config.reader import expand
+    from _regsync.config.expansion import expand
 
-    write_text(expand(**read_file(arguments.file), show_secrets=arguments.show_secrets))
+    write_text(expand(read_file(arguments.file), show_secrets=arguments.show_secrets))
     return 0
 
 

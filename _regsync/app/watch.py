@@ -25,6 +25,7 @@ from _regsync.app.health import serving
 from _regsync.app.process import connect, listen_for_signals, utc_now
 from _regsync.app.progress import show_progress
 from _regsync.config.model import Config
+from _regsync.config.reader import ConfigFile
 from _regsync.errors import ConfigError
 from _regsync.state.database import StateFile
 from _regsync.sync.report import Outcome, Report
@@ -37,8 +38,9 @@ QUIET_SECONDS = 3600.0  # between two signs of life at DEBUG while nothing chang
 # Fields of a configuration whose change is told by name.
 SETTINGS = ("max_concurrent_transfers", "cache_dir", "cache_ttl", "staging_size_limit")
 
-Read = Callable[[], dict[str, Any]]  # gives the arguments of `Load`: text, name, environ, ...
-Load = Callable[..., Config]  # makes a configuration of them; the first argument is where to log
+Log = Callable[..., None]  # as `Console.log`
+Read = Callable[[], ConfigFile]
+Load = Callable[[Log, ConfigFile], Config]
 
 
 class Health(NamedTuple):
@@ -160,9 +162,9 @@ class Watch:
         self._load = load
         self._interval = interval
         self._log = CycleLog(console)
-        source = read()
-        self._text: bytes | None = source["text"]  # None: what was read last cannot be used
-        self._config = load(self._log.log, **source)
+        file = read()
+        self._text: bytes | None = file.text  # None: what was read last cannot be used
+        self._config = load(self._log.log, file)
         self.transport = connect(console, self._log.log)
         self._states = dict[str | None, StateFile]()  # by cache_dir, which a reload may change
         self._stop = anyio.Event()
@@ -201,9 +203,9 @@ class Watch:
     def _reload(self) -> None:
         """Take a changed configuration; keep the last good one where the new one is unusable."""
         try:
-            source = self._read()
-            has_changed = source["text"] != self._text
-            config = self._load(self._log.log, **source) if has_changed else self._config
+            file = self._read()
+            has_changed = file.text != self._text
+            config = self._load(self._log.log, file) if has_changed else self._config
             self.transport.renew(config.in_use)
         except ConfigError as error:
             self._text = None
@@ -216,7 +218,7 @@ class Watch:
             return
 
         lines = list(changes(self._config, config))
-        self._text = source["text"]
+        self._text = file.text
         self._config = config
         self._health = self._health._replace(reload_error=None)
         for line in (*lines, f"configuration changes: {len(lines)}"):

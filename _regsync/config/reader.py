@@ -1,7 +1,6 @@
 """The configuration: YAML bytes and the environment in, frozen values out.
 
-Owns: reading by the table of fields, places of problems, inheritance, building the model, what may
-be shown of it.
+Owns: reading by the table of fields, places of problems, inheritance, building the model.
 May not know: files, the process environment, how a value is used.
 Invariants: any input gives a `Config`, or a `ConfigError` with every problem; a node that aliases
 repeat is read once; no message shows a secret.
@@ -18,15 +17,7 @@ from _regsync.addresses import is_loopback
 from _regsync.config.fields import SECTIONS, Field
 from _regsync.config.lint import Doubt, doubts_of_artifacts, doubts_of_tags, unused_logins
 from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry
-from _regsync.config.yaml import (
-    Node,
-    Unreadable,
-    compose,
-    dump,
-    mask_values,
-    substitute,
-    variable_names,
-)
+from _regsync.config.yaml import Node, Unreadable, compose, substitute, variable_names
 from _regsync.errors import ConfigError, Problem
 from _regsync.providers import kind_of
 from _regsync.tags import TagRule
@@ -53,18 +44,13 @@ _SCALAR_FORMS = {
 _LONE_VARIABLE = r"\$\{[^{}]*\}"
 
 # Fields that stand in no section: the document itself, and the items of lists and named things.
-_DOCUMENT = Field("", "section", "", of="config")
-_MAPPING = Field("", "section", "", of="mapping")
-_REGISTRY = Field("", "section", "", of="registry")
+DOCUMENT = Field("", "section", "", of="config")
+MAPPING = Field("", "section", "", of="mapping")
+REGISTRY = Field("", "section", "", of="registry")
 _ALIAS = Field("", "alias", "", empty="name one registry at least")
 
 # Fields that another value of `auth_type` needs.
 _LOGINS_WITH_FIELDS = ("basic", "static_token")
-
-_MASK = "********"
-
-# Values of an expanded configuration: aliases could fill the memory.
-_MAX_EXPANDED = 1_000_000
 
 # Characters of a registry's name that a path shows.
 _SHOWN_NAME = 64
@@ -74,27 +60,28 @@ _MAX_COMPARISONS = 100
 _MAX_COMPARED_NAMES = 500
 
 
-def load(
-    text: bytes,
-    *,
-    name: str,
-    environ: Mapping[str, str],
-    base_dir: str | None,
-    home: str | None,
-    lint: bool = False,
-) -> Config:
-    """Read a configuration, which messages call `name`.
+class ConfigFile(NamedTuple):
+    """A configuration as it was written, and what its variables and paths refer to."""
 
-    `base_dir` is its absolute directory, None for standard input; `lint` warns also of what can
-    hardly be meant. ConfigError carries every problem, in the order of the file.
+    text: bytes
+    name: str  # what messages call it
+    environ: Mapping[str, str]
+    base_dir: str | None  # its absolute directory; None for standard input
+    home: str | None
+
+
+def load(file: ConfigFile, *, lint: bool = False) -> Config:
+    """Read a configuration; `lint` warns also of what can hardly be meant.
+
+    ConfigError carries every problem, in the order of the file.
     """
-    reader = _Reader(name, environ, base_dir, home, lint)
-    document = reader.read(text)
+    reader = Reader(file, lint=lint)
+    document = reader.read()
 
     settings: dict[str, Any] = {}
     if "global" in document.values:
         settings = dict(document.values["global"].values)
-    if base_dir is None:
+    if file.base_dir is None:
         settings["cache_dir"] = None  # standard input has no directory of its own, and no state
     else:
         settings.setdefault("cache_dir", reader.absolute_path(".regsync"))
@@ -107,90 +94,59 @@ def load(
     )
 
 
-def expand(
-    text: bytes,
-    *,
-    name: str,
-    environ: Mapping[str, str],
-    base_dir: str | None,
-    home: str | None,
-    show_secrets: bool = False,
-) -> str:
-    """Return a configuration as YAML that loads again, without variables, groups and `defaults`.
-
-    Unless shown, secrets stay variables or become asterisks; so does any other text that takes from
-    a variable which a secret takes from. ConfigError as of `load`.
-    """
-    reader = _Reader(name, environ, base_dir, home, lint=False)
-    root = reader.read(text).node
-    return dump(_Expansion(reader, show_secrets).plain(root, _DOCUMENT))
-
-
 def _in_file_order(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(problems, key=lambda problem: (problem.line, problem.column))
 
 
-class _Section(NamedTuple):
-    """A mapping as read: the nodes of the fields that are given, and the values of the right ones."""
+class Section(NamedTuple):
+    """The fields of one YAML mapping."""
 
     node: Node
     path: str
-    nodes: dict[str, Node]
-    values: dict[str, Any]
+    nodes: dict[str, Node]  # of all fields that are set
+    values: dict[str, Any]  # of the valid ones
 
     @property
-    def is_right(self) -> bool:
+    def is_valid(self) -> bool:
         return len(self.values) == len(self.nodes)
 
 
-class _Reader:
+class Reader:
     """Reads nodes by the table of fields.
 
-    A value that is wrong is noted and read as None, and reading goes on: one wrong field makes the
-    whole configuration wrong. So what is built of several fields only has to look at what they say
-    against each other.
+    A wrong value is noted as a problem and read as None. Reading goes on, so that one run shows all
+    problems; `read` raises them at its end.
     """
 
-    def __init__(
-        self,
-        name: str,
-        environ: Mapping[str, str],
-        base_dir: str | None,
-        home: str | None,
-        lint: bool,
-    ) -> None:
-        self.name = name
-        self.environ = environ
-        self.base_dir = base_dir
-        self.home = home
+    def __init__(self, file: ConfigFile, *, lint: bool) -> None:
+        self.file = file
         self.lint = lint
 
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
 
-        # By name, for their uses; None: there is one of that name, but it is wrong.
+        # By name. None stands for one that is there, but wrong: its uses are no problems.
         self.registries: dict[str, Registry | None] = {}
         self.groups: dict[str, tuple[Registry, ...] | None] = {}
-        self.defaults = _Section(Node("map", 0, 0), "", {}, {})
+        self.defaults = Section(Node("map", 0, 0), "", {}, {})
 
-        # Variables that have given a secret.
+        # Variables that are part of a secret somewhere.
         self.secret_variables: set[str] = set()
 
-        # By the identities of a node and of the field that it was read as.
+        # By the identities of a node and of its field. A node that aliases repeat is read once.
         self.values_read: dict[tuple[int, int], Any] = {}
 
-    def read(self, text: bytes) -> _Section:
-        """Return the document, free of problems; ConfigError otherwise."""
-        document: _Section | None = None
+    def read(self) -> Section:
+        """Return the document; ConfigError with all problems if there are any."""
+        document: Section | None = None
         try:
-            root = compose(text, self.note)
+            root = compose(self.file.text, self.note)
             if root is None or root.tag == "null":
                 empty = "the document is empty: `mappings` is required, and may be []"
                 raise Unreadable(1, 1, empty)
-            document = self.value(root, _DOCUMENT, "")
+            document = self.value(root, DOCUMENT, "")
         except Unreadable as error:
-            line, column, message = error.args
-            self.note(Node("", line, column), "", message)
+            self.note(Node("", error.line, error.column), "", error.message)
 
         if self.problems or document is None:
             problems = tuple(_in_file_order(self.problems))
@@ -205,7 +161,7 @@ class _Reader:
     def problem(self, node: Node, path: str, message: str) -> Problem:
         """Return a problem that is safe to print."""
         text = printable(strip_userinfo(message))
-        return Problem(self.name, node.line, node.column, printable(path, 200), text)
+        return Problem(self.file.name, node.line, node.column, printable(path, 200), text)
 
     def note(self, node: Node, path: str, message: str) -> None:
         self.problems.append(self.problem(node, path, message))
@@ -213,17 +169,17 @@ class _Reader:
     def warn(self, node: Node, path: str, message: str) -> None:
         self.warnings.append(self.problem(node, path, message))
 
-    def note_field(self, section: _Section, name: str, message: str) -> None:
+    def note_field(self, section: Section, name: str, message: str) -> None:
         self.note(section.nodes[name], f"{section.path}.{name}", message)
 
-    def warn_of_field(self, section: _Section, name: str, message: str) -> None:
+    def warn_of_field(self, section: Section, name: str, message: str) -> None:
         self.warn(section.nodes[name], f"{section.path}.{name}", message)
 
-    def warn_of_doubts(self, section: _Section, doubts: Iterable[Doubt]) -> None:
+    def warn_of_doubts(self, section: Section, doubts: Iterable[Doubt]) -> None:
         for doubt in doubts:
             self.warn_of_field(section, doubt.field, doubt.message)
 
-    def warn_of_unused_logins(self, document: _Section) -> None:
+    def warn_of_unused_logins(self, document: Section) -> None:
         registries = [known for known in self.registries.values() if known]
         for alias in unused_logins(registries, document.values["mappings"]):
             key = document.nodes["registries"].entries[alias].key
@@ -242,10 +198,7 @@ class _Reader:
     # Reading by the type of a field.
 
     def value(self, node: Node, field: Field, path: str) -> Any:
-        """Return what a node means as a field, None where it is wrong.
-
-        A node that aliases repeat is read once, and its problems are noted once.
-        """
+        """Return what a node means as a field, None where it is wrong."""
         key = (id(node), id(field))
         if key not in self.values_read:
             self.values_read[key] = self.read_value(node, field, path)
@@ -293,8 +246,8 @@ class _Reader:
             elif entry.value.tag != "null":
                 nodes[name] = entry.value
 
-        section = _Section(node, path, nodes, {})
-        for field in fields:  # in this order names come before their uses
+        section = Section(node, path, nodes, {})
+        for field in fields:  # the table has names before their uses
             if field.name not in nodes:
                 if field.required:
                     self.note(node, f"{inner}{field.name}", f"required: {field.meaning}")
@@ -311,7 +264,7 @@ class _Reader:
             return []
         rules: list[MappingRule] = []
         for index, item in enumerate(node.items):
-            rule = self.value(item, _MAPPING, f"{path}[{index}]")
+            rule = self.value(item, MAPPING, f"{path}[{index}]")
             if rule is not None:
                 rules.append(rule._replace(index=index))  # an alias is one rule in several places
         return rules
@@ -319,7 +272,7 @@ class _Reader:
     def read_registries(self, node: Node, path: str) -> None:
         """Read `registries` into the reader itself, where their uses look them up."""
         for name, entry in self.named_entries(node, path):
-            registry = self.value(entry, _REGISTRY, f"{path}.{name[:_SHOWN_NAME]}")
+            registry = self.value(entry, REGISTRY, f"{path}.{name[:_SHOWN_NAME]}")
             self.registries[name] = registry and registry._replace(alias=name)
 
     def read_groups(self, node: Node, path: str) -> None:
@@ -341,7 +294,9 @@ class _Reader:
         return named
 
     def read_texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
-        """Return the values of a list, each once; of one text, where the field may be one."""
+        """Return the values of a list without repetitions; a single text, where the field allows
+        it, is a list of one.
+        """
         if field.type == "one_or_texts" and node.tag != "seq":
             value = self.read_scalar(node, field, path)
             return None if value is None else (value,)
@@ -366,7 +321,7 @@ class _Reader:
     def read_scalar(self, node: Node, field: Field, path: str) -> Any:
         try:
             self.check_form(node, field)
-            text = substitute(node.text, self.environ)
+            text = substitute(node.text, self.file.environ)
             if field.is_secret(text):
                 self.record_secret(node, path)
             return self.meaning(text, field)
@@ -394,7 +349,9 @@ class _Reader:
             self.warn(node, path, f"a secret is written out: {remedy}")
 
     def meaning(self, text: str, field: Field) -> Any:
-        """Return what a text means as a field, without variables; ValueError says what is wrong."""
+        """Return what a text, in which variables are replaced, means as a field; ValueError says
+        what is wrong.
+        """
         parsed = field.parse_text(text)
         match field.type:
             case "alias":
@@ -430,18 +387,19 @@ class _Reader:
     def absolute_path(self, text: str) -> str:
         """Return a path with `~` replaced, and absolute where the file has a directory."""
         if text == "~" or text.startswith(("~/", "~\\")):
-            if self.home and self.home != "~":
-                return self.home + text[1:]
+            home = self.file.home
+            if home and home != "~":
+                return home + text[1:]
             raise ValueError(f"{text!r}: no home directory is known: set HOME, or write it out")
         is_absolute = text.startswith(("/", "\\")) or text[1:3] in (":/", ":\\")
-        if self.base_dir is None or is_absolute:
+        if self.file.base_dir is None or is_absolute:
             return text
-        return f"{self.base_dir.rstrip('/')}/{text}"
+        return f"{self.file.base_dir.rstrip('/')}/{text}"
 
     # Building of sections.
 
-    def build(self, name: str, section: _Section) -> Any:
-        """Return what a section of this name is to those who use it."""
+    def build(self, name: str, section: Section) -> Any:
+        """Return the value of a section; of most it is the section itself."""
         match name:
             case "defaults":
                 self.defaults = section
@@ -457,13 +415,13 @@ class _Reader:
             case _:
                 return section
 
-    def build_tags(self, section: _Section) -> TagRule:
+    def build_tags(self, section: Section) -> TagRule:
         rule = TagRule(**section.values)
-        if self.lint and section.is_right:
+        if self.lint and section.is_valid:
             self.warn_of_doubts(section, doubts_of_tags(rule))
         return rule
 
-    def build_artifacts(self, section: _Section) -> ArtifactRule:
+    def build_artifacts(self, section: Section) -> ArtifactRule:
         rule = ArtifactRule(**section.values)
         if not rule.enabled:
             if rule.require_artifacts:
@@ -475,7 +433,7 @@ class _Reader:
             self.warn_of_doubts(section, doubts_of_artifacts(rule))
         return rule
 
-    def build_registry(self, section: _Section) -> Registry | None:
+    def build_registry(self, section: Section) -> Registry | None:
         """Return a registry, which does not know its alias yet."""
         self.check_login_fields(section)
         values = dict(section.values)
@@ -498,7 +456,7 @@ class _Reader:
             self.warn_of_field(section, "url", message)
         return registry
 
-    def check_login_fields(self, section: _Section) -> None:
+    def check_login_fields(self, section: Section) -> None:
         """Note the fields that `auth_type` lacks, and those that go with another one."""
         nodes = section.nodes
         auth = section.values.get("auth_type")
@@ -515,13 +473,13 @@ class _Reader:
             message = "is the same field as `cloud_profile`: remove one of them"
             self.note_field(section, "aws_profile", message)
 
-    def build_mapping(self, section: _Section) -> MappingRule | None:
+    def build_mapping(self, section: Section) -> MappingRule | None:
         """Return a mapping, whose index is not known yet."""
         values = self.defaults.values | section.values
         for name in ("source", "targets"):
             if name not in section.nodes and name not in self.defaults.nodes:
                 self.note(section.node, f"{section.path}.{name}", "required, here or in `defaults`")
-        if not section.is_right or not {"from", "source", "targets"} <= values.keys():
+        if not section.is_valid or not {"from", "source", "targets"} <= values.keys():
             return None
 
         rule = MappingRule(
@@ -538,7 +496,7 @@ class _Reader:
             self.check_copy_within_registry(section, rule)
         return rule
 
-    def check_copy_within_registry(self, section: _Section, rule: MappingRule) -> None:
+    def check_copy_within_registry(self, section: Section, rule: MappingRule) -> None:
         """Note the errors of a mapping whose source registry is one of its targets: both ends are
         one repository, or the registry's limit allows one request only.
         """
@@ -560,86 +518,3 @@ class _Reader:
         if any(alias.max_concurrent == 1 for alias in aliases):
             message = f"reads and writes {host}, whose max_concurrent is 1: allow 2 at least"
             self.note(section.node, section.path, message)
-
-
-class _Expansion:
-    """Makes plain values of nodes that a reader has read without a problem."""
-
-    def __init__(self, reader: _Reader, show_secrets: bool) -> None:
-        self.reader = reader
-        self.show_secrets = show_secrets
-        self.expanded = 0  # values made so far
-
-    def plain(self, node: Node, field: Field) -> Any:
-        self.expanded += 1
-        if self.expanded > _MAX_EXPANDED:
-            raise ConfigError(
-                f"the configuration has over {_MAX_EXPANDED:,} values when it is expanded"
-            )
-        match field.type:
-            case "section":
-                return self.plain_section(node, field)
-            case "names":
-                entries = node.entries.items()
-                return {name: self.plain(entry.value, _REGISTRY) for name, entry in entries}
-            case "list":
-                return [self.plain(item, _MAPPING) for item in node.items]
-            case "alias":
-                return self.reader.value(node, field, "").alias
-            case "targets":
-                return [target.alias for target in self.reader.value(node, field, "")]
-            case _ if node.tag == "seq":
-                return [self.plain(item, field) for item in node.items]
-            case _:
-                return self.plain_scalar(node, field)
-
-    def plain_section(self, node: Node, section_field: Field) -> dict[str, Any]:
-        fields = [
-            field
-            for field in SECTIONS[section_field.of]
-            if field.name not in ("target_groups", "defaults")
-        ]
-        nodes = {
-            name: entry.value for name, entry in node.entries.items() if entry.value.tag != "null"
-        }
-        if section_field.of == "mapping":
-            nodes = {"to": nodes["from"], **self.reader.defaults.nodes, **nodes}
-        elif section_field.of == "config":
-            nodes.setdefault("global", Node("map", 0, 0))
-        elif section_field.of == "global":
-            for field in fields:
-                is_without_state = field.name == "cache_dir" and not self.reader.base_dir
-                if field.default and not is_without_state:
-                    nodes.setdefault(field.name, Node("str", 0, 0, text=field.default))
-        return {
-            field.name: self.plain(nodes[field.name], field)
-            for field in fields
-            if field.name in nodes
-        }
-
-    def plain_scalar(self, node: Node, field: Field) -> Any:
-        text = substitute(node.text, self.reader.environ)
-        is_secret = field.is_secret(text)
-        shares_secret = bool(variable_names(node.text) & self.reader.secret_variables)
-        if not self.show_secrets and (is_secret or shares_secret):
-            return self.hidden(node.text, field, is_secret)
-
-        if field.type not in ("flag", "count", "path"):
-            return text.replace("$", "$$")
-        value = self.reader.meaning(text, field)
-        return value.replace("$", "$$") if isinstance(value, str) else value
-
-    def hidden(self, written: str, field: Field, is_secret: bool) -> str:
-        """Return a text as written, its variables kept and, in a secret, all else as asterisks."""
-        if not is_secret:
-            return mask_values(written, "")
-        if field.name != "proxy":
-            return mask_values(written, _MASK)
-
-        # Only the user of a proxy is a secret, where that can be told apart.
-        match = re.match(r"\w+://", written)
-        scheme = match[0] if match else ""
-        _, user, host = mask_values(written, "").rpartition("@")
-        if user:
-            return f"{scheme}{_MASK}@{host}"
-        return scheme + mask_values(written[len(scheme) :], _MASK)

@@ -82,13 +82,19 @@ Note = Callable[[Node, str, str], None]  # takes a problem: its node, its path, 
 
 
 class Unreadable(Exception):
-    """The document cannot be read on; its arguments are line, column and message."""
+    """The document cannot be read any further than here."""
+
+    def __init__(self, line: int, column: int, message: str) -> None:
+        super().__init__(message)
+        self.line = line
+        self.column = column
+        self.message = message
 
 
 def compose(text: bytes, note: Note) -> Node | None:
     """Return the root of the one document in `text`, None when there is none.
 
-    `note` takes the problems that reading can go on after; Unreadable is raised for the others.
+    `note` is called with each problem after which reading goes on; Unreadable is raised for others.
     """
     decoded = _decode(text)
 
@@ -160,7 +166,10 @@ class _Composer:
         return root
 
     def events_before(self, end: type) -> Iterator[Any]:
-        """Give the events of a collection; whoever takes one that begins a node takes all of it."""
+        """Give the events of a collection.
+
+        The caller reads each node to its end before it takes the next event.
+        """
         while True:
             event = self.loader.get_event()
             if isinstance(event, end):
@@ -263,23 +272,23 @@ def variable_names(text: str) -> set[str]:
 def mask_values(text: str, mask: str) -> str:
     """Return a text with its variables as `${NAME}`, without their defaults.
 
-    `mask`, unless empty, stands for each stretch of anything else.
+    Unless `mask` is empty, it takes the place of all text between variables.
     """
-    shown = ""
+    masked = ""
     for match in re.finditer(rf"{_VARIABLE}|[^$]+|\$", text):
         if match["name"]:
-            shown += f"${{{match['name']}}}"
+            masked += f"${{{match['name']}}}"
         elif not mask:
-            shown += match[0]
-        elif not shown.endswith(mask):
-            shown += mask
-    return shown
+            masked += match[0]
+        elif not masked.endswith(mask):
+            masked += mask
+    return masked
 
 
 def substitute(text: str, environ: Mapping[str, str]) -> str:
-    """Put the environment's values into a text, in which nothing is looked for again.
+    """Replace the variables of a text by the environment's values; ValueError says what is wrong.
 
-    ValueError says what is wrong.
+    A value is not searched for further variables.
     """
     if "$" not in text:
         return text

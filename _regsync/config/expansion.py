@@ -1,0 +1,116 @@
+"""A configuration written out: variables filled in, groups and `defaults` resolved, secrets hidden.
+
+Owns: what of a configuration may be shown.
+May not know: files, the process environment, how a value is used.
+Invariants: what is written out loads again, and means the same; no secret is shown unasked.
+Follows: docs/design.md sections 2 and 3.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from _regsync.config.fields import SECTIONS, Field
+from _regsync.config.reader import DOCUMENT, MAPPING, REGISTRY, ConfigFile, Reader
+from _regsync.config.yaml import Node, dump, mask_values, substitute, variable_names
+from _regsync.errors import ConfigError
+
+_MASK = "********"
+
+# Values of an expanded configuration: aliases could fill the memory.
+_MAX_EXPANDED = 1_000_000
+
+
+def expand(file: ConfigFile, *, show_secrets: bool = False) -> str:
+    """Return a configuration as YAML that loads again, without variables, groups and `defaults`.
+
+    Unless shown, secrets stay variables or become asterisks. So does any other text with a variable
+    that gives a secret elsewhere. ConfigError as of `load`.
+    """
+    reader = Reader(file, lint=False)
+    root = reader.read().node
+    return dump(_Expansion(reader, show_secrets).plain(root, DOCUMENT))
+
+
+class _Expansion:
+    """Makes plain values of nodes that a reader has read without a problem."""
+
+    def __init__(self, reader: Reader, show_secrets: bool) -> None:
+        self.reader = reader
+        self.show_secrets = show_secrets
+        self.expanded = 0  # values made so far
+
+    def plain(self, node: Node, field: Field) -> Any:
+        self.expanded += 1
+        if self.expanded > _MAX_EXPANDED:
+            raise ConfigError(
+                f"the configuration has over {_MAX_EXPANDED:,} values when it is expanded"
+            )
+        match field.type:
+            case "section":
+                return self.plain_section(node, field)
+            case "names":
+                entries = node.entries.items()
+                return {name: self.plain(entry.value, REGISTRY) for name, entry in entries}
+            case "list":
+                return [self.plain(item, MAPPING) for item in node.items]
+            case "alias":
+                return self.reader.value(node, field, "").alias
+            case "targets":
+                return [target.alias for target in self.reader.value(node, field, "")]
+            case _ if node.tag == "seq":
+                return [self.plain(item, field) for item in node.items]
+            case _:
+                return self.plain_scalar(node, field)
+
+    def plain_section(self, node: Node, section_field: Field) -> dict[str, Any]:
+        fields = [
+            field
+            for field in SECTIONS[section_field.of]
+            if field.name not in ("target_groups", "defaults")
+        ]
+        nodes = {
+            name: entry.value for name, entry in node.entries.items() if entry.value.tag != "null"
+        }
+        if section_field.of == "mapping":
+            nodes = {"to": nodes["from"], **self.reader.defaults.nodes, **nodes}
+        elif section_field.of == "config":
+            nodes.setdefault("global", Node("map", 0, 0))
+        elif section_field.of == "global":
+            for field in fields:
+                is_without_state = field.name == "cache_dir" and not self.reader.file.base_dir
+                if field.default and not is_without_state:
+                    nodes.setdefault(field.name, Node("str", 0, 0, text=field.default))
+        return {
+            field.name: self.plain(nodes[field.name], field)
+            for field in fields
+            if field.name in nodes
+        }
+
+    def plain_scalar(self, node: Node, field: Field) -> Any:
+        text = substitute(node.text, self.reader.file.environ)
+        is_secret = field.is_secret(text)
+        shares_secret = bool(variable_names(node.text) & self.reader.secret_variables)
+        if not self.show_secrets and (is_secret or shares_secret):
+            return self.hidden(node.text, field, is_secret)
+
+        if field.type not in ("flag", "count", "path"):
+            return text.replace("$", "$$")
+        value = self.reader.meaning(text, field)
+        return value.replace("$", "$$") if isinstance(value, str) else value
+
+    def hidden(self, written: str, field: Field, is_secret: bool) -> str:
+        """Return a text as written, its variables kept and, in a secret, all else as asterisks."""
+        if not is_secret:
+            return mask_values(written, "")
+        if field.name != "proxy":
+            return mask_values(written, _MASK)
+
+        # Only the user of a proxy is a secret, where that can be told apart.
+        match = re.match(r"\w+://", written)
+        scheme = match[0] if match else ""
+        _, user, host = mask_values(written, "").rpartition("@")
+        if user:
+            return f"{scheme}{_MASK}@{host}"
+        return scheme + mask_values(written[len(scheme) :], _MASK)
