@@ -2,8 +2,8 @@
 
 Owns: which characters a line may have, how secrets are taken out of a text, how a cut is shown.
 May not know: whose secrets they are, who prints.
-Invariants: secrets go before a text is cut, since the beginning of one would not be found. What is
-printed of others' text is one line without controls (R18).
+Invariants: secrets are removed before a text is cut, because half a secret would not be found.
+Others' text is printed on one line, without control characters (R18).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from urllib.parse import unquote
 
 Secrets = Callable[[], Iterable[str]]
 
-# What obeys, reorders, hides or breaks a terminal's line: controls, bidirectional ones, marks
-# without width (R18).
+# Characters that control a terminal, turn the direction of text around, or have no width (R18: no
+# control character of others' text is printed).
 _INVISIBLE = {
     *range(0x00, 0x20),
     *range(0x7F, 0xA0),
@@ -37,11 +37,11 @@ _PRINTABLE = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys(_SPACES, " ")
 
 _MASK = "***"
 
-# Characters of a text in which secrets are looked for. Four times as many bytes are fewer than what
-# is read of an error's body, so a secret that was cut there is never among them.
+# Characters of a text in which secrets are looked for. An error's body is read further than this,
+# so that a secret which the reading has cut in two is not among them.
 _MOST_SEARCHED = 16 * 1024 - 1
 
-# Who knows the secrets that the text of the present task may hold: see `redacting`.
+# Functions that return the secrets which text in the present task may hold: see `redacting`.
 _SECRETS_IN_USE: ContextVar[tuple[Secrets, ...]] = ContextVar("secrets in use", default=())
 
 
@@ -57,7 +57,7 @@ def one_line(text: str, limit: int = 500) -> str:
 
 def printable(text: str, limit: int = 500) -> str:
     """Return others' text as `one_line` does, without the secrets in use (see `redacting`)."""
-    secrets = [secret for give in _SECRETS_IN_USE.get() for secret in give()]
+    secrets = [secret for secrets_of in _SECRETS_IN_USE.get() for secret in secrets_of()]
     if any(secrets):
         text = redact(text, secrets)
     return one_line(text, limit)
@@ -72,10 +72,10 @@ def clean_beginning(body: bytes, limit: int) -> str:
 
 @contextmanager
 def redacting(secrets: Secrets) -> Iterator[None]:
-    """Have `printable` take these secrets out of every text in the block, before it cuts the text.
+    """Within the block, let `printable` remove these secrets from every text before it cuts it.
 
-    Who cuts a text (a header, a manifest, a host) does not know which secrets were sent to where it
-    comes from; who asked does.
+    Text is made printable where it is parsed. The secrets are known further out, where the request
+    was made.
     """
     outer = _SECRETS_IN_USE.get()
     _SECRETS_IN_USE.set((*outer, secrets))
@@ -86,10 +86,11 @@ def redacting(secrets: Secrets) -> Iterator[None]:
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:
-    """Return a text on one line, with `***` for each secret in it; to be called before it is cut.
+    """Return a text on one line, with `***` in place of each secret.
 
-    A secret is found as it is, in lower case, JSON-escaped and percent-encoded once or twice. What
-    percent-encoding there is gets decoded. The result may be cut, as said at `_MOST_SEARCHED`.
+    A secret is found as it is, in lower case, JSON-escaped and percent-encoded once or twice. The
+    result is percent-decoded, and ends after `_MOST_SEARCHED` characters. Any shorter cut has to
+    come afterwards.
     """
     if not text:
         return text
@@ -142,8 +143,8 @@ def strip_userinfo(text: str) -> str:
 
 
 def mask_unless_word(text: str) -> str:
-    """Return what is written where a name belongs; asterisks for what may be a secret in a wrong
-    place.
+    """Return a text that stands where a name belongs, or asterisks if it does not look like a name:
+    somebody may have put a secret in the wrong place.
     """
     return text if re.fullmatch("!?[A-Za-z_.-]{1,24}", text) else _MASK
 

@@ -139,7 +139,7 @@ class Console:
             self.line(outcome.line())
 
     def error(self, error: RegsyncError) -> None:
-        """Tell what ended the command: a line for each problem, and the JSON document."""
+        """Show the error that ended the command: a line for each problem, and the JSON document."""
         code = error.code
         hint = error.hint
         problems = getattr(error, "problems", ())
@@ -157,9 +157,9 @@ class Console:
             )
 
     def summary(self, report: Report, elapsed: float) -> None:
-        """Show causes that failed images share; then the summary, unless it would break silence.
+        """Show the causes that several failed images share, then the summary.
 
-        Silence means success: without a terminal, a run that did nothing says nothing.
+        Silence means success: without a terminal, a run that did nothing has no summary.
         """
         for count, cause in report.causes():
             text = f"Failed: {count} x {cause}"

@@ -115,7 +115,7 @@ def open_listeners(bind: str, port: int) -> list[socket.socket]:
 
 
 class Server:
-    """The clients that are being served, in the order in which they came."""
+    """The clients being served, oldest first."""
 
     def __init__(self, tell: Tell, tasks: TaskGroup) -> None:
         self._tell = tell
@@ -160,7 +160,7 @@ class Server:
 
 
 class Client:
-    """One connection: its request as far as it has come, and what is left of its answer."""
+    """One connection: a request that is being read, then an answer that is being sent."""
 
     def __init__(self, connection: socket.socket, tell: Tell) -> None:
         self.connection = connection
@@ -171,9 +171,9 @@ class Client:
         self._unsent: memoryview | None = None  # of the answer; None before there is one
 
     def step(self) -> int:
-        """Go on with the exchange as far as the socket lets us.
+        """Read the request and send the answer, as far as the socket lets us.
 
-        Return 0 when the answer has left, or the client has without a word; else what to wait for.
+        Return 0 when the exchange is over, else what the socket has to become ready for.
         """
         if self._unsent is None:
             event: object = None
@@ -200,7 +200,10 @@ class Client:
         return 0
 
     def _answer(self, event: object, status: int) -> bytes:
-        """Return the bytes of the answer; `status` is the answer's to what is no request."""
+        """Return the bytes of the answer to an event of h11's.
+
+        `status` is that of the answer to anything but a request.
+        """
         if isinstance(event, h11.ConnectionClosed):
             return b""
         method = b""

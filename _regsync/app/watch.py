@@ -1,7 +1,7 @@
 """Watch mode: cycle after cycle until a signal, each with the configuration as it is then.
 
-Owns: when a cycle begins, what a new configuration changes, what is said of a cycle, and the states
-that probes ask for.
+Owns: when a cycle begins, what a new configuration changes, what is shown of a cycle, and the
+states that probes ask for.
 May not know: how a run goes, HTTP.
 Invariants: a configuration that cannot be used leaves the last good one in force; what repeats is
 said once.
@@ -94,13 +94,13 @@ def named_parts(config: Config) -> dict[str, object]:
         name = f"mapping {rule.source.alias}/{rule.source_repository} -> {rule.target_repository}"
         targets = [target.alias for target in rule.targets]
         mappings[name].append((targets, rule.tags, rule.platforms, rule.artifacts))
-    registries = {f"registry {alias}": each for alias, each in config.registries.items()}
+    registries = {f"registry {alias}": registry for alias, registry in config.registries.items()}
     settings = {f"setting {name}": getattr(config, name) for name in SETTINGS}
     return {**registries, **mappings, **settings}
 
 
 class CycleLog:
-    """What is said of cycles: what was said in the cycle before is not said again."""
+    """Shows what happens in cycles; what the cycle before has shown is not shown again."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -117,7 +117,7 @@ class CycleLog:
         self._failures_before = self.failures
         self.failures = {}
         self.has_news = False
-        # The next failure that is said may come months later, and needs its hint then.
+        # Hints are shown once; the next failure may come months later, and needs its hint then.
         self._console.hinted.clear()
 
     def log(self, level: str, event: str, message: str, **fields: Any) -> None:
@@ -140,12 +140,12 @@ class CycleLog:
             self._console.outcome(outcome)
 
     def end(self) -> None:
-        """Tell what fails no longer, a line for each pair of repositories."""
+        """Say which images no longer fail, a line for each pair of repositories."""
         recovered = Counter[str]()
         for key in sorted(self._failures_before.keys() - self.failures.keys()):
             source, target = (name.rpartition(":")[0] for name in key)
+            # Of a mapping whose listing failed (`REPO:*`), no image was asked for.
             if (f"{source}:*", f"{target}:*") in self.failures:
-                # The listing failed, so nobody asked for this image.
                 self.failures[key] = self._failures_before[key]
             else:
                 recovered[f"{source} -> {target}"] += 1
@@ -179,7 +179,9 @@ class Watch:
         return self._health.tell(path, anyio.current_time(), self.transport.last_progress)
 
     def on_signal(self, number: int) -> None:
-        """SIGHUP ends the pause; the first of the others ends the watch, the second cuts the cycle."""
+        """SIGHUP ends the pause. The first SIGINT or SIGTERM ends the watch after this cycle, the
+        second one ends the cycle.
+        """
         if number in (signal.SIGINT, signal.SIGTERM):
             if self._stop.is_set():
                 self._cycle_scope.cancel()
@@ -261,7 +263,7 @@ class Watch:
         return self._states[cache_dir]
 
     def _record_cycle(self, report: Report, started_at: str, duration: float) -> None:
-        """Keep the cycle for probes, and tell it where it brought news or nothing was told for long."""
+        """Keep the cycle for probes. Show it if it brought news, or if nothing was shown for long."""
         now = anyio.current_time()
         cycle = {
             "number": self._number,

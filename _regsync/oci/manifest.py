@@ -134,7 +134,7 @@ class Descriptor(NamedTuple):
     platform: Platform | None = None
     annotations: Mapping[str, str] = MappingProxyType({})
     artifact_type: str | None = None
-    data: bytes | None = None  # said to be its content, and not compared with the digest yet
+    data: bytes | None = None  # embedded content, not compared with the digest yet
 
     @property
     def is_foreign(self) -> bool:
@@ -157,10 +157,10 @@ class Descriptor(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A manifest or index, and what of its bytes matters for a copy."""
+    """A manifest or index, and what it says that a copy needs."""
 
     media_type: str
-    digest: str  # the one asked for, else the sha256
+    digest: str  # by the algorithm that it was asked for with, else sha256
     body: bytes
     is_index: bool = False
     config: Descriptor | None = None
@@ -199,10 +199,10 @@ def parse_manifest(
     digest: str | None = None,
     expected: Descriptor | None = None,
 ) -> Manifest:
-    """Verify and read a manifest or index.
+    """Verify and read a manifest or index; ContentError says what is wrong with it.
 
-    `content_type` is that of the answer; it was asked for by `digest`, by the index entry
-    `expected`, or by a tag. ContentError says what is wrong with it.
+    `content_type` is the answer's header. `digest` or the index entry `expected` is what was asked
+    for; neither is given for a tag.
     """
     answered_type = (content_type or "").partition(";")[0].strip().lower()
     received = _description(body, answered_type)
@@ -234,13 +234,13 @@ def parse_manifest(
 
 
 def _description(body: bytes, answered_type: str) -> str:
-    """Return what messages say of an answer: its type and how its body begins."""
+    """Describe an answer for messages: its type and how its body begins."""
     beginning = f"beginning {clean_beginning(body, 60)!r}" if body else "no body"
     return f"received {printable(answered_type, 80) or 'no content type'}, {beginning}"
 
 
 def _verified_digest(body: bytes, wanted: str | None, received: str) -> str:
-    """Return the digest of a body by the algorithm of the one wanted, which it has to equal."""
+    """Return the digest of a body; ContentError if it is not the one wanted."""
     if not wanted:
         return digest_of(body)
     algorithm, _ = split_digest(check_digest(wanted))
@@ -411,8 +411,8 @@ def _load(
     `context` is the last part of each message. `parse_float` converts numbers with a fraction or an
     exponent, as in `json.loads`.
     """
-    # Each value but the outermost, with its key, follows one of these characters. Those within
-    # strings count too: this is an upper bound, and needs no parsing.
+    # Each value but the outermost follows one of these characters, so their number is an upper
+    # bound that needs no parsing. Those within strings are counted too.
     most_values = body.count(b"{") + body.count(b"[") + body.count(b",")
     if most_values > _MAX_VALUES:
         raise ContentError(f"the document holds more than {_MAX_VALUES} values; {context}")
@@ -445,7 +445,7 @@ def _is_deeper_than(levels: int, value: object) -> bool:
         inner = value
     else:
         return False
-    return levels == 0 or any(_is_deeper_than(levels - 1, each) for each in inner)
+    return levels == 0 or any(_is_deeper_than(levels - 1, part) for part in inner)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -491,9 +491,9 @@ class Trimmed(NamedTuple):
     """What a platform filter leaves of an index: nothing if `matched` is empty."""
 
     manifest: Manifest
-    nested: Mapping[str, Trimmed]  # the indexes below, by the digest that they had
-    matched: frozenset[Platform]  # of the wanted platforms
-    available: tuple[str, ...]  # all platforms that the index has
+    nested: Mapping[str, Trimmed]  # the indexes below, by the digest that they had before
+    matched: frozenset[Platform]  # the wanted platforms that the index has
+    available: tuple[str, ...]  # all platforms that it has
 
 
 def trim_index(
@@ -510,34 +510,35 @@ def _trim(
     index: Manifest,
     wanted: Sequence[Platform],
     nested: Mapping[str, Manifest],
-    done: dict[str, Trimmed],
+    trimmed: dict[str, Trimmed],
 ) -> Trimmed:
-    """Trim an index after those below it; `done` has those that are trimmed already."""
+    """Trim an index, the nested ones first; `trimmed` collects these by the digest that they had."""
     chosen: list[Descriptor | None] = []
     matched: set[Platform] = set()
     available: dict[str, None] = {}
     for child in index.children:
-        hits: frozenset[Platform] = frozenset()
+        matches: frozenset[Platform] = frozenset()
         replacement = child
         if child.is_index:
-            if child.digest not in done:
-                done[child.digest] = _trim(nested[child.digest], wanted, nested, done)
-            below = done[child.digest]
-            hits = below.matched
+            if child.digest not in trimmed:
+                trimmed[child.digest] = _trim(nested[child.digest], wanted, nested, trimmed)
+            below = trimmed[child.digest]
+            matches = below.matched
             available |= dict.fromkeys(below.available)
             replacement = child._replace(digest=below.manifest.digest, size=below.manifest.size)
         elif child.platform and not child.attested_digest:
-            hits = frozenset(each for each in wanted if platform_matches(each, child.platform))
+            have = child.platform
+            matches = frozenset(want for want in wanted if platform_matches(want, have))
             available[str(child.platform)] = None
-        matched |= hits
-        chosen.append(replacement if hits else None)
+        matched |= matches
+        chosen.append(replacement if matches else None)
 
     chosen = _with_attestations(index.children, chosen)
     digests_chosen = [entry and entry.digest for entry in chosen]
     is_changed = digests_chosen != [child.digest for child in index.children]
     manifest = _rewritten(index, chosen) if is_changed and matched else index
-    nested_kept = {digest: trimmed for digest, trimmed in done.items() if trimmed.matched}
-    return Trimmed(manifest, nested_kept, frozenset(matched), tuple(available))
+    kept = {digest: below for digest, below in trimmed.items() if below.matched}
+    return Trimmed(manifest, kept, frozenset(matched), tuple(available))
 
 
 def _with_attestations(
@@ -576,15 +577,15 @@ def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest
     return index._replace(body=body, digest=digest_of(body), layers=(), children=children)
 
 
-def extend_referrers_list(held: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
-    """Return a fallback list of referrers: the entries of the one held, and `more` behind them.
+def extend_referrers_list(existing: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
+    """Return a fallback list of referrers: the entries of the existing one, and `more` behind them.
 
-    docs/protocol-facts.md section 1.10 has its form. ContentError where the one held cannot be
+    docs/protocol-facts.md section 1.10 has its form. ContentError where the existing one cannot be
     changed.
     """
     document: dict[str, Any] = {"schemaVersion": 2, "mediaType": _OCI_INDEX, "manifests": []}
-    if held:
-        document = _load(held.body, "the list of referrers cannot be extended", _refuse_number)
+    if existing:
+        document = _load(existing.body, "the list of referrers cannot be extended", _refuse_number)
     for referrer in more:
         entry = {
             "mediaType": referrer.media_type,
