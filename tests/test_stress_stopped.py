@@ -103,9 +103,10 @@ def check_idle(transport: Transport) -> None:
 def check_let_go(run: Noted) -> None:
     """What was held for a blob is free; nothing is left to do unless the run was interrupted."""
     staging, execution, claims = run._staging, run.scheduler, run.scheduler._claims
-    assert staging._pulled_size == 0
+    assert staging._incoming_size == 0
     assert staging.memory.reserved == 0
     assert not +staging._readers
+    assert not +staging._users
     assert not any(lock.locked() for lock in staging._pulling.values())
     if run._report.interrupted:
         return
@@ -114,7 +115,6 @@ def check_let_go(run: Noted) -> None:
     assert not execution._queue
     assert execution._slots_in_use == 0
     assert (claims._claims, claims._leaders, claims._first_mounts) == ({}, {}, {})
-    assert not +staging._asked
     assert not run._asking
     assert not +run._workers
 

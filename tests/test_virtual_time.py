@@ -20,7 +20,7 @@ from conformance.memory import End, Link, Place, network
 from conformance.messages import Answer, Request, error
 from conformance.personas import Persona, Provider
 from conformance.rates import Cap
-from tests.ends import held, only, tags, virtual
+from tests.ends import document, held, only, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -417,6 +417,34 @@ async def test_an_answer_may_be_late_up_to_its_time_out(
         assert (ran.status, ran.seconds) == (0, pytest.approx(took, abs=0.01))
         assert source.journal.count("GET", "manifest") == asked
         assert held(target, "app", image)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "finish", "asks"),
+    [(63.5, 60, 0), (64.5, 60, 1), (899.5, 899, 0), (900.5, 899, 1)],
+    ids=["in time", "late", "at most 15 minutes: in time", "at most 15 minutes: late"],
+)
+async def test_the_answer_to_a_body_is_waited_for_by_its_size_then_the_blob_is_asked_for(
+    seed: Seed, seconds: float, finish: float, asks: int
+) -> None:
+    """4 MiB give the registry 4 s more than `finish`. An answer that is late is not needed: the blob
+    has arrived.
+    """
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image = await image_at(source, seed, sizes=(4 << 20,))
+        digest = largest(image)
+        late = target.app.faults.on("PUT", "upload", query={"digest": digest})
+        late.first().delay(seconds, at="answer")
+        names = [f"{place.address}/app:v1" for place in (source, target)]
+        registries = document({"source": source, "target": target})
+        flags = ("copy", "--no-artifacts", "--json", "--no-progress", "-c", "-")
+        ran = await world.run(*flags, *names, stdin=registries, finish=finish)
+        assert (ran.status, ran.err) == (0, "")
+        assert held(target, "app", image)
+        assert target.journal.count("HEAD", "blob", reference=digest, status=200) == asks
+        assert target.journal.count("PUT", "upload") == len(image.blobs)
+        assert ran.seconds == pytest.approx(min(seconds, finish + 4, 900), abs=0.1)
 
 
 async def test_a_body_that_stalls_is_fetched_again_after_a_minute(seed: Seed) -> None:

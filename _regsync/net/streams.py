@@ -50,8 +50,8 @@ class Timeouts(NamedTuple):
     tls: float = 10.0
     head: float = 60.0
     manifest_put: float = 300.0
-    finish: float = 300.0
-    finish_bytes_per_second: float = 20e6
+    finish: float = 60.0  # for the answer to an upload's body, and 1 s for each MiB of the blob
+    longest_finish: float = 900.0
     idle: float = 60.0
     slowest_bytes_per_second: float = 1024.0
     slow_window: float = 300.0

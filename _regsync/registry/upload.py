@@ -42,6 +42,8 @@ from _regsync.registry.repository import Repository
 from _regsync.registry.transport import ERROR_BODY, Body, Call, Transport
 from _regsync.text import printable
 
+_MIB = 1024 * 1024
+
 _OCTETS = ("Content-Type", "application/octet-stream")
 _ANY_STATUS = range(600)
 
@@ -132,7 +134,8 @@ class Upload:
         self._end = self.offset + pieces.length
         call = self._body_call(pieces.length, last=last)
         timeouts = self._transport.machine.timeouts
-        seconds = timeouts.finish + self.blob.size / timeouts.finish_bytes_per_second
+        # A registry may hash or copy the whole blob before it answers.
+        seconds = min(timeouts.finish + self.blob.size / _MIB, timeouts.longest_finish)
         body = Body(pieces, seconds, self._on_begin)
         opened = self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
         async with opened as response:
