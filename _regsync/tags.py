@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 from _regsync.oci.reference import is_referrer_tag, is_tag
-from _regsync.semver import Prerelease, Range, Version, admits, parse_range, parse_version
+from _regsync.semver import Prerelease, Version, admits, parse_range, parse_version
 
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]
 
@@ -242,8 +242,9 @@ class TagRule(NamedTuple):
         return "semver" if self.semver else None
 
     @property
-    def chooses_versions(self) -> bool:
-        return self.semver is not None or self.semver_prerelease is not None
+    def drops_versions(self) -> bool:
+        """Whether a tag's version may be a reason to drop it."""
+        return self.semver is not None or self.semver_prerelease in ("exclude", "only")
 
 
 class Selection(NamedTuple):
@@ -256,7 +257,7 @@ class Selection(NamedTuple):
 
 def select_literals(rule: TagRule) -> Selection | None:
     """Select without a listing where the rule names its tags one by one; None where it does not."""
-    if not rule.glob or rule.exclude or rule.chooses_versions or rule.latest:
+    if not rule.glob or rule.exclude or rule.drops_versions or rule.latest:
         return None
     literals: list[str] = []
     for pattern in rule.glob:
@@ -320,10 +321,10 @@ class _Tests:
             pattern.startswith(("sha256-", "sha512-")) for pattern in rule.glob
         )
         self.version_of = cache(parse_version)
-        self.prerelease: Prerelease = rule.semver_prerelease or "exclude"
-        self.range: Range | None = None
-        if rule.chooses_versions:
-            self.range = parse_range(rule.semver or "*")
+        self.range = parse_range(rule.semver) if rule.semver is not None else None
+        # Without a range nothing is dropped unless the rule says it.
+        usual: Prerelease = "include" if self.range is None else "exclude"
+        self.prerelease: Prerelease = rule.semver_prerelease or usual
 
     def reason_to_drop(self, tag: str) -> Reason | None:
         """Return why a tag is dropped, before `latest` counts; None where it is not."""
@@ -331,15 +332,24 @@ class _Tests:
             return "referrer_tag"
         if not self.is_wanted(tag):
             return "glob"
-        if self.range is not None:
-            version = self.version_of(tag)
-            if version is None:
-                return "semver"
-            if not admits(self.range, version, self.prerelease):
-                # The rule for pre-releases is the reason where another one would let the tag in.
-                other_rule_admits = admits(self.range, version, "include")
-                return "prerelease" if other_rule_admits else "semver"
-        return "exclude" if self.is_excluded(tag) else None
+        reason = self._reason_by_version(tag)
+        if reason is None and self.is_excluded(tag):
+            return "exclude"
+        return reason
+
+    def _reason_by_version(self, tag: str) -> Reason | None:
+        if self.range is None and self.prerelease == "include":
+            return None
+        version = self.version_of(tag)
+        if self.range is None:
+            is_prerelease = version is not None and version.is_prerelease
+            return None if is_prerelease is (self.prerelease == "only") else "prerelease"
+        if version is None:
+            return "semver"
+        if admits(self.range, version, self.prerelease):
+            return None
+        # The rule for pre-releases is the reason where another one would let the tag in.
+        return "prerelease" if admits(self.range, version, "include") else "semver"
 
 
 def _ordered(

@@ -34,7 +34,7 @@ from tools import build_zipapp
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-LONGEST = 460
+LONGEST = 500
 OWN_WORDS = re.sub(r"(?s)<!-- reference: begin -->.*<!-- reference: end -->", "", README)
 
 # Named there as missing; each has to be missing indeed.
@@ -213,7 +213,7 @@ def test_a_tag_rule_selects_what_its_row_says(rule: str, selected: str) -> None:
 def test_there_are_examples_of_every_tag_rule_that_selects() -> None:
     named = {name for rule, _ in RULES for name in yaml.safe_load(rule)}
     assert named == {field.name for field in SECTIONS["tags"]} - {"immutable_tags"}
-    assert len(RULES) == 10
+    assert len(RULES) == 11
 
 
 # --- recipes

@@ -195,7 +195,8 @@ LITERALS = [
     (TagRule(glob=("{1,2}",)), None),
     (TagRule(glob=("1.2",), exclude=("x",)), None),
     (TagRule(glob=("1.2",), semver=">=1"), None),
-    (TagRule(glob=("1.2",), semver_prerelease="include"), None),
+    (TagRule(glob=("1.2",), semver_prerelease="include"), ("1.2",)),
+    (TagRule(glob=("1.2",), semver_prerelease="exclude"), None),
     (TagRule(glob=("1.2",), sort="alpha", latest=1), None),
 ]
 
@@ -238,9 +239,14 @@ SELECTIONS: list[tuple[str, TagRule, str, dict[str, str]]] = [
     ("prereleases included", TagRule(semver=">=2", semver_prerelease="include"),
      "v2.1.0 2.0.0 2.0.0-alpine", {"1.2.0-rc.1": "semver"}),
     ("prereleases only", TagRule(semver_prerelease="only"), "1.2.0-rc.1 2.0.0-alpine",
-     {"1.0.0": "prerelease", "latest": "semver"}),
-    ("prerelease rule without a range", TagRule(semver_prerelease="exclude"), "1.0.0 1.1.0 2.0.0 v2.1.0",
-     {"latest": "semver", "2.0.0-alpine": "prerelease"}),
+     {"1.0.0": "prerelease", "latest": "prerelease"}),
+    ("prereleases excluded, and nothing else", TagRule(semver_prerelease="exclude"),
+     "1.0.0 1.1.0 2.0.0 v2.1.0 latest edge",
+     {"1.2.0-rc.1": "prerelease", "2.0.0-alpine": "prerelease"}),
+    ("prereleases included without a range", TagRule(glob=("[le2]*",), semver_prerelease="include"),
+     "2.0.0 latest edge 2.0.0-alpine", {"1.0.0": "glob"}),
+    ("prereleases only, of a range", TagRule(semver="<2", semver_prerelease="only"), "1.2.0-rc.1",
+     {"1.0.0": "prerelease", "latest": "semver", "2.0.0-alpine": "semver"}),
     ("exclude", TagRule(exclude=("*-*", "edge")), "1.0.0 1.1.0 2.0.0 v2.1.0 latest",
      {"edge": "exclude", "2.0.0-alpine": "exclude"}),
     ("versions before the rest", TagRule(sort="semver"),
@@ -258,7 +264,7 @@ SELECTIONS: list[tuple[str, TagRule, str, dict[str, str]]] = [
      "2.0.0 2.0.0-alpine 1.0.0 latest", {"edge": "semver"}),
     ("floor without sort orders by version",
      TagRule(glob=("1.0.0", "latest", "2.0.0"), semver_prerelease="only", min_tags=2), "2.0.0 1.0.0",
-     {"latest": "semver"}),
+     {"latest": "prerelease"}),
     ("floor by alpha", TagRule(semver="1.0", sort="alpha", min_tags=2), "v2.1.0 1.0.0", {}),
 ]  # fmt: skip
 
@@ -359,8 +365,10 @@ def test_selection_agrees_with_the_sentences_of_design_section_5(
             reason = "referrer_tag"
         elif not fits(tag, rule.glob or ("*",)):
             reason = "glob"
-        elif rule.semver is None and rule.semver_prerelease is None:
-            pass
+        elif rule.semver is None:
+            is_prerelease = version is not None and version.is_prerelease
+            if rule.semver_prerelease == ("exclude" if is_prerelease else "only"):
+                reason = "prerelease"
         elif version is None or not admits(allowed, version, "include"):
             reason = "semver"
         elif not admits(allowed, version, stage):

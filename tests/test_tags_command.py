@@ -65,6 +65,8 @@ def list_tags(server: Server, *options: str, repository: str = "app", **more: st
         (["--semver", ">=1.1"], "2.0.0 1.1.0"),
         (["--semver", "<3", "--semver-prerelease", "include", "--latest", "2"], "2.0.0 1.2.0-rc.1"),
         (["--semver-prerelease", "only"], "1.2.0-rc.1"),
+        (["--semver-prerelease", "exclude"], "1.0.0 1.1.0 2.0.0 edge"),
+        (["--semver-prerelease", "include"], "1.0.0 1.1.0 1.2.0-rc.1 2.0.0 edge"),
         (["--sort", "alpha"], "edge 2.0.0 1.2.0-rc.1 1.1.0 1.0.0"),
         (["--sort=semver", "--latest=1"], "2.0.0"),
         (["--semver", "1.0", "--min-tags", "2"], "2.0.0 1.0.0"),
@@ -98,6 +100,14 @@ def test_reasons_stand_in_line_on_standard_error(source: Server) -> None:
     assert summary.startswith(f"info: {where}: 1 of 6 tags are selected (dropped: ")
     reasons = summary.partition("dropped: ")[2].rstrip(")").split(", ")
     assert sorted(reasons) == ["1 exclude", "1 glob", "1 latest", "1 prerelease", "1 referrer_tag"]
+
+
+def test_a_rule_for_prereleases_alone_is_the_reason_for_what_it_drops(source: Server) -> None:
+    ran = list_tags(source, "--json", "--semver-prerelease", "only")
+    assert ran.report["dropped"] == {
+        **dict.fromkeys(["1.0.0", "1.1.0", "2.0.0", "edge"], "prerelease"),
+        SIGNATURE: "referrer_tag",
+    }
 
 
 def test_json_is_what_its_schema_says(source: Server) -> None:

@@ -374,9 +374,9 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "semver_prerelease",
             "text",
-            "what becomes of pre-releases",
+            "keep pre-releases, drop them, or drop all else; absent: `exclude` with `semver`, "
+            "else nothing is dropped",
             choices=("include", "exclude", "only"),
-            default="exclude",
         ),
         Field("sort", "text", "order, highest first", choices=("semver", "alpha")),
         Field(

@@ -69,7 +69,7 @@ def _impossible_patterns(rule: TagRule) -> Iterator[Doubt]:
 def _literals_never_copied(rule: TagRule) -> Iterator[Doubt]:
     """Give the tags that are listed one by one, and dropped by another field."""
     literals = _literals(rule)
-    if not literals or not (rule.exclude or rule.chooses_versions):
+    if not literals or not (rule.exclude or rule.drops_versions):
         return
     selection = select(literals, rule._replace(latest=None, min_tags=None))
     for tag, reason in selection.dropped.items():
