@@ -783,7 +783,7 @@ def children_are_fetched_for_each_index(patch: pytest.MonkeyPatch, struck: Struc
     _forgetful(patch, struck)
 
 
-@mutant("listing_twice", one_listing)
+@mutant("listing_twice", one_listing, "manifest_fetched_twice")
 def a_listing_is_fetched_for_each_mapping(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     _forgetful(patch, struck)
 

@@ -335,7 +335,6 @@ def mixed_run(source: Server, target: Server) -> Ran:
     return run_regsync("sync", "--json", "-q", "-c", "-", stdin=config)
 
 
-@pytest.mark.provokes("tag_asked_twice")  # two mappings that read one tag: a defect
 def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(
     source: Server, target: Server
 ) -> None:
@@ -368,7 +367,6 @@ def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(
     assert all(sum(each["artifacts"].values()) == 0 for each in ran.images)
 
 
-@pytest.mark.provokes("tag_asked_twice")  # two mappings that read one tag: a defect
 def test_the_number_of_requests_in_the_report_is_that_of_the_journal(
     source: Server, target: Server
 ) -> None:

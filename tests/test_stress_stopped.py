@@ -263,14 +263,18 @@ class _Times:
 
     def warm(self) -> dict[str, int]:
         """Return what a cycle without news asks for."""
-        asked, listed = Counter[str](), set[tuple[str, str]]()
+        heads = 0
+        read, listed = set[tuple[str, str]](), set[tuple[str, str]]()
         for rule in self._whole["mappings"]:
-            tags = app_of(self.places[int(rule["source"][1:])]).repositories[rule["from"]].tags
-            asked["HEAD manifest"] += sum(tag.startswith("t") for tag in tags) * (
-                1 + len(rule["targets"])
-            )
-            listed |= {(rule["source"], rule["from"])} if rule["tags"]["glob"] == "*" else set()
-        return {**asked, **({"GET tag_list": len(listed)} if listed else {})}
+            source = (rule["source"], rule["from"])
+            names = app_of(self.places[int(rule["source"][1:])]).repositories[rule["from"]].tags
+            selected = sum(name.startswith("t") for name in names)
+            # The source is asked for each of its tags once, whichever mappings want it.
+            heads += selected * len(rule["targets"]) + (0 if source in read else selected)
+            read.add(source)
+            if rule["tags"]["glob"] == "*":
+                listed.add(source)
+        return {"HEAD manifest": heads, **({"GET tag_list": len(listed)} if listed else {})}
 
 
 def asked(places: list[Place]) -> Counter[str]:

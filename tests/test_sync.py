@@ -634,7 +634,6 @@ def test_a_listing_of_the_target_saves_the_heads_of_what_it_lacks(
     assert sorted(heads) == ["v0", "v1"]
 
 
-@pytest.mark.provokes("tag_asked_twice")  # two mappings that read one tag: a defect
 def test_mappings_of_one_source_share_its_listing(serve: Start, source: Server, seed: Seed) -> None:
     target = serve()
     seed.image().load_into(source.app, "app", tag="v1")

@@ -19,6 +19,7 @@ from _regsync import tags as tags_module
 from _regsync.config.model import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.oci.manifest import MAX_INDEX_DEPTH, TRIM_RULE, Descriptor, Manifest, trim_index
+from _regsync.registry.host import RegistryClient
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge, RepositoryKey, Snapshot, key_of, snapshot_name
@@ -50,18 +51,23 @@ class Once(Generic[_T]):
     When the first asker is cancelled, the next one asks. A SyncError is an answer too: all get it.
     """
 
+    # There is one for each tag of a run.
+    __slots__ = ("_error", "_lock", "answer")
+
     def __init__(self, *answer: _T) -> None:
         # No element until there is an answer, then one.
         self.answer = answer
         self._error: SyncError | None = None
-        self._lock = anyio.Lock()
+        # Until there is an answer.
+        self._lock: anyio.Lock | None = None if answer else anyio.Lock()
 
     async def get(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Return the answer; only the first asker's `ask` is called."""
-        if not self.answer:
+        if self._lock is not None:
             async with self._lock:
                 if not self.answer and self._error is None:
                     await self._ask(ask)
+                self._lock = None
 
         if self._error is not None:
             raise self._error
@@ -149,6 +155,13 @@ class TagLookup(NamedTuple):
         return next((tag for tag in self.targets if tag.target is target), None)
 
 
+class _Named(NamedTuple):
+    """What a reference names at its source: its digest, and the manifest where it is at hand."""
+
+    digest: str
+    manifest: Manifest | None
+
+
 class _Manifests:
     """Manifests that were fetched, by repository and digest, within a budget of bytes."""
 
@@ -160,6 +173,10 @@ class _Manifests:
 
     def has(self, where: RepositoryKey, digest: str) -> bool:
         return (where, digest) in self._by_key
+
+    def at_hand(self, where: RepositoryKey, digest: str) -> Manifest | None:
+        once = self._by_key.get((where, digest))
+        return once.answer[0] if once is not None and once.answer else None
 
     def once(self, where: RepositoryKey, digest: str) -> Once[Manifest]:
         """Return the one question for a manifest, which may be under way or answered."""
@@ -207,6 +224,9 @@ class Discovery:
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
         self._manifests = _Manifests()
+        # The digests of tags at their sources, whichever mappings want them (rule 4). The client
+        # stands for host and credential: another credential may see another repository.
+        self._source_tags: dict[tuple[RegistryClient, str, str], Once[str]] = {}
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
         """Return a repository, the same object each time."""
@@ -308,51 +328,29 @@ class Discovery:
             for tag in tags:
                 if tag.target not in silent:
                     group.start_soon(self._look_at_target, tag, target_reference)
-            found = await _or_error(
-                self._look_at_source(mapping, source, reference, target_reference, tags)
-            )
-        if isinstance(found, SyncError):
-            raise found
+            by_head = self._should_head_first(mapping, target_reference, tags)
+            named = await _or_error(self._look_at_source(source, reference, by_head=by_head))
+        if isinstance(named, SyncError):
+            raise named
 
-        if isinstance(found, str):
-            is_filtered = bool(mapping.platforms)
-            if all(tag.is_up_to_date(found, is_filtered=is_filtered) for tag in tags):
-                digest = next((tag.digest for tag in tags if tag.digest is not None), found)
-                return TagLookup(source, None, digest, found, tuple(tags))
-            found = await self._manifest_of_tag(source, reference, found)
-        return await self._compare(mapping, source, found, tuple(tags))
-
-    async def _look_at_source(
-        self,
-        mapping: MappingRule,
-        source: Repository,
-        reference: str,
-        target_reference: str,
-        tags: list[TargetTag],
-    ) -> str | Manifest:
-        """Ask the source what a tag names: its digest where that is likely to be enough (rules 4
-        and 5), else its manifest.
-        """
-        if self._wants_all_trees:
-            return await self.manifest(source, reference)
-
-        listed_digest = (self.names(source) or {}).get(reference)
-        if listed_digest:
-            return listed_digest
-
-        if not self._should_head_first(mapping, target_reference, tags):
-            return await self.manifest(source, reference)
-        digest = await source.head_manifest(reference)
-        if digest is None:
-            error = RegistryError("no such tag or manifest", status=404)
-            raise error.with_place(Side.SOURCE, "look up", source.reference(reference))
-        # A registry may answer a HEAD without a digest.
-        return digest or await self.manifest(source, reference)
+        is_filtered = bool(mapping.platforms)
+        is_up_to_date = all(
+            tag.is_up_to_date(named.digest, is_filtered=is_filtered) for tag in tags
+        )
+        if is_up_to_date and not self._wants_all_trees:
+            digest = next((tag.digest for tag in tags if tag.digest is not None), named.digest)
+            return TagLookup(source, None, digest, named.digest, tuple(tags))
+        top = named.manifest or await self._top_manifest(source, reference, named.digest)
+        return await self._compare(mapping, source, top, tuple(tags))
 
     def _should_head_first(
         self, mapping: MappingRule, target_reference: str, tags: list[TargetTag]
     ) -> bool:
-        """Say whether the source is asked by HEAD: where all targets probably hold the tag."""
+        """Say whether the source is asked for a digest alone: where all targets probably hold the
+        tag (rule 4).
+        """
+        if self._wants_all_trees:
+            return False
         if all(tag.snapshot is not None for tag in tags):
             return True
         if mapping.platforms:
@@ -364,6 +362,59 @@ class Discovery:
         # (docs/protocol-facts.md section 7.2).
         is_listed = any(target_reference in (self.names(tag.target) or ()) for tag in tags)
         return mapping.source.kind == "dockerhub" and is_listed
+
+    async def _look_at_source(self, source: Repository, reference: str, *, by_head: bool) -> _Named:
+        digest = await self._source_digest(source, reference, by_head=by_head)
+        # It is held from here on, because others may take its place among the manifests at hand
+        # before the targets have answered.
+        return _Named(digest, self._manifests.at_hand(source.key, digest))
+
+    async def _source_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
+        """Return the digest of what a reference names at its source. A tag is asked for once a run
+        (rule 4), unless a listing has its digest (rule 5).
+
+        Without `by_head` a tag's manifest is fetched and kept: it is probably needed.
+        """
+        if ":" in reference:
+            return reference
+        ask = self._head_tag if by_head else self._get_tag
+        return await self._source_tag(source, reference).get(partial(ask, source, reference))
+
+    def _source_tag(self, source: Repository, tag: str) -> Once[str]:
+        """Return the one question for what a tag names, which may be under way or answered."""
+        key = (source.host, source.api_name, tag)
+        if key not in self._source_tags:
+            listed_digest = (self.names(source) or {}).get(tag)
+            self._source_tags[key] = Once(listed_digest) if listed_digest else Once()
+        return self._source_tags[key]
+
+    async def _head_tag(self, source: Repository, tag: str) -> str:
+        digest = await source.head_manifest(tag)
+        if digest is None:
+            error = RegistryError("no such tag or manifest", status=404)
+            raise error.with_place(Side.SOURCE, "look up", source.reference(tag))
+        # A registry may answer a HEAD without a digest.
+        return digest or await self._get_tag(source, tag)
+
+    async def _get_tag(self, source: Repository, tag: str) -> str:
+        manifest = await source.get_manifest(tag)
+        self._manifests.record_use(source.key, manifest.digest, manifest)
+        return manifest.digest
+
+    async def _top_manifest(self, source: Repository, reference: str, digest: str) -> Manifest:
+        """Fetch the manifest of a digest that a reference named a moment ago. Where it is gone, the
+        tag has been moved: it is asked for once more, for all mappings that want it (rule 4).
+        """
+        try:
+            return await self.manifest(source, digest)
+        except RegistryError as error:
+            if error.status != 404 or reference == digest:
+                raise
+
+        if self._source_tag(source, reference).answer == (digest,):
+            self._source_tags[source.host, source.api_name, reference] = Once()
+        digest = await self._source_digest(source, reference, by_head=False)
+        return await self.manifest(source, digest)
 
     async def _look_at_target(self, tag: TargetTag, reference: str) -> None:
         """Find out what a target holds under a tag. The answer speaks for or against what the state
@@ -406,17 +457,6 @@ class Discovery:
             digest = (await target.get_manifest(reference)).digest
         return digest
 
-    async def _manifest_of_tag(self, source: Repository, reference: str, digest: str) -> Manifest:
-        """Fetch by its digest what a tag named a moment ago; where that is gone, what the tag names
-        now (rule 4).
-        """
-        try:
-            return await self.manifest(source, digest)
-        except RegistryError as error:
-            if error.status != 404:
-                raise
-        return await self.manifest(source, reference)
-
     async def _compare(
         self, mapping: MappingRule, source: Repository, top: Manifest, tags: tuple[TargetTag, ...]
     ) -> TagLookup:
@@ -448,16 +488,12 @@ class Discovery:
     # Manifests.
 
     async def manifest(
-        self, source: Repository, reference: str, expected: Descriptor | None = None
+        self, source: Repository, digest: str, expected: Descriptor | None = None
     ) -> Manifest:
-        """Fetch a manifest; by digest once, as long as the budget holds it (rules 7, 8 and 13)."""
-        if ":" in reference:
-            once = self._manifests.once(source.key, reference)
-            manifest = await once.get(partial(source.get_manifest, reference, expected=expected))
-            self._manifests.record_use(source.key, reference, manifest)
-        else:
-            manifest = await source.get_manifest(reference)
-            self._manifests.record_use(source.key, manifest.digest, manifest)
+        """Fetch a manifest by its digest, once as long as the budget holds it (rules 7, 8 and 13)."""
+        once = self._manifests.once(source.key, digest)
+        manifest = await once.get(partial(source.get_manifest, digest, expected=expected))
+        self._manifests.record_use(source.key, digest, manifest)
         return manifest
 
     async def completed(self, source: Repository, tree: Tree) -> Tree:

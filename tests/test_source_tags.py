@@ -1,0 +1,175 @@
+"""A source tag is asked for once a run, whichever mappings want it (docs/design.md section 6, rule 4)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.app import App
+from conformance.images import Image, Seed
+from conformance.messages import Answer, Request, Response, digest_of
+from conformance.server import Server
+from conformance.tokens import TokenService
+from tests.ends import Ran, Start, document, held, run_regsync, tags
+
+NAMES = ("v0", "v1", "v2", "v3")
+LAST = tags("v*")
+
+
+def sync(
+    directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any
+) -> Ran:
+    """Run mappings from a file, so that there is state beside it."""
+    file = directory / "mirror.yaml"
+    file.write_text(document(registries, *mappings, **top))
+    return run_regsync("sync", "--json", "-q", "-c", str(file))
+
+
+def app(server: Server) -> App:
+    assert isinstance(server.app, App)
+    return server.app
+
+
+def load(source: Server, names: tuple[str, ...] = NAMES) -> dict[str, Image]:
+    seed = Seed(3)
+    return {name: seed.image().load_into(app(source), "app", tag=name) for name in names}
+
+
+def three(rule: Mapping[str, Any] = LAST) -> list[dict[str, Any]]:
+    return [{"from": "app", "to": name, "tags": rule} for name in ("one", "two", "three")]
+
+
+def asked(source: Server) -> Counter[str]:
+    """Count the manifests that were asked for: `GET tag`, `HEAD tag`, `GET digest`."""
+    entries = source.journal.matching(kind="manifest")
+    kinds = ("digest" if ":" in entry.reference else "tag" for entry in entries)
+    return Counter(f"{entry.method} {kind}" for entry, kind in zip(entries, kinds, strict=True))
+
+
+def test_three_mappings_of_four_tags_ask_four_times(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    images = load(source)
+    ends = {"source": source, "target": target}
+    assert sync(tmp_path, ends, *three()).statuses() == ["synced"] * 12
+    assert asked(source) == {"GET tag": 4}
+    for name, image in images.items():
+        for place in ("one", "two", "three"):
+            assert app(target).tags(place)[name] == image.top
+
+    source.journal.clear()
+    assert sync(tmp_path, ends, *three()).statuses() == ["skipped"] * 12
+    assert asked(source) == {"HEAD tag": 4}
+
+
+def test_platform_filters_share_the_tag_and_what_is_below_it(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    platforms = ("linux/amd64", "linux/arm64", "linux/arm/v7")
+    image = Seed(4).index(platforms=platforms).load_into(app(source), "app", tag="v0")
+    ends = {"source": source, "target": target}
+    mappings = [
+        {"from": "app", "to": "all", "tags": LAST},
+        {"from": "app", "to": "amd", "tags": LAST, "platforms": ["linux/amd64"]},
+        {"from": "app", "to": "both", "tags": LAST, "platforms": ["linux/amd64", "linux/arm64"]},
+    ]
+    artifacts = {"artifacts": {"enabled": True}}
+    assert sync(tmp_path, ends, *mappings, defaults=artifacts).statuses() == ["synced"] * 3
+    assert asked(source) == {"GET tag": 1, "GET digest": 3}
+    # The index and its three children, each asked about once.
+    assert source.journal.count("GET", "referrers") == 4
+    assert held(target, "all", image)
+
+    source.journal.clear()
+    assert sync(tmp_path, ends, *mappings, defaults=artifacts).statuses() == ["skipped"] * 3
+    assert asked(source) == {"HEAD tag": 1}
+
+
+def test_a_mapping_that_fails_takes_nothing_from_the_others(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    image = Seed(5).index(platforms=("linux/amd64", "linux/arm64"))
+    image.load_into(app(source), "app", tag="v0")
+    ends = {"source": source, "target": target}
+    mappings = three()
+    mappings[0]["platforms"] = ["linux/s390x"]
+    ran = sync(tmp_path, ends, *mappings)
+    assert ran.statuses() == ["failed", "synced", "synced"]
+    assert asked(source) == {"GET tag": 1, "GET digest": 2}
+    assert held(target, "two", image)
+    assert held(target, "three", image)
+
+
+@pytest.mark.parametrize("head_first", [True, False])
+def test_a_tag_that_is_not_there_is_asked_for_once_and_fails_each_mapping(
+    tmp_path: Path, serve: Start, head_first: bool
+) -> None:
+    source, target = serve(), serve()
+    load(source, ("v0",))
+    ends = {"source": {"url": source.url, "head_first": head_first}, "target": target}
+    ran = sync(tmp_path, ends, *three(tags("v9")))
+    assert ran.statuses() == ["failed"] * 3
+    assert {each["error"]["code"] for each in ran.images} == {"SOURCE_ERROR"}
+    assert asked(source) == {"HEAD tag" if head_first else "GET tag": 1}
+
+
+def test_a_tag_that_cannot_be_read_is_tried_as_often_as_for_one_mapping(
+    tmp_path: Path, serve: Start
+) -> None:
+    source, target = serve(), serve()
+    load(source, ("v0",))
+    app(source).faults.on("GET", "manifest").status(503)
+    ran = sync(tmp_path, {"source": source, "target": target}, *three(tags("v0")))
+    assert ran.statuses() == ["failed"] * 3
+    assert {each["error"]["retries"] for each in ran.images} == {4}
+    assert asked(source) == {"GET tag": 5}
+
+
+def test_a_digest_that_is_gone_has_its_tag_asked_for_once_more(
+    tmp_path: Path, serve: Start
+) -> None:
+    source, target = serve(), serve()
+    load(source, ("v0",))
+    ends = {"source": source, "target": target}
+    assert sync(tmp_path, ends, *three()).statuses() == ["synced"] * 3
+    new = Seed(6).image().load_into(app(source), "app", tag="v0")
+    gone = digest_of(b"moved on between HEAD and GET")
+
+    def intercept(request: Request) -> Answer | None:
+        if (request.method, request.reference) == ("HEAD", "v0"):
+            return Response(200, [("Docker-Content-Digest", gone)])
+        return None
+
+    app(source).intercept = intercept
+    source.journal.clear()
+    assert sync(tmp_path, ends, *three()).statuses() == ["synced"] * 3
+    assert asked(source) == {"HEAD tag": 1, "GET digest": 1, "GET tag": 1}
+    assert [entry.status for entry in source.journal.matching("GET", reference=gone)] == [404]
+    for place in ("one", "two", "three"):
+        assert held(target, place, new)
+
+
+@pytest.mark.provokes("tag_asked_twice")  # what two credentials see may differ
+def test_a_tag_is_asked_for_under_each_credential(tmp_path: Path, serve: Start) -> None:
+    users = {"source": "a secret", "bob": "b secret"}
+    source, target = serve(auth=TokenService(users, anonymous=False)), serve()
+    load(source, ("v0",))
+    registries: dict[str, Any] = {
+        name: {
+            "url": source.url,
+            "auth_type": "basic",
+            "credentials": {"username": name, "password": password},
+        }
+        for name, password in users.items()
+    }
+    registries["target"] = target
+    mappings = [
+        {"from": "app", "to": f"{name}-{number}", "source": name, "targets": ["target"]}
+        for name in users
+        for number in range(2)
+    ]
+    ran = sync(tmp_path, registries, *mappings, defaults={"tags": tags("v0")})
+    assert ran.statuses() == ["synced"] * 4
+    fetched = source.journal.matching("GET", "manifest", reference="v0", status=200)
+    assert len(fetched) == 2
