@@ -216,6 +216,14 @@ class RegistryError(SyncError):
         return self.status == 404 and "BLOB_UPLOAD_UNKNOWN" in self.codes
 
 
+class ListingBroken(SyncError):
+    """A listing of several pages cannot be read to its end; a repetition would give the same."""
+
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        return "TARGET_ERROR" if self.side is Side.TARGET else "SOURCE_ERROR"
+
+
 def _remedy(status: int, side: Side, reference: str) -> str | None:
     """Return what to do about an error status, where that is known.
 

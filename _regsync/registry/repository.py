@@ -3,7 +3,8 @@
 Owns: paths, headers, statuses, the reading of answers. The endpoints of an upload are in `upload`.
 May not know: what is copied where, or why.
 Invariants: a manifest that is returned has the digest that was asked for (I3); a next page on
-    another origin is refused (I6); an error names side, operation and reference.
+    another origin is refused (I6); a listing that leads back to itself is an error (I12); an error
+    names side, operation and reference.
 Follows: OCI distribution-spec 1.1, docs/protocol-facts.md section 1 (its numbers are cited below).
 """
 
@@ -11,10 +12,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Collection, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 
-from _regsync.errors import ContentError, ProtocolBroken, RegistryError, Side, SyncError
+from _regsync.errors import (
+    ContentError,
+    ListingBroken,
+    ProtocolBroken,
+    RegistryError,
+    Side,
+    SyncError,
+)
 from _regsync.net.http1 import Response
 from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, is_tag
@@ -50,6 +58,52 @@ _NEXT = r'(?i)(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])'
 
 # What follows a repository's own path, and no segment of dots leads out again.
 _BELOW = r"/(?![^?]*(?i:\.|%2e){2})"
+
+
+class _Pages:
+    """The pages of one listing that were read, with numbers from 1: none may come twice (I12).
+
+    Hashes stand for paths and contents, because a Link may have 64 KiB.
+    """
+
+    def __init__(self, listed: str) -> None:
+        """`listed` says in an error what is listed: "tags"."""
+        self._listed = listed
+        self._number_by_path = dict[int, int]()
+        self._number_by_content = dict[int, int]()
+
+    def __len__(self) -> int:
+        return len(self._number_by_path)
+
+    def add(self, path: str) -> None:
+        """Note that a page is asked for."""
+        self._number_by_path[hash(path)] = len(self) + 1
+
+    def has(self, path: str) -> bool:
+        """Say whether a page was asked for."""
+        return hash(path) in self._number_by_path
+
+    def check(self, content: Collection[str], following: str | None, *, has_new: bool) -> None:
+        """Raise ListingBroken where the listing comes back to a page that was read.
+
+        `content` are the names on the page added last, `following` is where its Link leads.
+        """
+        number = len(self)
+        if following is not None and self.has(following):
+            raise self._endless(number, f"page {self._number_by_path[hash(following)]}")
+
+        same = self._number_by_content.setdefault(hash(tuple(content)), number)
+        if not content or has_new:
+            return
+        if same != number:
+            raise self._endless(number - 1, f"page {same}")
+        # A last page may repeat some names: a registry may begin each with the last one before it.
+        if following is not None:
+            raise self._endless(number - 1, "what earlier pages name")
+
+    def _endless(self, number: int, goal: str) -> ListingBroken:
+        text = f"the list of {self._listed} does not end: page {number} leads back to {goal}"
+        return ListingBroken(text)
 
 
 class Repository:
@@ -110,8 +164,9 @@ class Repository:
     # Tags.
 
     async def list_tags(self) -> dict[str, str | None] | None:
-        """Return every tag, with its digest where the listing has it (Google's); None where no
-        repository is known.
+        """Return every tag, with its digest where the listing has it (Google's registries).
+
+        None where the registry knows no such repository. ListingBroken for a listing without end.
         """
         with self.adding_place("list tags of", str(self)):
             page_size = self.row.page_size
@@ -126,16 +181,17 @@ class Repository:
 
     async def _list_tags(self, page_size: int) -> dict[str, str | None] | None:
         tags: dict[str, str | None] = {}
-        asked: set[int] = set()  # hashes of paths: a Link may have 64 KiB
+        pages = _Pages("tags")
+        is_linked = False
         call = self.call("tag_list", "GET", f"tags/list?n={page_size}")
-        while len(asked) < _MOST_PAGES:
-            asked.add(hash(call.path))
+        while len(pages) < _MOST_PAGES:
+            pages.add(call.path)
             try:
                 answer = await self._transport.request(
                     self.host, call, ok=(200,), limit=_TAGS_LIMIT
                 )
             except RegistryError as error:
-                if error.status == 404 and not tags:
+                if error.status == 404 and len(pages) == 1:
                     return None
                 raise
             page = _tags_of(answer.body, self.row.listing_has_digests)
@@ -145,10 +201,14 @@ class Repository:
                 raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
 
             following = self._next_page(call, answer)
+            if is_linked or following is not None:
+                pages.check(page, following, has_new=bool(new))
+
+            is_linked = following is not None
             if following is None and new and len(page) == page_size:
                 # Some registries give a page without a Link (section 1.11).
                 following = f"{self._base}/tags/list?n={page_size}&last={new[-1]}"
-            if following is None or hash(following) in asked:
+            if following is None or pages.has(following):
                 return tags
             call = call._replace(path=following)
         raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
@@ -247,30 +307,43 @@ class Repository:
         return frozenset(missing)
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
-        """Return what the referrers API lists (section 1.10), all pages; RegistryError where there
-        is none.
+        """Return what the referrers API lists (section 1.10), all pages.
+
+        RegistryError where there is no such API, or the first page is refused; ListingBroken where
+        the list does not end, or a later page is refused.
         """
         call = self.call("manifest_get", "GET", f"referrers/{digest}", ("Accept", _INDEX))
-        asked: set[int] = set()
+        pages = _Pages("referrers")
         referrers: dict[str, Descriptor] = {}
         size = 0
         with self.adding_place("list referrers of", self.reference(digest)):
-            while max(len(asked), len(referrers), size // 1024) <= _MOST_REFERRERS:
-                if hash(call.path) in asked:
-                    break
-                asked.add(hash(call.path))
-                answer = await self._transport.request(
-                    self.host, call, ok=(200,), limit=_MANIFEST_LIMIT
-                )
+            while max(len(pages), len(referrers), size // 1024) <= _MOST_REFERRERS:
+                pages.add(call.path)
+                try:
+                    answer = await self._transport.request(
+                        self.host, call, ok=(200,), limit=_MANIFEST_LIMIT
+                    )
+                except RegistryError as error:
+                    is_refused = not error.retryable and error.status not in (401, 403)
+                    # The first page was there: this does not say that there is no such API.
+                    if is_refused and len(pages) > 1:
+                        text = f"page {len(pages)} of the list of referrers: {error.message}"
+                        raise ListingBroken(text) from error
+                    raise
                 size += len(answer.body)
-                page = _referrers_of(answer, is_first=len(asked) == 1)
-                referrers.update((entry.digest, entry) for entry in page)
+                page = {
+                    entry.digest: entry for entry in _referrers_of(answer, is_first=len(pages) == 1)
+                }
+                has_new = not page.keys() <= referrers.keys()
+                referrers.update(page)
+
                 following = self._next_page(call, answer)
+                pages.check(page, following, has_new=has_new)
                 if following is None:
                     return tuple(referrers.values())
                 call = call._replace(path=following)
             raise ProtocolBroken(
-                f"the list goes in circles, or names more than {_MOST_REFERRERS}, or has as many KiB"
+                f"the list names more than {_MOST_REFERRERS} referrers, or has as many KiB"
             )
 
     # Blobs.

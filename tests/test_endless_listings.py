@@ -1,0 +1,293 @@
+"""A listing that leads back to itself is an error, never a short answer (docs/design.md section 7,
+I12), at either end, and nothing is concluded from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from _regsync.errors import ListingBroken, RegsyncError, Side
+from _regsync.registry.repository import Repository
+from _regsync.registry.transport import Call
+from conformance.images import OCI_INDEX
+from conformance.memory import Place
+from conformance.messages import Answer, Request, Response, error
+from tests.ends import Ran, virtual
+from tests.states import rows
+from tests.test_late_signatures import DAY, Stage
+from tests.test_redirects import registry as plain_registry
+from tests.test_redirects import transport_of
+from tests.wires import Told
+
+SUBJECT = f"sha256:{'a' * 64}"
+
+# By what a page is called in its path: the names on it, and what its Link calls the next one.
+Script = Mapping[str, tuple[Sequence[str], str | None]]
+
+# A listing, its numbers of requests, and where it leads back to; None: it ends, and is read whole.
+SCRIPTS: dict[str, tuple[Script, int, str | None]] = {
+    "to itself": ({"": (["a"], "")}, 1, "page 1 leads back to page 1"),
+    "to the first page": (
+        {"": (["a"], "2"), "2": (["b"], "3"), "3": (["c"], "")},
+        3,
+        "page 3 leads back to page 1",
+    ),
+    "to the page before": (
+        {"": (["a"], "2"), "2": (["b"], "3"), "3": ([], "2")},
+        3,
+        "page 3 leads back to page 2",
+    ),
+    "to a page that is called otherwise": (
+        {"": (["a"], "2"), "2": (["b"], "3"), "3": (["a"], "4"), "4": (["d"], None)},
+        3,
+        "page 2 leads back to page 1",
+    ),
+    "to a page that is called otherwise, and is the last one": (
+        {"": (["a", "b"], "2"), "2": (["a", "b"], None)},
+        2,
+        "page 1 leads back to page 1",
+    ),
+    "to names of several pages": (
+        {"": (["a"], "2"), "2": (["b"], "3"), "3": (["a", "b"], "4"), "4": (["a", "b"], "5")},
+        3,
+        "page 2 leads back to what earlier pages name",
+    ),
+    "nowhere, with an empty page": (
+        {"": (["a"], "2"), "2": ([], "3"), "3": (["b"], None)},
+        3,
+        None,
+    ),
+    "nowhere, with empty pages first and last": (
+        {"": ([], "2"), "2": ([], "3"), "3": (["a", "b"], "4"), "4": ([], None)},
+        4,
+        None,
+    ),
+    "nowhere, with half a page": (
+        {"": (["a", "c"], "2"), "2": (["b"], "3"), "3": (["d", "e"], None)},
+        3,
+        None,
+    ),
+    "nowhere, with the last name again on each page": (
+        {"": (["a", "b"], "2"), "2": (["b", "c"], "3"), "3": (["c"], None)},
+        3,
+        None,
+    ),
+}
+
+
+def entry(name: str) -> dict[str, Any]:
+    return {"mediaType": "application/vnd.a.b", "digest": f"sha256:{name * 64}", "size": 2}
+
+
+def body_of(names: Sequence[str], what: str) -> bytes:
+    if what == "tags":
+        return json.dumps({"tags": names}).encode()
+    return json.dumps({"schemaVersion": 2, "manifests": [entry(name) for name in names]}).encode()
+
+
+class Listed:
+    """A repository whose listings are a script."""
+
+    def __init__(
+        self, patch: pytest.MonkeyPatch, script: Script, what: str, side: Side = Side.SOURCE
+    ) -> None:
+        self.asked = list[str]()
+        transport = transport_of({})
+
+        async def page(_: object, call: Call, **__: object) -> Told:
+            self.asked.append(call.path)
+            names, following = script[call.path.partition("page=")[2]]
+            target = self.asked[0]
+            if following:
+                target = f"{target.partition('?')[0]}?page={following}"
+            links = [] if following is None else [("link", f"<{target}>; rel=next")]
+            return Told(200, links, body_of(names, what))
+
+        patch.setattr(transport, "request", page)
+        host = transport.host(plain_registry())
+        self._what = what
+        self._repository = Repository(transport, host, "app", side)
+
+    async def read(self) -> list[str]:
+        if self._what == "tags":
+            return sorted(await self._repository.list_tags() or ())
+        found = await self._repository.list_referrers(SUBJECT)
+        return sorted(each.digest.partition(":")[2][0] for each in found)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("what", ["tags", "referrers"])
+@pytest.mark.parametrize("leads", SCRIPTS)
+async def test_a_listing_is_read_whole_or_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, leads: str, what: str
+) -> None:
+    script, requests, words = SCRIPTS[leads]
+    listed = Listed(monkeypatch, script, what)
+    if words is None:
+        assert await listed.read() == sorted(
+            {name for names, _ in script.values() for name in names}
+        )
+    else:
+        with pytest.raises(ListingBroken) as caught:
+            await listed.read()
+        assert f"the list of {what} does not end: {words}" in str(caught.value)
+        assert caught.value.code == "SOURCE_ERROR"
+        assert not caught.value.retryable
+    assert len(listed.asked) == requests
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("side", "code"), [(Side.SOURCE, "SOURCE_ERROR"), (Side.TARGET, "TARGET_ERROR")]
+)
+async def test_whose_listing_it_is_the_code_says(
+    monkeypatch: pytest.MonkeyPatch, side: Side, code: str
+) -> None:
+    listed = Listed(monkeypatch, {"": (["a"], "")}, "tags", side)
+    with pytest.raises(RegsyncError) as caught:
+        await listed.read()
+    assert caught.value.code == code
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("what", ["tags", "referrers"])
+async def test_a_later_page_that_is_not_there_is_no_answer(
+    monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Path
+) -> None:
+    """Behind an empty first page neither an unknown repository nor a registry without the API."""
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path)
+        kind = "tag_list" if what == "tags" else "referrers"
+
+        def pages(request: Request) -> Answer | None:
+            if request.kind != kind:
+                return None
+            if request.parameter("last"):
+                return error(404, "NAME_UNKNOWN", "unknown")
+            return linked(request, [], what)
+
+        stage.source.app.intercept = pages
+        ran = await stage.run()
+        assert ran.statuses() == ["failed"]
+        assert "status 404" in ran.err
+        assert [each["error"]["code"] for each in ran.images] == ["SOURCE_ERROR"]
+        assert "no such repository" not in ran.err
+        assert not rows(tmp_path / "state")["look"]
+        assert "has_referrers_api" not in str(rows(tmp_path / "state")["fact"])
+
+
+def linked(request: Request, names: Sequence[str], what: str, last: str = "z") -> Response:
+    """Answer one page, with a Link to one behind `last`."""
+    media_type = "application/json" if what == "tags" else OCI_INDEX
+    link = f'<{request.path}?last={last}>; rel="next"'
+    return Response(200, [("Content-Type", media_type), ("Link", link)], body_of(names, what))
+
+
+def go_round(place: Place, kind: str, *, repeats: bool = False) -> None:
+    """Let a registry's listings lead back: the second page to itself, or each to one like it."""
+
+    def pages(request: Request) -> Answer | None:
+        if request.kind != kind:
+            return None
+        place.app.intercept = None
+        whole = place.app.start(request)
+        place.app.intercept = pages
+        assert isinstance(whole, Response)
+        last = int(request.parameter("page") or 0)
+        following = last + 1 if repeats else 1
+        link = f'<{request.path}?page={following}>; rel="next"'
+        headers = [("Content-Type", dict(whole.headers)["Content-Type"]), ("Link", link)]
+        return Response(200, headers, whole.body)
+
+    place.app.intercept = pages
+
+
+def told(ran: Ran, what: str, code: str) -> None:
+    assert ran.statuses() == ["failed"] * len(ran.images)
+    for image in ran.images:
+        assert image["error"]["code"] == code
+        assert f"the list of {what} does not end: page " in image["error"]["message"]
+        assert " leads back to page " in image["error"]["message"]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("repeats", [False, True])
+async def test_a_source_whose_tags_go_round_fails_its_mapping(
+    tmp_path: Path, repeats: bool
+) -> None:
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path, images=3)
+        go_round(stage.source, "tag_list", repeats=repeats)
+        ran = await stage.run()
+        told(ran, "tags", "SOURCE_ERROR")
+        assert (ran.status, len(ran.images)) == (2, 1)
+        assert stage.asked(stage.source) == {"GET tag_list": 2}
+        assert stage.asked(stage.target) == {}
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_target_whose_tags_go_round_fails_its_images(tmp_path: Path) -> None:
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path, images=3)
+        for image in stage.images:
+            image.load_into(stage.target.app, "app", "old")
+        go_round(stage.target, "tag_list")
+        ran = await stage.run()
+        told(ran, "tags", "TARGET_ERROR")
+        assert [image["error"]["side"] for image in ran.images] == ["target"] * 3
+        assert stage.asked(stage.target) == {"GET tag_list": 2}
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("repeats", [False, True])
+async def test_artifacts_of_an_endless_list_are_not_noted_as_looked_at(
+    tmp_path: Path, repeats: bool
+) -> None:
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path)
+        first = stage.sign(stage.images[0])
+        go_round(stage.source, "referrers", repeats=repeats)
+        ran = await stage.run()
+        told(ran, "referrers", "SOURCE_ERROR")
+        assert stage.source.journal.count("GET", "referrers") == 2
+        assert not rows(tmp_path / "state")["look"]
+        assert not stage.target.journal.count("PUT")
+
+        stage.source.app.intercept = None
+        assert (await stage.run()).statuses() == ["synced"]
+        assert stage.holds(first)
+
+        # The same in a later look: what was complete is not any more.
+        late = stage.sign(stage.images[0])
+        await anyio.sleep(DAY)
+        go_round(stage.source, "referrers", repeats=repeats)
+        told(await stage.run(), "referrers", "SOURCE_ERROR")
+        stage.source.app.intercept = None
+        assert (await stage.run()).statuses() == ["synced"]
+        assert stage.holds(late)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_tags_that_would_show_artifacts_and_go_round_are_no_answer(tmp_path: Path) -> None:
+    """Without the API a listing says which images have artifacts."""
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path, images=2, referrers_api=False)
+        late = stage.sign(stage.images[1])
+        go_round(stage.source, "tag_list")
+        literal = {"glob": ["v0", "v1"]}
+        told(await stage.run(literal), "tags", "SOURCE_ERROR")
+        assert not rows(tmp_path / "state")["look"]
+
+        stage.source.app.intercept = None
+        assert (await stage.run(literal)).statuses() == ["synced"] * 2
+        assert stage.holds(late)
