@@ -27,8 +27,8 @@ class Origin(NamedTuple):
     scheme: str
     host: str
     port: int
-    # The Registry of config.model, a room above this one, that says how it is reached: trust, client
-    # certificate, proxy.
+    # The Registry of config.model, a room above this one, that says how it is reached: trust,
+    # client certificate, proxy.
     via: Any = None
 
     @property

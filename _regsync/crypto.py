@@ -1,9 +1,11 @@
 """The only door to digests, MACs and signatures.
 
-Owns: which library computes them. In the default build it is OpenSSL alone, behind the gate of `fips`.
+Owns: which library computes them. In the default build it is OpenSSL alone, behind the gate of
+`fips`.
 May not know: anything else of the program.
-Invariants: no message shows a key. Besides `fips`, no other module of `_regsync` imports hashlib, hmac
-or secrets: what chance they need (temporary names, pauses) secures nothing and is os.urandom's.
+Invariants: no message shows a key. Besides `fips`, no other module of `_regsync` imports hashlib,
+hmac or secrets: what chance they need (temporary names, pauses) secures nothing and is
+os.urandom's.
 Follows: docs/design.md sections 1 and 11.
 """
 
@@ -32,8 +34,8 @@ _MAX_SIGNATURE = 2048
 
 
 def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Hash:
-    """Return a hash object that has taken `data`; ValueError for another algorithm than `sha256` and
-    `sha512`.
+    """Return a hash object that has taken `data`; ValueError for another algorithm than `sha256`
+    and `sha512`.
     """
     if algorithm not in DIGEST_HEX_LENGTHS:
         raise ValueError(f"digest algorithm {algorithm!r} is not supported")
@@ -71,8 +73,8 @@ def hmac_bytes(key: bytes, data: bytes) -> bytes:
 def sign_rs256(key: str, message: bytes) -> bytes:
     """Return the RSASSA-PKCS1-v1_5 signature over SHA-256 by a private key in PEM.
 
-    ValueError says why the key cannot be used. The libcrypto that TLS runs on computes it; its list of
-    errors is left empty, or TLS would report them (docs/protocol-facts.md section 5.4).
+    ValueError says why the key cannot be used. The libcrypto that TLS runs on computes it; its list
+    of errors is left empty, or TLS would report them (docs/protocol-facts.md section 5.4).
     """
     _check_rsa_key(key)
 

@@ -27,7 +27,7 @@ def open_safely(path: str, flags: int) -> int:
 
 
 def is_own_folder(folder: str) -> bool:
-    """Return whether neither a folder nor its parent is a link, so that it is where it seems to be."""
+    """Return whether a folder is where it seems to be: neither it nor its parent is a link."""
     return not (os.path.islink(folder) or os.path.islink(os.path.dirname(folder)))
 
 

@@ -2,8 +2,8 @@
 
 Owns: the patterns of host names, Docker Hub's names, one row of facts for each kind.
 May not know: configuration, HTTP, credentials.
-Invariants: the whole host name decides the kind, never a suffix of it: a cloud's login goes to hosts
-of its kind (CVE-2026-105769; docs/protocol-facts.md section 9.2, R8).
+Invariants: the whole host name decides the kind, never a suffix of it: a cloud's login goes to
+hosts of its kind (CVE-2026-105769; docs/protocol-facts.md section 9.2, R8).
 Follows: docs/design.md sections 3 and 9, docs/protocol-facts.md sections 1.8 and 4 to 7.
 """
 
@@ -49,8 +49,8 @@ class Row(NamedTuple):
     put_limit: int | None = None  # bytes; a larger body goes by `chunks` of at most that size
     foreign_uploads: bool = True  # whether an upload's Location may be on another host
 
-    # How one POST asks for a blob and starts its upload where it is absent (docs/design.md section 6,
-    # rule 11): by `mount=<digest>&from=<itself>`, or by `mount` alone. None: a HEAD has to ask.
+    # How one POST asks for a blob and starts its upload where it is absent (docs/design.md section
+    # 6, rule 11): by `mount=<digest>&from=<itself>`, or by `mount` alone. None: a HEAD has to ask.
     probe: Literal["from", "bare"] | None = "from"
 
     page_size: int = 1000  # tags in one answer

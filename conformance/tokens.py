@@ -15,6 +15,7 @@ import base64
 import binascii
 import itertools
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -157,15 +158,17 @@ class _Token:
     user: str | None
     access: frozenset[Access]
     expires: float
+    uses: float  # how many more requests it lets in
 
 
 class TokenService(Site):
     """A bearer token service and the registry's side of it.
 
     `grants` decides who may do what. `expires_in` None leaves the field out; tokens then live
-    `lifetime` seconds. `one_scope`: only the first scope parameter counts, as at some registries.
-    `exact_scope`: a token for more repositories than the request needs is refused with 403, as at
-    cgr.dev. `requests` counts token requests, `issued` has each token's scopes in order.
+    `lifetime` seconds. Each token lets in `uses` requests and has ended then. `one_scope`: only the
+    first scope parameter counts, as at some registries. `exact_scope`: a token for more
+    repositories than the request needs is refused with 403, as at cgr.dev. `requests` counts token
+    requests, `issued` has each token's scopes in order.
     """
 
     def __init__(
@@ -180,6 +183,7 @@ class TokenService(Site):
         form: Form | str = "plain",
         expires_in: int | None = 300,
         lifetime: float = 300,
+        uses: float = math.inf,
         field: str = "token",
         jwt: bool = False,
         one_scope: bool = False,
@@ -202,6 +206,7 @@ class TokenService(Site):
         self.form: Form = FORMS[form] if isinstance(form, str) else form
         self.expires_in = expires_in
         self.lifetime = lifetime
+        self.uses = uses
         self.field = field
         self.jwt = jwt
         self.one_scope = one_scope
@@ -236,13 +241,14 @@ class TokenService(Site):
         if not value:
             return self._challenge(request, needs, None)
         token = self._tokens.get(value) if scheme.lower() == "bearer" else None
-        if token is None or token.expires <= self.now():
+        if token is None or token.expires <= self.now() or token.uses < 1:
             return self._challenge(request, needs, "invalid_token")
         if not set(needs) <= token.access:
             return self._challenge(request, needs, "insufficient_scope")
         needed = {(need.type, need.name) for need in needs}
         if self.exact_scope and needs and {(a.type, a.name) for a in token.access} - needed:
             return error(403, "DENIED", "the token is for more than this request")
+        token.uses -= 1
         return None
 
     def user(self, request: Request) -> str | None:
@@ -351,7 +357,7 @@ class TokenService(Site):
         self.issued.append(" ".join(scopes))
         token = self._write(user)
         ends = self.now() + (self.lifetime if self.expires_in is None else self.expires_in)
-        self._tokens[token] = _Token(user, granted, ends)
+        self._tokens[token] = _Token(user, granted, ends, self.uses)
         document: dict[str, object] = {self.field: token}
         if self.expires_in is not None:
             document["expires_in"] = self.expires_in

@@ -231,8 +231,8 @@ class _Settings:
         self._read_sections(self.config_file, is_config=True)
         self._read_sections(self.credentials_file, is_config=False)
 
-        # A profile that the configuration names is the only source. One that a variable names has to
-        # exist, but other sources go before it.
+        # A profile that the configuration names is the only source. One that a variable names has
+        # to exist, but other sources go before it.
         self.only_profile = cloud_profile
         names = (cloud_profile, *map(self.variables.get, _PROFILE_NAMES))
         self.named_profile = next(filter(None, names), None)
@@ -346,8 +346,8 @@ class _Client:
     ) -> dict[str, object] | _Failure:
         """Make a request once, signed where there are `keys`, and return the fields of the answer.
 
-        `hint` goes with each answer that is a failure. With an error of the network it goes only at a
-        container's credential service, where it says which variable led there.
+        `hint` goes with each answer that is a failure. With an error of the network it goes only at
+        a container's credential service, where it says which variable led there.
         """
         headers = sign(keys, request, self._machine.wall()) if keys else request.headers
         is_container = not request.service
@@ -514,7 +514,7 @@ class _KeyChain:
     async def _source_of(
         self, profile: dict[str, str], name: str, origin: str, way: tuple[str, ...]
     ) -> Credential:
-        """Return the keys with which a profile's role is assumed; AuthError where there are none."""
+        """Return the keys that assume a profile's role; AuthError where there are none."""
         source_profile = profile.get("source_profile")
         source = profile.get("credential_source", "")
         sources: dict[str, Callable[[], Awaitable[Credential | None]]] = {
@@ -614,8 +614,8 @@ class _KeyChain:
         return _keys_in(document, origin, token)
 
     async def from_instance(self) -> Credential | None:
-        """Ask EC2's metadata service (IMDSv2) for the keys of this machine's role; None where it does
-        not answer.
+        """Ask EC2's metadata service (IMDSv2) for the keys of this machine's role; None where it
+        does not answer.
         """
         is_ipv6 = self._variables.get("ec2_metadata_service_endpoint_mode", "").lower() == "ipv6"
         address = "[fd00:ec2::254]" if is_ipv6 else "169.254.169.254"
@@ -633,8 +633,8 @@ class _KeyChain:
         return _keys_in(_flatten(answer), origin, token)
 
     async def _ask_instance(self, base: str) -> tuple[str, str]:
-        """Return the session's token, which is a secret, and the answer that has the keys; WireError
-        where there are none.
+        """Return the session's token, which is a secret, and the answer that has the keys;
+        WireError where there are none.
         """
 
         async def fetch(method: str, path: str, header: Pair) -> bytes:

@@ -37,8 +37,8 @@ _ASSERTION_TYPE = (
     "urn:ietf:params:oauth:client-assertion-type:jwt-bearer",
 )
 
-# In seconds: to find out whether there is a metadata service; for it to give a token; of life that a
-# token of the command line must have left.
+# In seconds: to find out whether there is a metadata service; for it to give a token; of life that
+# a token of the command line must have left.
 _PROBE_SECONDS = 1.0
 _TOKEN_SECONDS = 30.0
 _LEAST_TOKEN_LIFE = 300.0
@@ -263,8 +263,8 @@ async def _machine_token(machine: CloudEnvironment, audiences: tuple[str, ...]) 
 
     AuthError or WireError where it gives no token, as for a machine without an identity.
     """
-    # A token may take seconds. So a request that is refused at once, for it lacks a header, finds out
-    # first whether anybody answers there.
+    # A token may take seconds. So a request that is refused at once, for it lacks a header, finds
+    # out first whether anybody answers there.
     url = f"{_METADATA_URL}?api-version={_METADATA_VERSION}"
     answer = await machine.fetch("GET", url, [], b"", _PROBE_SECONDS)
     if answer.status in (401, 403, 404):

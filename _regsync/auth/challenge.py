@@ -39,9 +39,11 @@ _WORD = re.compile(
 
 
 def parse_challenges(values: Iterable[str]) -> list[Challenge]:
-    """Read WWW-Authenticate headers in any form seen in the wild (docs/protocol-facts.md section 2.1).
+    """Read WWW-Authenticate headers in any form seen in the wild (docs/protocol-facts.md section
+    2.1).
 
-    A word without `=` begins a challenge. Words with `=` are parameters of the challenge before them.
+    A word without `=` begins a challenge. Words with `=` are parameters of the challenge before
+    them.
     """
     challenges: list[dict[str, str]] = []
     for value in values:
@@ -148,7 +150,8 @@ def parse_error_body(body: bytes) -> tuple[tuple[str, ...], str]:
     """Return the codes and the message of an error body, in any shape of docs/protocol-facts.md
     section 1.12. An HTML page has neither.
 
-    The message is the server's own text, of any length. Secrets are to be redacted before it is cut.
+    The message is the server's own text, of any length. Secrets are to be redacted before it is
+    cut.
     """
     document = json_object(body)
     if document is None:

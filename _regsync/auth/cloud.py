@@ -104,7 +104,8 @@ _CLOUD_OF_KIND = {
     "acr": "azure",
 }
 
-# How long before its end a login is renewed: this share of its life, and at least this many seconds.
+# How long before its end a login is renewed: this share of its life, and at least this many
+# seconds.
 _EARLY_SHARE = 0.1
 _EARLY_SECONDS = 60.0
 
@@ -156,7 +157,7 @@ class CloudLogin:
         return self._credential
 
     async def _renew(self) -> None:
-        """Log in anew. Where that fails, the old login goes on for a while, or `_error` says why."""
+        """Log in anew. Where that fails, the old login stays for a while, or `_error` is set."""
         began = anyio.current_time()
         self._error = None
         try:
@@ -207,7 +208,7 @@ class Clouds:
         self._logins: dict[tuple[object, ...], CloudLogin] = {}
 
     def reload(self) -> None:
-        """Let another run look again: files change, and a metadata service may start after a pod."""
+        """Let another run look again: files change, a metadata service may start after a pod."""
         self.absent.clear()
         self._configured.clear()
 

@@ -2,8 +2,8 @@
 
 Owns: credentials, the order of their sources, the grammar of container clients' files.
 May not know: challenges, clouds, sockets. Files and variables are arguments.
-Invariants: a source that is named, or broken, is never passed over for another one (R8). The repr of
-a credential shows no secret.
+Invariants: a source that is named, or broken, is never passed over for another one (R8). The repr
+of a credential shows no secret.
 Follows: docs/protocol-facts.md sections 3.1 to 3.4 and 7.1.
 """
 
@@ -75,8 +75,8 @@ def find_credential(
 ) -> Credential | None:
     """Return what to log in with to a registry, None for nobody.
 
-    AuthError for a source that cannot be used, and for a kind of source that the configuration names
-    and that has nothing.
+    AuthError for a source that cannot be used, and for a kind of source that the configuration
+    names and that has nothing.
     """
     method = registry.auth_type
     where = f"registry {registry.alias!r}"

@@ -160,7 +160,7 @@ def _find_file(machine: CloudEnvironment) -> _CredentialFile | None:
 
 
 async def _ask_metadata(machine: CloudEnvironment, probing: bool) -> Login:
-    """Ask the metadata server for a token of this machine's account; AuthError where it has none."""
+    """Ask the metadata server for a token of this machine's account; AuthError for none."""
     addresses = (machine.environ.get(name) for name in _METADATA_VARIABLES)
     host = one_line(next(filter(None, addresses), _METADATA_ADDRESS), 100)
     server = _CredentialFile(machine, f"the metadata server {host}", {})
@@ -229,13 +229,13 @@ class _CredentialFile(NamedTuple):
         secrets: tuple[str, ...] = (),
         pauses: tuple[float, ...] = _PAUSES,
     ) -> Answer:
-        """Make a request, and repeat one that fails after each of `pauses`; AuthError where there is
-        no answer.
+        """Make a request, and repeat one that fails after each of `pauses`; AuthError where there
+        is no answer.
 
         `secrets`: what is in the request and no message may show.
         """
-        # A metadata server is asked by plain http. It may refuse for a while after the start of a pod
-        # (section 5.4).
+        # A metadata server is asked by plain http. It may refuse for a while after the start of a
+        # pod (section 5.4).
         is_metadata = not url.startswith("https:")
         passing = (403, 404, 429) if is_metadata else (429,)
         fetch = self.machine.fetch
@@ -351,7 +351,7 @@ class _CredentialFile(NamedTuple):
         return self._replace(where=f"{self.where}, {kind} at {urlsplit(url).netloc}")
 
     def _assertion(self) -> str:
-        """Return a JWT that the account's key has signed; AuthError for a key that cannot be used."""
+        """Return a JWT signed with the account's key; AuthError for a key that cannot be used."""
         from _regsync.crypto import sign_rs256
 
         now = int(self.machine.wall())

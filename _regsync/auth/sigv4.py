@@ -1,7 +1,7 @@
 """Requests to AWS's services, signed by Signature Version 4.
 
-Owns: the signature. AWS's keys are a Credential here: the access key is its user name, the secret key
-its password, the session token its identity token.
+Owns: the signature. AWS's keys are a Credential here: the access key is its user name, the secret
+key its password, the session token its identity token.
 May not know: where keys come from, sockets.
 Follows: docs/protocol-facts.md section 4.4.
 """

@@ -2,8 +2,8 @@
 
 Owns: the challenge in force, tokens and their scopes, the exchange with the token service.
 May not know: sockets, permits, where a credential was found, how a cloud logs in.
-Invariants: a secret goes to its own registry, or to a realm that `check_realm` let pass; it is in no
-message and no log (I6). A refused password is not sent again: accounts get locked.
+Invariants: a secret goes to its own registry, or to a realm that `check_realm` let pass; it is in
+no message and no log (I6). A refused password is not sent again: accounts get locked.
 Follows: docs/design.md sections 3, 6 and 9, docs/protocol-facts.md sections 2 and 9.2 (R2, R9, R18,
 R19).
 """
@@ -13,6 +13,8 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum, auto
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 import anyio
@@ -32,7 +34,8 @@ _Scopes = Mapping[str, str]
 # longest names stay below any server's limit on a URL.
 _MOST_REPOSITORIES = 8
 
-# Seconds. A body cannot be sent twice, so a token of unknown life that is older does not go with it.
+# Seconds. A body cannot be sent twice, so a token of unknown life that is older does not go with
+# it.
 _UNKNOWN_LIFE_BEFORE_BODY = 60.0
 
 # The share of its life after which a token is renewed.
@@ -54,8 +57,52 @@ _SPOILT_BY_ONE = (400, 403, 404, 413, 414, 431)
 # longer ones do not fit into a line.
 _SIGNATURES = "=([^&]{8,2048})"
 
+# How many tokens are remembered after they were dropped: requests that carry them may be under way.
+_MOST_DROPPED = 64
+
+# How often one request may find that a token which had worked has ended.
+_MOST_RENEWALS = 5
+
 # How many former secrets are remembered. Each is looked for in each error.
 _MOST_SECRETS_SEEN = 512
+
+
+class _Use(NamedTuple):
+    """What a request does with its token."""
+
+    repository: str
+    is_reading: bool
+
+
+class Refusal(Enum):
+    """Why a refused request may be repeated."""
+
+    # It had no login, or one that has let nothing of the kind in yet. Another one may.
+    UNPROVEN = auto()
+
+    # Its token had worked and has ended: it was revoked, or counts its uses.
+    ENDED = auto()
+
+    # The same, and it was dropped before: the answer to another request has told.
+    REPLACED = auto()
+
+
+class LoginRefusals:
+    """How often one request was refused for its login, which bounds how often it is repeated."""
+
+    def __init__(self) -> None:
+        self._unproven = 0
+        self._ended = 0
+
+    def may_repeat(self, refusal: Refusal | None) -> bool:
+        """Count a refusal. Return whether the request goes again; with None no login helps."""
+        if refusal is Refusal.UNPROVEN:
+            self._unproven += 1
+        elif refusal is Refusal.ENDED:
+            self._ended += 1
+        # A token that was replaced costs nothing: each has let others in, so all come through.
+        within_bounds = self._unproven <= 1 and self._ended <= _MOST_RENEWALS
+        return refusal is not None and within_bounds
 
 
 class _Token:
@@ -73,6 +120,7 @@ class _Token:
         self.value = ""
         self.error: SyncError | None = None
         self.done = anyio.Event()
+        self.worked_for: set[_Use] = set()
 
 
 class _TokenCache:
@@ -81,6 +129,8 @@ class _TokenCache:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._tokens: dict[frozenset[Pair], _Token] = {}
+        self._by_value: dict[str, _Token] = {}
+        self._dropped = deque[_Token](maxlen=_MOST_DROPPED)
         self.pending: list[_Token] = []
         self.needs_exact = False  # each request needs a token for exactly what it touches
         self.any_serves = False  # what a token is for does not depend on repositories
@@ -90,11 +140,16 @@ class _TokenCache:
         return [token.value for token in self._tokens.values()]
 
     def sent_in(self, authorization: str | None) -> _Token | None:
-        """Return the token that a request carried; None when it has been dropped since."""
-        for token in self._tokens.values():
-            if authorization == f"Bearer {token.value}":
-                return token
-        return None
+        """Return the token that a request carried, in use or dropped; None for any other header."""
+        value = (authorization or "").removeprefix("Bearer ")
+        token = self._by_value.get(value)
+        if token is not None:
+            return token
+        return next((token for token in self._dropped if token.value == value), None)
+
+    def is_in_use(self, token: _Token) -> bool:
+        """Whether a token has not been dropped."""
+        return self._by_value.get(token.value) is token
 
     def is_live(self, token: _Token, before_body: bool) -> bool:
         """Whether a token can be sent now, with a body or without."""
@@ -114,7 +169,7 @@ class _TokenCache:
         )
 
     def find(self, needed: _Scopes, before_body: bool) -> _Token | None:
-        """Return the youngest token that serves a request, or else the youngest that is asked for."""
+        """Return the youngest token that serves a request, or else the youngest asked for."""
         if self.needs_exact:
             # There may be thousands, and only one can serve.
             exact = self._tokens.get(frozenset(needed.items()))
@@ -140,17 +195,21 @@ class _TokenCache:
 
     def add(self, new_token: _Token) -> None:
         """Keep a new token, and drop those that have ended."""
-        live = {
-            key: token
-            for key, token in self._tokens.items()
-            if self.is_live(token, before_body=False)
-        }
-        self._tokens = live | {frozenset(new_token.scopes.items()): new_token}
+        key = frozenset(new_token.scopes.items())
+        replaced = [
+            other
+            for other, token in self._tokens.items()
+            if other == key or not self.is_live(token, before_body=False)
+        ]
+        for other in replaced:
+            self._drop(other)
+        self._tokens[key] = new_token
+        self._by_value[new_token.value] = new_token
 
     def drop(self, refused: _Token, needed: _Scopes) -> list[str]:
         """Drop a refused token, and older ones for the same request; return their values.
 
-        The older ones will end before it, and a second 401 would fail the request.
+        The older ones will end before it: the request would be refused once more.
         """
         dropped = [
             key
@@ -158,7 +217,14 @@ class _TokenCache:
             if token is refused
             or (token.requested_at <= refused.requested_at and self.has_rights(token, needed))
         ]
-        return [self._tokens.pop(key).value for key in dropped]
+        return [self._drop(key).value for key in dropped]
+
+    def _drop(self, key: frozenset[Pair]) -> _Token:
+        token = self._tokens.pop(key)
+        if self.is_in_use(token):
+            del self._by_value[token.value]
+        self._dropped.append(token)
+        return token
 
 
 def _union(*actions: str) -> str:
@@ -170,8 +236,9 @@ class Authenticator:
     """What is sent to one registry with one credential. Its methods may run at the same time, and
     each may be cancelled.
 
-    `login_hint` says how a credential gets here, `denied_hint` what may help where the registry does
-    not let us do what we ask. `is_proven` once a request with the present credential was let in.
+    `login_hint` says how a credential gets here, `denied_hint` what may help where the registry
+    does not let us do what we ask. `is_proven` once a request with the present credential was let
+    in.
     """
 
     def __init__(
@@ -265,8 +332,8 @@ class Authenticator:
         return [challenge, self._tokens.needs_exact]
 
     def restore(self, snapshot: object) -> None:
-        """Take over the `snapshot` of an earlier run, which saves the first bare request. A realm is
-        checked when it is used.
+        """Take over the `snapshot` of an earlier run, which saves the first bare request. A realm
+        is checked when it is used.
         """
         if not isinstance(snapshot, list | tuple) or len(snapshot) != 2:
             return
@@ -306,8 +373,8 @@ class Authenticator:
     async def authorization(
         self, repository: str, actions: str, extra: Iterable[Pair] = (), before_body: bool = False
     ) -> str | None:
-        """Return a request's Authorization header, None for a request without; SyncError where there
-        is no token to be had.
+        """Return a request's Authorization header, None for a request without; SyncError where
+        there is no token to be had.
 
         `extra`: further repositories that the request touches, each with its actions.
         `before_body`: the request carries a body, which cannot be sent twice.
@@ -331,42 +398,70 @@ class Authenticator:
             was_refused = isinstance(error, AuthError) and error.fatal
             if error.retryable or self._was_challenged or was_refused:
                 raise
-        # The challenge from the state leads nowhere any more: a bare request brings the present one.
+        # The challenge from the state leads nowhere any more: a bare request brings the present
+        # one.
         self._challenge = None
         return None
 
+    def record_success(self, used: str | None, repository: str, method: str) -> None:
+        """Note that a request with the header `used` was let in."""
+        if used is None:
+            return
+        self.is_proven = True
+        token = self._tokens.sent_in(used)
+        if token is not None:
+            token.worked_for.add(_use_of(repository, method))
+
     async def on_unauthorized(
-        self, challenges: Iterable[str], used: str | None, repository: str, actions: str
-    ) -> bool:
-        """Learn from the 401 to a request that carried the header `used`. Return whether it is worth
-        repeating; AuthError where no login can help.
+        self,
+        challenges: Iterable[str],
+        used: str | None,
+        repository: str,
+        actions: str,
+        method: str = "GET",
+    ) -> Refusal | None:
+        """Learn from the 401 to a request that carried the header `used`. Return why it may be
+        repeated, None where it may not be; AuthError where no login can help.
         """
         offered = parse_challenges(challenges)
         known = self._challenge if used is not None else None
         chosen = self._choose(offered, known)
         if chosen is None:
             if not offered:
-                return False
+                return None
             schemes = printable(", ".join(challenge.scheme for challenge in offered), 60)
             raise AuthError(f"{self._name} asks for a login by {schemes}, which is not supported")
 
+        refusal = Refusal.UNPROVEN
         if self.credential.registry_token:
             if used is not None:
-                raise self._refusal(self._name, fatal=False)
+                raise self._refused_error(self._name, fatal=False)
         elif chosen.scheme == "basic":
             await self._prepare_basic(used)
         else:
             check_realm(chosen.realm, self._scheme, self._host, not self.is_anonymous)
-            self._learn(chosen, used, repository, actions)
+            refusal = self._refusal_of(chosen, used, _use_of(repository, method))
+            self._learn(chosen, used, refusal, repository, actions)
         self._challenge = chosen._replace(scope="", error="")
         self._was_challenged = True
-        return True
+        return refusal
+
+    def _refusal_of(self, offered: Challenge, used: str | None, use: _Use) -> Refusal:
+        token = self._tokens.sent_in(used)
+        if token is None or not token.worked_for or offered.error == "insufficient_scope":
+            return Refusal.UNPROVEN
+        # A token that has only let in something else may lack a right here: unless the registry
+        # says that it is invalid, it counts as new.
+        if use not in token.worked_for and offered.error != "invalid_token":
+            return Refusal.UNPROVEN
+        return Refusal.ENDED if self._tokens.is_in_use(token) else Refusal.REPLACED
 
     def _choose(self, offered: list[Challenge], known: Challenge | None) -> Challenge | None:
         # A registry that has asked this run for tokens gets no password for a stray Basic: it would
         # go with every request from then on.
         wants_tokens = self._was_challenged and known is not None and known.scheme == "bearer"
-        # Quay offers both. Bearer goes first: a token is narrow and short-lived, a password neither.
+        # Quay offers both. Bearer goes first: a token is narrow and short-lived, a password
+        # neither.
         for challenge in offered:
             if challenge.scheme == "bearer" and challenge.realm:
                 return challenge
@@ -376,7 +471,7 @@ class Authenticator:
         return known
 
     async def _prepare_basic(self, used: str | None) -> None:
-        """Have a password that was not in the refused header `used`; AuthError where there is none."""
+        """Have a password other than the one refused in `used`; AuthError where there is none."""
         await self._renew_cloud_login()
         if self.credential.basic is None:
             lack = f"{self.credential.origin} has none"
@@ -385,29 +480,31 @@ class Authenticator:
             message = f"{self._name} asks for user name and password, {lack}"
             raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
         if used == self.credential.basic and not await self._renew_cloud_login(self.credential):
-            raise self._refusal(self._name)
+            raise self._refused_error(self._name)
 
-    def on_forbidden(self, used: str | None) -> bool:
-        """Learn from the 403 to a request that carried the header `used`. Return whether a token for
-        this request alone may do better.
+    def on_forbidden(self, used: str | None) -> Refusal | None:
+        """Learn from the 403 to a request that carried the header `used`. Return why it may be
+        repeated: a token for this request alone may do better. None where that has been tried.
         """
         if not (used or "").startswith("Bearer ") or self.credential.registry_token:
-            return False
+            return None
         token = self._tokens.sent_in(used)
-        if token is None:
-            return True  # the answer to another request has dropped it
-        if token.covers_more:
+        if token is not None and self._tokens.is_in_use(token):
+            if not token.covers_more:
+                return None
             self._tokens.needs_exact = True
-        return token.covers_more
+        return Refusal.UNPROVEN
 
-    def _refusal(self, who: str, *, fatal: bool = True) -> AuthError:
+    def _refused_error(self, who: str, *, fatal: bool = True) -> AuthError:
         hint = "check the user name, and whether the password or token has expired or is too narrow"
         message = f"{who} refused the credentials ({self.credential.origin})"
         return AuthError(message, hint=hint, fatal=fatal)
 
-    def _learn(self, offered: Challenge, used: str | None, repository: str, actions: str) -> None:
-        """Drop the refused token, and learn how this registry wants its scopes (docs/protocol-facts.md
-        sections 2.2 and 2.3).
+    def _learn(
+        self, offered: Challenge, used: str | None, refusal: Refusal, repository: str, actions: str
+    ) -> None:
+        """Drop the refused token, and learn how this registry wants its scopes
+        (docs/protocol-facts.md sections 2.2 and 2.3).
         """
         token = self._tokens.sent_in(used)
         scope = offered.scope
@@ -422,13 +519,15 @@ class Authenticator:
         elif scope and (is_of_another or is_too_narrow):
             self._scope_overrides[repository, actions] = scope
 
-        if token is not None:
+        if token is not None and self._tokens.is_in_use(token):
             # An answer that comes later may repeat a dropped token.
             self._secrets_seen.extend(self._tokens.drop(token, {repository: actions}))
             # Some registries only look at the first scope of a token. They refuse it before its
-            # time, and do not call it invalid.
+            # time, for what it has never let in, and do not call it invalid.
             is_early = (
-                self._tokens.is_live(token, before_body=True) and offered.error != "invalid_token"
+                refusal is Refusal.UNPROVEN
+                and self._tokens.is_live(token, before_body=True)
+                and offered.error != "invalid_token"
             )
             needs_exact = needs_exact or (token.covers_more and (is_too_narrow or is_early))
         if needs_exact:
@@ -446,8 +545,8 @@ class Authenticator:
                 return token.value
             if not token.done.is_set():
                 await token.done.wait()
-            # Without an error, the exchange was cancelled or asked for too much: the first who looks
-            # again asks anew.
+            # Without an error, the exchange was cancelled or asked for too much: the first who
+            # looks again asks anew.
             if token.error is not None and self._tokens.has_rights(token, needed):
                 raise token.error.without_place() from token.error
 
@@ -494,8 +593,8 @@ class Authenticator:
         return scopes
 
     async def _exchange(self, scopes: _Scopes) -> Answer:
-        """Ask the token service: by POST with a refresh token (docs/protocol-facts.md section 2.4), or
-        by GET (section 2.3).
+        """Ask the token service: by POST with a refresh token (docs/protocol-facts.md section 2.4),
+        or by GET (section 2.3).
         """
         challenge = self._challenge or Challenge("bearer")
         check_realm(challenge.realm, self._scheme, self._host, not self.is_anonymous)
@@ -574,7 +673,7 @@ class Authenticator:
     def _failure(self, answer: Answer, token: _Token, who: str) -> SyncError:
         status = answer.status
         if status == 401 and not self.is_anonymous:
-            return self._refusal(who)
+            return self._refused_error(who)
         _, reason = parse_error_body(answer.body)
         if reason:
             reason = one_line(self.redact(f": {reason}"), 200)
@@ -589,6 +688,10 @@ class Authenticator:
             login = "without credentials"
         message = f"{who} gives no token for {scopes} {login}: status {status}{reason}"
         return AuthError(message, hint=self.denied_hint)
+
+
+def _use_of(repository: str, method: str) -> _Use:
+    return _Use(repository, method in ("GET", "HEAD"))
 
 
 def _service_of(challenge: Challenge) -> list[Pair]:

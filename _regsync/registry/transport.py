@@ -25,10 +25,12 @@ from _regsync import __version__
 from _regsync.addresses import Origin
 from _regsync.auth.cloud import Answer, CloudEnvironment, CloudLogin, Clouds
 from _regsync.auth.credentials import Credential, Pair
+from _regsync.auth.tokens import LoginRefusals
 from _regsync.config.model import Registry
 from _regsync.errors import (
     AuthError,
     Disconnected,
+    LoginExpired,
     ProtocolBroken,
     RegistryError,
     Side,
@@ -342,7 +344,8 @@ class Transport:
         """
         want = self.demand_of(host, call)
         rank = _FIRST if call.action == "manifest_put" else None
-        for _ in range(2):  # a login that is refused is renewed once
+        refusals = LoginRefusals()
+        while True:
             self._check_open(host, want)
             authorization = await self.login(host, call, before_body=body is not None)
             origin = call.origin or host.origin
@@ -359,17 +362,16 @@ class Transport:
                 self._record_pace(host, call, turn, response)
 
                 is_refused = response.status in (401, 403)
-                if authorization is not None and not is_refused:
-                    host.authenticator.is_proven = True
-                if not is_refused or body is not None or hop.number > 0:
+                if not is_refused:
+                    host.authenticator.record_success(authorization, call.repository, call.method)
+                if not is_refused or body is not None or hop.has_left:
                     if response.early and body is None and response.status in (200, 201):
                         raise Disconnected("the registry answered before the request was sent")
                     await self.raise_unless(host, response, ok)
                     yield response
                     return
                 await response.read(ERROR_BODY)
-            await self.refresh_login(host, call, authorization, response)
-        raise self.error_from(host, response)
+            await self.refresh_login(host, call, hop.authorization, response, refusals)
 
     async def _send(
         self, host: RegistryClient, hop: _Hop, turn: Turn, lease: Lease | None, body: Body | None
@@ -457,13 +459,18 @@ class Transport:
             )
 
     async def refresh_login(
-        self, host: RegistryClient, call: Call, used: str | None, refused: Response
+        self,
+        host: RegistryClient,
+        call: Call,
+        used: str | None,
+        refused: Response,
+        refusals: LoginRefusals,
     ) -> None:
         """Give a 401 or 403 to the authenticator. Return when the call may be repeated with a new
         Authorization header; otherwise raise the refusal as an error.
 
-        `used` is the Authorization header of the refused request. The body of `refused` has been
-        read.
+        `used` is the Authorization header of the refused request, `refusals` counts its refusals so
+        far. The body of `refused` has been read.
         """
         authenticator = host.authenticator
         # ECR answers an expired password with 403, not 401. Only the text of the body tells the two
@@ -472,12 +479,12 @@ class Transport:
         with host.stopping_on_fatal_auth():
             if is_unauthorized:
                 challenges = refused.headers.all("www-authenticate")
-                may_repeat = await authenticator.on_unauthorized(
-                    challenges, used, call.repository, call.rights
+                refusal = await authenticator.on_unauthorized(
+                    challenges, used, call.repository, call.rights, call.method
                 )
             else:
-                may_repeat = authenticator.on_forbidden(used)
-        if not may_repeat:
+                refusal = authenticator.on_forbidden(used)
+        if not refusals.may_repeat(refusal):
             raise self.error_from(host, refused)
 
     async def fetch(
@@ -573,6 +580,8 @@ class Transport:
         """Return the seconds to wait before what failed is repeated; raise the error when it is not
         to be. `hosts` are those that the work needs: source, target.
         """
+        if isinstance(error, LoginExpired) and not any(host.stopped for host in hosts):
+            return 0.0  # the upload bounds how often its login is renewed
         answer = error if isinstance(error, RegistryError) else None
         asked = 0.0
         if answer is not None and answer.retry_after is not None:

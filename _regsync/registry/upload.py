@@ -32,6 +32,7 @@ from __future__ import annotations
 import re
 from contextlib import suppress
 
+from _regsync.auth.tokens import LoginRefusals
 from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryError, SyncError
 from _regsync.net.http1 import Pieces, Response
 from _regsync.net.pool import Lease
@@ -73,7 +74,7 @@ class Upload:
         self.is_refused = False
 
         self.has_begun = False  # a body was sent from the blob's first byte
-        self._has_renewed_login = False  # after a 401 to a body
+        self._login_refusals = LoginRefusals()  # of its bodies
 
     @property
     def _is_at_home(self) -> bool:
@@ -141,10 +142,11 @@ class Upload:
         async with opened as response:
             if not response.early or response.status < 500:
                 self.broken_session = ""  # the session has had its answer, it is not broken
-            if response.status == 401 and self._is_at_home and not self._has_renewed_login:
-                self._has_renewed_login = True
+            if response.status == 401 and self._is_at_home:
                 await response.read(ERROR_BODY)
-                await self._transport.refresh_login(host, call, body.authorization, response)
+                await self._transport.refresh_login(
+                    host, call, body.authorization, response, self._login_refusals
+                )
                 raise LoginExpired("the login expired during the upload")  # it begins again
 
             ok = (201, 204) if last else (201, 202, 204)
