@@ -10,7 +10,9 @@ kind that was known to be unnecessary goes unnoticed.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,13 @@ def clear(*servers: Server) -> None:
 def drop_state(directory: Path) -> None:
     for each in (directory / ".regsync").iterdir():
         each.unlink()
+
+
+def age_state(directory: Path) -> None:
+    """Let a day pass since everything in the state was confirmed."""
+    with closing(sqlite3.connect(directory / ".regsync" / "state.db")) as database, database:
+        for table in ("blob", "manifest", "snapshot"):
+            database.execute(f"UPDATE {table} SET confirmed = confirmed - 86400")
 
 
 # What a run costs: shapes of images x registries, cold, warm, and warm without the cache.
@@ -306,6 +315,97 @@ def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(
     partial.journal.matching("GET", "tag_list").exactly(1)
     partial.journal.matching("HEAD", "manifest").none()
     partial.journal.matching("PUT", "manifest").exactly(2)
+
+
+# Rule 4: what a tag's answer teaches of its repository.
+
+
+@pytest.mark.provokes("tag_asked_twice", "manifest_fetched_twice")
+@pytest.mark.parametrize("lose", [drop_state, age_state])
+@pytest.mark.parametrize("make", [single, multi])
+def test_what_an_unchanged_tag_names_is_mounted_without_a_state(
+    tmp_path: Path, serve: Start, lose: Callable[[Path], None], make: Callable[[Seed], Held]
+) -> None:
+    """A state that is empty or too old: the target's own answer says what is there."""
+    source, target = serve(), serve(single_post=False)
+    images = make(Seed(61))
+    load(source, images)
+    ends = {"source": source, "target": target}
+    top: dict[str, Any] = {"global": {"cache_ttl": "12h"}}
+    (repository, tagged), *_ = images.items()
+    tag, image = next(iter(tagged.items()))
+    same = {"from": repository, "tags": tags(tag)}
+    assert sync(tmp_path, ends, same, **top).status == 0
+    lose(tmp_path)
+    clear(source, target)
+    beside = {**same, "to": "beside/it"}
+    ran = sync(tmp_path, ends, beside, same, **top)
+    assert sorted(ran.statuses()) == ["skipped", "synced"]
+    assert held(target, "beside/it", image)
+    mounts = {"mount": "*", "from": repository}
+    blobs = len(image.blobs)
+    target.journal.matching("POST", "upload_start", status=201, query=mounts).exactly(blobs)
+    target.journal.matching("POST", "upload_start").exactly(blobs)
+    target.journal.matching("PUT", "upload").none()
+    target.journal.matching("HEAD", "blob").none()
+    source.journal.matching("GET", "blob").none()
+
+
+def test_what_an_unchanged_tag_names_is_not_brought_again_to_its_repository(
+    tmp_path: Path, serve: Start
+) -> None:
+    """A layer of an image, and a child of an index with all that it names."""
+    source, target = serve(), serve(single_post=False)
+    seed = Seed(62)
+    base = seed.layer(LARGE)
+    old, new = (seed.image(layers=[base, seed.layer(LARGE)]) for _ in range(2))
+    child, other = (seed.image(architecture=name) for name in ("amd64", "arm64"))
+    load(source, {"app": {"v1": old}, "multi": {"v1": seed.index([child])}})
+    ends = {"source": source, "target": target}
+    mappings = [{"from": name, "tags": tags("*")} for name in ("app", "multi")]
+    assert sync(tmp_path, ends, *mappings).status == 0
+    load(source, {"app": {"v2": new}, "multi": {"v2": (grown := seed.index([child, other]))}})
+    drop_state(tmp_path)
+    clear(source, target)
+    ran = sync(tmp_path, ends, *mappings)
+    assert sorted(ran.statuses()) == ["skipped", "skipped", "synced", "synced"]
+    assert held(target, "app", new)
+    assert held(target, "multi", grown)
+    # Two new blobs of the image, and the new child's.
+    brought = 2 + len(other.blobs)
+    source.journal.matching("GET", "blob").exactly(brought)
+    target.journal.matching("POST", "upload_start").exactly(brought)
+    source.journal.matching("GET", "manifest", reference=child.top).none()
+    target.journal.matching("PUT", "manifest").exactly(3)
+
+
+@pytest.mark.provokes("manifest_names_absent", "mount_uncommitted")
+@pytest.mark.parametrize("to", ["app", "beside"])
+def test_a_registry_that_has_lost_what_its_manifest_names_is_healed_without_a_state(
+    tmp_path: Path, serve: Start, to: str
+) -> None:
+    """In its own repository the manifest is refused, beside it the mount is: both are made good."""
+    source, target = serve(), serve(single_post=False)
+    seed = Seed(63)
+    base = seed.layer(LARGE)
+    old, new = (seed.image(layers=[base, seed.layer(LARGE)]) for _ in range(2))
+    load(source, {"app": {"v1": old}, "new": {"v2": new}})
+    ends = {"source": source, "target": target}
+    mapping = {"from": "app", "tags": tags("v1")}
+    assert sync(tmp_path, ends, mapping).status == 0
+    drop_state(tmp_path)
+    lost = old.document["layers"][0]["digest"]
+    del app(target).repositories["app"].blobs[lost]
+    clear(source, target)
+    ran = sync(tmp_path, ends, mapping, {"from": "new", "tags": tags("v2"), "to": to})
+    assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"]), ran.err
+    assert held(target, to, new)
+    source.journal.matching("GET", "blob").exactly(3)
+    target.journal.matching("PUT", "manifest", status=400).exactly(1 if to == "app" else 0)
+    target.journal.matching("PUT", "manifest", status=201).exactly(1)
+    mount = {"mount": lost, "from": "app"}
+    target.journal.matching("POST", "upload_start", status=202, query=mount).exactly(1)
+    target.journal.matching("PUT", "upload", status=201).exactly(3)
 
 
 # Rules 9 and 10: mounts, also from earlier runs.

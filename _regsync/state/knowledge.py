@@ -346,6 +346,11 @@ class Knowledge:
         self._strong: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
         # Repositories whose entries an answer of this run spoke against.
         self._contradicted: set[RepositoryKey] = set()
+        # Per host and manifest, the repositories where such an answer shows it: it is the tag's, or an
+        # index that the tag names is known to name it.
+        self._shown_in: defaultdict[tuple[str, bytes], dict[str, None]] = defaultdict(dict)
+        # What was forgotten in this run: no tag's answer makes it believed again.
+        self._forgotten: set[tuple[RepositoryKey, bytes]] = set()
 
     # Blobs and manifests.
 
@@ -376,7 +381,9 @@ class Knowledge:
             return True
         key = key_of(digest)
         entry = self._archive.manifest(where, key)
-        return entry is not None and self._is_believed(where, key, entry.confirmed, False)
+        if entry is None:
+            return self._is_shown_in(where, key)
+        return self._is_believed(where, key, entry.confirmed, False)
 
     def commit(
         self, where: RepositoryKey, digest: str, blobs: Iterable[str], children: Iterable[str] = ()
@@ -420,7 +427,9 @@ class Knowledge:
 
         entry = self._archive.manifest(where, key)
         named_keys = () if entry is None else (*entry.blobs, *entry.children)
-        self._archive.forget(where, (key, *named_keys))
+        keys = (key, *named_keys)
+        self._archive.forget(where, keys)
+        self._forgotten.update((where, each) for each in keys)
 
     # Vouching (docs/design.md section 7).
 
@@ -434,9 +443,55 @@ class Knowledge:
     def vouch(self, where: RepositoryKey, digest: str) -> None:
         """Note that a target's tag answers with this manifest: what it names is believed the more."""
         key = key_of(digest)
+        host, repository = where
         self._manifests[where].add(digest)
         self._vouched[where].add(key)
         self._unread[where].append(key)
+        self._shown_in[host, key][repository] = None
+
+    def learn_manifest(
+        self, host: str, digest: str, blobs: Iterable[str], children: Iterable[str]
+    ) -> None:
+        """Note what a manifest names. Repositories of the host where a tag's answer has shown it are
+        believed to hold all that, too; a registry that has lost some of it is healed (I5).
+        """
+        key = key_of(digest)
+        repositories = tuple(self._shown_in.get((host, key), ()))
+        if not repositories:
+            return
+        entry = ManifestEntry(
+            int(self._now()),
+            tuple(key_of(blob) for blob in dict.fromkeys(blobs)),
+            tuple(key_of(child) for child in children),
+        )
+        for repository in repositories:
+            if self._is_shown_in((host, repository), key):
+                self._believe((host, repository), key, entry)
+
+    def _believe(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
+        """Take over what a manifest names that is in a repository."""
+        host, repository = where
+        old = self._archive.manifest(where, key)
+        if old is None or not self._is_young(old.confirmed, self._ttl or math.inf):
+            self._archive.put_manifest(where, key, entry)
+            for blob in entry.blobs:
+                if (where, blob) not in self._forgotten:
+                    self._archive.put_blob(where, blob, BlobEntry(entry.confirmed, True))
+
+        self._strong_keys(where).update(entry.blobs)
+        for child in entry.children:
+            if (where, child) not in self._forgotten:
+                self._unread[where].append(child)
+                self._shown_in[host, child][repository] = None
+
+    def _is_shown_in(self, where: RepositoryKey, key: bytes) -> bool:
+        """Say whether a tag's answer in this run shows a manifest in a repository, and nothing has
+        spoken against it since.
+        """
+        host, repository = where
+        if (where, key) in self._forgotten or repository not in self._shown_in.get((host, key), ()):
+            return False
+        return key in self._strong_keys(where)
 
     def contradict(self, where: RepositoryKey) -> None:
         """Note that an answer of this run speaks against the entries of a repository: those that no
@@ -458,14 +513,12 @@ class Knowledge:
         return self._populated.get(where) is False
 
     def _is_believed(self, where: RepositoryKey, key: bytes, confirmed: int, careful: bool) -> bool:
-        if not self._is_young(confirmed, self._ttl or math.inf):
-            return False
-        if where in self._contradicted:
-            return key in self._strong_keys(where)
-
-        careful = careful or self.host(_host_of(where)).is_lenient is True
-        if not careful or self._is_young(confirmed, _FRESH_SECONDS):
-            return True
+        is_usable = where not in self._contradicted
+        if is_usable and self._is_young(confirmed, self._ttl or math.inf):
+            careful = careful or self.host(_host_of(where)).is_lenient is True
+            if not careful or self._is_young(confirmed, _FRESH_SECONDS):
+                return True
+        # A tag's answer in this run renews what is too old, and outweighs what speaks against it.
         return key in self._strong_keys(where)
 
     def _is_young(self, moment: int, seconds: float) -> bool:

@@ -9,7 +9,9 @@ Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" an
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -36,6 +38,9 @@ _MOST_TASKS = 64
 # counts: what it was parsed into needs memory too.
 _MANIFEST_BUDGET = 32 * 1024 * 1024
 _LIGHTEST_MANIFEST = 8192
+
+# Seconds for which a look-up waits for others that may show that its blobs can be mounted.
+_ANSWER_PATIENCE = 5.0
 
 # Several registries answer so for repositories that they hide (docs/design.md section 9).
 _HIDING_STATUSES = (401, 403)
@@ -227,6 +232,8 @@ class Discovery:
         # The digests of tags at their sources, whichever mappings want them (rule 4). The client
         # stands for host and credential: another credential may see another repository.
         self._source_tags: dict[tuple[RegistryClient, str, str], Once[str]] = {}
+        # By host of a target: its tags that have been asked for, and nobody knows yet what they show.
+        self._under_way = defaultdict[str, dict[TargetTag, anyio.Event]](dict)
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
         """Return a repository, the same object each time."""
@@ -324,14 +331,19 @@ class Discovery:
             name = self.snapshot_name(mapping, source, target, reference, target_reference)
             tags.append(TargetTag(target, name, self._knowledge.snapshot(name)))
 
-        async with anyio.create_task_group() as group:
+        with self._answers_under_way(tags):
+            async with anyio.create_task_group() as group:
+                for tag in tags:
+                    if tag.target not in silent:
+                        group.start_soon(self._look_at_target, tag, target_reference)
+                by_head = self._should_head_first(mapping, target_reference, tags)
+                named = await _or_error(self._look_at_source(source, reference, by_head=by_head))
+            if isinstance(named, SyncError):
+                raise named
             for tag in tags:
-                if tag.target not in silent:
-                    group.start_soon(self._look_at_target, tag, target_reference)
-            by_head = self._should_head_first(mapping, target_reference, tags)
-            named = await _or_error(self._look_at_source(source, reference, by_head=by_head))
-        if isinstance(named, SyncError):
-            raise named
+                at_hand = self._manifests.at_hand(source.key, tag.digest or "")
+                if at_hand is not None:
+                    self._learn(tag.target, at_hand)
 
         is_filtered = bool(mapping.platforms)
         is_up_to_date = all(
@@ -425,11 +437,14 @@ class Discovery:
             tag.digest = await self._target_digest(target, reference)
         except SyncError as error:
             tag.error = error
+            self._settle(tag)
             return
 
         if tag.digest is not None:
             self._knowledge.vouch(target.key, tag.digest)
-        elif tag.snapshot is not None:
+            return
+        self._settle(tag)
+        if tag.snapshot is not None:
             self._knowledge.contradict(target.key)
         elif ":" in reference and self._knowledge.is_committed(target.key, reference):
             self._knowledge.forget(target.key, reference)
@@ -471,19 +486,60 @@ class Discovery:
                 return False
             return all(self._knowledge.is_committed(where, manifest.digest) for where in lacking)
 
+        if lacking:
+            await self._wait_for_answers({host for host, _ in lacking})
         tree = None
         if not is_there(root):
             tree = await self._fetch_tree(source, top.digest, root, trimmed, is_there)
         elif lacking:
             tree = Tree(root, (), top.digest)
 
-        manifests = (tree.root, *tree.children) if tree is not None else ()
+        manifests = (tree.root, *tree.children) if tree is not None else (root,)
+        for tag in tags:
+            for manifest in manifests:
+                self._learn(tag.target, manifest)
+
         at_source = frozenset(
             manifest.digest
             for manifest in manifests
             if self._manifests.has(source.key, manifest.digest)
         )
         return TagLookup(source, tree, root.digest, top.digest, tags, at_source)
+
+    # What the answers of targets show to be there (rule 4).
+
+    def _learn(self, target: Repository, manifest: Manifest) -> None:
+        """Note what a manifest names, for the repositories of a target's host that hold it."""
+        blobs = [blob.digest for blob in manifest.blobs]
+        children = [child.digest for child in manifest.children]
+        self._knowledge.learn_manifest(target.host.key, manifest.digest, blobs, children)
+
+    @contextmanager
+    def _answers_under_way(self, tags: Iterable[TargetTag]) -> Iterator[None]:
+        """Let other look-ups wait for what these answers show; at the end it is noted."""
+        for tag in tags:
+            self._under_way[tag.target.host.key][tag] = anyio.Event()
+        try:
+            yield
+        finally:
+            for tag in tags:
+                self._settle(tag)
+
+    def _settle(self, tag: TargetTag) -> None:
+        """Let nobody wait for a tag any more."""
+        settled = self._under_way[tag.target.host.key].pop(tag, None)
+        if settled is not None:
+            settled.set()
+
+    async def _wait_for_answers(self, hosts: Collection[str]) -> None:
+        """Wait for the answers of these hosts that are under way: what is copied may be there, in
+        another repository, and then it can be mounted.
+        """
+        with anyio.move_on_after(_ANSWER_PATIENCE):
+            for host in hosts:
+                if self._knowledge.mounts(host) is not False:
+                    for settled in tuple(self._under_way[host].values()):
+                        await settled.wait()
 
     # Manifests.
 
