@@ -320,7 +320,6 @@ def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(
 # Rule 4: what a tag's answer teaches of its repository.
 
 
-@pytest.mark.provokes("tag_asked_twice", "manifest_fetched_twice")
 @pytest.mark.parametrize("lose", [drop_state, age_state])
 @pytest.mark.parametrize("make", [single, multi])
 def test_what_an_unchanged_tag_names_is_mounted_without_a_state(
