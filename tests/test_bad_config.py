@@ -217,6 +217,7 @@ TAKES: dict[str, set[str]] = {
     "names": {"mapping"},
     "texts": {"list"},
     "one_or_texts": {"text", "list"},
+    "all_or_texts": {"list"},
     "targets": {"text", "list"},
 }
 FIELDS = [

@@ -253,6 +253,41 @@ def test_a_wrong_expansion_is_placed_and_named(text: str, remedy: str) -> None:
     assert remedy in found
 
 
+def test_all_platforms_undo_a_default() -> None:
+    text = f"""{REGISTRIES}defaults: {{source: one, targets: two, platforms: [linux/amd64]}}
+mappings:
+- {{from: a}}
+- {{from: b, platforms: all}}
+- {{from: c, platforms: "${{WHICH}}"}}
+"""
+    rules = read(text, {"WHICH": "all"}).mappings
+    assert [rule.platforms for rule in rules] == [(Platform("linux", "amd64"),), None, None]
+
+
+def test_all_platforms_are_no_default() -> None:
+    (found,) = problems("defaults: {platforms: all}\nmappings: []")
+    assert found == (
+        "c.yaml:1:23: defaults.platforms: 'all' undoes a default, and this is one: omit the field"
+    )
+
+
+def test_keys_with_x_are_a_place_for_anchors() -> None:
+    text = f"""x-tags: &tags {{glob: latest, sort: alpha}}
+x-unread: [1.20, {{a: '${{NOWHERE}}'}}]
+{REGISTRIES}mappings:
+- {{from: a, source: one, targets: two, tags: *tags}}
+- {{from: b, source: one, targets: two, tags: {{<<: *tags, sort: semver}}}}
+"""
+    rules = read(text).mappings
+    assert [rule.tags.glob for rule in rules] == [("latest",), ("latest",)]
+    assert [rule.tags.sort for rule in rules] == ["alpha", "semver"]
+
+
+@pytest.mark.parametrize("text", ["x: 1\nmappings: []", "mappings: [{from: a, x-a: 1}]"])
+def test_they_are_ignored_at_the_top_and_with_their_hyphen_alone(text: str) -> None:
+    assert any("unknown key" in found for found in problems(text))
+
+
 def test_expansion_never_changes_the_structure() -> None:
     environ = {"TRICK": "x\n  evil: true", "GLOB": "a, b", "KEY": "url"}
     assert "control character" in registry_problem(
@@ -342,11 +377,19 @@ MAPPING_PROBLEMS = [
     ("tags: {min_tags: 1e9}", "a whole number without quotes is needed, not text"),
     ("tags: {min_tags: 017}", "a whole number from 0"),
     ("tags: {min_tags: 99999999999999999999}", "a whole number from 0"),
-    ("tags: [a]", "tags: a mapping is needed, not a list"),
+    ("tags: [v1]", "tags: a mapping is needed, not a list: write `tags: {glob: [v1]}`"),
+    ("tags: latest", "tags: a mapping is needed, not text: write `tags: {glob: latest}`"),
+    ("tags: 1.20", "not a decimal number: write `tags: {glob: \"1.20\"}`"),
+    ("tags: [1.20, v2, on]", "not a list: write `tags: {glob: [\"1.20\", v2, \"on\"]}`"),
+    ("tags: []", "not a list: write `tags: {glob: [...]}`"),
+    ("tags: [a, {b: c}]", "not a list: write `tags: {glob: [...]}`"),
+    ("tags: a value that could be anything", "not text: write `tags: {glob: ...}`"),
     ("tags: {globs: a}", "globs: unknown key: did you mean 'glob'?"),
     ("platforms: [all]", "platforms[0]: 'all' is no platform: omit the field"),
     ("platforms: []", "platforms: an empty list: omit it"),
     ("platforms: linux/amd64", "platforms: a list is needed, not text"),
+    ("platforms: All", "platforms: a list is needed, not text"),
+    ("platforms: '${NOWHERE}'", "platforms: a list is needed, not text"),
     ("platforms: [linux]", "platforms[0]: "),
     ("artifacts: {enabled: false, require_artifacts: true}", "require_artifacts: contradicts"),
     ("artifacts: {enabled: 1}", "enabled: true or false without quotes is needed, not a whole number"),

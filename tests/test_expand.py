@@ -210,6 +210,19 @@ def test_what_is_shared_stands_at_each_place() -> None:
     assert "&" not in found
 
 
+def test_what_undoes_a_default_stays_and_anchors_go() -> None:
+    text = f"""x-anchors: [&web {{glob: v1}}]
+{SHARED}mappings:
+- {{from: a, platforms: all, tags: *web}}
+"""
+    found = yaml.safe_load(
+        expand(text.replace("defaults: {", "defaults: {platforms: [linux/arm64], "))
+    )
+    assert "x-anchors" not in found
+    assert found["mappings"][0]["platforms"] == "all"
+    assert found["mappings"][0]["tags"] == {"glob": "v1"}
+
+
 def test_aliases_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expansion, "_MAX_EXPANDED", 1000)
     entries = "".join(f"- {{from: a{i}}}\n" for i in range(120))

@@ -48,6 +48,9 @@ def test_every_field_is_described_and_has_the_default_and_example_of_the_table()
 
 
 GOOD = [
+    "mappings: [{from: a, platforms: all}]",
+    "mappings: [{from: a, platforms: '${P}'}]",
+    "x-anchors: [&a {glob: b}]\nmappings: [{from: a, tags: *a}]",
     "mappings: []",
     "mappings: []\nregistries: null\ndefaults: ~\nglobal:",
     "mappings: [{from: a, targets: [b], source: c, to: null, tags: {latest: null, glob: x}}]",
@@ -90,6 +93,9 @@ BAD = [
     ("mappings: []\ntarget_groups: {a: b}", "$.target_groups"),
     ("mappings: []\ntarget_groups: {a: []}", "$.target_groups"),
     ("mappings: []\nglobal: {cache_ttl: true}", "$.global"),
+    ("mappings: []\nx: 1", "$"),
+    ("mappings: [{from: a, x-y: 1}]", "$.mappings[0]"),
+    ("mappings: [{from: a, platforms: All}]", "$.mappings[0].platforms"),
     ("- a", "$"),
 ]
 

@@ -44,6 +44,7 @@ TYPES = {
     "text": "text",
     "texts": "list",
     "one_or_texts": "text or list",
+    "all_or_texts": "list or `all`",
     "flag": "true, false",
     "count": "number",
     "path": "path",

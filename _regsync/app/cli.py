@@ -42,7 +42,12 @@ STATUSES = """\
 """
 
 # What the help of an option calls the value of a configuration field of this type.
-METAVARS = {"count": "N", "text": "RANGE", "texts": "OS/ARCH[/VARIANT]", "one_or_texts": "PATTERN"}
+METAVARS = {
+    "count": "N",
+    "text": "RANGE",
+    "one_or_texts": "PATTERN",
+    "all_or_texts": "OS/ARCH[/VARIANT]",
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -175,16 +180,16 @@ def add_shard(parser: Parser) -> None:
     )
 
 
-def add_field(parser: Parser, option: str, field: Field) -> None:
-    """Add an option that takes what a field of the configuration takes."""
-    is_list = field.type in ("texts", "one_or_texts")
+def add_field(parser: Parser, option: str, field: Field, meaning: str) -> None:
+    """Add an option that takes what a field of the configuration takes, of a list one value."""
+    is_list = field.type in ("one_or_texts", "all_or_texts")
     parser.add_argument(
         option,
         action="append" if is_list else "store",
         metavar="|".join(field.choices) or METAVARS.get(field.type),
         type=partial(parse_value, field),
         default=[] if is_list else None,
-        help=field.meaning + ("; may be repeated" if is_list else ""),
+        help=meaning + ("; may be repeated" if is_list else ""),
     )
 
 
@@ -199,7 +204,7 @@ def add_copy_arguments(parser: Parser) -> None:
     from _regsync.config.fields import SECTIONS
 
     platforms = next(field for field in SECTIONS["mapping"] if field.name == "platforms")
-    add_field(parser, "--platform", platforms)
+    add_field(parser, "--platform", platforms, "only this platform of an index")
     parser.add_argument("src", metavar="SRC", help="the image; without a tag: latest")
     parser.add_argument("dst", metavar="DST", help="where it goes; without a tag: the source's")
     parser.add_argument(
@@ -250,7 +255,7 @@ def add_tags_arguments(parser: Parser) -> None:
 
     for field in SECTIONS["tags"]:
         if field.name != "immutable_tags":  # it is about a target, and there is none
-            add_field(parser, f"--{field.name.replace('_', '-')}", field)
+            add_field(parser, f"--{field.name.replace('_', '-')}", field, field.meaning)
     parser.add_argument(
         "repo", metavar="REPO", help="HOST[:PORT]/REPO; without a host: Docker Hub's"
     )

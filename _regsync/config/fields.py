@@ -143,6 +143,7 @@ FieldType = Literal[
     "text",
     "texts",
     "one_or_texts",
+    "all_or_texts",  # the word `all`, or a list
     "flag",
     "count",
     "amount",  # text that may be an unquoted number
@@ -235,8 +236,8 @@ _INHERITED = (
     Field("tags", "section", "which tags", of="tags"),
     Field(
         "platforms",
-        "texts",
-        "only these platforms of an index, each `os/arch[/variant]`",
+        "all_or_texts",
+        "only these platforms of an index, each `os/arch[/variant]`; `all` undoes a default",
         parse=parse_platform,
         refuses=Refusal("^all$", "'all' is no platform: omit the field to copy every platform"),
         empty="omit it to copy all platforms",
@@ -439,6 +440,7 @@ def schema() -> dict[str, Any]:
     """
     sections = {name: _section_schema(fields) for name, fields in SECTIONS.items()}
     document = sections.pop("config")
+    document["patternProperties"] = {"^x-": {}}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "regsync configuration",
@@ -495,6 +497,8 @@ def _shapes(field: Field) -> list[dict[str, Any]]:
             return [text, {"type": "number", "minimum": 0}]
         case "texts":
             return [texts]
+        case "all_or_texts":
+            return [{"const": "all"}, lone_variable, texts]
         case "one_or_texts" | "targets":
             return [text, texts]
         case "section":

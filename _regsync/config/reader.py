@@ -55,6 +55,10 @@ _LOGINS_WITH_FIELDS = ("basic", "static_token")
 # Characters of a registry's name that a path shows.
 _SHOWN_NAME = 64
 
+# Tags that a remedy repeats.
+_SHORT_TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,23}"
+_MAX_NAMES_SHOWN = 3
+
 # Problems after which no similar name is looked for any more, and names that are looked at.
 _MAX_COMPARISONS = 100
 _MAX_COMPARED_NAMES = 500
@@ -96,6 +100,20 @@ def load(file: ConfigFile, *, lint: bool = False) -> Config:
 
 def _in_file_order(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(problems, key=lambda problem: (problem.line, problem.column))
+
+
+def _as_glob(node: Node) -> str:
+    """Return the `tags` section that a name or a list of names in its place was meant to be."""
+    names = node.items if node.tag == "seq" else [node]
+    if 0 < len(names) <= _MAX_NAMES_SHOWN and all(
+        re.fullmatch(_SHORT_TAG, name.text) for name in names
+    ):
+        # Without quotes `1.20` is a number, and `on` a truth value.
+        texts = [name.text if name.tag == "str" else f'"{name.text}"' for name in names]
+    else:
+        texts = ["..."]
+    glob = f"[{', '.join(texts)}]" if node.tag == "seq" else texts[0]
+    return f"`tags: {{glob: {glob}}}`"
 
 
 class Section(NamedTuple):
@@ -216,23 +234,35 @@ class Reader:
             case "names":
                 self.read_groups(node, path)
                 return None
-            case "texts" | "one_or_texts":
+            case "all_or_texts" if node.is_scalar and self.is_all(node):
+                return ()
+            case "texts" | "one_or_texts" | "all_or_texts":
                 return self.read_texts(node, field, path)
             case "targets":
                 return self.read_targets(node, field, path)
             case _:
                 return self.read_scalar(node, field, path)
 
-    def is_a(self, node: Node, tag: str, path: str) -> bool:
+    def is_a(self, node: Node, tag: str, path: str, remedy: str = "") -> bool:
         """Ask whether a node is a mapping or a list, and note it where it is not."""
         if node.tag != tag:
             wanted = "a mapping" if tag == "map" else "a list"
-            self.note(node, path, f"{wanted} is needed, not {node.kind}")
+            self.note(node, path, f"{wanted} is needed, not {node.kind}{remedy}")
         return node.tag == tag
+
+    def is_all(self, node: Node) -> bool:
+        """Ask whether a text is the word `all`, as it is or as the value of a variable."""
+        try:
+            return substitute(node.text, self.file.environ) == "all"
+        except ValueError:  # noted when the text is read
+            return False
 
     def read_section(self, node: Node, section_field: Field, path: str) -> Any:
         """Return what the fields of a section make; see `build`."""
-        if not self.is_a(node, "map", path):
+        remedy = ""
+        if section_field.of == "tags" and node.tag != "map":
+            remedy = f": write {_as_glob(node)}"
+        if not self.is_a(node, "map", path, remedy):
             return None
         fields = SECTIONS[section_field.of]
         names = [field.name for field in fields]
@@ -240,6 +270,8 @@ class Reader:
 
         nodes: dict[str, Node] = {}
         for name, entry in node.entries.items():
+            if section_field.of == "config" and name.startswith("x-"):
+                continue  # a place for anchors, as in compose files
             if name not in names:
                 message = f"unknown key{self.similar(name, names)}"
                 self.note(entry.key, f"{inner}{mask_unless_word(name)}", message)
@@ -402,6 +434,9 @@ class Reader:
         """Return the value of a section; of most it is the section itself."""
         match name:
             case "defaults":
+                if section.values.get("platforms") == ():
+                    message = "'all' undoes a default, and this is one: omit the field"
+                    self.note_field(section, "platforms", message)
                 self.defaults = section
                 return None
             case "registry":
@@ -489,7 +524,7 @@ class Reader:
             targets=values["targets"],
             target_repository=values.get("to", values["from"]),
             tags=values.get("tags", TagRule()),
-            platforms=values.get("platforms"),
+            platforms=values.get("platforms") or None,
             artifacts=values.get("artifacts", ArtifactRule()),
         )
         if any(target.origin == rule.source.origin for target in rule.targets):
