@@ -15,7 +15,8 @@ import pytest
 
 from conformance.attachments import Family, fallback_lists, plain, referrers_tag
 from conformance.faults import Rule
-from conformance.images import Seed
+from conformance.images import Image, Seed
+from conformance.messages import Answer, Request
 from conformance.personas import Provider
 from conformance.samples import Sample
 from conformance.shapes import shapes
@@ -231,6 +232,70 @@ async def test_another_writer_of_the_list_is_not_lost(tmp_path: Path) -> None:
             if digest in (*scene.target.repositories["app"].tags.values(), TOP) or stored.subject
         }
         scene.check()
+
+
+def of_list(scene: Scene) -> list[tuple[str, int]]:
+    """Return what the target was asked about the list of the image, and what it answered."""
+    return [
+        (entry.method, entry.status)
+        for entry in scene.target.journal.matching(kind="manifest", reference=TAG)
+    ]
+
+
+def write_once_looked_for(scene: Scene, *listed: Image) -> None:
+    """Let another writer put a list as soon as the target has said that there is none."""
+    written = False
+
+    def write(request: Request, answer: Answer) -> Answer:
+        nonlocal written
+        if request.method == "GET" and request.reference == TAG and not written:
+            written = True
+            for image in listed:
+                image.load_into(scene.target, "app")
+            Seed().fallback_index(listed).load_into(scene.target, "app", TAG)
+        return answer
+
+    scene.target.amend = write
+
+
+async def test_a_list_that_may_not_be_put_again_is_read(tmp_path: Path) -> None:
+    """The answer to our own put was lost, and the registry moves no tag: the list is there."""
+    async with virtual() as world:
+        scene = Scene(world, tmp_path, MADE, target=FALLBACK)
+        scene.target.immutable_tags = True
+        scene.target.faults.on("PUT", "manifest", reference=TAG).drop(at="answer").nth(1)
+        ran = await scene.succeed()
+        scene.target.faults.check()
+        scene.target.faults.clear()
+        assert of_list(scene)[-2:] == [("PUT", 400), ("GET", 200)]
+        assert only(ran.images)["artifacts"]["synced"] == len(MADE.travelling)
+        scene.check()
+        await scene.settle()
+
+
+async def test_a_list_that_another_writer_put_for_good_is_read(tmp_path: Path) -> None:
+    async with virtual() as world:
+        scene = Scene(world, tmp_path, MADE, target=FALLBACK)
+        scene.target.immutable_tags = True
+        write_once_looked_for(scene, *MADE.sample.attached[:3])
+        await scene.succeed()
+        assert of_list(scene) == [("GET", 404), ("PUT", 400), ("GET", 200)]
+        scene.check()
+        await scene.settle()
+
+
+async def test_a_list_without_ours_that_may_not_be_put_again_is_an_error(tmp_path: Path) -> None:
+    async with virtual() as world:
+        scene = Scene(world, tmp_path, MADE, target=FALLBACK)
+        scene.target.immutable_tags = True
+        theirs = Seed(78).artifact(MADE.image, "application/vnd.example.theirs")
+        write_once_looked_for(scene, theirs, MADE.sample.attached[0])
+        ran = await scene.run()
+        failed = only(ran.images)
+        assert failed["status"] == "failed"
+        assert (failed["error"]["code"], failed["error"]["status"]) == ("TARGET_ERROR", 400)
+        assert "TAG_INVALID" in failed["error"]["message"]
+        assert of_list(scene) == [("GET", 404), ("PUT", 400), ("GET", 200)]
 
 
 async def test_what_the_list_names_already_stays(tmp_path: Path) -> None:

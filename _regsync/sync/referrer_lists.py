@@ -20,7 +20,7 @@ import anyio
 from _regsync.errors import ContentError, RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest, extend_referrers_list
 from _regsync.oci.reference import referrers_tag
-from _regsync.registry.repository import Repository
+from _regsync.registry.repository import Repository, is_immutable
 from _regsync.state.knowledge import Knowledge, RepositoryKey, area
 from _regsync.sync.discovery import Discovery, Once
 
@@ -179,9 +179,10 @@ class ReferrerLists:
 
         tag = referrers_tag(subject)
         place = (target.key, tag)
+        digests = {entry.digest for entry in entries}
         async with self._writing[place]:
             added = set[str]()
-            if self._named.get(place, set()) >= {entry.digest for entry in entries}:
+            if self._named.get(place, set()) >= digests:
                 return added
             for _ in range(_MOST_PUTS):
                 held = await self._get_held_list(target, subject)
@@ -191,7 +192,16 @@ class ReferrerLists:
                 added |= {entry.digest for entry in lacking}
 
                 merged = self._merged_list(source, subject, held, lacking, added)
-                await target.put_manifest(tag, merged)
+                try:
+                    await target.put_manifest(tag, merged)
+                except RegistryError as refusal:
+                    if not is_immutable(refusal):
+                        raise
+                    await self._get_held_list(target, subject)
+                    if not self._named[place] >= digests:
+                        raise
+                    # An attempt of ours whose answer was lost may have put it, or another writer.
+                    return added if refusal.retries else set()
                 # Another writer may have replaced it.
                 if await target.head_manifest(tag) == merged.digest:
                     self._named[place] |= {entry.digest for entry in merged.children}
