@@ -130,7 +130,12 @@ _ECR_PUBLIC = Row(
 # docs/protocol-facts.md section 7.2: one registry under three names.
 _DOCKER_HUB_NAME = "docker.io"  # the name that is used here
 _DOCKER_HUB_API = "registry-1.docker.io"  # the host that answers requests
-_DOCKER_HUB_HOSTS = (_DOCKER_HUB_NAME, "index.docker.io", _DOCKER_HUB_API)
+_DOCKER_HUB_HOSTS = (
+    _DOCKER_HUB_NAME,
+    "index.docker.io",
+    _DOCKER_HUB_API,
+    "registry.hub.docker.com",
+)
 
 _DOCKER_HUB = Row(
     "|".join(re.escape(host) for host in _DOCKER_HUB_HOSTS),

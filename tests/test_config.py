@@ -678,6 +678,37 @@ def test_ordinary_tag_rules_raise_no_doubt(body: str) -> None:
     assert not doubts_of(f"tags: {{{body}}}")
 
 
+HUB = "registries: {hub: {url: registry.hub.docker.com}, quay: {url: quay.io}, m: {url: 'm.test:5000'}}\n"
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        (
+            "from: quay.io/org/app, source: quay, targets: m",
+            "from: 'quay.io/org/app' begins with its registry's own name, which is no part of it: "
+            "write 'org/app'",
+        ),
+        ("from: docker.io/library/alpine, source: hub, targets: m", "write 'library/alpine'"),
+        ("from: a/b, to: m.test/a/b, source: hub, targets: [quay, m]", "to: 'm.test/a/b' begins"),
+        ("from: docker.io/library/alpine, source: quay, targets: m", ""),  # a mirror names it so
+        ("from: quay.io, source: quay, targets: m", ""),
+        ("from: a/quay.io/b, to: quay.io/b, source: quay, targets: m", ""),
+    ],
+)
+def test_a_repository_that_begins_with_its_registry_is_doubted(mapping: str, message: str) -> None:
+    found = doubts(f"{HUB}mappings:\n- {{{mapping}}}\n")
+    assert [message in line for line in found] == ([True] if message else [])
+    assert not read(f"{HUB}mappings:\n- {{{mapping}}}\n").warnings
+
+
+def test_a_digest_in_from_names_the_command_that_takes_one() -> None:
+    (found,) = problems(
+        f"{REGISTRIES}mappings: [{{from: 'a/b@sha256:00', source: one, targets: two}}]"
+    )
+    assert "has a digest: `regsync copy` copies an image by digest; here name the" in found
+
+
 def test_a_doubtful_rule_that_many_inherit_is_told_once() -> None:
     text = f"{REGISTRIES}defaults: {{source: one, targets: two, tags: {{semver: '>=1'}}}}\n"
     (found,) = doubts(text + "mappings: [{from: a}, {from: b}, {from: c, tags: {glob: x}}]")

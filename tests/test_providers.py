@@ -73,9 +73,16 @@ def test_a_look_alike_of_a_cloud_host_is_of_no_kind(host: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["docker.io", "index.docker.io", "registry-1.docker.io", "Docker.IO"]
+    "host",
+    [
+        "docker.io",
+        "index.docker.io",
+        "registry-1.docker.io",
+        "registry.hub.docker.com",
+        "Docker.IO",
+    ],
 )
-def test_docker_hub_is_one_registry_under_three_names(host: str) -> None:
+def test_docker_hub_is_one_registry_under_all_its_names(host: str) -> None:
     assert canonical_host(host) == "docker.io"
     assert api_host(host) == "registry-1.docker.io"
 

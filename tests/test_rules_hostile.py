@@ -467,7 +467,10 @@ def test_a_digest_in_a_field_is_shown() -> None:
         "-",
         stdin=json.dumps({"registries": {"a": {"url": "h.test"}}, "mappings": [mapping]}),
     )
-    assert f"app:v1@sha256:{'a' * 64}' has a tag or digest" in ran.err
+    assert (
+        f"app:v1@sha256:{'a' * 64}' has a digest: `regsync copy` copies an image by digest"
+        in ran.err
+    )
 
 
 # R17: what two readers could take for two answers is refused, or read once on a connection that is

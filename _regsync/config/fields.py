@@ -113,6 +113,14 @@ def _without_brackets(host: str) -> str:
         ) from None
 
 
+def _check_source_repository(text: str) -> None:
+    _, _, digest = text.partition("@")
+    if ":" in digest:
+        remedy = "`regsync copy` copies an image by digest; here name the repository only"
+        raise ValueError(f"{text!r} has a digest: {remedy}, and tags under `tags`")
+    _check_repository(text)
+
+
 def _check_repository(text: str) -> None:
     if is_repository(text):
         return
@@ -341,7 +349,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "from",
             "text",
             "source repository",
-            check=_check_repository,
+            check=_check_source_repository,
             required=True,
             example="library/alpine",
         ),

@@ -2,9 +2,9 @@
 
 Owns: the warnings that `validate` alone gives.
 May not know: YAML, places in a file.
-Invariants: a warning is certain whatever a registry holds, but for two that go by custom: tags
-that are known to move, and ranges without an end. No glob is compared with another, no mapping
-with another.
+Invariants: a warning is certain whatever a registry holds, but for three that go by custom: tags
+that are known to move, ranges without an end, and repositories that are called as their registry.
+No glob is compared with another, no mapping with another.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from _regsync.config.model import ArtifactRule, MappingRule, Registry
+from _regsync.providers import canonical_host
 from _regsync.semver import Version, admits, parse_range
 from _regsync.tags import TagRule, check_glob, compile_glob, select
 
@@ -117,6 +118,24 @@ def doubts_of_artifacts(rule: ArtifactRule) -> Sequence[Doubt]:
     if rule.include and set(rule.include) <= set(rule.exclude):
         return (Doubt("exclude", "drops every type that `include` takes"),)
     return ()
+
+
+def doubts_of_repositories(rule: MappingRule) -> Iterator[Doubt]:
+    """Give the repositories of a mapping that begin with the host name of their own registry."""
+    yield from _host_in_repository("from", rule.source_repository, [rule.source])
+    if rule.target_repository != rule.source_repository:
+        yield from _host_in_repository("to", rule.target_repository, rule.targets)
+
+
+def _host_in_repository(
+    field: str, repository: str, registries: Sequence[Registry]
+) -> Iterator[Doubt]:
+    first, _, rest = repository.partition("/")
+    hosts = [registry.host for registry in registries]
+    # A host without a dot may well be the name of a team.
+    if "." in first and rest and canonical_host(first) in hosts:
+        trouble = f"begins with its registry's own name, which is no part of it: write {rest!r}"
+        yield Doubt(field, f"{repository!r} {trouble}")
 
 
 def unused_logins(registries: Iterable[Registry], rules: Sequence[MappingRule]) -> list[str]:

@@ -15,7 +15,13 @@ from typing import Any, NamedTuple
 
 from _regsync.addresses import is_loopback
 from _regsync.config.fields import SECTIONS, Field
-from _regsync.config.lint import Doubt, doubts_of_artifacts, doubts_of_tags, unused_logins
+from _regsync.config.lint import (
+    Doubt,
+    doubts_of_artifacts,
+    doubts_of_repositories,
+    doubts_of_tags,
+    unused_logins,
+)
 from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry
 from _regsync.config.yaml import Node, Unreadable, compose, substitute, variable_names
 from _regsync.errors import ConfigError, Problem
@@ -527,6 +533,8 @@ class Reader:
             platforms=values.get("platforms") or None,
             artifacts=values.get("artifacts", ArtifactRule()),
         )
+        if self.lint:
+            self.warn_of_doubts(section, doubts_of_repositories(rule))
         if any(target.origin == rule.source.origin for target in rule.targets):
             self.check_copy_within_registry(section, rule)
         return rule
