@@ -501,7 +501,11 @@ async def test_a_disk_that_cannot_be_read_is_one_clear_line(
         def readinto(self, _: Any) -> NoReturn:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
+    def read_without_waiting(*_: object) -> NoReturn:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
     await bring(staging, described(LARGE), Source(LARGE))
+    monkeypatch.setattr(os, "preadv", read_without_waiting)
     monkeypatch.setattr(sync_staging, "FileIO", Broken)
     with staging.opened(described(LARGE)) as pieces:
         assert pieces is not None

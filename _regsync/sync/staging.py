@@ -23,6 +23,7 @@ from io import FileIO
 from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
+import anyio.lowlevel
 import anyio.to_thread
 
 from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
@@ -102,47 +103,92 @@ class MemoryPieces:
 class FilePieces:
     """The body of a request, from a staged file: its bytes from `offset` to `end`.
 
-    `complete`: its last piece has been given. With a `digest`, which is that of these bytes, they
-    are hashed again on their way: the file may have been changed since it was verified (I3).
+    `complete`: its last piece has been given. Bytes that are not `is_verified`, which are a whole
+    blob's, are hashed on their way: the file is another one than was verified (I3).
     """
 
-    def __init__(self, staged: FileIO, end: int, offset: int, digest: str = "") -> None:
+    def __init__(
+        self, staged: FileIO, digest: str, end: int, offset: int = 0, *, is_verified: bool
+    ) -> None:
         self.length = end - offset
         self.complete = False
         self._file = staged
+        self._offset = offset
         self._end = end
+        self._stamp = _stamp_of(staged.fileno())
         self._digest = digest
         self._hash: _Hash | None = None
-        if digest:
+        if not is_verified:
             algorithm, _ = split_digest(digest)
             self._hash = new_hash(algorithm)
         self._buffer = memoryview(bytearray(min(PIECE, max(end, 1))))
-        staged.seek(offset)
 
     async def next(self) -> memoryview:
         """Return the next piece; empty at the end.
 
         Raises StagingFailed when the disk cannot be read, and in place of the last piece when the
-        digest does not match.
+        file was changed meanwhile or does not have its digest.
         """
-        room = self._buffer[: self._end - self._file.tell()]
-        with _disk_errors():
-            count = await anyio.to_thread.run_sync(self._file.readinto, room)
-        piece = self._buffer[: count or 0]
-        self.complete = self._file.tell() == self._end
+        room = self._buffer[: self._end - self._offset]
+        await anyio.lowlevel.checkpoint()
+        count = _read_cached(self._file, room, self._offset)
+        if count is None:
+            with _disk_errors():
+                count = await anyio.to_thread.run_sync(_read, self._file, room, self._offset)
+        piece = self._buffer[:count]
+        self._offset += count
+        self.complete = self._offset == self._end
 
         if self._hash is not None:
             self._hash.update(piece)
-            has_ended = self.complete or not piece
-            if has_ended and not self._digest.endswith(self._hash.hexdigest()):
-                raise StagingFailed(
-                    f"{self._digest} was changed on disk after it had been verified"
-                )
+        if (self.complete or not piece) and not self._is_unchanged():
+            raise StagingFailed(f"{self._digest} was changed on disk after it had been verified")
         return piece
+
+    def _is_unchanged(self) -> bool:
+        """Say whether the bytes that were given are those that were verified."""
+        if self._stamp != _stamp_of(self._file.fileno()):
+            return False
+        return self._hash is None or self._digest.endswith(self._hash.hexdigest())
 
     def part(self, start: int, end: int) -> FilePieces:
         """Return a part of the file as a body of its own, which can be asked for again."""
-        return FilePieces(self._file, end, start)
+        return FilePieces(self._file, self._digest, end, start, is_verified=True)
+
+
+class _Stamp(NamedTuple):
+    """What differs when a file has been written to or replaced."""
+
+    device: int
+    inode: int
+    size: int
+    modified: int  # in nanoseconds
+
+
+def _stamp_of(file: int | str) -> _Stamp:
+    """Return the stamp of an open file, or of a path."""
+    status = os.stat(file)
+    return _Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _read_cached(file: FileIO, room: memoryview, offset: int) -> int | None:
+    """Read what the system has in memory; None where it would wait for the disk or cannot tell.
+
+    A staged file was just written, so it nearly always is, and a worker thread for each piece would
+    cost more than the reading.
+    """
+    no_wait = getattr(os, "RWF_NOWAIT", None)
+    if no_wait is None or not room:
+        return None
+    try:
+        return os.preadv(file.fileno(), [room], offset, no_wait)
+    except OSError:  # a file system that has no such way, or an error that reading will meet again
+        return None
+
+
+def _read(file: FileIO, room: memoryview, offset: int) -> int:
+    file.seek(offset)
+    return file.readinto(room)
 
 
 class _Waiter(NamedTuple):
@@ -199,6 +245,7 @@ class MemoryBudget:
 class _StagedFile(NamedTuple):
     path: str
     size: int
+    stamp: _Stamp  # when it was verified
 
 
 class Staging:
@@ -286,10 +333,13 @@ class Staging:
             yield None
             return
 
+        # Another run in this directory may have replaced the file by its own.
+        is_verified = self._files[digest].stamp == _stamp_of(staged.fileno())
         self._readers[digest] += 1
         try:
             with staged:
-                yield FilePieces(staged, blob.size, offset, "" if offset else digest)
+                is_verified = is_verified or offset > 0  # a part cannot be hashed
+                yield FilePieces(staged, digest, blob.size, offset, is_verified=is_verified)
         finally:
             self._readers[digest] -= 1
 
@@ -355,20 +405,20 @@ class Staging:
         self._incoming_size += blob.size
         try:
             with _disk_errors():
-                path = await self._stage(blob, read)
-            self._files[blob.digest] = _StagedFile(path, blob.size)
+                self._files[blob.digest] = await self._stage(blob, read)
         except StagingFailed as error:
             self._failed = error
             raise
         finally:
             self._incoming_size -= blob.size
 
-    async def _stage(self, blob: Descriptor, read: Reader) -> str:
-        """Write a blob to its file, unless a killed run left it; return the path."""
+    async def _stage(self, blob: Descriptor, read: Reader) -> _StagedFile:
+        """Write a blob to its file, unless a killed run left it."""
         algorithm, encoded = split_digest(blob.digest)
         path = os.path.join(self._folder(algorithm), encoded)
-        if await anyio.to_thread.run_sync(_is_intact, path, blob):
-            return path
+        stamp = await anyio.to_thread.run_sync(_verify, path, blob)
+        if stamp is not None:
+            return _StagedFile(path, blob.size, stamp)
 
         with replacing(path) as descriptor, FileIO(descriptor, "w") as staged:
 
@@ -378,7 +428,8 @@ class Staging:
                     piece = piece[written:]
 
             await read(write)
-        return path
+            stamp = _stamp_of(descriptor)
+        return _StagedFile(path, blob.size, stamp)
 
     def _folder(self, algorithm: str) -> str:
         """Return the folder for an algorithm's digests; it is made, and tidied, at the first use."""
@@ -449,19 +500,20 @@ class Staging:
         return paths
 
 
-def _is_intact(path: str, blob: Descriptor) -> bool:
-    """Say whether a file holds a blob; one that holds something else is removed."""
+def _verify(path: str, blob: Descriptor) -> _Stamp | None:
+    """Return the stamp of a file that holds a blob; one that holds something else is removed."""
     if not os.path.isfile(path) or os.path.islink(path):
-        return False
+        return None
     algorithm, encoded = split_digest(blob.digest)
     running = new_hash(algorithm)
     with open(path, "rb", opener=open_safely) as staged:
+        stamp = _stamp_of(staged.fileno())
         while piece := staged.read(PIECE):
             running.update(piece)
     if running.hexdigest() == encoded:
-        return True
+        return stamp
     os.unlink(path)
-    return False
+    return None
 
 
 def _remove_abandoned(folder: str) -> None:
