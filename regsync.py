@@ -46,9 +46,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def open_missing_streams() -> None:
     """Open what the caller has closed, so that no socket gets the number of a standard stream."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  it serves until the end
+            from _regsync.files import empty_input, lost_output
+
+            take_number()
+            setattr(sys, name, empty_input() if name == "stdin" else lost_output())
+
+
+def take_number() -> None:
+    """Open something, so that the lowest free number is free no more."""
+    try:
+        os.open(os.devnull, os.O_RDWR)
+    except OSError:  # a root without /dev
+        os.open(os.sep, os.O_RDONLY)
 
 
 def end_by_signals(*, is_watch: bool) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from _regsync import FIPS_BUILD
+from _regsync import FIPS_BUILD, IS_STATIC
 from _regsync.fips import libcrypto, pointer
 
 if TYPE_CHECKING:
@@ -77,11 +77,19 @@ def sign_rs256(key: str, message: bytes) -> bytes:
     of errors is left empty, or TLS would report them (docs/protocol-facts.md section 5.4).
     """
     _check_rsa_key(key)
+    if IS_STATIC:
+        # A static executable cannot look functions up by their names: it has no ctypes.
+        from _regsync_native import sign_rs256 as sign  # type: ignore[import-not-found]
 
+        signature: bytes = sign(key.encode(), message)
+        return signature
+    return _sign_by_ctypes(key.encode(), message)
+
+
+def _sign_by_ctypes(pem: bytes, message: bytes) -> bytes:
     from ctypes import byref, c_size_t, c_void_p, create_string_buffer
 
     crypto = libcrypto()
-    pem = key.encode()
     size = c_size_t(_MAX_SIGNATURE)
     signature = create_string_buffer(_MAX_SIGNATURE)
     pem_source = pointer(crypto, "BIO_new_mem_buf", pem, len(pem))

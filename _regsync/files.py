@@ -9,8 +9,10 @@ Follows: docs/protocol-facts.md section 9.2 (R16).
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
+from typing import Any, TextIO
 
 # The end of a name of a file that is still being written.
 PARTIAL_SUFFIX = ".partial"
@@ -35,6 +37,32 @@ def remove_if_possible(path: str) -> None:
     """Remove a file if it is there and may be removed."""
     with contextlib.suppress(OSError):
         os.unlink(path)
+
+
+class _Nothing(io.RawIOBase):
+    """What /dev/null is, which not every root has: empty, and takes everything."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: object) -> int:
+        return 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return memoryview(data).nbytes
+
+
+def empty_input() -> TextIO:
+    """Return a stream that has ended."""
+    return io.TextIOWrapper(io.BufferedReader(_Nothing()))
+
+
+def lost_output() -> TextIO:
+    """Return a stream that takes everything and keeps nothing."""
+    return io.TextIOWrapper(io.BufferedWriter(_Nothing()), encoding="utf-8")
 
 
 @contextlib.contextmanager

@@ -99,6 +99,7 @@ RESERVED: dict[str, set[str]] = {
     "secrets": CRYPTO,
     "_hashlib": CRYPTO,
     "_ssl": CRYPTO | {"app.version"},
+    "_regsync_native": {"crypto"},  # in the static executable alone
     "ctypes": CRYPTO,
     "asyncio": set(),  # anyio is the one way to wait
     "importlib": set(),  # imports that this file cannot see

@@ -60,6 +60,27 @@ def test_closed_streams_change_no_exit_status(line: str, arguments: list[str], s
     assert run(line, *arguments).returncode == status
 
 
+@pytest.mark.parametrize("line", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("command", "status"), [("version", 0), ("--help", 0), ("schema", 0), ("nonsense", 3)]
+)
+def test_closed_streams_need_no_dev_null(line: str, command: str, status: int) -> None:
+    """An empty root has none. The three numbers are taken all the same."""
+    start = f"""
+import os, sys
+os.devnull = "/nonexistent/null"
+import regsync
+status = regsync.main([{command!r}])
+assert os.open("/", os.O_RDONLY) > 2
+sys.exit(status)
+"""
+    shell = ["sh", "-c", f'exec "$@" {line}', "sh"]
+    done = subprocess.run(
+        [*shell, sys.executable, "-c", start], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == status, done.stderr
+
+
 @pytest.mark.skipif(not FULL.exists(), reason="/dev/full is Linux's")
 @pytest.mark.parametrize("arguments", [["version"], ["version", "--json"], ["-v", "version"]])
 def test_a_full_standard_output_is_said_in_one_line(arguments: list[str]) -> None:

@@ -11,11 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
 
+from _regsync import crypto
 from _regsync.crypto import sign_rs256
 from conformance.google import make_key
 
@@ -110,8 +112,26 @@ def test_a_key_of_no_use_is_refused_in_words_without_the_key(case: str) -> None:
     assert not [line for line in key.splitlines() if len(line) > 5 and line in str(caught.value)]
     # A failure that stayed on the library's list would be taken for one of the next TLS
     # connection's.
-    crypto = ctypes.CDLL(_ssl.__file__)
-    assert crypto.ERR_peek_error() == 0
+    library = ctypes.CDLL(_ssl.__file__)
+    assert library.ERR_peek_error() == 0
+
+
+def test_the_static_file_signs_by_its_own_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no ctypes; keys are judged as everywhere."""
+    asked = []
+
+    def sign(pem: bytes, message: bytes) -> bytes:
+        asked.append((pem, message))
+        return b"signature"
+
+    monkeypatch.setattr(crypto, "IS_STATIC", True)
+    monkeypatch.setitem(sys.modules, "_regsync_native", SimpleNamespace(sign_rs256=sign))
+    monkeypatch.setitem(sys.modules, "ctypes", None)
+    key = make_key().pem
+    assert sign_rs256(key, b"message") == b"signature"
+    with pytest.raises(ValueError, match="is not an RSA key"):
+        sign_rs256("text", b"message")
+    assert asked == [(key.encode(), b"message")]
 
 
 def test_a_python_that_does_not_show_its_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

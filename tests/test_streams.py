@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import base64
 import errno
+import math
 import os
 import select
 import socket
@@ -899,6 +900,77 @@ async def test_cancelled_connect_leaves_no_socket() -> None:
                 scope.cancel()
         for each in waiting:
             each.close()
+
+
+# Names where getaddrinfo() is musl's, by the virtual clock.
+
+
+class Names:
+    """Answers to the look-ups of one family after the other: after so many seconds, rows or an error."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, **answers: list[tuple[float, int | str]]
+    ) -> None:
+        self.answers = {int(FOUR): answers["four"], int(SIX): answers["six"]}
+        self.asked: list[int] = []
+        monkeypatch.setattr(streams, "IS_STATIC", True)
+        monkeypatch.setattr(streams, "_look_up", self.look_up)
+
+    async def look_up(self, host: str, port: int, family: int) -> list[Any]:
+        self.asked.append(family)
+        after, answer = self.answers[family].pop(0)
+        await anyio.sleep(after)
+        if isinstance(answer, int):
+            raise socket.gaierror(answer, "no answer")
+        return [info(family, answer)]
+
+    async def found(self) -> list[str]:
+        return [address.place[0] for address in await streams._resolve("a.test", 80)]
+
+
+SILENT = (math.inf, "")
+UNKNOWN = (0.0, socket.EAI_NONAME)
+TROUBLE = (0.1, socket.EAI_AGAIN)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("four", "six", "found", "asked", "seconds"),
+    [
+        ([(1.0, "4")], [(0.5, "6")], ["6", "4"], 2, 1.0),
+        ([(1.0, "4")], [SILENT], ["4"], 2, 1.25),
+        ([(1.0, "4")], [TROUBLE, SILENT], ["4"], 3, 1.25),
+        ([TROUBLE, (1.0, "4")], [UNKNOWN], ["4"], 3, 1.1),
+        ([UNKNOWN], [(4.0, "6")], ["6"], 2, 4.0),
+        ([TROUBLE, TROUBLE], [(4.0, "6")], ["6"], 3, 4.0),
+    ],
+)
+async def test_a_family_without_an_answer_hides_no_address_of_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+    four: list[tuple[float, int | str]],
+    six: list[tuple[float, int | str]],
+    found: list[str],
+    asked: int,
+    seconds: float,
+) -> None:
+    began = anyio.current_time()
+    names = Names(monkeypatch, four=[*four], six=[*six])
+    assert await names.found() == found
+    assert len(names.asked) == asked
+    assert anyio.current_time() - began == pytest.approx(seconds)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("answer", "asked"), [(UNKNOWN, 2), (TROUBLE, 4)])
+async def test_a_name_that_has_no_address_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, answer: tuple[float, int], asked: int
+) -> None:
+    names = Names(monkeypatch, four=[answer, answer], six=[answer, answer])
+    with pytest.raises(ConnectFailed, match=r"the name a\.test could not be resolved: no answer"):
+        await names.found()
+    assert len(names.asked) == asked
 
 
 # The race, by the virtual clock.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import errno
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from _regsync.app import commands
 from _regsync.app.console import Console
 from _regsync.errors import AuthError, ConfigError, RegsyncError
+from _regsync.files import lost_output
 from _regsync.fips import REMEDY
 from _regsync.text import mask_unless_word, printable
 
@@ -346,7 +346,7 @@ def discard_lost_output() -> None:
         try:
             getattr(sys, name).flush()
         except OSError:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it serves until the end
+            setattr(sys, name, lost_output())
 
 
 def report_error(console: Console, error: BaseException) -> int:

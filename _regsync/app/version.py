@@ -11,7 +11,7 @@ import platform
 import sys
 from typing import Any
 
-from _regsync import FIPS_BUILD, __version__, fips
+from _regsync import FIPS_BUILD, IS_STATIC, __version__, fips
 from _regsync.errors import ConfigError
 
 
@@ -36,9 +36,13 @@ def describe(closed: str) -> dict[str, Any]:
         gate = "FIPS gate holds: {name} {version}".format(**provider)
     else:
         gate = "no FIPS gate in this build"
+    build = "fips" if FIPS_BUILD else "nofips"
+    if IS_STATIC:
+        build = "static"
+        gate = "static file, no FIPS gate"
     return {
         "version": __version__,
-        "build": "fips" if FIPS_BUILD else "nofips",
+        "build": build,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "openssl": openssl_version(),
         "gate": gate,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import math
 import os
 import socket
 import ssl
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import anyio.to_thread
 
+from _regsync import IS_STATIC
 from _regsync.addresses import Origin
 from _regsync.errors import ConnectFailed, Disconnected, WireError
 from _regsync.net.tls import explain
@@ -287,11 +289,8 @@ async def _resolve(host: str, port: int) -> list[_Address]:
         socket.inet_pton(family, host)
         return [_Address(family, (host, port))]
 
-    # A thread for each look-up: otherwise names whose servers are silent would hold up all others.
-    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    own_thread = anyio.CapacityLimiter(1)
     try:
-        rows = await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own_thread)
+        rows = await (_look_up_by_family(host, port) if IS_STATIC else _look_up(host, port))
     except (OSError, ValueError) as error:
         reason = printable(getattr(error, "strerror", None) or str(error), 100)
         raise ConnectFailed(
@@ -300,6 +299,44 @@ async def _resolve(host: str, port: int) -> list[_Address]:
             " set HTTPS_PROXY where a proxy leads out",
         ) from error
     return _interleave(rows)
+
+
+async def _look_up(host: str, port: int, family: int = socket.AF_UNSPEC) -> list[Any]:
+    """Return what getaddrinfo() finds; OSError or ValueError when that is nothing."""
+    # A thread for each look-up: otherwise names whose servers are silent would hold up all others.
+    look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
+    own_thread = anyio.CapacityLimiter(1)
+    return await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own_thread)
+
+
+async def _look_up_by_family(host: str, port: int) -> list[Any]:
+    """Return what getaddrinfo() finds where it is musl's, as `_look_up` does.
+
+    Asked for both families, musl finds nothing when one of its two questions stays without an
+    answer. So they are asked apart, and again when a name server had trouble. After IPv4's answer
+    the other one has little time left (RFC 8305 section 3): some servers never give it.
+    """
+    rows: list[Any] = []
+    errors: list[Exception] = []
+
+    async def ask(family: int, patience: float) -> None:
+        try:
+            try:
+                rows.extend(await _look_up(host, port, family))
+            except socket.gaierror as error:
+                if error.errno != socket.EAI_AGAIN:
+                    raise
+                rows.extend(await _look_up(host, port, family))
+            group.cancel_scope.deadline = anyio.current_time() + patience
+        except (OSError, ValueError) as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask, socket.AF_INET, _ATTEMPT_DELAY)
+        group.start_soon(ask, socket.AF_INET6, math.inf)
+    if not rows:
+        raise errors[0]
+    return rows
 
 
 def _interleave(rows: list[Any]) -> list[_Address]:
