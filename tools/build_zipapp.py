@@ -56,6 +56,18 @@ EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of the zip format
 NO_PYTHON = (0, 0)
 ANY_PYTHON = (99, 0)
 
+# What a build may leave in its directory, in the order of SHA256SUMS (tools/build_static.py makes the
+# last three).
+RELEASE = (
+    "regsync.pyz",
+    "regsync-nofips.pyz",
+    "regsync-linux-x86_64",
+    "regsync-linux-aarch64",
+    "regsync-linux.oci.tar",
+)
+
+Component = dict[str, object]  # an entry of the inventory
+
 
 class BuildError(Exception):
     """Why there is no build, on one line."""
@@ -235,7 +247,7 @@ def build(
     for name, fips in (("regsync.pyz", True), ("regsync-nofips.pyz", False)):
         differing = files_of_build(interpreters, fips=fips)
         paths.append(write(os.path.join(out, name), {**files, **differing}))
-    return [*paths, write_sums(os.path.join(out, "SHA256SUMS"), paths)]
+    return [*paths, write_sums(out)]
 
 
 def sources_of(wheels: Mapping[Wheel, str]) -> dict[str, bytes]:
@@ -579,37 +591,38 @@ def record(interpreters: Sequence[Interpreter], patches: Mapping[str, str] | Non
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
-def sbom() -> bytes:
-    """Return the inventory of the file (CycloneDX 1.6).
+def sbom(wheels: Sequence[Wheel] = BUNDLE, others: Sequence[Component] = ()) -> bytes:
+    """Return the inventory of a file (CycloneDX 1.6): its packages, and what else is in it.
 
     It has no time and no serial number, which no two builds share.
     """
+    components = [*map(component, wheels), *others]
     program = {
         "type": "application",
         "bom-ref": "regsync",
         "name": "regsync",
         "version": our_version(),
     }
-    needed = {"ref": "regsync", "dependsOn": [package_url(wheel) for wheel in BUNDLE]}
+    needed = {"ref": "regsync", "dependsOn": [each["bom-ref"] for each in components]}
     document = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": program},
-        "components": [component(wheel) for wheel in BUNDLE],
+        "components": components,
         "dependencies": [needed],
     }
     return json.dumps(document, indent=1).encode() + b"\n"
 
 
-def component(wheel: Wheel) -> dict[str, object]:
+def component(wheel: Wheel) -> Component:
     """Return one wheel's entry in the inventory."""
     licence: dict[str, object] = {"license": {"id": wheel.licence}}
     if " " in wheel.licence:
         licence = {"expression": wheel.licence}
     hashes = [{"alg": "SHA-256", "content": wheel.sha256}]
-    entry: dict[str, object] = {
+    entry: Component = {
         "type": "library",
         "bom-ref": package_url(wheel),
         "name": wheel.name,
@@ -630,23 +643,29 @@ def package_url(wheel: Wheel) -> str:
     return f"pkg:pypi/{wheel.name.lower().replace('_', '-')}@{wheel.version}"
 
 
-def write_sums(path: str, files: Sequence[str]) -> str:
-    """Write what `sha256sum --check` reads, with names only, beside the files; return `path`."""
+def write_sums(out: str) -> str:
+    """Write `SHA256SUMS` for the files of RELEASE that are in `out`; return its path.
+
+    `sha256sum --check` reads it.
+    """
     lines = []
-    for name in files:
-        with open(name, "rb") as file:
-            lines.append(f"{hashlib.sha256(file.read()).hexdigest()}  {os.path.basename(name)}\n")
-    with open(path, "w", encoding="ascii", newline="\n") as file:
+    for name in RELEASE:
+        path = os.path.join(out, name)
+        if os.path.exists(path):
+            with open(path, "rb") as file:
+                lines.append(f"{hashlib.sha256(file.read()).hexdigest()}  {name}\n")
+    sums = os.path.join(out, "SHA256SUMS")
+    with open(sums, "w", encoding="ascii", newline="\n") as file:
         file.writelines(lines)
-    return path
+    return sums
 
 
-def write(path: str, files: Mapping[str, bytes]) -> str:
-    """Write the archive beside `path`, then move it into place; return `path`."""
+def write(path: str, files: Mapping[str, bytes], head: bytes = SHEBANG) -> str:
+    """Write `head` and the archive behind it beside `path`, then move it into place; return `path`."""
     handle, unfinished = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".regsync-")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(SHEBANG)
+            file.write(head)
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
                 for name in sorted(files):
                     entry = zipfile.ZipInfo(name, EPOCH)
