@@ -154,6 +154,8 @@ class TagLookup(NamedTuple):
     targets: tuple[TargetTag, ...]
     # The manifests of the tree that the source holds too: all but trimmed indexes.
     at_source: frozenset[str] = frozenset()
+    # Whether digests alone have shown that every target holds it: no manifest was fetched.
+    is_by_digest: bool = False
 
     def at(self, target: Repository) -> TargetTag | None:
         """Return what one target holds, None where it was not asked."""
@@ -319,11 +321,13 @@ class Discovery:
         targets: tuple[Repository, ...],
         *,
         silent: Collection[Repository] = (),
+        expected: Descriptor | None = None,
     ) -> TagLookup:
         """Find out what a tag or digest names, and which targets lack it (rules 4 to 6 and 8).
 
-        Targets in `silent` are known not to have it, so they are not asked. A SyncError of the
-        source is raised; one of a target is kept in its TargetTag.
+        Targets in `silent` are known not to have it, so they are not asked. `expected` is the entry
+        of an index that names the digest. A SyncError of the source is raised; one of a target is
+        kept in its TargetTag.
         """
         source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
         tags = list[TargetTag]()
@@ -351,8 +355,11 @@ class Discovery:
         )
         if is_up_to_date and not self._wants_all_trees:
             digest = next((tag.digest for tag in tags if tag.digest is not None), named.digest)
-            return TagLookup(source, None, digest, named.digest, tuple(tags))
-        top = named.manifest or await self._top_manifest(source, reference, named.digest)
+            is_by_digest = named.manifest is None
+            return TagLookup(
+                source, None, digest, named.digest, tuple(tags), is_by_digest=is_by_digest
+            )
+        top = named.manifest or await self._top_manifest(source, reference, named.digest, expected)
         return await self._compare(mapping, source, top, tuple(tags))
 
     def _should_head_first(
@@ -413,12 +420,14 @@ class Discovery:
         self._manifests.record_use(source.key, manifest.digest, manifest)
         return manifest.digest
 
-    async def _top_manifest(self, source: Repository, reference: str, digest: str) -> Manifest:
+    async def _top_manifest(
+        self, source: Repository, reference: str, digest: str, expected: Descriptor | None
+    ) -> Manifest:
         """Fetch the manifest of a digest that a reference named a moment ago. Where it is gone, the
         tag has been moved: it is asked for once more, for all mappings that want it (rule 4).
         """
         try:
-            return await self.manifest(source, digest)
+            return await self.manifest(source, digest, expected)
         except RegistryError as error:
             if error.status != 404 or reference == digest:
                 raise

@@ -18,7 +18,7 @@ import anyio
 
 from _regsync.config.model import MappingRule
 from _regsync.errors import ContentError, RegistryError
-from _regsync.oci.manifest import Descriptor
+from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
 from _regsync.state.knowledge import (
@@ -87,6 +87,11 @@ class _Search(NamedTuple):
     # These had all artifacts after the last look, so the state's entries of them are believed.
     complete_targets: tuple[Repository, ...] = ()
 
+    @property
+    def is_filtered(self) -> bool:
+        rule = self.mapping.artifacts
+        return bool(rule.include or rule.exclude)
+
     def wants(self, types: frozenset[str]) -> bool:
         """Say whether the filters take an artifact of these types."""
         rule = self.mapping.artifacts
@@ -146,7 +151,7 @@ class Referrers:
                 bits |= 1 << number
         return bits
 
-    def decide(self, mapping: MappingRule, copies: Sequence[ImageCopy]) -> Look:
+    def decide(self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]) -> Look:
         """Decide how much of an image is looked at for artifacts, for all its targets.
 
         Each copy gets what the state says of the last look.
@@ -165,11 +170,22 @@ class Referrers:
 
         now = self._wall()
         required = mapping.artifacts.require_artifacts
-        digest = usable[0].source_digest
-        if not self._has_state and not required:
-            return Look.DEEP if is_due_without_state(digest, now) else Look.NONE
         checks = [copy.last_check for copy in usable]
-        return decide_look(checks, usable[0].flags, now, required=required)
+        if self._has_state or required:
+            look = decide_look(checks, usable[0].flags, now, required=required)
+        else:
+            is_due = is_due_without_state(usable[0].source_digest, now)
+            look = Look.DEEP if is_due else Look.NONE
+
+        # What hangs below the top was asked about when the image was copied. Of an image that no
+        # earlier run has seen there, that is believed of whoever has copied it: to ask would cost
+        # the manifest (rule 4).
+        is_unknown = not any(check.last for check in checks) and not any(
+            tag.snapshot for tag in lookup.targets
+        )
+        if lookup.is_by_digest and is_unknown:
+            return min(look, Look.TOP)
+        return look
 
     def has_news(
         self, mapping: MappingRule, source: Repository, target: Repository, *keys: bytes
@@ -193,20 +209,21 @@ class Referrers:
         Each copy learns what its source lists.
         """
         is_trimmed = lookup.digest != lookup.source_digest
-        await self._compare_lists(lookup, copies, look, is_trimmed=is_trimmed)
-
         subjects = list[str]()
         if not is_trimmed:
             subjects.append(lookup.source_digest)
         if look is Look.DEEP:
             subjects += await self._discovery.below(mapping, lookup)
+
+        # Of an index that is trimmed: what hangs on the source's own stays behind.
+        stays_behind = [lookup.source_digest] if is_trimmed else []
+        self.lists.expect(lookup.source, len(subjects) + len(stays_behind))
+        await self._compare_lists(lookup, copies, look, is_trimmed=is_trimmed)
         search = _search_for(mapping, lookup.source, copies)
         found = await self._artifacts_of(search, subjects, deep=look is Look.DEEP)
 
-        stripped = list[Artifact]()
-        if is_trimmed:
-            without_targets = _Search(search.mapping, lookup.source)
-            stripped = await self._artifacts_of(without_targets, [lookup.source_digest], deep=False)
+        without_targets = _Search(search.mapping, lookup.source)
+        stripped = await self._artifacts_of(without_targets, stays_behind, deep=False)
         if stripped:
             text = "what hangs on an index that is trimmed to its platforms stays behind: the target has another index"
             place = f"{lookup.source} -> {mapping.target_repository}"
@@ -261,7 +278,6 @@ class Referrers:
                     found.extend(await self._direct_artifacts(search, subject))
 
         for _ in range(_MOST_LEVELS):
-            self.lists.expect(source, len(level))
             seen.update(level)
             await gather(partial(ask, subject) for subject in level)
             by_reference.update((artifact.reference, artifact) for artifact in found)
@@ -274,6 +290,7 @@ class Referrers:
                 break
             if not level:
                 return list(by_reference.values())
+            self.lists.expect(source, len(level))
 
         limits = (
             f"more than {_MOST_ARTIFACTS} artifacts, or artifacts on artifacts"
@@ -383,20 +400,27 @@ class Referrers:
             if not self._is_certainly_at(target, entry.digest)
             and not (target in believed and target in search.complete_targets)
         )
-        if lacking or not types:
+        if not types and search.is_filtered:
             manifest = await self._discovery.manifest(search.source, entry.digest, entry)
-            types = frozenset({manifest.artifact_type} if manifest.artifact_type else ())
-            entry = entry._replace(
-                artifact_type=manifest.artifact_type, annotations=manifest.annotations
-            )
+            types = _types_of(manifest)
         if not lacking or not search.wants(types):
             return Artifact(subject, entry.digest, entry, None, types)
 
         silent = [target for target in search.new_targets if target not in believed]
         lookup = await self._discovery.look_up(
-            search.mapping, entry.digest, entry.digest, lacking, silent=silent
+            search.mapping, entry.digest, entry.digest, lacking, silent=silent, expected=entry
         )
-        return Artifact(subject, entry.digest, entry, lookup, types)
+        if lookup.tree is None:
+            return Artifact(subject, entry.digest, entry, lookup, types)
+
+        # It is copied: what it says of itself counts, whatever the list says of it.
+        manifest = lookup.tree.root
+        types = _types_of(manifest)
+        entry = entry._replace(
+            artifact_type=manifest.artifact_type, annotations=manifest.annotations
+        )
+        wanted_lookup = lookup if search.wants(types) else None
+        return Artifact(subject, entry.digest, entry, wanted_lookup, types)
 
     def _is_certainly_at(self, target: Repository, digest: str) -> bool:
         if (target.key, digest) in self._unchanged:
@@ -408,13 +432,16 @@ class Referrers:
         lookup = await self._discovery.look_up(
             search.mapping, tag, tag, search.targets, silent=search.new_targets
         )
-        rule = search.mapping.artifacts
         types = frozenset[str]()
-        if lookup.tree is not None or rule.include or rule.exclude:
+        if lookup.tree is not None or search.is_filtered:
             manifest = await self._discovery.manifest(search.source, lookup.source_digest)
             parts = (*manifest.dependencies, manifest.config)
             types = frozenset(part.media_type for part in parts if part is not None)
         return Artifact(subject, tag, None, lookup, types)
+
+
+def _types_of(manifest: Manifest) -> frozenset[str]:
+    return frozenset({manifest.artifact_type} if manifest.artifact_type else ())
 
 
 def _search_for(mapping: MappingRule, source: Repository, copies: Sequence[ImageCopy]) -> _Search:

@@ -421,7 +421,7 @@ class Run:
         if not mapping.artifacts.enabled and not is_plan_of_copy:
             return FoundArtifacts()
 
-        look = self._referrers.decide(mapping, copies)
+        look = self._referrers.decide(mapping, lookup, copies)
         if look is Look.NONE:
             for copy in copies:
                 copy.check_key = b""  # nothing new to remember
@@ -529,8 +529,8 @@ class Run:
             for digest in (lookup.source_digest, *(child.digest for child in lookup.tree.children)):
                 image_of_digest.setdefault(digest, image)
 
-        if missing and copy.last_check.is_complete:
-            # Not any more, should this run be ended before they are there.
+        if missing:
+            # The target is not complete, should this run be ended before they are there.
             flags = copy.last_check.flags & COPIED
             self._knowledge.record_artifact_check(copy.check_key, flags, bytes(8))
         return missing
