@@ -268,3 +268,7 @@ class ContentError(SyncError):
     """Bytes are not what their digest, size or media type says, or cannot be copied unchanged."""
 
     code = "CONTENT_ERROR"
+
+
+class WrongBytes(ContentError):
+    """What was read does not match its digest or size; another reading may bring the right bytes."""

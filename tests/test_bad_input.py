@@ -898,6 +898,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
 
 
 @pytest.mark.rule("R3", "R4", "R6", "R11", "R12", "R13", "R14", "R17", "R18")
+@pytest.mark.provokes("blob_pulled_twice")  # a size that differs is asked for twice
 @pytest.mark.parametrize("name", ROWS)
 def test_bad_input_ends_in_one_clear_line(world: World, name: str) -> None:
     side, code, words, arrange = ROWS[name]

@@ -160,7 +160,7 @@ async def test_a_blob_in_chunks_is_verified_before_it_is_closed() -> None:
         ran = await mirror(world, source, ACR)
         assert "CONTENT_ERROR" in only(ran.failed)
         assert finishes(target) == []
-        assert [status for _, _, status in patches(target)] == [202, 202]
+        assert [status for _, _, status in patches(target)] == [202, 202] * 2, "it was read twice"
 
 
 async def test_no_more_than_three_blobs_are_in_chunks_at_once_and_all_arrive() -> None:

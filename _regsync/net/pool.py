@@ -44,9 +44,11 @@ class Pool:
         # In the order in which they became idle.
         self._idle: list[Connection] = []
 
-    def lease(self, origin: Origin) -> Lease:
-        """Return a lease for exchanges with an origin; it takes a connection when one is needed."""
-        return Lease(self, origin)
+    def lease(self, origin: Origin, *, fresh: bool = False) -> Lease:
+        """Return a lease for exchanges with an origin; it takes a connection when one is needed,
+        with `fresh` never one that was used before.
+        """
+        return Lease(self, origin, fresh)
 
     def reuse(self, origin: Origin) -> Connection | None:
         """Take the connection to an origin that was used last and lives; close what does not."""
@@ -87,9 +89,10 @@ class Pool:
 class Lease:
     """The right to one connection at a time, for exchanges that belong together."""
 
-    def __init__(self, pool: Pool, origin: Origin) -> None:
+    def __init__(self, pool: Pool, origin: Origin, fresh: bool) -> None:
         self.origin = origin
         self._pool = pool
+        self._is_fresh = fresh
         # The connection of the last exchange, and its answer once there is one.
         self._connection: Connection | None = None
         self._response: Response | None = None
@@ -135,7 +138,7 @@ class Lease:
         # What came back last is taken first: a PUT goes where its POST was answered.
         await self.settle()
         lost: Disconnected | None = None
-        idle = self._pool.reuse(self.origin)
+        idle = None if self._is_fresh else self._pool.reuse(self.origin)
         if idle is not None:
             self._connection = idle
             try:

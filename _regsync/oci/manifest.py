@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
-from _regsync.errors import ContentError
+from _regsync.errors import ContentError, WrongBytes
 from _regsync.oci.reference import check_digest, digest_of, split_digest
 from _regsync.text import clean_beginning, printable
 
@@ -199,16 +199,25 @@ def parse_manifest(
     digest: str | None = None,
     expected: Descriptor | None = None,
 ) -> Manifest:
-    """Verify and read a manifest or index; ContentError says what is wrong with it.
+    """Verify and read a manifest or index; ContentError says what is wrong with it, WrongBytes that
+    it is not what was asked for.
 
     `content_type` is the answer's header. `digest` or the index entry `expected` is what was asked
     for; neither is given for a tag.
     """
     answered_type = (content_type or "").partition(";")[0].strip().lower()
     received = _description(body, answered_type)
+    wanted_digest = expected.digest if expected else digest
+    actual_digest = _digest_like(wanted_digest, body)
+    is_wanted = wanted_digest in (None, "", actual_digest)
+    unreadable = ContentError if is_wanted else WrongBytes
+
     if expected and len(body) != expected.size:
-        raise ContentError(f"{len(body)} bytes, the index says {expected.size}; {received}")
-    document = _load(body, received)
+        raise unreadable(f"{len(body)} bytes, the index says {expected.size}; {received}")
+    try:
+        document = _load(body, received)
+    except ContentError as error:
+        raise unreadable(error.message) from error
     inner_type = _field(document, "mediaType", str).lower()
 
     # Before the digest, which in schema 1 leaves out the signatures.
@@ -221,8 +230,8 @@ def parse_manifest(
             hint="push the image again with a current tool, as schema 2 or OCI",
         )
 
-    wanted_digest = expected.digest if expected else digest
-    actual_digest = _verified_digest(body, wanted_digest, received)
+    if not is_wanted:
+        raise WrongBytes(f"asked for {wanted_digest}, got {actual_digest}; {received}")
 
     names = [inner_type]
     if answered_type not in _GENERIC_TYPES:
@@ -239,15 +248,12 @@ def _description(body: bytes, answered_type: str) -> str:
     return f"received {printable(answered_type, 80) or 'no content type'}, {beginning}"
 
 
-def _verified_digest(body: bytes, wanted: str | None, received: str) -> str:
-    """Return the digest of a body; ContentError if it is not the one wanted."""
+def _digest_like(wanted: str | None, body: bytes) -> str:
+    """Return the digest of a body by the algorithm of `wanted`."""
     if not wanted:
         return digest_of(body)
     algorithm, _ = split_digest(check_digest(wanted))
-    actual = digest_of(body, algorithm)
-    if actual != wanted:
-        raise ContentError(f"asked for {wanted}, got {actual}; {received}")
-    return actual
+    return digest_of(body, algorithm)
 
 
 def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) -> str:

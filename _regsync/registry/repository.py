@@ -22,6 +22,7 @@ from _regsync.errors import (
     RegistryError,
     Side,
     SyncError,
+    WrongBytes,
 )
 from _regsync.net.http1 import Response
 from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
@@ -248,23 +249,30 @@ class Repository:
         """Return a manifest whose bytes have the digest that was asked for, or that the registry
         names (I3).
 
-        Raises ContentError when they do not, or contradict `expected`, the entry of an index;
-        RegistryError with status 404 when there is no such manifest.
+        Other bytes are asked for once more over a fresh connection: a cache on the way may have
+        been wrong once. Raises ContentError when they still do not, or when they contradict
+        `expected`, the entry of an index; RegistryError with status 404 when there is no such
+        manifest.
         """
         accept = ACCEPT_MANIFESTS
         if expected is not None and expected.media_type not in accept:
             accept = f"{accept}, {expected.media_type}"
         call = self.call("manifest_get", "GET", f"manifests/{reference}", ("Accept", accept))
         with self.adding_place("fetch manifest", self.reference(reference)):
-            answer = await self._transport.request(
-                self.host, call, ok=(200,), limit=_MANIFEST_LIMIT
-            )
-            is_digest = ":" in reference
-            digest = reference if is_digest else answer.headers.get("docker-content-digest")
-            content_type = answer.headers.get("content-type")
-            return parse_manifest(
-                answer.body, content_type=content_type, digest=digest, expected=expected
-            )
+            try:
+                return await self._get_manifest(call, reference, expected)
+            except WrongBytes:
+                return await self._get_manifest(call._replace(is_fresh=True), reference, expected)
+
+    async def _get_manifest(
+        self, call: Call, reference: str, expected: Descriptor | None
+    ) -> Manifest:
+        answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
+        digest = reference if ":" in reference else answer.headers.get("docker-content-digest")
+        content_type = answer.headers.get("content-type")
+        return parse_manifest(
+            answer.body, content_type=content_type, digest=digest, expected=expected
+        )
 
     async def put_manifest(self, reference: str, manifest: Manifest) -> None:
         """Push a manifest; ContentError or ProtocolBroken when the registry stored something else."""
@@ -367,14 +375,17 @@ class Repository:
         return answer.status == 200 and size in (None, str(blob.size))
 
     @asynccontextmanager
-    async def open_blob(self, blob: Descriptor, start: int = 0) -> AsyncIterator[Response]:
-        """Give the answer with a blob from byte `start` on, its body unread.
+    async def open_blob(
+        self, blob: Descriptor, start: int = 0, *, fresh: bool = False
+    ) -> AsyncIterator[Response]:
+        """Give the answer with a blob from byte `start` on, its body unread; with `fresh` over a
+        connection that no other request has used.
 
         The caller has a permit, and hashes what it reads (I3). Raises ProtocolBroken when the
-        registry does not begin at `start` (section 1.13), ContentError when the blob has another
-        size than its descriptor says.
+        registry does not begin at `start` (section 1.13), WrongBytes when the blob has another size
+        than its descriptor says.
         """
-        call = self.call("blob_get", "GET", f"blobs/{blob.digest}")
+        call = self.call("blob_get", "GET", f"blobs/{blob.digest}")._replace(is_fresh=fresh)
         if start:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
         async with AsyncExitStack() as stack:
@@ -394,7 +405,7 @@ def _check_range(response: Response, blob: Descriptor, start: int) -> None:
         if not is_rest or response.length not in (None, remaining):
             raise ProtocolBroken("the registry does not continue the blob where it broke")
     if response.length not in (None, remaining):
-        raise ContentError(f"the blob has {response.length} bytes, its descriptor says {blob.size}")
+        raise WrongBytes(f"the blob has {response.length} bytes, its descriptor says {blob.size}")
 
 
 def _referrers_of(answer: Response, *, is_first: bool) -> tuple[Descriptor, ...]:

@@ -110,6 +110,9 @@ class Call(NamedTuple):
     # Where it goes when not to the registry itself: an upload's Location.
     origin: Origin | None = None
 
+    # Over a connection that no other request has used: what came over another one was wrong.
+    is_fresh: bool = False
+
     def request(self, authorization: str | None) -> Request:
         """Return what goes over the wire; content is never asked for in a coding (R15)."""
         headers = [("User-Agent", f"regsync/{__version__}"), ("Accept-Encoding", "identity")]
@@ -383,7 +386,8 @@ class Transport:
         is_home = hop.origin == host.origin
         connection = lease
         if connection is None or connection.origin != hop.origin:
-            connection = (self.pool if is_home else self.foreign_pool).lease(hop.origin)
+            pool = self.pool if is_home else self.foreign_pool
+            connection = pool.lease(hop.origin, fresh=call.is_fresh)
             turn.connection = connection
         seconds: float | None = None
         if body is not None:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from _regsync.crypto import new_hash
-from _regsync.errors import ContentError, Disconnected, SyncError, WireError
+from _regsync.errors import Disconnected, SyncError, WireError, WrongBytes
 from _regsync.net.http1 import PIECE, Response
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
@@ -52,11 +52,15 @@ class Relay:
     _response: Response
     _hash: _Hash
 
-    def __init__(self, source: Repository, blob: Descriptor, transport: Transport) -> None:
+    def __init__(
+        self, source: Repository, blob: Descriptor, transport: Transport, *, fresh: bool = False
+    ) -> None:
+        """Prepare to read a blob; with `fresh` over connections that no other request has used."""
         self.source = source
         self.complete = False
         self._blob = blob
         self._transport = transport
+        self._is_fresh = fresh
         self._stack = AsyncExitStack()
         algorithm, self._expected = split_digest(blob.digest)
         self._checkpoints = [_Checkpoint(0, new_hash(algorithm))]
@@ -96,8 +100,8 @@ class Relay:
     async def next(self) -> memoryview:
         """Return the next verified piece, valid until the next call; empty at the end.
 
-        Raises ContentError when the bytes are not the blob's, and WireError when the source breaks
-        for good.
+        Raises WrongBytes when they are not the blob's, and WireError when the source breaks for
+        good.
         """
         piece = memoryview(b"")
         with self.source.adding_place("fetch blob", self.source.reference(self._blob.digest)):
@@ -121,7 +125,7 @@ class Relay:
     async def _open(self) -> None:
         await self._stack.aclose()
         self._response = await self._stack.enter_async_context(
-            self.source.open_blob(self._blob, self._count)
+            self.source.open_blob(self._blob, self._count, fresh=self._is_fresh)
         )
 
     async def _read(self) -> memoryview:
@@ -142,9 +146,9 @@ class Relay:
         self._hash.update(self._buffer[:count])
         self._count += count
         if self._count > size:
-            raise ContentError(f"the blob is longer than the {size} bytes of its descriptor")
+            raise WrongBytes(f"the blob is longer than the {size} bytes of its descriptor")
         if self._count == size and self._hash.hexdigest() != self._expected:
-            raise ContentError("the blob's bytes do not match its digest")
+            raise WrongBytes("the blob's bytes do not match its digest")
         self.complete = self._count == size
         if self._count - self._checkpoints[-1].offset >= _CHECKPOINT:
             self._checkpoints.append(_Checkpoint(self._count, self._hash.copy()))

@@ -20,7 +20,7 @@ from typing import Literal
 import anyio
 
 from _regsync.crypto import hash_hex
-from _regsync.errors import Disconnected, RegistryError, Side, SyncError, WireError
+from _regsync.errors import Disconnected, RegistryError, Side, SyncError, WireError, WrongBytes
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import split_digest
 from _regsync.providers import UploadStyle
@@ -125,6 +125,8 @@ class BlobTransfer:
         self._admitted = transport.gate.admitted
         self._disk_works = True
         self._first_starts = dict[RepositoryKey, _FirstStart]()
+        # Blobs, by source repository and digest, that came wrong once and were read again.
+        self._second_readings = set[tuple[RepositoryKey, str]]()
 
     async def copy(
         self, step: Step, source: Repository, target: Repository, keep: Keep
@@ -162,6 +164,10 @@ class BlobTransfer:
                 # What the session holds came from a file that may have been changed.
                 upload.broken_session = ""
                 continue
+            except WrongBytes as failure:
+                if await self._prepare_second_reading(copy, failure):
+                    continue
+                error = failure
             except SyncError as failure:
                 error = failure
 
@@ -466,6 +472,26 @@ class BlobTransfer:
             self._disk_works = False
         level = "warning" if is_news else "debug"
         self._transport.machine.log(level, "staging", f"{error}; each target reads for itself")
+
+    async def _prepare_second_reading(self, copy: _Copy, error: WrongBytes) -> bool:
+        """Have a blob read again from its first byte, over a fresh connection: a cache on the way may
+        have been wrong once. Return False when that was tried before, for whichever target.
+        """
+        upload = copy.upload
+        reading = (copy.relay.source.key, copy.blob.digest)
+        if reading in self._second_readings:
+            return False
+        self._second_readings.add(reading)
+        self._transport.machine.log("debug", "retry", f"{error}; it is read once more")
+        error.drop_frames()  # they hold a part of the blob
+
+        await upload.lease.settle()
+        if upload.session and (upload.has_begun or upload.offset):
+            await upload.cancel_upload()  # it holds some of the wrong bytes
+            upload.session = ""
+        upload.broken_session = ""
+        copy.relay = Relay(copy.relay.source, copy.blob, self._transport, fresh=True)
+        return True
 
     def _pause_before_next(self, copy: _Copy, error: SyncError) -> float:
         """Take in why an attempt failed; return the seconds to wait before the next one. Raises
