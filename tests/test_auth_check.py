@@ -5,6 +5,7 @@ counted.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from conformance.app import App
 from conformance.exchange import Reception
 from conformance.images import Seed
 from conformance.memory import Place
-from conformance.messages import Answer, Request, error
+from conformance.messages import Access, Answer, Request, Response, error
 from conformance.tokens import BasicAuth, TokenService
 from tests.ends import Ran, Virtual, document, virtual
 from tests.test_clouds import ECR, Cloud
@@ -28,6 +29,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 USERS = {"me": "hunter2"}
 LOGIN = {"auth_type": "basic", "credentials": {"username": "me", "password": "hunter2"}}
+ORIGIN = "credentials of registry 'target'"
 A_HOUR_LATER = "2026-01-01T01:00:00Z"
 
 
@@ -106,6 +108,7 @@ def row(alias: str, repository: str, **more: Any) -> dict[str, Any]:
     return {**plain, **none, **more}
 
 
+@pytest.mark.provokes("ping", "credential_unasked")
 async def test_lines_for_people_say_the_same(cloud: Cloud) -> None:
     cloud.life = 3600.0
     async with virtual() as world:
@@ -117,8 +120,9 @@ async def test_lines_for_people_say_the_same(cloud: Cloud) -> None:
         assert (ran.status, ran.err) == (0, "")
         assert sorted(ran.out.splitlines()) == [
             f"ok  {ECR}/one  pull  (a cloud of the tests, until {A_HOUR_LATER})",
-            "ok  target.test/one  pull,push  (anonymous)",
-            "ok  target.test/two  pull,push  (anonymous, not there yet, so no push was tried)",
+            f"ok  target.test/one  pull,push  (anonymous, not asked for: {ORIGIN})",
+            f"ok  target.test/two  -  (anonymous, not asked for: {ORIGIN}, "
+            "not there yet, so no push was tried)",
         ]
 
 
@@ -274,6 +278,7 @@ async def test_who_may_only_pull_is_told_at_a_target() -> None:
         ran, rows = await check(world, registries, "app")
         assert ran.status == 4
         assert rows["target.test/app"]["error"]["code"] == "AUTH_ERROR"
+        assert rows["target.test/app"]["rights"] == "pull"
         assert (
             "check what the credentials (credentials of registry 'target') are allowed to do there"
             in ran.err
@@ -298,6 +303,7 @@ async def test_where_a_listing_is_hidden_the_upload_decides() -> None:
             world, {"source": "http://source.test", "target": "http://target.test"}, "app"
         )
         assert (ran.status, rows["target.test/app"]["upload"]) == (0, "opened")
+        assert rows["target.test/app"]["rights"] == "push", "reading was refused"
         target.journal.matching("POST").exactly(1)
         target.journal.matching("DELETE").exactly(1)
         ran, rows = await check(
@@ -325,14 +331,116 @@ async def test_a_repository_at_both_ends_is_asked_once_and_an_unused_registry_ne
         file.write_text(text)
         ran = await world.run("auth", "check", "--json", "-q", "-c", str(file))
         rights = {each["repository"]: each["rights"] for each in ran.report["access"]}
-        assert rights == {
-            "both.test/a": "pull",
-            "both.test/b": "pull,push",
-            "both.test/c": "pull,push",
-        }
+        assert rights == {"both.test/a": "pull", "both.test/b": "pull,push", "both.test/c": ""}
         both.journal.matching("GET", "tag_list").exactly(3)
         unused.journal.matching().none()
     assert os.listdir(tmp_path) == ["mirror.yaml"]
+
+
+class Zot(BasicAuth):
+    """Anybody reads, and `GET /v2/` says in a 200 how a login is taken (CheckVersionSupport of zot)."""
+
+    challenge = True
+
+    def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
+        if request.kind != "ping" or request.header("authorization"):
+            return super().check(request, needs)
+        headers = [("WWW-Authenticate", 'basic realm="zot"')] if self.challenge else []
+        return Response(200, headers, b"{}")
+
+
+@pytest.mark.provokes("ping", "credential_unasked")
+@pytest.mark.parametrize("asks", [True, False])
+@pytest.mark.parametrize(
+    ("side", "repository"), [("source", "there"), ("target", "there"), ("target", "new")]
+)
+async def test_a_wrong_password_is_found_where_anybody_may_read(
+    side: str, repository: str, asks: bool
+) -> None:
+    async with virtual() as world:
+        auth = Zot({"me": "another"}, anonymous_pull=True)
+        auth.challenge = asks
+        place = serve(world, App(auth=auth), f"{side}.test", "there")
+        other = {"source": "target", "target": "source"}[side]
+        serve(world, App(), f"{other}.test", "there", "new")
+        registries = {
+            side: {"url": f"http://{side}.test", **LOGIN},
+            other: {"url": f"http://{other}.test", "auth_type": "anonymous"},
+        }
+        ran, rows = await check(world, registries, repository)
+        assert ran.status == 4
+        found = rows[f"{side}.test/{repository}"]
+        assert found["error"]["code"] == "AUTH_ERROR"
+        assert f"refused the credentials (credentials of registry '{side}')" in ran.err
+        assert (found["source"], found["rights"]) == (None, "pull" if repository == "there" else "")
+        shown = [entry for entry in place.journal.entries if entry.authorization.scheme]
+        assert len(shown) == 1, "a refused password is not sent again"
+
+
+@pytest.mark.provokes("ping", "credential_unasked")
+async def test_a_login_is_proven_once_where_anybody_may_read() -> None:
+    async with virtual() as world:
+        serve(world, App(), "source.test", "one", "two")
+        zot = serve(world, App(auth=Zot(USERS, anonymous_pull=True)), "target.test")
+        registries = {
+            "source": "http://source.test",
+            "target": {"url": "http://target.test", **LOGIN},
+        }
+        ran, rows = await check(world, registries, "one", "two")
+        assert ran.status == 0
+        for name in ("one", "two"):
+            found = rows[f"target.test/{name}"]
+            assert (found["source"], found["rights"], found["upload"]) == (ORIGIN, "", "absent")
+        assert sorted(asked(zot)) == [
+            "GET /v2/ 200",
+            "GET /v2/ 200",
+            "GET /v2/one/tags/list?n=1 404",
+            "GET /v2/two/tags/list?n=1 404",
+        ]
+
+
+@pytest.mark.provokes("ping")
+async def test_a_token_is_asked_for_with_the_login_where_anybody_may_read() -> None:
+    """The registry lets anybody list, and sends to a token service who asks for `/v2/`."""
+
+    class Open(TokenService):
+        def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
+            return None if request.kind == "tag_list" else super().check(request, needs)
+
+    async with virtual() as world:
+        serve(world, App(), "target.test", "app")
+        tokens = Open({"me": "another"}, now=anyio.current_time)
+        source = serve(world, App(auth=tokens), "source.test", "app")
+        registries = {
+            "source": {"url": "http://source.test", **LOGIN},
+            "target": "http://target.test",
+        }
+        ran, rows = await check(world, registries, "app")
+        assert (ran.status, rows["source.test/app"]["error"]["code"]) == (4, "AUTH_ERROR")
+        assert asked(source)[0] == "GET /v2/app/tags/list?n=1 200"
+        assert asked(source)[1] == "GET /v2/ 401"
+        assert tokens.requests == 1
+
+        tokens.users["me"] = "hunter2"
+        ran, rows = await check(world, registries, "app")
+        assert (ran.status, rows["source.test/app"]["source"]) == (
+            0,
+            "credentials of registry 'source'",
+        )
+
+
+async def test_nobody_is_pinged_for_an_anonymous_or_a_proven_login() -> None:
+    async with virtual() as world:
+        source = serve(world, App(), "source.test", "app")
+        target = serve(world, App(auth=BasicAuth(USERS)), "target.test", "app")
+        registries = {
+            "source": "http://source.test",
+            "target": {"url": "http://target.test", **LOGIN},
+        }
+        ran, _ = await check(world, registries, "app")
+        assert ran.status == 0
+        source.journal.matching(kind="ping").none()
+        target.journal.matching(kind="ping").none()
 
 
 @pytest.mark.parametrize("words", [("auth",), ("auth", "chek", "-c", "-"), ("auth", "check")])

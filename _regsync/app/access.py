@@ -3,22 +3,26 @@
 Owns: what is asked of each repository, and how the answer is told.
 May not know: how a login is made.
 Invariants: no manifest is read or written and no repository is created: an upload is begun, and
-ended at once, only in a repository that exists.
-Follows: docs/design.md section 2.
+ended at once, only in a repository that exists. What was not tried is not among the rights.
+Follows: docs/design.md section 2 ("auth check").
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from contextlib import closing
-from typing import Any
+from dataclasses import dataclass, field
+
+import anyio
 
 from _regsync.app.console import Console
 from _regsync.app.process import connect
 from _regsync.config.model import Config, Registry
 from _regsync.errors import AuthError, RegistryError, Side, SyncError
 from _regsync.oci.manifest import Descriptor
+from _regsync.registry.host import RegistryClient
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
@@ -34,23 +38,27 @@ LATEST_TIME = 1e11  # seconds since 1970; a later end of a login is none that a 
 async def check(config: Config, console: Console) -> int:
     """Ask every repository in use, tell what works and what is missing; return the exit status."""
     transport = connect(console)
-    rows = list[dict[str, Any]]()
+    accesses = list[Access]()
     with closing(transport):
         places = places_in_use(config)
         for registry, _ in places:
             transport.prepare(registry)
         discovery = Discovery(transport, Knowledge())
         repositories = iter([discovery.repository(*place, side) for place, side in places.items()])
+        access_check = AccessCheck(transport)
 
         async def work() -> None:
             for repository in repositories:
-                rows.append(await check_repository(transport, repository, console))
+                access = await access_check.try_repository(repository)
+                accesses.append(access)
+                tell(access, console)
 
         await gather([work] * CONCURRENT_CHECKS)
     if console.as_json:
+        rows = [access.as_json() for access in accesses]
         rows.sort(key=lambda row: str(row["repository"]))
         console.document({"schema": 1, "access": rows})
-    return AuthError.exit_status if any(row["error"] for row in rows) else 0
+    return AuthError.exit_status if any(access.error for access in accesses) else 0
 
 
 def places_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
@@ -63,76 +71,157 @@ def places_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
     return places
 
 
-async def check_repository(
-    transport: Transport, repository: Repository, console: Console
-) -> dict[str, Any]:
-    """Try one repository, tell the result in a line, and return its row of the JSON document."""
-    login = repository.host.authenticator
-    upload = None
-    error = None
-    try:
-        with repository.adding_place("check", str(repository)):
-            upload = await try_access(transport, repository)
-    except SyncError as failure:
-        error = failure
+@dataclass
+class Access:
+    """What one repository let us do."""
+
+    repository: Repository
+    rights: list[str] = field(default_factory=list)  # "pull", "push": those that were seen
+    upload: str | None = None  # at a target: "opened", or "absent" where it is not there yet
+    error: SyncError | None = None
+    asks_for_login: bool = True
+
+    @property
+    def source(self) -> str | None:
+        """Where the credential is from that the registry took; None where it asks for none."""
+        login = self.repository.host.authenticator
+        is_taken = login.is_proven and not login.is_anonymous and self.asks_for_login
+        return login.credential.origin if is_taken else None
+
+    @property
+    def expires(self) -> str | None:
+        """The end of the login in UTC; None where it is unknown, or no calendar has it."""
+        cloud_login = self.repository.host.authenticator.cloud_login
+        expires = cloud_login.expires if cloud_login else math.inf
+        if not 0 <= expires < LATEST_TIME:
+            return None
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires))
+
+    def as_json(self) -> dict[str, object]:
+        """Return the row of the JSON document."""
+        registry = self.repository.host.registry
+        return {
+            "registry": registry.alias,
+            "repository": str(self.repository),
+            "rights": ",".join(self.rights),
+            "method": registry.auth_type or "detected",
+            "source": self.source,
+            "expires": self.expires,
+            "upload": self.upload,
+            "error": Outcome("", "", "", error=self.error).as_json()["error"],
+        }
+
+
+def tell(access: Access, console: Console) -> None:
+    """Print a line about a repository, or log its error."""
+    error = access.error
+    if error is not None:
         message = f"{error.code}: {error}"
         console.log("error", "check_failed", message, code=error.code, hint=error.hint)
-
-    # Credentials that were never asked for prove nothing.
-    was_used = not login.is_anonymous and login.is_proven
-    source = login.credential.origin if was_used else None
-    expires = end_of_login(login.cloud_login.expires if login.cloud_login else math.inf)
-    if error is None and not console.as_json:
-        remarks = [source or "anonymous"]
-        if expires:
-            remarks.append(f"until {expires}")
-        if upload == "absent":
-            remarks.append("not there yet, so no push was tried")
-        console.line(f"ok  {repository}  {repository.rights}  ({', '.join(remarks)})")
-    return {
-        "registry": repository.host.registry.alias,
-        "repository": str(repository),
-        "rights": repository.rights,
-        "method": repository.host.registry.auth_type or "detected",
-        "source": source,
-        "expires": expires,
-        "upload": upload,
-        "error": Outcome("", "", "", error=error).as_json()["error"],
-    }
+        return
+    if console.as_json:
+        return
+    login = access.repository.host.authenticator
+    remarks = [access.source or "anonymous"]
+    if access.source is None and not login.is_anonymous:
+        remarks.append(f"not asked for: {login.credential.origin}")
+    if access.expires:
+        remarks.append(f"until {access.expires}")
+    if access.upload == "absent":
+        remarks.append("not there yet, so no push was tried")
+    rights = ",".join(access.rights) or "-"
+    console.line(f"ok  {access.repository}  {rights}  ({', '.join(remarks)})")
 
 
-def end_of_login(expires: float) -> str | None:
-    """Write the end of a login in UTC; None where nobody says, or no calendar has it."""
-    if not 0 <= expires < LATEST_TIME:
-        return None
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires))
+class AccessCheck:
+    """Tries repositories, and the credential of each registry."""
 
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        # By registry: the lock of those who show it the credential, and what came of it: whether it
+        # asks for one at all.
+        self._locks = defaultdict[RegistryClient, anyio.Lock](anyio.Lock)
+        self._asks = dict[RegistryClient, bool | SyncError]()
 
-async def try_access(transport: Transport, repository: Repository) -> str | None:
-    """Read, and at a target open an upload.
+    async def try_repository(self, repository: Repository) -> Access:
+        """Try what a run would do in a repository, and the credential it would do it with."""
+        access = Access(repository)
+        try:
+            with repository.adding_place("check", str(repository)):
+                await self._try_rights(access)
+                access.asks_for_login = await self._prove_credential(repository.host, repository)
+        except SyncError as error:
+            access.error = error
+        return access
 
-    Return "opened" for an upload that was opened, "absent" for a target that is not there yet and
-    may be created by a push, None for a source; SyncError where access is refused.
-    """
-    host = repository.host
-    is_target = repository.side is Side.TARGET
-    call = repository.call("tag_list", "GET", "tags/list?n=1")
-    try:
-        await transport.request(host, call, ok=(200,), limit=LARGEST_TAG_PAGE)
-    except RegistryError as error:
-        # A registry that hides a repository may let us push to it all the same.
-        if not is_target or error.status not in (401, 403, 404):
-            raise
-        is_ecr = host.registry.kind.startswith("ecr")
-        if error.status == 404 and is_ecr:  # ECR creates no repository on a push
-            raise
-        if error.status == 404:
-            return "absent"
-    if not is_target:
-        return None
+    async def _try_rights(self, access: Access) -> None:
+        """Read, and at a target open an upload; SyncError where access is refused."""
+        repository = access.repository
+        host = repository.host
+        is_target = repository.side is Side.TARGET
+        call = repository.call("tag_list", "GET", "tags/list?n=1")
+        try:
+            await self._transport.request(host, call, ok=(200,), limit=LARGEST_TAG_PAGE)
+        except RegistryError as error:
+            # A registry that hides a repository may let us push to it all the same.
+            if not is_target or error.status not in (401, 403, 404):
+                raise
+            is_ecr = host.registry.kind.startswith("ecr")
+            if error.status == 404 and is_ecr:  # ECR creates no repository on a push
+                raise
+            if error.status == 404:
+                access.upload = "absent"
+                return
+        else:
+            access.rights.append("pull")
+        if not is_target:
+            return
 
-    async with transport.pool.lease(host.origin) as lease:
-        upload = Upload(repository, transport, lease, Descriptor("", "", 0))
-        await upload.start()
-        await upload.cancel_upload()
-    return "opened"
+        async with self._transport.pool.lease(host.origin) as lease:
+            upload = Upload(repository, self._transport, lease, Descriptor("", "", 0))
+            await upload.start()
+            await upload.cancel_upload()
+        access.rights.append("push")
+        access.upload = "opened"
+
+    async def _prove_credential(self, host: RegistryClient, repository: Repository) -> bool:
+        """Show the credential to a registry that has let everybody in so far, once; AuthError where
+        it is refused. Return whether the registry asks for one at all.
+
+        A push may need it later, and a wrong one is to be known now.
+        """
+        login = host.authenticator
+        async with self._locks[host]:
+            if host not in self._asks:
+                if login.is_proven:
+                    return True
+                try:
+                    self._asks[host] = await self._show_credential(host, repository)
+                except SyncError as error:
+                    self._asks[host] = error.without_place()
+        asks = self._asks[host]
+        if isinstance(asks, SyncError):
+            raise asks.without_place()
+        return asks
+
+    async def _show_credential(self, host: RegistryClient, repository: Repository) -> bool:
+        login = host.authenticator
+        if login.is_anonymous and login.cloud_login is None:
+            return False
+        ping = repository.call("tag_list", "GET", "")._replace(path="/v2/")
+        try:
+            answer = await self._transport.request(host, ping, ok=(200,))
+        except RegistryError as error:
+            if error.status in (401, 403):
+                raise
+            return False  # a registry without this endpoint can be shown nothing there
+        if login.is_proven:
+            return True
+
+        # A registry that answers 200 may say all the same how it takes a login, as zot does. One
+        # that does not say it may look at no login, so that nothing is proven.
+        challenges = answer.headers.all("www-authenticate")
+        if not await login.offer(challenges, repository.api_name, repository.rights):
+            return False
+        await self._transport.request(host, ping, ok=(200,))
+        return bool(challenges)

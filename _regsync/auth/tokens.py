@@ -456,6 +456,23 @@ class Authenticator:
             return Refusal.UNPROVEN
         return Refusal.ENDED if self._tokens.is_in_use(token) else Refusal.REPLACED
 
+    async def offer(self, challenges: Iterable[str], repository: str, actions: str) -> bool:
+        """Let requests carry the credential from now on, though none was refused without it. Return
+        whether there is one that can be carried.
+
+        `challenges` come from an answer that let us in. Where there are none, the registry itself
+        is shown the credential.
+        """
+        await self._renew_cloud_login()
+        if self.is_anonymous:
+            return False
+        ways = [*challenges]
+        if not parse_challenges(ways):
+            ways = ["Basic"]
+            if not (self.credential.basic or self.credential.registry_token):
+                return False
+        return await self.on_unauthorized(ways, None, repository, actions) is not None
+
     def _choose(self, offered: list[Challenge], known: Challenge | None) -> Challenge | None:
         # A registry that has asked this run for tokens gets no password for a stray Basic: it would
         # go with every request from then on.
