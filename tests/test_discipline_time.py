@@ -16,6 +16,7 @@ from typing import Any
 import anyio
 import pytest
 
+from _regsync.sync import schedule
 from conformance.app import App
 from conformance.images import Image, Part, Seed, compose
 from conformance.memory import Link, Place
@@ -344,6 +345,35 @@ async def test_the_first_upload_starts_before_the_last_tag_is_discovered(seed: S
         first = min(each.begun for each in target.journal.matching("POST", "upload_start"))
         asked = [each.begun for each in source.journal.matching("GET", "manifest")]
         assert sum(begun > first for begun in asked) > 16
+
+
+async def test_blobs_go_by_the_number_of_images_that_name_them(
+    seed: Seed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/specification.md section 1.1, "Blob order": over all images that are discovered when a
+    blob's turn comes. A first image holds the only slot until the others are discovered. Blobs go
+    one by one here, so that their order shows.
+    """
+    monkeypatch.setattr(schedule, "_MAX_BLOB_TASKS", 1)
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        seed.image().load_into(app(source), "first", tag="v1")
+        layers = [seed.layer(900) for _ in range(8)]
+        for number in range(8):
+            # The last layer is in all of them, the first one in the last of them only.
+            image = seed.image(layers=layers[7 - number :])
+            image.load_into(app(source), "app", tag=f"v{number}")
+        source.app.faults.on("GET", "blob", repository="first").delay(20)
+        ran = await world.sync(
+            {"source": source, "target": target},
+            {"from": "first", "tags": tags("v1")},
+            {"from": "app", "tags": tags("*")},
+            **{"global": {"max_concurrent_transfers": 1}},
+        )
+        assert (ran.status, ran.failed) == (0, [])
+        by_count = [each["digest"] for each in reversed(image.document["layers"])]
+        read = [each.reference for each in source.journal.matching("GET", "blob", "app")]
+        assert [digest for digest in read if digest in by_count] == by_count
 
 
 @pytest.mark.parametrize("how", ["slow", "rationed"])

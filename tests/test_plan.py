@@ -14,7 +14,7 @@ from _regsync.config.model import ArtifactRule, MappingRule, Registry
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor, Manifest, Platform
 from _regsync.sync.election import Election
-from _regsync.sync.image import Tree, build_tree, order_blobs
+from _regsync.sync.image import Tree, build_tree
 from _regsync.sync.mappings import assign, grouped
 from _regsync.tags import TagRule
 
@@ -148,12 +148,6 @@ def test_one_digest_with_two_sizes_is_refused_unless_it_is_not_needed() -> None:
     with pytest.raises(ContentError, match="a is named with 1 and with 2 bytes"):
         grown.missing_at(nothing)
     assert lacks(grown, {"two"}.__contains__) == (["a"], ["one"])
-
-
-def test_blobs_go_by_falling_number_of_references_and_else_as_they_stand() -> None:
-    blobs = [blob(name) for name in "abcd"]
-    ordered = order_blobs(blobs, {"c": 7, "b": 2, "d": 2})
-    assert list(ordered) == ["c", "b", "d", "a"]
 
 
 # --- leaders

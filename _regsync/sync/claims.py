@@ -32,9 +32,8 @@ class ClaimKey(NamedTuple):
 class ImageClaims:
     """What one promoted image lacks in its repository, and what it owns of that.
 
-    `blobs` are in the order in which they are copied. `careful`: the registry would not notice that
-    a blob is absent, so that what earlier runs knew of it may not be enough (docs/design.md section
-    7). Only `Claims` changes it.
+    `careful`: the registry would not notice that a blob is absent, so that what earlier runs knew of
+    it may not be enough (docs/design.md section 7). Only `Claims` changes it.
     """
 
     def __init__(
@@ -289,7 +288,7 @@ class Claims:
     def _start(self, claims: Iterable[Claim]) -> list[Step]:
         """Decide anew on claims that wait for nothing any more; return the steps to take now."""
         # In promotion order, so that a leader was promoted before its followers (rule 9).
-        ordered = sorted(claims, key=lambda claim: (claim.owner.order, claim.key))
+        ordered = sorted(claims, key=lambda claim: claim.owner.order)
         for claim in ordered:
             self._stop_waiting(claim)
         self._choose_first_mounts(ordered)

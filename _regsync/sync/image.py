@@ -1,15 +1,15 @@
 """An image as it will stand at its target, and one image on its way there.
 
-Owns: the tree of manifests, what a target lacks of it, the order of its blobs; the tally of one copy.
+Owns: the tree of manifests, what a target lacks of it; the tally of one copy.
 May not know: who copies which blob, when, or how.
 Invariants: a tree lists children before the indexes that name them (I2); one digest has one size.
-Follows: docs/specification.md section 1.1 "Blob order"; docs/design.md section 7.
+Follows: docs/design.md section 7.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -129,14 +129,6 @@ def build_tree(root: Manifest, fetched: Mapping[str, Manifest], source_digest: s
 
     visit(root, 1)
     return Tree(root, tuple(ordered.values()), source_digest)
-
-
-def order_blobs(
-    blobs: Iterable[Descriptor], references: Mapping[str, int]
-) -> dict[str, Descriptor]:
-    """Return blobs by digest, those first that most images name; ties stay as they are."""
-    ordered = sorted(blobs, key=lambda blob: -references.get(blob.digest, 0))
-    return {blob.digest: blob for blob in ordered}
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import heapq
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 
@@ -30,7 +30,7 @@ from _regsync.state.knowledge import Knowledge, RepositoryKey, key_of
 from _regsync.sync.claims import Claims, ImageClaims, Step
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.election import Pending
-from _regsync.sync.image import BlobResult, Image, ImageCopy, NotAtHand, order_blobs
+from _regsync.sync.image import BlobResult, Image, ImageCopy, NotAtHand
 from _regsync.sync.referrer_lists import ReferrerLists
 from _regsync.sync.staging import SMALL_BLOB
 from _regsync.sync.transfer import BlobTransfer, Keep
@@ -70,15 +70,19 @@ class Phase(enum.Enum):
 
 
 class _Promoted:
-    """One promoted image: its phase, the steps that it has been given, how many of them run."""
+    """One promoted image: its phase, the steps that it has been given, how many of them run.
 
-    def __init__(self, image: Image, claims: ImageClaims) -> None:
+    `references` says how many images name a blob, as far as they have been discovered.
+    """
+
+    def __init__(self, image: Image, claims: ImageClaims, references: Counter[str]) -> None:
         self.image = image
         self.claims = claims
         self.phase = Phase.WAITING
         self.has_begun = False
-        self.steps = deque[Step]()
+        self.steps = list[Step]()
         self.running = 0
+        self._references = references
         self._changed = anyio.Event()
 
     def wake(self) -> None:
@@ -94,10 +98,18 @@ class _Promoted:
             may_start = self.phase is Phase.AT_WORK and self.running < _MAX_BLOB_TASKS
             if may_start and self.steps:
                 self.running += 1
-                return self.steps.popleft()
+                return self._take_step()
             self._changed = anyio.Event()
             await self._changed.wait()
         return None
+
+    def _take_step(self) -> Step:
+        """Take the blob that most images name; of several, the one that was given first."""
+        number = max(
+            range(len(self.steps)),
+            key=lambda number: self._references[self.steps[number].blob.digest],
+        )
+        return self.steps.pop(number)
 
     def _is_over(self) -> bool:
         if self.image.error is not None or self.phase is Phase.ABANDONED:
@@ -154,7 +166,7 @@ class Scheduler:
         self.draining = False
         self.drain_ends: float | None = None
 
-        # How often each blob is named by all images that were discovered: their order follows it.
+        # How many manifests of discovered images name a blob.
         self.references = Counter[str]()
         # Artifacts that are at a target, by repository and reference: whether this run copied them.
         self.artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
@@ -297,12 +309,12 @@ class Scheduler:
 
         claims = ImageClaims(
             where,
-            order_blobs(blobs, self.references),
+            {blob.digest: blob for blob in blobs},
             tuple(child.digest for child in children),
             image.tree.root.digest,
             careful=not image.tree.is_image,
         )
-        promoted = _Promoted(image, claims)
+        promoted = _Promoted(image, claims, self.references)
         self._promoted[claims] = promoted
         self._give_steps(self._claims.promote(claims))
         if claims.is_ready():
