@@ -193,6 +193,35 @@ def test_problems_come_in_one_json_document_with_their_places() -> None:
     assert len(ran.err.splitlines()) >= 2
 
 
+def test_standard_input_keeps_state_in_an_absolute_directory_alone(
+    image: Image, source: Server, target: Server, tmp_path: Path
+) -> None:
+    """Where state is kept the second run knows the tag: a HEAD at the source takes the place of the
+    manifest. Where none is kept, that is said once, to whom asks for it.
+    """
+    mapping = {"from": "app", "tags": {"glob": "v1"}}
+    for cache_dir, is_kept in ((str(tmp_path / "state"), True), ("state", False)):
+        top = {"global": {"cache_dir": cache_dir}}
+        text = document({"source": source, "target": target}, mapping, **top)
+        assert "nothing is kept" not in call("sync", "-c", "-", stdin=text).err
+        source.journal.clear()
+        ran = call("sync", "-v", "-c", "-", stdin=text)
+        assert ran.status == 0
+        assert source.journal.summary()["HEAD manifest" if is_kept else "GET manifest"] == 1
+        assert len(source.journal.summary()) == 1
+        said = [line for line in ran.err.splitlines() if "nothing is kept" in line]
+        assert len(said) == (0 if is_kept else 1)
+        assert all(line.startswith("info: ") for line in said)
+    assert (tmp_path / "state" / "state.db").exists()
+
+
+def test_a_copy_without_a_configuration_says_that_nothing_is_kept(
+    image: Image, source: Server, target: Server
+) -> None:
+    pair = (f"{source.address}/app:v1", f"{target.address}/app")
+    assert call("copy", "-v", *pair).err.count("nothing is kept") == 1
+
+
 def test_a_valid_configuration_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("mappings: []\n")
@@ -237,7 +266,7 @@ def test_no_tag_means_latest_and_is_said_when_asked(
 ) -> None:
     ran = call("copy", "-v", "--no-artifacts", f"{source.address}/app", f"{target.address}/b")
     assert ran.status == 0
-    assert "latest" in only([line for line in ran.err.splitlines() if line.startswith("info: ")])
+    assert only([line for line in ran.err.splitlines() if "latest" in line]).startswith("info: ")
     assert target.app.tags("b") == {"latest": image.top}
 
 

@@ -147,8 +147,24 @@ def test_a_home_that_nobody_knows_is_no_folder_of_that_name(written: str, home: 
         load(ConfigFile(text, name="c.yaml", environ={}, base_dir="/etc/rs", home=home))
 
 
-def test_standard_input_has_no_state() -> None:
-    assert read("mappings: []\nglobal: {cache_dir: /var/x}", base_dir=None).cache_dir is None
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("/var/x", "/var/x"),
+        ("~/x", "/home/me/x"),
+        ("C:/x", "C:/x"),
+        ("x", None),
+        ("./x", None),
+        (None, None),
+    ],
+)
+def test_standard_input_has_state_in_an_absolute_cache_dir_alone(
+    written: str | None, kept: str | None
+) -> None:
+    text = (
+        "mappings: []" if written is None else f"mappings: []\nglobal: {{cache_dir: '{written}'}}"
+    )
+    assert read(text, base_dir=None).cache_dir == kept
 
 
 def test_unquoted_numbers_are_durations_and_sizes() -> None:

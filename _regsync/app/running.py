@@ -52,6 +52,9 @@ async def run(
     run_id = os.urandom(8).hex()
     report = Report()
     transport = connect(console)
+    if kind == "sync" and config.cache_dir is None:
+        message = "nothing is kept for the next run: that takes a configuration with a cache_dir"
+        console.log("info", "no_state", f"{message}, on standard input an absolute one")
     work = Run(transport, config, console.outcome, report, kind)
     signals: list[int] = []
     stop = anyio.Event()

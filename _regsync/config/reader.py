@@ -91,10 +91,10 @@ def load(file: ConfigFile, *, lint: bool = False) -> Config:
     settings: dict[str, Any] = {}
     if "global" in document.values:
         settings = dict(document.values["global"].values)
-    if file.base_dir is None:
-        settings["cache_dir"] = None  # standard input has no directory of its own, and no state
-    else:
+    if file.base_dir is not None:
         settings.setdefault("cache_dir", reader.absolute_path(".regsync"))
+    elif not _is_absolute(settings.get("cache_dir", "")):
+        settings["cache_dir"] = None  # standard input has no directory that the path could be in
 
     return Config(
         registries={alias: known for alias, known in reader.registries.items() if known},
@@ -106,6 +106,11 @@ def load(file: ConfigFile, *, lint: bool = False) -> Config:
 
 def _in_file_order(problems: Iterable[Problem]) -> list[Problem]:
     return sorted(problems, key=lambda problem: (problem.line, problem.column))
+
+
+def _is_absolute(path: str) -> bool:
+    """Ask whether a path is absolute, on whatever system."""
+    return path.startswith(("/", "\\")) or path[1:3] in (":/", ":\\")
 
 
 def _as_glob(node: Node) -> str:
@@ -429,8 +434,7 @@ class Reader:
             if home and home != "~":
                 return home + text[1:]
             raise ValueError(f"{text!r}: no home directory is known: set HOME, or write it out")
-        is_absolute = text.startswith(("/", "\\")) or text[1:3] in (":/", ":\\")
-        if self.file.base_dir is None or is_absolute:
+        if self.file.base_dir is None or _is_absolute(text):
             return text
         return f"{self.file.base_dir.rstrip('/')}/{text}"
 
