@@ -171,7 +171,9 @@ def copied(**fields: Any) -> ImageCopy:
 @pytest.mark.parametrize(
     ("fields", "flags"),
     [
-        ({}, COMPLETE | COPIED),
+        ({"is_copied": True}, COMPLETE | COPIED),
+        ({"is_copied": True, "error": ContentError("x")}, COPIED),
+        ({}, COMPLETE),
         ({"already_at_target": True}, COMPLETE),
         ({"immutable_digest": "sha256:b"}, COMPLETE),
         (
@@ -251,7 +253,11 @@ class Stage:
         return made
 
     async def run(
-        self, tag_rule: Mapping[str, Any] | None = None, *, state: bool = True, **rule: Any
+        self,
+        tag_rule: Mapping[str, Any] | None = None,
+        *options: str,
+        state: bool = True,
+        **rule: Any,
     ) -> Ran:
         for each in (self.source, self.target):
             each.journal.clear()
@@ -259,10 +265,21 @@ class Stage:
         top = {"global": {"cache_dir": str(self.directory / "state")}} if state else {}
         text = document({"source": self.source, "target": self.target}, mapping, **top)
         if not state:
-            return await self.world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+            return await self.world.run("sync", *options, "--json", "-q", "-c", "-", stdin=text)
         path = self.directory / "mirror.yaml"
         path.write_text(text, encoding="utf-8")
-        return await self.world.run("sync", "--json", "-q", "-c", str(path))
+        return await self.world.run("sync", *options, "--json", "-q", "-c", str(path))
+
+    async def copy(self, *options: str, state: bool = False) -> Ran:
+        """Copy the first image by hand."""
+        for each in (self.source, self.target):
+            each.journal.clear()
+        names = (f"{each.url.partition('://')[2]}/app:v0" for each in (self.source, self.target))
+        where = str(self.directory / "mirror.yaml") if state else "-"
+        text = document({"source": self.source, "target": self.target}, {"from": "app"})
+        return await self.world.run(
+            "copy", *names, *options, "--json", "-q", "-c", where, stdin=text
+        )
 
     def asked(self, place: Place) -> Counter[str]:
         return Counter(place.journal.summary())
@@ -340,6 +357,146 @@ async def test_images_that_were_found_there_have_no_early_looks(tmp_path: Path) 
         assert (await stage.run()).statuses() == ["skipped"] * 2
         assert stage.source.journal.count("GET", "referrers") == 2
         assert await minutes_of_looks(stage, 180) == [60, 120, 180]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_an_image_that_was_gone_and_is_copied_again_begins_anew(tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        await stage.run()
+        await anyio.sleep(9 * DAY)
+        assert (await stage.run()).statuses() == ["skipped"]
+        stage.target.app.repositories.clear()
+        assert (await stage.run()).statuses() == ["synced"]
+        # As behind the first copy, and not a quarter of nine days later.
+        assert await minutes_of_looks(stage, 180) == [5, 15, 30, 90, 150]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_an_image_whose_artifact_failed_has_its_early_looks_too(tmp_path: Path) -> None:
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path)
+        first = stage.sign(stage.images[0])
+        stage.target.app.faults.on("PUT", "manifest", reference=first.top).status(400)
+        assert (await stage.run()).statuses() == ["failed"]
+        stage.target.app.faults.clear()
+        assert (await stage.run()).statuses() == ["synced"]
+        assert await minutes_of_looks(stage, 120) == [5, 15, 30, 90]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_an_image_that_failed_was_not_copied(tmp_path: Path) -> None:
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path)
+        stage.target.app.faults.on("PUT", "manifest").status(400)
+        assert (await stage.run()).statuses() == ["failed"]
+        assert not rows(tmp_path / "state")["look"]
+        stage.target.app.faults.clear()
+        stage.images[0].load_into(stage.target.app, "app", "v0")
+        assert (await stage.run()).statuses() == ["skipped"]
+        assert await minutes_of_looks(stage, 70) == [60]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_recheck_asks_for_the_artifacts_of_all_images_at_both_ends(tmp_path: Path) -> None:
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path, images=2)
+        first = stage.sign(stage.images[0])
+        await stage.run()
+        late = stage.sign(stage.images[1])
+        assert (await stage.run()).statuses() == ["skipped"] * 2
+        assert stage.source.journal.count("GET", "referrers") == 0
+
+        # What a dry run asks is the same, and it moves nothing.
+        planned = await stage.run(None, "--recheck", "--dry-run")
+        assert planned.statuses() == ["skipped", "would_sync"]
+        assert not stage.target.journal.matching("PUT POST PATCH")
+        assert not stage.holds(late)
+
+        assert (await stage.run(None, "--recheck")).statuses() == ["skipped", "synced"]
+        assert stage.holds(late)
+        # The list of each image and of each artifact.
+        assert stage.asked(stage.source)["GET referrers"] == 4
+        again = await stage.run(None, "--recheck")
+        assert again.statuses() == ["skipped"] * 2
+        assert [image["artifacts"]["skipped"] for image in again.images] == [1, 1]
+        assert stage.asked(stage.source) == {
+            "GET tag_list": 1,
+            "HEAD manifest": 2,
+            "GET manifest": 2,
+            "GET referrers": 4,
+        }
+        # The tags, and the two artifacts, although the state knows that they are there.
+        assert stage.asked(stage.target) == {"HEAD manifest": 4}
+
+        # The state is wrong of one that somebody deleted.
+        del stage.target.app.repositories["app"].manifests[first.top]
+        assert (await stage.run()).statuses() == ["skipped"] * 2
+        assert not stage.holds(first)
+        assert (await stage.run(None, "--recheck")).statuses() == ["synced", "skipped"]
+        assert stage.holds(first)
+
+        # A look is a look: nothing is left of the early ones until the next is due.
+        assert (await stage.run()).statuses() == ["skipped"] * 2
+        assert stage.source.journal.count("GET", "referrers") == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_recheck_looks_at_tags_that_never_move_where_artifacts_travel(
+    tmp_path: Path,
+) -> None:
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path, images=2)
+        rule = {**tags("v*"), "immutable_tags": "v*"}
+        await stage.run(rule)
+        late = stage.sign(stage.images[0])
+        ran = await stage.run(rule)
+        assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 2
+        ran = await stage.run(rule, "--recheck", enabled=False)
+        assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 2
+        assert (await stage.run(rule, "--recheck")).statuses() == ["synced", "skipped"]
+        assert stage.holds(late)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_copy_by_hand_always_asks_for_artifacts(tmp_path: Path) -> None:
+    """Whatever the time of day, which spreads the looks of runs without a state."""
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path)
+        assert (await stage.copy()).statuses() == ["synced"]
+        for _ in range(4):
+            late = stage.sign(stage.images[0])
+            assert (await stage.copy()).statuses() == ["synced"]
+            assert stage.holds(late)
+            assert (await stage.copy()).statuses() == ["skipped"]
+            assert stage.source.journal.count("GET", "referrers") == 1 + len(stage.attached)
+            assert stage.target.journal.count("HEAD", "manifest") == 1 + len(stage.attached)
+            await anyio.sleep(6 * HOUR)
+
+        late = stage.sign(stage.images[0])
+        assert (await stage.copy("--no-artifacts")).statuses() == ["skipped"]
+        assert stage.source.journal.count("GET", "referrers") == 0
+        assert not stage.holds(late)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_copy_by_hand_asks_although_the_state_knows_all(tmp_path: Path) -> None:
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path)
+        first = stage.sign(stage.images[0])
+        assert (await stage.run()).statuses() == ["synced"]
+        late = stage.sign(stage.images[0])
+        del stage.target.app.repositories["app"].manifests[first.top]
+        assert (await stage.copy(state=True)).statuses() == ["synced"]
+        assert stage.holds(first)
+        assert stage.holds(late)
 
 
 @pytest.mark.anyio

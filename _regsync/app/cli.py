@@ -221,6 +221,11 @@ def add_sync_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="say what a run would do, and change nothing"
     )
+    parser.add_argument(
+        "--recheck",
+        action="store_true",
+        help="look at the artifacts of all images now, at both ends",
+    )
     add_shard(parser)
     add_json(parser)
 
@@ -395,6 +400,7 @@ A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's
         """\
 regsync sync -c mirror.yaml
 regsync sync -c mirror.yaml --dry-run
+regsync sync -c mirror.yaml --recheck
 regsync sync -c - --json <mirror.yaml >report.json""",
         add_sync_arguments,
         commands.run_sync,

@@ -125,7 +125,8 @@ def run_sync(arguments: Namespace, console: Console) -> int:
     from _regsync.app.running import run
 
     config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
-    return run_async(run, config, console, "plan" if arguments.dry_run else "sync")
+    kind = "plan" if arguments.dry_run else "sync"
+    return run_async(run, config, console, kind, None, arguments.recheck)
 
 
 def run_analyze(arguments: Namespace, console: Console) -> int:

@@ -42,10 +42,12 @@ async def run(
     console: Console,
     kind: Literal["sync", "plan", "analysis"] = "sync",
     image: SingleImage | None = None,
+    recheck: bool = False,
 ) -> int:
     """Run all mappings of a configuration, or copy one image; return the exit status.
 
-    A plan and an analysis change nothing.
+    A plan and an analysis change nothing. With `recheck`, and for one image, artifacts are looked
+    at whatever the state says of them.
     """
     began = anyio.current_time()
     started_at = utc_now()
@@ -55,7 +57,8 @@ async def run(
     if kind == "sync" and config.cache_dir is None:
         message = "nothing is kept for the next run: that takes a configuration with a cache_dir"
         console.log("info", "no_state", f"{message}, on standard input an absolute one")
-    work = Run(transport, config, console.outcome, report, kind)
+    recheck = recheck or image is not None
+    work = Run(transport, config, console.outcome, report, kind, recheck=recheck)
     signals: list[int] = []
     stop = anyio.Event()
     with closing(transport):

@@ -685,10 +685,16 @@ class Knowledge:
             return NO_CHECK
         return check
 
-    def record_artifact_check(self, name: bytes, flags: int, listing_hash: bytes) -> None:
-        """Note what a look at the artifacts of an image found; this does not age with `ttl`."""
+    def record_artifact_check(
+        self, name: bytes, flags: int, listing_hash: bytes, *, is_new: bool = False
+    ) -> None:
+        """Note what a look at the artifacts of an image found; this does not age with `ttl`.
+
+        `is_new`: this run has copied the image, and the time since its first look begins again.
+        """
         now = int(self._now())
-        first = self.artifact_check(name).first or now
+        first = 0 if is_new else self.artifact_check(name).first
+        first = first or now
         self._archive.put_artifact_check(name, ArtifactCheck(now, first, flags, listing_hash))
 
     # The end of a run.

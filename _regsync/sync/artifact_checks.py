@@ -91,8 +91,7 @@ def flags_after(copy: ImageCopy) -> int:
 
     Where something failed the artifacts are not complete, and the next run looks at all of them.
     """
-    was_copied_now = not copy.already_at_target and copy.immutable_digest is None
-    flags = COPIED if was_copied_now or copy.last_check.was_copied else 0
+    flags = COPIED if copy.is_copied or copy.last_check.was_copied else 0
     if copy.error is not None:
         return flags
 

@@ -152,6 +152,9 @@ class ImageCopy:
     # Whether other targets get the same image.
     has_several_targets: bool = False
 
+    # This run has put the image itself.
+    is_copied: bool = False
+
     # The look at its artifacts: the key in the state; what the state said; what it will say.
     check_key: bytes = b""
     last_check: ArtifactCheck = NO_CHECK
@@ -194,6 +197,7 @@ class ImageCopy:
         self.unfinished_images -= 1
         self.blobs_present += image.blobs_present
         if not image.artifact:
+            self.is_copied = self.immutable_digest is None
             return
         if copied:
             self.artifacts_copied.add(image.reference)

@@ -122,12 +122,17 @@ class Referrers:
         wall: Callable[[], float],
         *,
         has_state: bool,
+        recheck: bool = False,
     ) -> None:
-        """`wall` gives the time in seconds since 1970; `has_state`: earlier runs left something."""
+        """`wall` gives the time in seconds since 1970; `has_state`: earlier runs left something.
+
+        With `recheck` all is asked, whatever the schedule and the state say.
+        """
         self._discovery = discovery
         self._knowledge = knowledge
         self._wall = wall
         self._has_state = has_state
+        self._recheck = recheck
         self.lists = ReferrerLists(discovery, knowledge)
 
         # By mapping, targets and subject.
@@ -165,7 +170,7 @@ class Referrers:
             copy.check_key = check_name(mapping, copy.source, copy.target, *keys)
             copy.last_check = self._knowledge.artifact_check(copy.check_key)
             copy.flags = self.listed_tags(copy.source, copy.source_digest)
-        if not all(copy.already_at_target for copy in usable):
+        if self._recheck or not all(copy.already_at_target for copy in usable):
             return Look.DEEP
 
         now = self._wall()
@@ -219,7 +224,7 @@ class Referrers:
         stays_behind = [lookup.source_digest] if is_trimmed else []
         self.lists.expect(lookup.source, len(subjects) + len(stays_behind))
         await self._compare_lists(lookup, copies, look, is_trimmed=is_trimmed)
-        search = _search_for(mapping, lookup.source, copies)
+        search = self._search_for(mapping, lookup.source, copies)
         found = await self._artifacts_of(search, subjects, deep=look is Look.DEEP)
 
         without_targets = _Search(search.mapping, lookup.source)
@@ -236,6 +241,21 @@ class Referrers:
         if not mapping.artifacts.enabled:  # a dry run says what stays behind
             return FoundArtifacts(stripped=(*found, *stripped))
         return FoundArtifacts(tuple(found), tuple(stripped))
+
+    def _search_for(
+        self, mapping: MappingRule, source: Repository, copies: Sequence[ImageCopy]
+    ) -> _Search:
+        is_enabled = mapping.artifacts.enabled
+        complete_copies = [
+            copy for copy in copies if copy.already_at_target and copy.last_check.is_complete
+        ]
+        return _Search(
+            mapping._replace(platforms=None),
+            source,
+            targets=tuple(copy.target for copy in copies if copy.error is None and is_enabled),
+            new_targets=tuple(copy.target for copy in copies if not copy.already_at_target),
+            complete_targets=tuple(copy.target for copy in complete_copies if not self._recheck),
+        )
 
     async def _compare_lists(
         self, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look, *, is_trimmed: bool
@@ -442,19 +462,6 @@ class Referrers:
 
 def _types_of(manifest: Manifest) -> frozenset[str]:
     return frozenset({manifest.artifact_type} if manifest.artifact_type else ())
-
-
-def _search_for(mapping: MappingRule, source: Repository, copies: Sequence[ImageCopy]) -> _Search:
-    is_enabled = mapping.artifacts.enabled
-    return _Search(
-        mapping._replace(platforms=None),
-        source,
-        targets=tuple(copy.target for copy in copies if copy.error is None and is_enabled),
-        new_targets=tuple(copy.target for copy in copies if not copy.already_at_target),
-        complete_targets=tuple(
-            copy.target for copy in copies if copy.already_at_target and copy.last_check.is_complete
-        ),
-    )
 
 
 def _missing(mapping: MappingRule, lookup: TagLookup, *, has_stripped: bool) -> RegistryError:

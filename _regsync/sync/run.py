@@ -80,11 +80,14 @@ class Run:
         report: Report,
         kind: Literal["sync", "plan", "analysis"] = "sync",
         state: StateFile | None = None,
+        *,
+        recheck: bool = False,
     ) -> None:
         """Prepare a run; `emit` is called with each outcome.
 
         Two kinds are dry runs, which change nothing. A plan asks what the run would ask and says
         what it would copy; an analysis reads the manifests of every selected image as well.
+        With `recheck` the artifacts of all images are looked at, whatever the state says of them.
         """
         machine = transport.machine
         is_dry_run = kind != "sync"
@@ -95,6 +98,7 @@ class Run:
         self._log = machine.log
         self._is_plan = kind == "plan"
         self._is_analysis = kind == "analysis"
+        self._recheck = recheck
         self._compiled_glob = cache(compile_glob)
 
         # What earlier runs have left, and what this one is answered.
@@ -108,7 +112,7 @@ class Run:
             transport, knowledge, reads_only=is_dry_run, wants_all_trees=self._is_analysis
         )
         self._referrers = Referrers(
-            self._discovery, knowledge, machine.wall, has_state=self._state.is_used
+            self._discovery, knowledge, machine.wall, has_state=self._state.is_used, recheck=recheck
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         self.dry_run = DryRun(transport, knowledge, self._staging) if is_dry_run else None
@@ -388,9 +392,11 @@ class Run:
         self, mapping: MappingRule, target: Repository, tag: str, reference: str
     ) -> bool:
         """Say whether a tag is skipped without a request (skip tier 1): it never moves, the target
-        was listed anyway and has it, and nothing new is known of its artifacts.
+        was listed anyway and has it, and its artifacts are not to be looked at.
         """
         if not self._never_moves(mapping, reference):
+            return False
+        if self._recheck and mapping.artifacts.enabled:
             return False
         if reference not in (self._discovery.names(target) or ()):
             return False
@@ -539,9 +545,10 @@ class Run:
 
     def _end_copy(self, copy: ImageCopy) -> None:
         """Remember the look at a copy's artifacts, and report how it ended."""
-        if copy.check_key and (copy.error is None or copy.last_check.is_complete):
+        has_news = copy.error is None or copy.last_check.is_complete or copy.is_copied
+        if copy.check_key and has_news:
             self._knowledge.record_artifact_check(
-                copy.check_key, flags_after(copy), copy.listing_hash
+                copy.check_key, flags_after(copy), copy.listing_hash, is_new=copy.is_copied
             )
         duration = anyio.current_time() - copy.began
         self._end(outcome_of(copy, duration, is_dry_run=self.dry_run is not None))
