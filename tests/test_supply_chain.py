@@ -66,7 +66,11 @@ def open_folder() -> Iterator[Path]:
 
 def test_every_entry_is_a_source_of_ours_a_file_of_a_wheel_or_generated(pyz: Path) -> None:
     held = contents(pyz)
-    known = {"__main__.py": build_zipapp.MAIN.encode(), "sbom.cdx.json": build_zipapp.sbom()}
+    known = {
+        "__main__.py": build_zipapp.MAIN.encode(),
+        "old_python.py": (ROOT / "tools" / "old_python.py").read_bytes(),
+        "sbom.cdx.json": build_zipapp.sbom(),
+    }
     ours = (ROOT / "_regsync").rglob("*")
     for path in [ROOT / "regsync.py", *(each for each in ours if each.suffix in (".py", ".json"))]:
         known[path.relative_to(ROOT).as_posix()] = path.read_bytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import platform
 import re
 import shutil
 import stat
@@ -17,7 +18,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from tools import build_zipapp
+from tools import build_zipapp, old_python
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE = "cp{}{}".format(*sys.version_info)
@@ -371,7 +372,8 @@ def test_the_inventory_is_valid_and_names_what_is_inside(pyz: Path) -> None:
             "licenses",
         }
     named = {{"PyYAML": "yaml"}.get(each["name"], each["name"]) for each in told["components"]}
-    assert packages - {"__main__", "_regsync", "regsync", "build.json", "sbom.cdx.json"} == named
+    ours = {"__main__", "_regsync", "old_python", "regsync", "build.json", "sbom.cdx.json"}
+    assert packages - ours == named
     for each, wheel in zip(told["components"], build_zipapp.BUNDLE, strict=True):
         [distribution] = each["externalReferences"]
         assert distribution["hashes"] == [{"alg": "SHA-256", "content": wheel.sha256}]
@@ -401,10 +403,9 @@ def test_bundle_has_the_versions_of_the_metadata() -> None:
 
 @pytest.mark.parametrize("version", [(2, 7), (3, 6)])
 def test_start_parses_on_old_pythons(version: tuple[int, int]) -> None:
-    """Old grammars are a subset here: no annotations, f-strings, keyword-only marks; and one clear
-    line.
-    """
-    tree = ast.parse(build_zipapp.MAIN, feature_version=(3, max(4, version[1])))
+    """Old grammars are a subset here: no annotations, f-strings, keyword-only marks."""
+    text = build_zipapp.MAIN + build_zipapp.own_tool("old_python.py").decode()
+    tree = ast.parse(text, feature_version=(3, max(4, version[1])))
     newer = (
         ast.JoinedStr,
         ast.AnnAssign,
@@ -416,17 +417,65 @@ def test_start_parses_on_old_pythons(version: tuple[int, int]) -> None:
     assert not [node for node in ast.walk(tree) if isinstance(node, newer)]
 
 
-@pytest.mark.parametrize("name", ["python2.7", "python3.6", "python3.7", "python3.8", "python3.9"])
+OLD = ["python2.7", "python3.6", "python3.7", "python3.8", "python3.9"]
+
+
+@pytest.mark.parametrize("name", OLD)
 def test_old_python_is_told_what_is_needed(pyz: Path, name: str) -> None:
     path = interpreter(name)
     if path is None:
         pytest.skip(f"{name} is not on this machine")
-    done = run(path, pyz, "version")
+    done = run(path, pyz, "version", PATH="/nonexistent")
     assert done.returncode == 3
-    assert done.stderr.startswith(
+    error, hint, *more = done.stderr.splitlines()
+    assert error.startswith(
         "error: CONFIG_ERROR: regsync needs Python 3.10 or newer; this is Python "
     )
-    assert done.stderr.count("\n") == 1
+    assert hint.startswith("hint: ")
+    assert hint.endswith(f"the file regsync-linux-{platform.machine()} needs none")
+    assert more == []
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_old_python_hands_over_to_a_newer_one(pyz: Path, tmp_path: Path, name: str) -> None:
+    """Names of newer Pythons that do not start one are passed over: a version manager's are such."""
+    path = interpreter(name)
+    if path is None:
+        pytest.skip(f"{name} is not on this machine")
+    (tmp_path / "python3.14").mkdir()
+    false = tmp_path / "python3.13"
+    false.write_text("#!/bin/sh\necho no such version >&2\nexit 127\n", encoding="ascii")
+    false.chmod(0o755)
+    (tmp_path / "python3.10").symlink_to(sys.executable)
+    done = run(path, pyz, "version", "--json", PATH=f":relative:{tmp_path}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["python"] == f"CPython {platform.python_version()}"
+
+    isolated = run(path, "-E", "-S", pyz, "version", "-v", PATH=tmp_path, PYTHONVERBOSE="1")
+    assert (isolated.returncode, isolated.stderr) == (0, "")
+
+
+RED_HAT = 'NAME="AlmaLinux"\nVERSION_ID="8.10"\nID="almalinux"\nID_LIKE="rhel centos fedora"\n'
+SUSE = "ID=sles\nID_LIKE='suse'\nVERSION_ID=15.6\nPRETTY_NAME=SUSE\n"
+DEBIAN = 'PRETTY_NAME="Debian GNU/Linux 11 (bullseye)"\nID=debian\nVERSION_ID="11"\n'
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        (RED_HAT, "`dnf install python3.12` brings one beside it; "),
+        (SUSE, "`zypper install python311` brings one beside it; "),
+        (DEBIAN, "Debian GNU/Linux 11 (bullseye) has no package of one; "),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_advice_is_for_the_distribution(tmp_path: Path, release: str | None, words: str) -> None:
+    file = tmp_path / "os-release"
+    if release is not None:
+        file.write_text(release, encoding="ascii")
+    needs_none = f"the file regsync-linux-{platform.machine()} needs none"
+    assert old_python.advice(str(file)) == words + needs_none
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ The second form builds again and says whether a file that somebody else built co
 The archive is laid out like this:
 
     __main__.py               chooses the tree of the running interpreter; parses on Python 2.7
+    old_python.py             for it, where that is too old: looks for another, or advises
     build.json                versions: ours, the packages', the interpreters' of the trees
     sbom.cdx.json             the same for inventories: CycloneDX 1.6, with the wheels' hashes and licences
     licenses/<package>/...    their licences
@@ -159,10 +160,15 @@ MAIN = '''\
 import sys
 
 if sys.version_info < (3, 10):
+    import old_python
+
+    old_python.start_newer()
     sys.stderr.write(
         "error: CONFIG_ERROR: regsync needs Python 3.10 or newer; this is Python %d.%d (%s)\\n"
         % (sys.version_info[0], sys.version_info[1], sys.executable)
     )
+    if old_python.advice():
+        sys.stderr.write("hint: %s\\n" % old_python.advice())
     sys.exit(3)
 
 if sys.implementation.name == "cpython":
@@ -236,6 +242,7 @@ def build(
     files = {
         **sources_of(wheels),
         "__main__.py": MAIN.encode(),
+        "old_python.py": own_tool("old_python.py"),
         "build.json": record(interpreters, patches),
         "sbom.cdx.json": sbom(),
     }
@@ -265,7 +272,7 @@ def sources_for(interpreter: Interpreter, wheels: Mapping[Wheel, str]) -> dict[s
     sources = {
         name: data for name, data in sources_of(chosen).items() if not name.startswith("licenses/")
     }
-    sources["tree_importer.py"] = tree_importer()
+    sources["tree_importer.py"] = own_tool("tree_importer.py")
     return sources
 
 
@@ -460,9 +467,9 @@ def package_files(package: str) -> list[str]:
     return sorted(names)
 
 
-def tree_importer() -> bytes:
-    """Read the module that each tree has beside the packages."""
-    with open(os.path.join(ROOT, "tools", "tree_importer.py"), "rb") as file:
+def own_tool(name: str) -> bytes:
+    """Read a module beside this one that travels too."""
+    with open(os.path.join(ROOT, "tools", name), "rb") as file:
         return file.read()
 
 
