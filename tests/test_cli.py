@@ -97,7 +97,8 @@ def test_a_wrong_command_line_is_status_3_and_attempts_nothing(
     [
         "",
         "/",
-        "https://localhost/a:1",
+        "docker://localhost/a:1",
+        "https://a:1",
         "localhost:5000",
         "localhost:5000/",
         "localhost:99999/a",

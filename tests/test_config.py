@@ -1001,6 +1001,19 @@ def test_a_reference_finds_its_registry_by_host_and_port() -> None:
     assert (stranger.alias, stranger.scheme, stranger.port) == ("b.example:444", "https", 444)
 
 
+def test_a_scheme_finds_the_registry_that_has_it() -> None:
+    found = read(
+        "registries: {tls: {url: a.example}, plain: {url: 'http://a.example'}, local: {url: 'localhost:5000'}}"
+        "\nmappings: []"
+    )
+    assert registry_for("https://a.example", found).alias == "tls"
+    assert registry_for("http://a.example", found).alias == "plain"
+    assert registry_for("http://localhost:5000", found).alias == "local"
+    with pytest.raises(ConfigError, match="the configuration has http:// for 'local'"):
+        registry_for("https://localhost:5000", found)
+    assert registry_for("https://localhost:5001", found).scheme == "https"
+
+
 def test_an_unconfigured_reference_gets_the_scheme_that_its_host_implies() -> None:
     assert registry_for("localhost:5000", None).scheme == "http"
     assert registry_for("ghcr.io", None).kind == "ghcr"

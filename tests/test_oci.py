@@ -223,10 +223,31 @@ def test_reference_is_read(
 
 
 @pytest.mark.parametrize(
+    ("text", "registry", "repository"),
+    [
+        ("https://localhost:5811/app:v1", "https://localhost:5811", "app"),
+        ("http://registry.example.com/a/b", "http://registry.example.com", "a/b"),
+        ("HTTPS://Example.com/a", "https://example.com", "a"),
+        ("http://registry/app", "http://registry", "app"),
+        (f"https://[::1]/a@sha256:{HEX}", "https://[::1]", "a"),
+    ],
+)
+def test_reference_may_name_its_scheme(text: str, registry: str, repository: str) -> None:
+    reference = parse_reference(text)
+    assert (reference.registry, reference.repository) == (registry, repository)
+    assert parse_reference(str(reference)) == reference
+    found = registry_for(reference.registry, None)
+    assert f"{found.scheme}://{found.authority}" == registry
+
+
+@pytest.mark.parametrize(
     ("text", "words"),
     [
         pytest.param("", "write HOST/REPOSITORY", id="empty"),
-        pytest.param("https://example.com/a", "leave out 'https://'", id="https"),
+        pytest.param("https://alpine", "write HOST/REPOSITORY", id="https-without-host"),
+        pytest.param("http://", "'' is not a host", id="http-alone"),
+        pytest.param("https://http://a/b", "write NAME[:PORT]", id="two-schemes"),
+        pytest.param("oci://example.com/a", "leave out 'oci://'", id="other-scheme"),
         pytest.param("docker://alpine", "leave out 'docker://'", id="docker-scheme"),
         pytest.param("example.com", "write HOST/REPOSITORY", id="host-alone"),
         pytest.param("localhost:5000", "write HOST/REPOSITORY", id="localhost-alone"),
@@ -268,7 +289,7 @@ def test_reference_is_refused_with_a_remedy(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         # As `copy` reads it: one grammar of addresses, for references and for the configuration's
         # URLs.
-        registry_for(parse_reference(text).host, None)
+        registry_for(parse_reference(text).registry, None)
     assert words in str(caught.value)
     assert str(caught.value).isprintable()
 

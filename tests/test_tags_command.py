@@ -235,7 +235,7 @@ WRONG = [
     (["app:1.2"], "--glob"),
     ([f"app@sha256:{'0' * 64}"], "--glob"),
     (["App"], "lower case"),
-    (["https://localhost/app"], "https://"),
+    (["docker://localhost/app"], "docker://"),
     (["app", "other"], "unrecognized arguments"),
     (["app", "--latest", "3"], "sort"),
     (["app", "--latest", "3", "--semver-prerelease", "only"], "sort"),
@@ -312,6 +312,9 @@ def test_an_interrupt_ends_a_listing_with_130(source: Server) -> None:
         ("::1", 5000, "http", "[::1]:5000/app", "app"),
         ("::1", 80, "http", "[::1]/app", "app"),
         ("2001:db8::7", 443, "https", "[2001:db8::7]/app", "app"),
+        ("localhost", 5811, "https", "https://localhost:5811/app", "app"),
+        ("quay.test", 80, "http", "http://quay.test/org/app", "org/app"),
+        ("short", 443, "https", "https://short/app", "app"),
     ],
 )
 async def test_every_form_of_a_reference_is_the_registry_that_it_names(

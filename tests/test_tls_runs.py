@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -300,6 +301,22 @@ def test_tls_on_a_plain_port_and_plain_http_on_a_tls_port_are_told(
     ran = scene.copy(f"http://{secure.address}")
     assert ran.status == 2
     assert f"hint: if it serves HTTPS, write https://{secure.address} as its url" in ran.err
+
+
+def test_the_hint_for_a_tls_registry_on_loopback_is_a_reference_as_it_is(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(scene.ca_file))
+    secure = scene.registry()
+    target = f"{scene.target.address}/app"
+    ran = run_regsync("copy", "--no-artifacts", f"{secure.address}/app:v1", target)
+    assert ran.status == 2
+    (hint,) = re.findall(r"hint: if it serves HTTPS, write (\S+) as its url", ran.err)
+    ran = run_regsync("copy", "--no-artifacts", f"{hint}/app:v1", target)
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.startswith(f"synced {secure.address}/app:v1 -> {target}:v1 ")
+    ran = run_regsync("tags", f"{hint}/app")
+    assert (ran.status, ran.out) == (0, "v1\n")
 
 
 @pytest.mark.parametrize(

@@ -262,7 +262,7 @@ def add_tags_arguments(parser: Parser) -> None:
         if field.name != "immutable_tags":  # it is about a target, and there is none
             add_field(parser, f"--{field.name.replace('_', '-')}", field, field.meaning)
     parser.add_argument(
-        "repo", metavar="REPO", help="HOST[:PORT]/REPO; without a host: Docker Hub's"
+        "repo", metavar="REPO", help="[http://]HOST[:PORT]/REPO; without a host: Docker Hub's"
     )
     add_optional_config(parser)
     add_json(parser)
@@ -390,7 +390,8 @@ regsync copy docker.io/library/alpine:3.20 registry.example.com/base/alpine
 regsync copy quay.io/org/app@sha256:... localhost:5000/app:pinned
 regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app
 
-A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's.""",
+A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's. http:// or https:// may
+stand before it: plain HTTP is spoken to localhost and loopback addresses, HTTPS to all others.""",
         add_copy_arguments,
         commands.run_copy,
     ),

@@ -103,9 +103,9 @@ def run_copy(arguments: Namespace, console: Console) -> int:
 
     mapping = MappingRule(
         index=0,
-        source=registry_for(source.host, config),
+        source=registry_for(source.registry, config),
         source_repository=source.repository,
-        targets=(registry_for(target.host, config),),
+        targets=(registry_for(target.registry, config),),
         target_repository=target.repository,
         tags=TagRule(),
         platforms=platforms or None,
@@ -189,7 +189,9 @@ def run_tags(arguments: Namespace, console: Console) -> int:
         select((), rule)
     except ValueError as error:
         raise ConfigError(str(error), hint="see `regsync tags --help`") from error
-    return run_async(list_tags, registry_for(where.host, config), where.repository, rule, console)
+    return run_async(
+        list_tags, registry_for(where.registry, config), where.repository, rule, console
+    )
 
 
 def run_validate(arguments: Namespace, console: Console) -> int:

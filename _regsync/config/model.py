@@ -112,25 +112,33 @@ class Config(NamedTuple):
         return tuple(dict.fromkeys(named))
 
 
-def registry_for(host: str, config: Config | None) -> Registry:
-    """Return the first configured registry for `HOST[:PORT]`, else one with no settings.
+def registry_for(written: str, config: Config | None) -> Registry:
+    """Return the first configured registry for `[SCHEME://]HOST[:PORT]`, else one with no settings.
 
-    Without a port, the scheme's own is meant: that of each registry it is compared with. ConfigError
-    where it is no address.
+    Without scheme and port, the port is that of the scheme of each registry it is compared with.
+    ConfigError where it is no address, or has another scheme than its registry.
     """
     try:
-        address = parse_registry_url(host)
+        address = parse_registry_url(written)
     except ValueError as error:
-        raise ConfigError(f"{host!r}: {error}") from error
+        raise ConfigError(f"{written!r}: {error}") from error
 
-    names_port = re.search(r":[0-9]+$", host) is not None
+    names_scheme = "://" in written
+    names_port = re.search(r":[0-9]+$", written) is not None
     registries = config.registries.values() if config is not None else ()
     for registry in registries:
-        port = address.port if names_port else DEFAULT_PORTS[registry.scheme]
-        if registry.host == address.host and registry.port == port:
-            return registry
+        is_known_port = names_port or names_scheme
+        port = address.port if is_known_port else DEFAULT_PORTS[registry.scheme]
+        if registry.host != address.host or registry.port != port:
+            continue
+        if names_scheme and registry.scheme != address.scheme:
+            raise ConfigError(
+                f"{written!r}: the configuration has {registry.scheme}:// for {registry.alias!r}",
+                hint="leave the scheme out here, or change it there",
+            )
+        return registry
     return Registry(
-        alias=host,
+        alias=written,
         scheme=address.scheme,
         host=address.host,
         port=address.port,

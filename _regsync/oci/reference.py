@@ -85,16 +85,22 @@ class Reference(NamedTuple):
     repository: str
     tag: str | None = None
     digest: str | None = None
+    scheme: str | None = None  # "https" or "http", where it is written
+
+    @property
+    def registry(self) -> str:
+        """The address of its registry: `[SCHEME://]HOST[:PORT]`."""
+        return f"{self.scheme}://{self.host}" if self.scheme else self.host
 
     def __str__(self) -> str:
-        name = f"{self.host}/{self.repository}"
+        name = f"{self.registry}/{self.repository}"
         if self.digest:
             return f"{name}@{self.digest}"
         return f"{name}:{self.tag}" if self.tag else name
 
 
 def parse_reference(text: str) -> Reference:
-    """Read `[HOST[:PORT]/]REPO[:TAG|@DIGEST]`; without a host, Docker Hub is meant.
+    """Read `[[https://|http://]HOST[:PORT]/]REPO[:TAG|@DIGEST]`; without a host, Docker Hub is meant.
 
     ConfigError says what is wrong and what to write instead.
     """
@@ -120,15 +126,21 @@ def parse_reference(text: str) -> Reference:
 
 def _parse_name(text: str) -> Reference:
     """Read a reference without a digest; ValueError says what is wrong."""
-    if "://" in text:
-        scheme = text[: text.index("://") + 3]
-        raise ValueError(f"leave out {scheme!r}, write HOST/REPOSITORY[:TAG]")
+    scheme: str | None = None
+    written_scheme, separator, after_scheme = text.partition("://")
+    if separator:
+        scheme = written_scheme.lower()
+        text = after_scheme
+        if scheme not in ("https", "http"):
+            raise ValueError(
+                f"leave out {written_scheme + separator!r}, write HOST/REPOSITORY[:TAG]"
+            )
 
     host = _DEFAULT_HOST
     name = text
     first, slash, rest = text.partition("/")
     label, colon, _ = first.partition(":")
-    if "." in label or label.lower() == "localhost" or (slash and colon):
+    if scheme or "." in label or label.lower() == "localhost" or (slash and colon):
         host = first.lower()
         name = rest
     if not re.fullmatch(_HOST, host):
@@ -144,4 +156,4 @@ def _parse_name(text: str) -> Reference:
         raise ValueError(
             f"{tag[:140]!r} is not a tag: 1 to 128 of letters, digits, '_', and '.-' inside"
         )
-    return Reference(host, repository, tag or None)
+    return Reference(host, repository, tag or None, scheme=scheme)
