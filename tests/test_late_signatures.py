@@ -40,51 +40,50 @@ def check(last: float, first: float, flags: int) -> ArtifactCheck:
 
 
 @pytest.mark.parametrize(
-    ("last", "first", "flags", "shown", "now", "required", "look"),
+    ("last", "first", "flags", "shown", "now", "look"),
     [
-        (0, 0, 0, 0, 0, False, Look.DEEP),
-        (0, 0, HAS_ARTIFACTS, 0, 10, False, Look.DEEP),
-        (0, 0, COPIED, 0, 10, False, Look.DEEP),
-        (0, 0, COMPLETE, 0, 10, False, Look.NONE),
-        (0, 0, COMPLETE, 0, 10, True, Look.DEEP),
-        (0, 0, COMPLETE | HAS_ARTIFACTS, 0, 10, True, Look.NONE),
-        (0, 0, COMPLETE | 1, 1, 10, False, Look.NONE),
-        (0, 0, COMPLETE | 1, 3, 10, False, Look.TOP),
-        (0, 0, COMPLETE, 0, HOUR - 1, False, Look.NONE),
-        (0, 0, COMPLETE, 0, HOUR, False, Look.TOP),
-        (4 * DAY, 0, COMPLETE, 0, 5 * DAY - 1, False, Look.NONE),
-        (4 * DAY, 0, COMPLETE, 0, 5 * DAY + 8 * HOUR - 1, False, Look.NONE),
-        (4 * DAY, 0, COMPLETE, 0, 5 * DAY + 8 * HOUR, False, Look.TOP),
-        (100 * DAY, 0, COMPLETE, 0, 107 * DAY - 1, False, Look.NONE),
-        (100 * DAY, 0, COMPLETE, 0, 107 * DAY, False, Look.TOP),
+        (0, 0, 0, 0, 0, Look.DEEP),
+        (0, 0, HAS_ARTIFACTS, 0, 10, Look.DEEP),
+        (0, 0, COPIED, 0, 10, Look.DEEP),
+        (0, 0, COMPLETE, 0, 10, Look.NONE),
+        (0, 0, COMPLETE | HAS_ARTIFACTS, 0, 10, Look.NONE),
+        (0, 0, COMPLETE | 1, 1, 10, Look.NONE),
+        (0, 0, COMPLETE | 1, 3, 10, Look.TOP),
+        (0, 0, COMPLETE, 0, HOUR - 1, Look.NONE),
+        (0, 0, COMPLETE, 0, HOUR, Look.TOP),
+        (4 * DAY, 0, COMPLETE, 0, 5 * DAY - 1, Look.NONE),
+        (4 * DAY, 0, COMPLETE, 0, 5 * DAY + 8 * HOUR - 1, Look.NONE),
+        (4 * DAY, 0, COMPLETE, 0, 5 * DAY + 8 * HOUR, Look.TOP),
+        (100 * DAY, 0, COMPLETE, 0, 107 * DAY - 1, Look.NONE),
+        (100 * DAY, 0, COMPLETE, 0, 107 * DAY, Look.TOP),
         # Copied: after 5, 15 and 30 minutes, unless somebody has looked since.
-        (0, 0, COMPLETE | COPIED, 0, 5 * MINUTE - 1, False, Look.NONE),
-        (0, 0, COMPLETE | COPIED, 0, 5 * MINUTE, False, Look.TOP),
-        (5 * MINUTE - 1, 0, COMPLETE | COPIED, 0, 5 * MINUTE, False, Look.TOP),
-        (5 * MINUTE, 0, COMPLETE | COPIED, 0, 15 * MINUTE - 1, False, Look.NONE),
-        (5 * MINUTE, 0, COMPLETE | COPIED, 0, 15 * MINUTE, False, Look.TOP),
-        (15 * MINUTE, 0, COMPLETE | COPIED, 0, 30 * MINUTE - 1, False, Look.NONE),
-        (15 * MINUTE, 0, COMPLETE | COPIED, 0, 30 * MINUTE, False, Look.TOP),
-        (30 * MINUTE, 0, COMPLETE | COPIED, 0, 90 * MINUTE - 1, False, Look.NONE),
-        (30 * MINUTE, 0, COMPLETE | COPIED, 0, 90 * MINUTE, False, Look.TOP),
-        (20 * MINUTE, 0, COMPLETE | COPIED, 0, 29 * MINUTE, False, Look.NONE),
-        (40 * MINUTE, 0, COMPLETE | COPIED, 0, 99 * MINUTE, False, Look.NONE),
+        (0, 0, COMPLETE | COPIED, 0, 5 * MINUTE - 1, Look.NONE),
+        (0, 0, COMPLETE | COPIED, 0, 5 * MINUTE, Look.TOP),
+        (5 * MINUTE - 1, 0, COMPLETE | COPIED, 0, 5 * MINUTE, Look.TOP),
+        (5 * MINUTE, 0, COMPLETE | COPIED, 0, 15 * MINUTE - 1, Look.NONE),
+        (5 * MINUTE, 0, COMPLETE | COPIED, 0, 15 * MINUTE, Look.TOP),
+        (15 * MINUTE, 0, COMPLETE | COPIED, 0, 30 * MINUTE - 1, Look.NONE),
+        (15 * MINUTE, 0, COMPLETE | COPIED, 0, 30 * MINUTE, Look.TOP),
+        (30 * MINUTE, 0, COMPLETE | COPIED, 0, 90 * MINUTE - 1, Look.NONE),
+        (30 * MINUTE, 0, COMPLETE | COPIED, 0, 90 * MINUTE, Look.TOP),
+        (20 * MINUTE, 0, COMPLETE | COPIED, 0, 29 * MINUTE, Look.NONE),
+        (40 * MINUTE, 0, COMPLETE | COPIED, 0, 99 * MINUTE, Look.NONE),
         # A clock that went back.
-        (40 * MINUTE, 40 * MINUTE, COMPLETE | COPIED, 0, 0, False, Look.NONE),
+        (40 * MINUTE, 40 * MINUTE, COMPLETE | COPIED, 0, 0, Look.NONE),
     ],
 )
 def test_when_an_unchanged_image_is_looked_at_again(
-    last: int, first: int, flags: int, shown: int, now: int, required: bool, look: Look
+    last: int, first: int, flags: int, shown: int, now: int, look: Look
 ) -> None:
     one = check(last, first, flags)
-    assert decide_look([one], shown, now, required=required) is look
+    assert decide_look([one], shown, now) is look
 
 
 def looks(checks: list[ArtifactCheck], runs: Iterable[int]) -> list[int]:
     """Return at which of these runs an image is looked at, for all its targets at once."""
     times = []
     for now in runs:
-        if decide_look(checks, 0, now, required=False):
+        if decide_look(checks, 0, now):
             times.append(now)
             checks = [each._replace(last=now + number) for number, each in enumerate(checks)]
     return times
@@ -113,7 +112,7 @@ def test_a_target_that_comes_later_has_early_looks_and_one_that_had_it_has_none(
     copied = [old, check(DAY, DAY, COMPLETE | COPIED)]
     assert looks(copied, runs) == [DAY + 5 * MINUTE, DAY + 15 * MINUTE]
     assert looks([old, check(DAY, DAY, COMPLETE)], runs) == []
-    assert decide_look([old, check(0, 0, 0)], 0, DAY, required=False) is Look.DEEP
+    assert decide_look([old, check(0, 0, 0)], 0, DAY) is Look.DEEP
 
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(48)]
@@ -614,6 +613,61 @@ async def test_required_artifacts_are_judged_by_state(tmp_path: Path) -> None:
         assert stage.source.journal.count("GET", "referrers") == 1, "of the unsigned one only"
         stage.sign(stage.images[1])
         assert (await stage.run(require_artifacts=True)).statuses() == ["skipped", "synced"]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("state", [True, False])
+async def test_an_image_that_the_target_holds_is_skipped_without_required_artifacts(
+    tmp_path: Path, state: bool
+) -> None:
+    """The skip tiers come first (docs/specification.md section 3); what stands at a target unsigned
+    is for others to say.
+    """
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path, images=2)
+        stage.images[0].load_into(stage.target.app, "app", tag="v0")
+        ran = await stage.run(require_artifacts=True, state=state)
+        assert ran.statuses() == ["skipped", "failed"]
+        assert "app:v1" in ran.err
+        assert not stage.target.journal.count("POST")
+        for _ in range(4):
+            await anyio.sleep(6 * HOUR)
+            again = await stage.run(require_artifacts=True, state=state)
+            assert again.statuses() == ["skipped", "failed"]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_tag_that_never_moves_is_skipped_unasked_where_artifacts_are_required(
+    tmp_path: Path,
+) -> None:
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path, images=2)
+        for number, image in enumerate(stage.images):
+            image.load_into(stage.target.app, "app", tag=f"v{number}")
+        rule = {**tags("v*"), "immutable_tags": "v*"}
+        ran = await stage.run(rule, require_artifacts=True)
+        assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 2
+        for place in (stage.source, stage.target):
+            assert stage.asked(place) == {"GET tag_list": 1}
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_required_artifacts_fail_the_copy_and_not_the_target_that_has_the_image(
+    tmp_path: Path,
+) -> None:
+    async with virtual(0.0) as world:
+        stage = Stage(world, tmp_path)
+        stage.images[0].load_into(stage.target.app, "app", tag="v0")
+        other = world.registry("unsigned.test")
+        ends = {"source": stage.source, "target": stage.target, "unsigned": other}
+        rule = {"require_artifacts": True}
+        ran = await world.sync(ends, {"from": "app", "tags": tags("v0"), "artifacts": rule})
+        statuses = {each["target"].split("/")[0]: each["status"] for each in ran.images}
+        assert statuses == {"target.example": "skipped", "unsigned.test": "failed"}
+        assert not other.journal.count("POST")
 
 
 @pytest.mark.anyio

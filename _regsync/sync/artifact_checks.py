@@ -36,25 +36,21 @@ class Look(enum.IntEnum):
     DEEP = 2
 
 
-def decide_look(
-    checks: Sequence[ArtifactCheck], listed_tags: int, now: float, *, required: bool
-) -> Look:
+def decide_look(checks: Sequence[ArtifactCheck], listed_tags: int, now: float) -> Look:
     """Decide on an image that all targets hold.
 
     `checks` has one entry for each target, and one look serves all. `listed_tags` are those that the
-    source's listing shows (`Referrers.listed_tags`). With `required` the image has to have artifacts.
+    source's listing shows (`Referrers.listed_tags`).
     """
-    look = max(look_for_news(check, listed_tags, required=required) for check in checks)
+    look = max(look_for_news(check, listed_tags) for check in checks)
     if look is Look.NONE and is_due(checks, now):
         return Look.TOP
     return look
 
 
-def look_for_news(check: ArtifactCheck, listed_tags: int, *, required: bool) -> Look:
+def look_for_news(check: ArtifactCheck, listed_tags: int) -> Look:
     """Decide by what is known of one target, whatever the time."""
     if not check.is_complete:
-        return Look.DEEP
-    if required and not check.has_artifacts:
         return Look.DEEP
     if listed_tags & ~check.flags:
         return Look.TOP

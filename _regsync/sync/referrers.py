@@ -174,10 +174,9 @@ class Referrers:
             return Look.DEEP
 
         now = self._wall()
-        required = mapping.artifacts.require_artifacts
         checks = [copy.last_check for copy in usable]
-        if self._has_state or required:
-            look = decide_look(checks, usable[0].flags, now, required=required)
+        if self._has_state:
+            look = decide_look(checks, usable[0].flags, now)
         else:
             is_due = is_due_without_state(usable[0].source_digest, now)
             look = Look.DEEP if is_due else Look.NONE
@@ -201,17 +200,17 @@ class Referrers:
         """
         check = self._knowledge.artifact_check(check_name(mapping, source, target, *keys))
         listed_tags = self.listed_tags(source, digest_like(keys[0]))
-        required = mapping.artifacts.require_artifacts
-        return look_for_news(check, listed_tags, required=required) is not Look.NONE
+        return look_for_news(check, listed_tags) is not Look.NONE
 
     # What is there.
 
     async def find(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look
     ) -> FoundArtifacts:
-        """Return the artifacts of an image; SyncError when one may be missed, or a required one is.
+        """Return the artifacts of an image; SyncError when one may be missed.
 
-        Each copy learns what its source lists.
+        Each copy learns what its source lists. A copy fails that would be without a required
+        artifact; where the target holds the image already, it is skipped as any other is.
         """
         is_trimmed = lookup.digest != lookup.source_digest
         subjects = list[str]()
@@ -234,10 +233,11 @@ class Referrers:
             place = f"{lookup.source} -> {mapping.target_repository}"
             self._discovery.say("warning", "artifacts_stripped", f"{place}: {text}")
 
-        # A look at the top alone does not see those below it.
-        has_known = look is not Look.DEEP and any(copy.last_check.has_artifacts for copy in copies)
-        if mapping.artifacts.require_artifacts and not found and not has_known:
-            raise _missing(mapping, lookup, has_stripped=bool(stripped))
+        if mapping.artifacts.require_artifacts and not found:
+            missing = _missing(mapping, lookup, has_stripped=bool(stripped))
+            for copy in copies:
+                if not copy.already_at_target:
+                    copy.error = copy.error or missing
         if not mapping.artifacts.enabled:  # a dry run says what stays behind
             return FoundArtifacts(stripped=(*found, *stripped))
         return FoundArtifacts(tuple(found), tuple(stripped))

@@ -410,7 +410,7 @@ class Run:
         name = self._discovery.snapshot_name(mapping, source, target, tag, reference)
         snapshot = self._knowledge.snapshot(name)
         if snapshot is None or not mapping.artifacts.enabled:
-            return mapping.artifacts.require_artifacts
+            return False
 
         # A tag that never moves is not looked up, so its snapshot is renewed here.
         self._knowledge.record_snapshot(name, *snapshot)
