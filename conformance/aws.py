@@ -45,12 +45,15 @@ _SKEW = 300.0  # seconds that a client's clock may be ahead or behind
 _STS = "https://sts.amazonaws.com/doc/2011-06-15/"
 _ASSUMING = {"Action", "Version", "RoleArn", "RoleSessionName", "ExternalId", "DurationSeconds"}
 _IDENTIFYING = {"Action", "Version", "RoleArn", "RoleSessionName", "WebIdentityToken"}
+_ACCOUNT_ACTIONS = ("GetAccountSetting", "DescribeRepositoryCreationTemplates")
 _TARGETS = {"ecr": "AmazonEC2ContainerRegistry_V20150921", "ecr-public": "SpencerFrontendService"}
 
 
 @dataclass
 class Identity:
-    """A holder of keys; `may` has the services that its policies allow."""
+    """A holder of keys; `may` has the services that its policies allow, `may_not` actions that
+    they deny.
+    """
 
     name: str
     access: str
@@ -58,6 +61,7 @@ class Identity:
     session: str = ""
     expires: float = float("inf")
     may: frozenset[str] = frozenset({"ecr", "ecr-public", "sts"})
+    may_not: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -120,6 +124,10 @@ class Aws(Site):
         # Token of an identity provider -> the role that it opens.
         self.web_tokens: dict[str, str] = {}
         self.logins: dict[str, Login] = {}
+        # The account's settings in ECR, and its repository creation templates: prefix -> what each
+        # is applied for.
+        self.settings: dict[str, str] = {"BLOB_MOUNTING": "DISABLED"}
+        self.templates: dict[str, list[str]] = {}
         # The passwords that ECR gave: password -> its end, by service.
         self.passwords: dict[str, dict[str, float]] = {"ecr": {}, "ecr-public": {}}
         self.requests: list[str] = []
@@ -296,20 +304,23 @@ class Aws(Site):
             return self._wrong(
                 request, 400, "UnknownOperationException", "the content type is not JSON 1.1"
             )
-        if request.header("x-amz-target") != f"{_TARGETS[service]}.GetAuthorizationToken":
+        target, _, action = request.header("x-amz-target").partition(".")
+        actions = {"GetAuthorizationToken", *(_ACCOUNT_ACTIONS if service == "ecr" else ())}
+        if target != _TARGETS[service] or action not in actions:
             return self._wrong(request, 400, "UnknownOperationException", "no such operation")
         signer = self._signer(request, body)
         if not isinstance(signer, Identity):
             name, message = signer
             return self._dated(_json(400, {"__type": name, "message": message}))
+        if service not in signer.may or action in signer.may_not:
+            text = f"User: {signer.name} is not authorized to perform: {service}:{action} on resource: *"
+            return _json(400, {"__type": "AccessDeniedException", "message": text})
+        if action in _ACCOUNT_ACTIONS:
+            return self._describe_account(request, action, body)
         if body != b"{}":
             return self._wrong(
                 request, 400, "InvalidParameterException", "registryIds is deprecated"
             )
-        if service not in signer.may:
-            action = f"{service}:GetAuthorizationToken"
-            text = f"User: {signer.name} is not authorized to perform: {action} on resource: *"
-            return _json(400, {"__type": "AccessDeniedException", "message": text})
         password = base64.b64encode(
             f"password {next(self._numbers)} for {signer.name} ".encode() * 12
         ).decode()
@@ -327,6 +338,24 @@ class Aws(Site):
             {"authorizationData": [data] if service == "ecr" else data},
             "application/x-amz-json-1.1",
         )
+
+    def _describe_account(self, request: Request, action: str, body: bytes) -> Response:
+        """Tell of the account of who asks, section 4.9."""
+        document = json.loads(body)
+        answer: dict[str, Any]
+        if action == "GetAccountSetting":
+            if document.keys() != {"name"} or document["name"] not in self.settings:
+                return self._wrong(request, 400, "InvalidParameterException", "no such setting")
+            answer = {"name": document["name"], "value": self.settings[document["name"]]}
+        else:
+            if document:
+                return self._wrong(request, 400, "InvalidParameterException", "not simulated")
+            templates = [
+                {"prefix": prefix, "appliedFor": features}
+                for prefix, features in self.templates.items()
+            ]
+            answer = {"registryId": ACCOUNT, "repositoryCreationTemplates": templates}
+        return _json(200, answer, "application/x-amz-json-1.1")
 
     def _dated(self, answer: Response) -> Response:
         """Add the time, so that a client whose clock is wrong can sign again."""

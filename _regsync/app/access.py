@@ -14,6 +14,7 @@ import time
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -29,9 +30,14 @@ from _regsync.registry.upload import Upload
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.discovery import Discovery, gather
 from _regsync.sync.report import Outcome
+from _regsync.text import printable
+
+if TYPE_CHECKING:
+    from _regsync.auth.aws import EcrAccount
 
 CONCURRENT_CHECKS = 16
 LARGEST_TAG_PAGE = 8 * 1024 * 1024  # bytes; some registries ignore `n=1`
+MOUNTING = {True: "enabled", False: "disabled", None: "unknown"}
 LATEST_TIME = 1e11  # seconds since 1970; a later end of a login is none that a calendar has
 
 
@@ -80,6 +86,7 @@ class Access:
     upload: str | None = None  # at a target: "opened", or "absent" where it is not there yet
     error: SyncError | None = None
     asks_for_login: bool = True
+    account: EcrAccount | None = None  # only at a target in ECR
 
     @property
     def source(self) -> str | None:
@@ -108,6 +115,7 @@ class Access:
             "source": self.source,
             "expires": self.expires,
             "upload": self.upload,
+            "mounting": None if self.account is None else MOUNTING[self.account.mounts],
             "error": Outcome("", "", "", error=self.error).as_json()["error"],
         }
 
@@ -127,10 +135,27 @@ def tell(access: Access, console: Console) -> None:
         remarks.append(f"not asked for: {login.credential.origin}")
     if access.expires:
         remarks.append(f"until {access.expires}")
-    if access.upload == "absent":
+    account = access.account
+    template = account and account.template_for(access.repository.name)
+    if template:
+        remarks.append(
+            f"not there yet, the creation template {printable(template)!r} allows a push to create it"
+        )
+    elif access.upload == "absent":
         remarks.append("not there yet, so no push was tried")
+    if account is not None:
+        remarks.append(mounting_remark(account))
     rights = ",".join(access.rights) or "-"
     console.line(f"ok  {access.repository}  {rights}  ({', '.join(remarks)})")
+
+
+def mounting_remark(account: EcrAccount) -> str:
+    """Say whether blobs are mounted between the repositories of an account in ECR."""
+    if account.mounts is None:
+        return f"not known whether blobs are mounted between repositories: {account.reason}"
+    if account.mounts:
+        return "blobs are mounted between repositories"
+    return "blobs are not mounted between repositories: the account setting BLOB_MOUNTING is off"
 
 
 class AccessCheck:
@@ -142,6 +167,7 @@ class AccessCheck:
         # asks for one at all.
         self._locks = defaultdict[RegistryClient, anyio.Lock](anyio.Lock)
         self._asks = dict[RegistryClient, bool | SyncError]()
+        self._accounts: dict[RegistryClient, EcrAccount] = {}
 
     async def try_repository(self, repository: Repository) -> Access:
         """Try what a run would do in a repository, and the credential it would do it with."""
@@ -152,6 +178,10 @@ class AccessCheck:
                 access.asks_for_login = await self._prove_credential(repository.host, repository)
         except SyncError as error:
             access.error = error
+            account = access.account
+            if account is not None and account.created_on_push is None:
+                # The end of the hint is a command.
+                error.hint = f"a repository creation template for CREATE_ON_PUSH may do it, else {error.hint}"
         return access
 
     async def _try_rights(self, access: Access) -> None:
@@ -166,9 +196,12 @@ class AccessCheck:
             # A registry that hides a repository may let us push to it all the same.
             if not is_target or error.status not in (401, 403, 404):
                 raise
-            is_ecr = host.registry.kind.startswith("ecr")
-            if error.status == 404 and is_ecr:  # ECR creates no repository on a push
-                raise
+            if error.status == 404 and host.registry.kind == "ecr_public":
+                raise  # a push creates nothing there
+            if error.status == 404 and host.registry.kind == "ecr":
+                access.account = await self._account_of(host)
+                if access.account.template_for(repository.name) is None:
+                    raise
             if error.status == 404:
                 access.upload = "absent"
                 return
@@ -183,6 +216,23 @@ class AccessCheck:
             await upload.cancel_upload()
         access.rights.append("push")
         access.upload = "opened"
+        if host.registry.kind == "ecr":
+            access.account = await self._account_of(host)
+
+    async def _account_of(self, host: RegistryClient) -> EcrAccount:
+        """Return what ECR tells of a registry's account; it is asked once."""
+        from _regsync.auth.aws import EcrAccount, read_account
+
+        login = host.authenticator.cloud_login
+        async with self._locks[host]:
+            if host not in self._accounts:
+                account = EcrAccount(
+                    reason="only AWS's own keys may ask for the account's settings"
+                )
+                if login is not None:
+                    account = await read_account(login.machine, host.registry)
+                self._accounts[host] = account
+        return self._accounts[host]
 
     async def _prove_credential(self, host: RegistryClient, repository: Repository) -> bool:
         """Show the credential to a registry that has let everybody in so far, once; AuthError where

@@ -26,8 +26,8 @@ from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.sigv4 import Request, sign
 from _regsync.config.model import Registry
 from _regsync.crypto import name_hash
-from _regsync.errors import AuthError, WireError
-from _regsync.text import printable, redact, redacting
+from _regsync.errors import AuthError, ConfigError, WireError
+from _regsync.text import json_object, printable, redact, redacting
 
 
 class _Partition(NamedTuple):
@@ -116,6 +116,51 @@ async def log_in(
     answer; an anonymous login where its role may not log in to ECR Public, which lets anybody read.
     """
     is_public = registry.kind == "ecr_public"
+    api = await _open_api(machine, registry, probing_metadata)
+    if api is None:
+        return None
+    hint = ""
+    if is_public:
+        hint = " and sts:GetServiceBearerToken, or use auth_type: anonymous"
+    try:
+        answer = await api.ask("GetAuthorizationToken", {}, hint)
+    except AuthError:
+        if probing_metadata and is_public:
+            return Login(Credential(), math.inf)
+        raise
+    return _read_login(_flatten(answer), api.service, api.keys.origin)
+
+
+class _Api(NamedTuple):
+    """The API of ECR or ECR Public, asked with keys of this machine."""
+
+    client: _Client
+    keys: Credential
+    service: str
+    region: str
+
+    def __repr__(self) -> str:
+        return "<Api>"  # it holds secrets
+
+    async def ask(self, action: str, fields: dict[str, str], more_hint: str = "") -> str:
+        """Return the answer to an action; AuthError where the keys may not do it."""
+        is_public = self.service == "ecr-public"
+        name = "SpencerFrontendService" if is_public else "AmazonEC2ContainerRegistry_V20150921"
+        headers = [
+            ("Content-Type", "application/x-amz-json-1.1"),
+            ("X-Amz-Target", f"{name}.{action}"),
+        ]
+        body = json.dumps(fields).encode()
+        request = self.client.request(self.service, self.region, headers, body)
+        hint = f"allow this identity {self.service}:{action}{more_hint}"
+        return await self.client.ask(request, hint, keys=self.keys)
+
+
+async def _open_api(
+    machine: CloudEnvironment, registry: Registry, probing_metadata: bool
+) -> _Api | None:
+    """Find the keys for a registry's API; AuthError where there are none, when probing None."""
+    is_public = registry.kind == "ecr_public"
     settings = _Settings(machine, registry.cloud_profile)
     # A host of another form is ECR because the configuration says so.
     host = re.match(_ECR_HOST, registry.host)
@@ -140,26 +185,68 @@ async def log_in(
     if host:
         client.fips = client.fips or host["fips"] is not None
         client.dual = client.dual or host["dual"] is not None
-    service = registry.kind.replace("_", "-")
-    request = client.request(service, region, _token_headers(is_public), b"{}")
-    hint = f"allow this identity {service}:GetAuthorizationToken"
-    if is_public:
-        hint += " and sts:GetServiceBearerToken, or use auth_type: anonymous"
+    return _Api(client, keys, registry.kind.replace("_", "-"), region)
+
+
+class EcrAccount(NamedTuple):
+    """What ECR's API tells of the account that a registry belongs to."""
+
+    # Whether blobs are mounted between repositories; None: not known.
+    mounts: bool | None = None
+
+    # Prefixes of the repositories that a push creates; None: not known.
+    created_on_push: tuple[str, ...] | None = None
+
+    # Why something is not known.
+    reason: str = ""
+
+    def template_for(self, repository: str) -> str | None:
+        """Return the prefix of a creation template by which a push creates a repository."""
+        for prefix in self.created_on_push or ():
+            if prefix == "ROOT" or repository.startswith(f"{prefix}/"):
+                return prefix
+        return None
+
+
+async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAccount:
+    """Ask ECR's API about the account of a registry (section 4.9); nothing is changed there.
+
+    What the keys may not read is not known, and no error.
+    """
+    account = EcrAccount()
     try:
-        document = await client.ask(request, hint, keys=keys)
-    except AuthError:
-        if probing_metadata and is_public:
-            return Login(Credential(), math.inf)
-        raise
-    return _read_login(document, service, keys.origin)
+        api = await _open_api(machine, registry, probing_metadata=False)
+        if api is None:
+            return account
+        templates = json_object((await api.ask("DescribeRepositoryCreationTemplates", {})).encode())
+        owner = str((templates or {}).get("registryId"))
+        if not registry.host.startswith(f"{owner}."):
+            reason = f"{api.keys.origin} belongs to account {printable(owner, 20)}"
+            return account._replace(reason=reason)
+        account = account._replace(created_on_push=_created_on_push(templates or {}))
+
+        answer = await api.ask("GetAccountSetting", {"name": "BLOB_MOUNTING"})
+        value = (json_object(answer.encode()) or {}).get("value")
+        if value in ("ENABLED", "DISABLED"):
+            return account._replace(mounts=value == "ENABLED")
+        return account._replace(reason="ECR does not tell")
+    except (AuthError, ConfigError) as error:
+        hint = f" ({error.hint})" if error.hint else ""
+        return account._replace(reason=f"{error.message}{hint}")
 
 
-def _token_headers(is_public: bool) -> list[Pair]:
-    target = "SpencerFrontendService" if is_public else "AmazonEC2ContainerRegistry_V20150921"
-    return [
-        ("Content-Type", "application/x-amz-json-1.1"),
-        ("X-Amz-Target", f"{target}.GetAuthorizationToken"),
-    ]
+def _created_on_push(document: Mapping[str, object]) -> tuple[str, ...]:
+    templates = document.get("repositoryCreationTemplates")
+    if not isinstance(templates, list):
+        return ()
+    return tuple(
+        template["prefix"]
+        for template in templates
+        if isinstance(template, dict)
+        and isinstance(template.get("prefix"), str)
+        and isinstance(template.get("appliedFor"), list)
+        and "CREATE_ON_PUSH" in template["appliedFor"]
+    )
 
 
 def _read_login(document: Mapping[str, object], service: str, origin: str) -> Login:
@@ -320,8 +407,8 @@ class _Client:
         *,
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
-    ) -> dict[str, object]:
-        """Return the fields of the answer; AuthError with `hint` for a refusal.
+    ) -> str:
+        """Return the text of the answer, which has fields; AuthError with `hint` for a refusal.
 
         The request is signed with `keys`. `secrets`: what else in it no message may show.
         """
@@ -343,8 +430,8 @@ class _Client:
 
     async def _attempt(
         self, request: Request, hint: str, keys: Credential | None
-    ) -> dict[str, object] | _Failure:
-        """Make a request once, signed where there are `keys`, and return the fields of the answer.
+    ) -> str | _Failure:
+        """Make a request once, signed where there are `keys`, and return the text of the answer.
 
         `hint` goes with each answer that is a failure. With an error of the network it goes only at
         a container's credential service, where it says which variable led there.
@@ -360,9 +447,10 @@ class _Client:
             wire_hint = hint if is_container else error.hint
             return _Failure(error.message, wire_hint, error.code, may_pass=True)
 
-        document = _flatten(answer.body.decode("utf-8", "replace"))
+        text = answer.body.decode("utf-8", "replace")
+        document = _flatten(text)
         if answer.status == 200 and document:
-            return document
+            return text
         return _describe_failure(request, answer, document, hint)
 
 
@@ -467,10 +555,10 @@ class _KeyChain:
         region = self._settings.sts_region or self._region
         request = self._client.request("sts", region, headers, body)
         hint = "check the role's name, and who may assume it"
-        document = await self._client.ask(request, hint, keys=keys, secrets=secrets)
+        answer = await self._client.ask(request, hint, keys=keys, secrets=secrets)
         origin = f"role {printable(fields['role_arn'], 200)} ({origin})"
         sent = secrets if keys is None else keys.secrets
-        return _keys_in(document, origin, *sent)
+        return _keys_in(_flatten(answer), origin, *sent)
 
     # A profile.
 
@@ -564,8 +652,8 @@ class _KeyChain:
             [("x-amz-sso_bearer_token", token)],
             path=f"/federation/credentials?{query}",
         )
-        document = await self._client.ask(request, hint, secrets=(token,))
-        return _keys_in(document, origin, token)
+        answer = await self._client.ask(request, hint, secrets=(token,))
+        return _keys_in(_flatten(answer), origin, token)
 
     async def _sso_token(self, session: str, fields: dict[str, str], origin: str, hint: str) -> str:
         """Return the token that `aws sso login` has left. One that has ended is renewed, in memory
@@ -586,8 +674,8 @@ class _KeyChain:
         headers = [("Content-Type", "application/json")]
         request = self._client.request("oidc", fields["sso_region"], headers, body, "/token")
         secrets = tuple(str(value) for value in form.values())
-        renewed = await self._client.ask(request, hint, secrets=secrets)
-        return str(renewed.get("accessToken"))
+        answer = await self._client.ask(request, hint, secrets=secrets)
+        return str(_flatten(answer).get("accessToken"))
 
     # This machine.
 
@@ -610,8 +698,8 @@ class _KeyChain:
             token = self._settings.read_named(path, origin)
         headers = [("Authorization", token)] if token else []
         request = Request("GET", url, headers)
-        document = await self._client.ask(request, f"{origin} leads there", secrets=(token,))
-        return _keys_in(document, origin, token)
+        answer = await self._client.ask(request, f"{origin} leads there", secrets=(token,))
+        return _keys_in(_flatten(answer), origin, token)
 
     async def from_instance(self) -> Credential | None:
         """Ask EC2's metadata service (IMDSv2) for the keys of this machine's role; None where it

@@ -126,6 +126,7 @@ class CloudLogin:
         self._clouds = clouds
         self._cloud = cloud
         self._registry = registry
+        self.machine = clouds.machine
         self._probing_metadata = probing_metadata
         self._credential: Credential | None = None
         self._error: SyncError | None = None
