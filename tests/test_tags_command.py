@@ -102,6 +102,20 @@ def test_reasons_stand_in_line_on_standard_error(source: Server) -> None:
     assert sorted(reasons) == ["1 exclude", "1 glob", "1 latest", "1 prerelease", "1 referrer_tag"]
 
 
+def test_a_name_that_is_not_there_is_said(source: Server) -> None:
+    """Only where the glob is a plain name, and nothing else of the rule has dropped it."""
+    names = ["9.9", "1.0.0", "2.0.0", "edge", "8*", "7"]
+    options = [option for name in names for option in ("--glob", name)]
+    ran = list_tags(source, "--semver", "<2", *options)
+    assert (ran.status, ran.out) == (0, "1.0.0\n")
+    where = f"{source.address}/app"
+    assert ran.err.splitlines() == [
+        f"warning: {where}: there is no tag {tag!r}" for tag in ("9.9", "7")
+    ]
+    assert list_tags(source, "--json", "-q", *options).report["missing"] == ["9.9", "7"]
+    assert source.journal.summary() == {"GET tag_list": 2}
+
+
 def test_a_rule_for_prereleases_alone_is_the_reason_for_what_it_drops(source: Server) -> None:
     ran = list_tags(source, "--json", "--semver-prerelease", "only")
     assert ran.report["dropped"] == {
@@ -114,6 +128,7 @@ def test_json_is_what_its_schema_says(source: Server) -> None:
     ran = list_tags(source, "--json", "-v", "--semver", "1.x")
     told = ran.report
     assert told == {
+        "schema": 1,
         "repository": f"{source.address}/app",
         "tags": ["1.1.0", "1.0.0"],
         "dropped": {
@@ -122,6 +137,7 @@ def test_json_is_what_its_schema_says(source: Server) -> None:
             "edge": "semver",
             SIGNATURE: "referrer_tag",
         },
+        "missing": [],
     }
     published = schema()["$defs"]["tags"]
     assert sorted(published["required"]) == sorted(told)

@@ -26,7 +26,7 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report, analysis_lines
 from _regsync.sync.run import Run
-from _regsync.tags import TagRule
+from _regsync.tags import TagRule, check_glob
 
 
 class SingleImage(NamedTuple):
@@ -116,6 +116,11 @@ async def list_tags(registry: Registry, repository: str, rule: TagRule, console:
         summary = ", ".join(f"{count} {reason}" for reason, count in reason_counts)
         message += f" (dropped: {summary})"
 
+    literals = [check_glob(pattern) for pattern in rule.glob]
+    missing = [tag for tag in literals if tag and tag not in dropped and tag not in kept]
+    for tag in missing:
+        console.log("warning", "tag_missing", f"{source}: there is no tag {tag!r}", tag=tag)
+
     if kept:
         console.log("info", "selected", message)
     else:
@@ -125,7 +130,15 @@ async def list_tags(registry: Registry, repository: str, rule: TagRule, console:
         console.log("warning", "min_tags", message)
 
     if console.as_json:
-        console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})
+        console.document(
+            {
+                "schema": 1,
+                "repository": str(source),
+                "tags": kept,
+                "dropped": dict(dropped),
+                "missing": missing,
+            }
+        )
     else:
         console.lines(kept)
     return 0

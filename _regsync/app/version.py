@@ -41,6 +41,7 @@ def describe(closed: str) -> dict[str, Any]:
         build = "static"
         gate = "static file, no FIPS gate"
     return {
+        "schema": 1,
         "version": __version__,
         "build": build,
         "python": f"{platform.python_implementation()} {platform.python_version()}",
