@@ -424,7 +424,10 @@ async def test_a_missing_repository_is_created_by_a_push_where_a_template_allows
         registry.journal.matching("POST").none()
 
         ran = await check_ecr(world, environ, "team/new", as_json=False)
-        assert "the creation template 'team' allows a push to create it" in ran.out
+        assert "the creation template 'team' lets a push create it" in ran.out
+        ran = await check_ecr(world, environ, "team/there", as_json=False)
+        assert "pull,push" in ran.out
+        assert "template" not in ran.out
 
 
 async def test_where_templates_are_not_known_the_hint_names_them() -> None:

@@ -135,15 +135,13 @@ def tell(access: Access, console: Console) -> None:
         remarks.append(f"not asked for: {login.credential.origin}")
     if access.expires:
         remarks.append(f"until {access.expires}")
-    account = access.account
-    template = account and account.template_for(access.repository.name)
-    if template:
-        remarks.append(
-            f"not there yet, the creation template {printable(template)!r} allows a push to create it"
-        )
-    elif access.upload == "absent":
+    if access.upload == "absent":
         remarks.append("not there yet, so no push was tried")
+    account = access.account
     if account is not None:
+        template = account.template_for(access.repository.name)
+        if access.upload == "absent" and template is not None:
+            remarks.append(f"the creation template {printable(template)!r} lets a push create it")
         remarks.append(mounting_remark(account))
     rights = ",".join(access.rights) or "-"
     console.line(f"ok  {access.repository}  {rights}  ({', '.join(remarks)})")
@@ -178,10 +176,11 @@ class AccessCheck:
                 access.asks_for_login = await self._prove_credential(repository.host, repository)
         except SyncError as error:
             access.error = error
-            account = access.account
-            if account is not None and account.created_on_push is None:
-                # The end of the hint is a command.
-                error.hint = f"a repository creation template for CREATE_ON_PUSH may do it, else {error.hint}"
+            is_missing = isinstance(error, RegistryError) and error.status == 404
+            if is_missing and access.account and access.account.created_on_push is None:
+                # What stood there before ends with a command, so this goes in front.
+                template = "a repository creation template for CREATE_ON_PUSH may do it"
+                error.hint = f"{template}, else {error.hint}"
         return access
 
     async def _try_rights(self, access: Access) -> None:
