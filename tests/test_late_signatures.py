@@ -214,7 +214,7 @@ def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path: Path) -> N
     with opened() as before:
         before.record_artifact_check(name, COMPLETE | HAS_ARTIFACTS, b"01234567")
         clock[0] = 5000
-        before.record_artifact_check(name, COMPLETE, b"76543210")
+        before.record_artifact_check(name, COMPLETE, b"76543210", first=1000)
         before.add_blob(("host", "app"), f"sha256:{1:064x}")
 
     clock[0] = 5000 + 300 * DAY
@@ -370,6 +370,22 @@ async def test_an_image_that_was_gone_and_is_copied_again_begins_anew(tmp_path: 
         assert (await stage.run()).statuses() == ["synced"]
         # As behind the first copy, and not a quarter of nine days later.
         assert await minutes_of_looks(stage, 180) == [5, 15, 30, 90, 150]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_another_tag_of_an_image_has_no_early_looks_again(tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        await stage.run()
+        await anyio.sleep(DAY)
+        assert (await stage.run()).statuses() == ["skipped"]
+        stage.load(stage.images[0], "v7")
+        assert (await stage.run()).statuses() == ["skipped", "synced"]
+        found = await minutes_of_looks(stage, 480)
+        # A quarter of the time since the image was first copied, which is six hours by now.
+        assert [minute for minute in found if minute < 360] == []
+        assert found
 
 
 @pytest.mark.anyio

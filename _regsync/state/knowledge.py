@@ -686,16 +686,16 @@ class Knowledge:
         return check
 
     def record_artifact_check(
-        self, name: bytes, flags: int, listing_hash: bytes, *, is_new: bool = False
+        self, name: bytes, flags: int, listing_hash: bytes, *, first: int = 0
     ) -> None:
         """Note what a look at the artifacts of an image found; this does not age with `ttl`.
 
-        `is_new`: this run has copied the image, and the time since its first look begins again.
+        `first` is the moment of the first look, 0 where this is it.
         """
         now = int(self._now())
-        first = 0 if is_new else self.artifact_check(name).first
-        first = first or now
-        self._archive.put_artifact_check(name, ArtifactCheck(now, first, flags, listing_hash))
+        self._archive.put_artifact_check(
+            name, ArtifactCheck(now, first or now, flags, listing_hash)
+        )
 
     # The end of a run.
 

@@ -168,7 +168,12 @@ class Referrers:
         for copy in usable:
             keys = (key_of(copy.source_digest), key_of(copy.digest))
             copy.check_key = check_name(mapping, copy.source, copy.target, *keys)
-            copy.last_check = self._knowledge.artifact_check(copy.check_key)
+            is_there = copy.already_at_target or self._knowledge.is_committed(
+                copy.target.key, copy.digest
+            )
+            # What is to be copied, maybe again, has had no look yet; another tag of it has.
+            if is_there:
+                copy.last_check = self._knowledge.artifact_check(copy.check_key)
             copy.flags = self.listed_tags(copy.source, copy.source_digest)
         if self._recheck or not all(copy.already_at_target for copy in usable):
             return Look.DEEP

@@ -537,8 +537,12 @@ class Run:
 
         if missing:
             # The target is not complete, should this run be ended before they are there.
-            flags = copy.last_check.flags & COPIED
-            self._knowledge.record_artifact_check(copy.check_key, flags, bytes(8))
+            self._knowledge.record_artifact_check(
+                copy.check_key,
+                copy.last_check.flags & COPIED,
+                bytes(8),
+                first=copy.last_check.first,
+            )
         return missing
 
     # Outcomes.
@@ -548,7 +552,7 @@ class Run:
         has_news = copy.error is None or copy.last_check.is_complete or copy.is_copied
         if copy.check_key and has_news:
             self._knowledge.record_artifact_check(
-                copy.check_key, flags_after(copy), copy.listing_hash, is_new=copy.is_copied
+                copy.check_key, flags_after(copy), copy.listing_hash, first=copy.last_check.first
             )
         duration = anyio.current_time() - copy.began
         self._end(outcome_of(copy, duration, is_dry_run=self.dry_run is not None))
