@@ -357,12 +357,12 @@ class Referrers:
     async def _ask_for_artifacts(self, search: _Search, subject: str) -> list[Artifact]:
         source = search.source
         entries = (await self.lists.read(source, subject)).entries
-        listed_tags = await self.lists.tags(source)
+        source_tags = await self.lists.tags(source)
 
         # Where no tags were listed, cosign's are tried only if there is no API that would tell.
-        is_blind = listed_tags is None and self.lists.has_api(source) is False
+        is_blind = source_tags is None and self.lists.has_api(source) is False
         cosign_tags = [referrers_tag(subject) + suffix for suffix in _COSIGN_SUFFIXES]
-        tags = [tag for tag in cosign_tags if is_blind or tag in (listed_tags or ())]
+        tags = [tag for tag in cosign_tags if is_blind or tag in (source_tags or ())]
         if not (entries or tags or self.lists.has_api(source)):
             text = f"{source}: no referrers API and no fallback tag, images without artifacts are copied as they are"
             self._discovery.say("info", "no_referrers", text)
