@@ -498,9 +498,29 @@ def test_a_signal_lets_what_is_under_way_end_and_begins_nothing_more(
     report = json.loads(out)
     assert report["interrupted"] is True
     assert [each["status"] for each in report["images"]] == ["synced"]
+    assert report["totals"]["images"] == {"synced": 1, "skipped": 0, "failed": 0, "undone": 1}
+    assert "interrupted, images left undone: 1\n" in err
     assert len(target.app.tags("app")) == 1
     assert "Traceback" not in err
     target.journal.check()
+
+
+def test_an_interrupted_run_says_that_mappings_were_not_listed(
+    source: Server, target: Server, tmp_path: Path
+) -> None:
+    stall = Stall(source, method="GET", kind="tag_list")
+    arguments = two_images(source, target, tmp_path / "x.yaml")
+    both = [{"from": "app", "to": name, "tags": tags("*")} for name in ("one", "two")]
+    (tmp_path / "x.yaml").write_text(document({"source": source, "target": target}, *both))
+    with started(*arguments) as process:
+        assert stall.came.wait(30)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+        stall.go()
+    assert process.returncode == 143
+    assert json.loads(out)["totals"]["images"] == {"synced": 0, "skipped": 0, "failed": 0}
+    words = "images left undone: 0, and those of mappings that were not listed: 2"
+    assert f"interrupted, {words}\n" in err
 
 
 def test_a_signal_when_all_is_under_way_leaves_nothing_undone(

@@ -64,8 +64,10 @@ def test_a_dry_run_foretells_what_the_run_then_does(tmp_path: Path, serve: Start
     assert foretold.report["dry_run"] is True
     assert Counter(foretold.statuses()) == {"would_sync": 7}
     done = command(tmp_path, "sync", ends, *mappings)
-    for key in ("bytes", "layers", "images"):
+    for key in ("bytes", "layers"):
         assert foretold.totals[key] == done.totals[key], key
+    assert foretold.totals["images"] == {"synced": 0, "skipped": 0, "failed": 0, "would_sync": 7}
+    assert done.totals["images"] == {"synced": 7, "skipped": 0, "failed": 0}
 
 
 def test_a_dry_run_over_a_finished_one_skips_everything(tmp_path: Path, serve: Start) -> None:

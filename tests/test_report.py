@@ -350,6 +350,11 @@ def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(
         "part:v1": "synced",
     }
     assert (found["app:v1"]["reason"], found["multi:v1"]["reason"]) == ("unchanged", None)
+    mappings = {each["to"]: each for each in ran.report["mappings"]}
+    assert list(mappings) == ["app", "multi", "ill", "none", "part"]
+    assert mappings["none"]["error"] == found["none:*"]["error"]
+    assert (mappings["none"]["selected"], mappings["none"]["dropped"]) == (0, {})
+    assert [name for name, each in mappings.items() if "error" in each] == ["none"]
     assert found["ill:v1"]["error"] == {
         "code": "TARGET_ERROR",
         "message": found["ill:v1"]["error"]["message"],

@@ -23,7 +23,7 @@ from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.server import Server
 from conformance.shapes import shapes
 from conformance.tokens import TokenService
-from tests.ends import Start, copy, held, only, run_regsync, sync, tags, until_blank_line
+from tests.ends import Start, copy, document, held, only, run_regsync, sync, tags, until_blank_line
 
 
 @pytest.fixture
@@ -312,6 +312,33 @@ def test_no_platform_found_is_an_error_that_says_all(
         assert said in line
     assert not target.app.tags("app")
     assert wire(target) == {"HEAD manifest": 1}, "nothing is pushed"
+
+
+@pytest.mark.parametrize(
+    ("count", "named"),
+    [
+        (1, "v01"),
+        (10, "v01, v02, v03, v04, v05, v06, v07, v08, v09, v10"),
+        (12, "v01, v02, v03, v04, v05, v06, v07, v08, v09, v10 and 2 more"),
+    ],
+)
+def test_a_platform_that_indexes_lack_is_one_warning_that_names_their_tags(
+    source: Server, target: Server, seed: Seed, count: int, named: str
+) -> None:
+    seed.index(platforms=("linux/amd64", "plan9/mips")).load_into(source.app, "app", tag="v00")
+    for number in range(1, count + 1):
+        index = seed.index(platforms=("linux/amd64", "linux/arm64"))
+        index.load_into(source.app, "app", tag=f"v{number:02}")
+    text = document(
+        {"source": source, "target": target},
+        {"from": "app", "tags": tags("v*"), "platforms": ["linux/amd64", "plan9/mips"]},
+    )
+    ran = run_regsync("sync", "--no-progress", "-c", "-", stdin=text)
+    assert ran.status == 0
+    warnings = [line for line in ran.err.splitlines() if "the source index" in line]
+    place = f"{source.address}/app"
+    words = f"no plan9/mips in the source index of {named}, the others are copied"
+    assert warnings == [f"warning: {place}: {words}"]
 
 
 def test_a_single_image_is_copied_whatever_the_filter(

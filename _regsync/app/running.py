@@ -79,6 +79,8 @@ async def run(
                 await work.copy(*image, stop)
             tasks.cancel_scope.cancel()
 
+    if report.interrupted:
+        console.log("warning", "interrupted", report.undone_text())
     elapsed = anyio.current_time() - began
     document = report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
     lines: Sequence[str] = ()
@@ -86,7 +88,6 @@ async def run(
         document = work.dry_run.analysis()
         lines = analysis_lines(document)
     elif kind == "plan":
-        document["dry_run"] = True
         lines = report.plan()
     elif image is None:
         console.summary(report, elapsed)

@@ -42,6 +42,9 @@ _LIGHTEST_MANIFEST = 8192
 # Seconds for which a look-up waits for others that may show that its blobs can be mounted.
 _ANSWER_PATIENCE = 5.0
 
+# Tags that one warning names.
+_MOST_NAMED = 10
+
 # Several registries answer so for repositories that they hide (docs/design.md section 9).
 _HIDING_STATUSES = (401, 403)
 
@@ -145,6 +148,7 @@ class TagLookup(NamedTuple):
     """What a tag or digest names at the source, and what the targets hold under it."""
 
     source: Repository
+    reference: str
     # None where every target holds it.
     tree: Tree | None
     # What the targets are to hold, and what the source holds; they differ where an index is trimmed
@@ -231,6 +235,8 @@ class Discovery:
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
         self._manifests = _Manifests()
+        # By source and platforms: the tags whose indexes do not have these.
+        self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
         # The digests of tags at their sources, whichever mappings want them (rule 4). The client
         # stands for host and credential: another credential may see another repository.
         self._source_tags: dict[tuple[RegistryClient, str, str], Once[str]] = {}
@@ -357,10 +363,16 @@ class Discovery:
             digest = next((tag.digest for tag in tags if tag.digest is not None), named.digest)
             is_by_digest = named.manifest is None
             return TagLookup(
-                source, None, digest, named.digest, tuple(tags), is_by_digest=is_by_digest
+                source,
+                reference,
+                None,
+                digest,
+                named.digest,
+                tuple(tags),
+                is_by_digest=is_by_digest,
             )
         top = named.manifest or await self._top_manifest(source, reference, named.digest, expected)
-        return await self._compare(mapping, source, top, tuple(tags))
+        return await self._compare(mapping, source, reference, top, tuple(tags))
 
     def _should_head_first(
         self, mapping: MappingRule, target_reference: str, tags: list[TargetTag]
@@ -482,10 +494,15 @@ class Discovery:
         return digest
 
     async def _compare(
-        self, mapping: MappingRule, source: Repository, top: Manifest, tags: tuple[TargetTag, ...]
+        self,
+        mapping: MappingRule,
+        source: Repository,
+        reference: str,
+        top: Manifest,
+        tags: tuple[TargetTag, ...],
     ) -> TagLookup:
         """Fetch the manifests that some target lacks, and say what each target should hold."""
-        root, trimmed = await self._filter_platforms(mapping, source, top)
+        root, trimmed = await self._filter_platforms(mapping, source, reference, top)
         lacking = [
             tag.target.key for tag in tags if tag.digest != root.digest and tag.error is None
         ]
@@ -513,7 +530,7 @@ class Discovery:
             for manifest in manifests
             if self._manifests.has(source.key, manifest.digest)
         )
-        return TagLookup(source, tree, root.digest, top.digest, tags, at_source)
+        return TagLookup(source, reference, tree, root.digest, top.digest, tags, at_source)
 
     # What the answers of targets show to be there (rule 4).
 
@@ -578,7 +595,7 @@ class Discovery:
         tree = lookup.tree
         if tree is None:
             top = await self.manifest(source, lookup.source_digest)
-            root, trimmed = await self._filter_platforms(mapping, source, top)
+            root, trimmed = await self._filter_platforms(mapping, source, lookup.reference, top)
             nested = {entry.digest for entry in root.children if entry.is_index}
             tree = await self._fetch_tree(
                 source, top.digest, root, trimmed, lambda entry: entry.digest not in nested
@@ -598,7 +615,7 @@ class Discovery:
         return [entry.digest for entry in entries if entry.digest not in trimmed_here]
 
     async def _filter_platforms(
-        self, mapping: MappingRule, source: Repository, top: Manifest
+        self, mapping: MappingRule, source: Repository, reference: str, top: Manifest
     ) -> tuple[Manifest, dict[str, Manifest]]:
         """Apply the platform filter (docs/specification.md section 1.1).
 
@@ -626,14 +643,25 @@ class Discovery:
             str(platform) for platform in platforms if platform not in trimmed.matched
         )
         if absent:
-            text = f"{source}: no {absent} in the source index, the others are copied"
-            self.say("warning", "platform_missing", text)
+            self._missing_platforms[str(source), absent].add(reference)
         if trimmed.manifest is not top:
             digest = trimmed.manifest.digest
             text = f"{source}: the index is trimmed to its platforms, its digest at the target is {digest}"
             self.say("info", "index_trimmed", text)
         indexes = [index.manifest for index in trimmed.nested.values()]
         return trimmed.manifest, {index.digest: index for index in indexes}
+
+    def tell_missing_platforms(self) -> None:
+        """Warn of the platforms that were asked for and that indexes do not have, once for all tags
+        of a repository.
+        """
+        for (source, absent), references in sorted(self._missing_platforms.items()):
+            names = sorted(references)
+            listed = ", ".join(names[:_MOST_NAMED])
+            if len(names) > _MOST_NAMED:
+                listed += f" and {len(names) - _MOST_NAMED} more"
+            text = f"{source}: no {absent} in the source index of {listed}, the others are copied"
+            self.say("warning", "platform_missing", text)
 
     async def _fetch_tree(
         self,

@@ -13,6 +13,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from _regsync.errors import AuthError, RegsyncError
@@ -114,11 +115,13 @@ class MappingSelection(NamedTuple):
 
     source: str
     target: str
-    selected: int
-    dropped: Mapping[str, int]
+    selected: int = 0
+    dropped: Mapping[str, int] = MappingProxyType({})
+    # why nobody knows its tags
+    error: RegsyncError | None = None
 
     def line(self) -> str:
-        """Return what a dry run says of it."""
+        """Return what a dry run says of it, where its tags are known."""
         line = f"select {self.source} -> {self.target}: {self.selected} tags"
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
         return f"{line} (dropped: {dropped})" if dropped else line
@@ -130,6 +133,7 @@ class MappingSelection(NamedTuple):
             "to": self.target,
             "selected": self.selected,
             "dropped": dict(self.dropped),
+            **({"error": error_json(self.error)} if self.error is not None else {}),
         }
 
 
@@ -138,10 +142,16 @@ class Report:
 
     def __init__(self) -> None:
         self.outcomes = list[Outcome]()
-        # Until the run has come to its end.
-        self.interrupted = True
+        self.is_dry_run = False
         # By the number of the mapping.
         self.selections = dict[int, MappingSelection]()
+
+        # Until the run has come to its end.
+        self.interrupted = True
+        # What an interrupted run has left: images that were selected and have no outcome, and
+        # mappings whose tags are not known.
+        self.images_undone = 0
+        self.mappings_undone = 0
 
     def totals(self) -> dict[str, Any]:
         """Return how images ended, what became of blobs, and the bytes sent to targets.
@@ -149,13 +159,15 @@ class Report:
         Of the blobs that were transferred, `unique` counts the distinct digests.
         """
         statuses = Counter(outcome.status for outcome in self.outcomes)
+        images = {status: statuses[status] for status in ("synced", "skipped", "failed")}
+        if self.is_dry_run:
+            images["would_sync"] = statuses["would_sync"]
+        if self.images_undone:
+            images["undone"] = self.images_undone
+
         uploads = [digest for outcome in self.outcomes for digest in outcome.transferred]
         return {
-            "images": {
-                "synced": statuses["synced"] + statuses["would_sync"],
-                "skipped": statuses["skipped"],
-                "failed": statuses["failed"],
-            },
+            "images": images,
             "layers": {
                 "transferred": len(uploads),
                 "unique": len(set(uploads)),
@@ -185,6 +197,13 @@ class Report:
         )
         return [(count, cause) for cause, count in counts.most_common() if count > 1]
 
+    def undone_text(self) -> str:
+        """Return what is said of an interrupted run."""
+        text = f"interrupted, images left undone: {self.images_undone}"
+        if self.mappings_undone:
+            text += f", and those of mappings that were not listed: {self.mappings_undone}"
+        return text
+
     def summary(self, elapsed: float) -> list[str]:
         """Return the summary block of docs/specification.md section 6; `elapsed` in seconds."""
         totals = self.totals()
@@ -200,7 +219,11 @@ class Report:
 
     def plan(self) -> list[str]:
         """Return what a dry run says: the selection of each mapping, each image, the sum."""
-        lines = [selection.line() for _, selection in sorted(self.selections.items())]
+        lines = [
+            selection.line()
+            for _, selection in sorted(self.selections.items())
+            if selection.error is None
+        ]
         for outcome in sorted(self.outcomes, key=lambda outcome: (outcome.source, outcome.target)):
             lines += outcome.plan_lines()
 
@@ -209,7 +232,7 @@ class Report:
         layers = totals["layers"]
         return [
             *lines,
-            f"Images: {images['synced']} would be synced, {images['skipped']} skipped, {images['failed']} failed",
+            f"Images: {images['would_sync']} would be synced, {images['skipped']} skipped, {images['failed']} failed",
             f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount",
             f"Data: {size_text(totals['bytes'])} to transfer",
         ]
@@ -235,7 +258,7 @@ class Report:
             "started_at": started_at,
             "duration_s": round(elapsed, 3),
             "interrupted": self.interrupted,
-            "dry_run": False,
+            "dry_run": self.is_dry_run,
             "images": [outcome.as_json() for outcome in self.outcomes],
             "mappings": [selection.as_json() for _, selection in sorted(self.selections.items())],
             "totals": {

@@ -95,6 +95,7 @@ class Run:
         self._config = config
         self._emit = emit
         self._report = report
+        self._report.is_dry_run = is_dry_run
         self._log = machine.log
         self._is_plan = kind == "plan"
         self._is_analysis = kind == "analysis"
@@ -139,6 +140,7 @@ class Run:
 
     async def sync(self, stop: anyio.Event) -> None:
         """Copy what the mappings select; `stop` ends the run early."""
+        self._report.mappings_undone = len(self._config.mappings)
         # Mappings that write one target repository are listed together, so that the earlier one
         # wins a conflict (I10).
         groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
@@ -155,6 +157,7 @@ class Run:
         target; `stop` ends the run early.
         """
         wanted = WantedTag(mapping, reference, mapping.targets)
+        self.scheduler.images_known += len(wanted.targets)
         question = partial(self._look_up, wanted, target_reference)
         await self._conduct(stop, [_Queued(mapping.source.authority, question)])
 
@@ -175,6 +178,8 @@ class Run:
                 watchers.cancel_scope.cancel()
         finally:
             self._tasks = None
+            self._report.images_undone = self.scheduler.images_known - self.scheduler.images_done
+            self._discovery.tell_missing_platforms()
             self._save()
 
         if self.scheduler.draining:
@@ -182,6 +187,7 @@ class Run:
         else:
             self._report.interrupted = False
             self._fail_lost_images()
+            self._report.images_undone = 0
 
     async def _watch_over(self, work: anyio.CancelScope, stop: anyio.Event) -> None:
         """See that no image waits for ever to mount a blob; after `stop`, drain."""
@@ -279,6 +285,9 @@ class Run:
             hint = "give one of the two mappings another `to`, or narrow its tags"
             self._fail(conflict.wanted, MappingConflict(text, hint=hint))
 
+        self._report.mappings_undone -= len(group)
+        self.scheduler.images_known += sum(len(wanted.targets) for wanted in tags)
+
         await self._list_targets(tags)
         for wanted in tags:
             source = wanted.mapping.source.authority
@@ -294,6 +303,9 @@ class Run:
             if selection is None:
                 selection = await self._discovery.select(mapping.tags, source)
         except SyncError as error:
+            self._report.selections[mapping.index] = MappingSelection(
+                str(source), mapping.target_repository, error=error
+            )
             self._fail(WantedTag(mapping, "*", mapping.targets), error)
             return ()
 
@@ -360,7 +372,6 @@ class Run:
 
         targets = list[Repository]()
         for target in self._targets(wanted):
-            self.scheduler.images_known += 1
             if self._is_settled(mapping, target, wanted.tag, reference):
                 target_name = target.reference(reference)
                 self._end(Outcome(source_name, target_name, "skipped", reason=_IMMUTABLE_TAG))
