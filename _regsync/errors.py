@@ -97,6 +97,9 @@ class SyncError(RegsyncError):
     reference: str | None = None
     retries = 0  # attempts after the first
 
+    # The host that was away when it came about (`registry.recovery` waits for it).
+    outage: object | None = None
+
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
         """Add what the error does not say yet, and return the same error.
 
@@ -128,6 +131,8 @@ class WireError(SyncError):
 
 class ConnectFailed(WireError):
     """No connection to the host could be made: name, address, TLS or proxy."""
+
+    is_unknown_name = False  # whether the name servers say that nobody has that name
 
 
 class TimedOut(WireError):

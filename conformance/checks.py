@@ -1,10 +1,9 @@
 """The specification as a table of checks of any registry: API x kind of data -> pass, fail or skip.
 
-Owns: what a check is, the order in which checks run, their outcomes and how these are shown.
-May not know: what any single check asks (pulling, pushing, discovering, managing), sockets.
-Invariants: a check passes only when the registry did what the cited sentence says. It is skipped,
-with the reason, when the registry says that it lacks an optional feature, or when the check's
-set-up failed.
+Owns: what a check is, the order in which checks run, their outcomes and how these are shown. May
+not know: what any single check asks (pulling, pushing, discovering, managing), sockets. Invariants:
+a check passes only when the registry did what the cited sentence says. It is skipped, with the
+reason, when the registry says that it lacks an optional feature, or when the check's set-up failed.
 Follows: the OCI distribution specification 1.1.1, cited by section with the word that binds (MUST,
 SHOULD, MAY).
 """

@@ -50,7 +50,16 @@ from tests.wires import MemoryWire
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = Timeouts(
-    connect=5.0, tls=5.0, head=5.0, manifest_put=5.0, finish=5.0, idle=5.0, idle_connection=5.0
+    connect=5.0,
+    tls=5.0,
+    head=5.0,
+    manifest_put=5.0,
+    finish=5.0,
+    idle=5.0,
+    idle_connection=5.0,
+    outage=1.0,
+    first_answer=0.4,
+    probe=0.02,
 )
 
 _HEARTBEAT = 30.0

@@ -46,7 +46,7 @@ def module_name(path: Path) -> str:
 PURE = {
     *("text", "errors", "addresses", "providers", "semver", "tags"),
     *(name for name in ORDER if name.startswith(("oci.", "config.", "state.knowledge"))),
-    *("net.proxy", "registry.throttle", "registry.redirects"),
+    *("net.proxy", "registry.throttle", "registry.outage", "registry.redirects"),
     *(
         "sync.report",
         "sync.mappings",

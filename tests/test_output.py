@@ -481,7 +481,11 @@ def test_progress_is_live_on_terminals_and_a_heartbeat_elsewhere(
 
 class Progress:
     images_known, images_done, bytes_expected = 4, 1, 90_000_000
-    transport: ClassVar[Any] = SimpleNamespace(blob_bytes=60_000_000, throttled_windows={})
+    transport: ClassVar[Any] = SimpleNamespace(
+        blob_bytes=60_000_000,
+        throttled_windows={},
+        recovery=SimpleNamespace(describe=lambda _: None),
+    )
     names: ClassVar[list[str]] = ["s/app:1", "s/app:2"]
     drain_ends: ClassVar[float | None] = None
 
@@ -553,7 +557,11 @@ async def test_what_a_run_waits_for_is_named(
         host: SimpleNamespace(paused_until=began + until, width=2.5)
         for host, until in paused.items()
     }
-    progress.transport = SimpleNamespace(blob_bytes=60_000_000, throttled_windows=meters)  # type: ignore[misc]
+    progress.transport = SimpleNamespace(
+        blob_bytes=60_000_000,
+        throttled_windows=meters,
+        recovery=SimpleNamespace(describe=lambda _: None),
+    )  # type: ignore[misc]
     progress.under_way = lambda: names  # type: ignore[method-assign]
     screen = Screen(progress=True, terminal=True)
     with anyio.move_on_after(0.4):

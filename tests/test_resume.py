@@ -450,7 +450,7 @@ async def test_source_and_target_break_and_both_go_on(often: int) -> None:
         source.app.faults.on("GET", "blob", reference=digest).first().drop(
             after=2 * MIB, of="response"
         )
-        source.app.faults.on("GET", "blob", header={"Range": "*"}).first(4).status(503)
+        source.app.faults.on("GET", "blob", header={"Range": "*"}).first(8).status(503)
         arrived(image, target, await world.copy(source, target))
         broken, rest = sends(target, digest)
         assert broken.request_bytes + rest.request_bytes == SIZE

@@ -325,7 +325,11 @@ async def test_the_display_says_that_a_run_stops() -> None:
 
     meter = RequestWindow(Pace("manifest_get"), RegistryLimits(50))
     meter.paused_until = anyio.current_time() + 100
-    transport = SimpleNamespace(blob_bytes=0, throttled_windows={"registry.test": meter})
+    transport = SimpleNamespace(
+        blob_bytes=0,
+        throttled_windows={"registry.test": meter},
+        recovery=SimpleNamespace(describe=lambda _: None),
+    )
     progress: Any = SimpleNamespace(
         images_known=0,
         images_done=0,

@@ -193,7 +193,7 @@ async def test_backoff_doubles_between_server_errors(seed: Seed) -> None:
     async with virtual(chance=0.999) as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         await image_at(source, seed)
-        source.app.faults.on(kind="manifest").status(503)
+        source.app.faults.on(kind="manifest").status(500)
         ran = await world.copy(source, target)
         assert ran.status == 2
         pauses = [round(gap, 1) for gap in source.journal.matching(kind="manifest").gaps()]
@@ -257,7 +257,7 @@ async def test_a_line_slower_than_1_kib_a_second_is_given_up(seed: Seed) -> None
 
 
 async def test_a_silent_registry_is_given_up_after_its_time_outs(seed: Seed) -> None:
-    """It takes connections and says nothing: three contacts of 60 s, as the circuit breaker counts."""
+    """It takes connections and says nothing: one contact of 60 s, and 15 s for a probe."""
     async with virtual(chance=0.0) as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         await image_at(source, seed)
@@ -265,7 +265,7 @@ async def test_a_silent_registry_is_given_up_after_its_time_outs(seed: Seed) -> 
         source.app.faults.on().stall()
         ran = await world.copy(source, target)
         assert ran.status != 0
-        assert ran.seconds == pytest.approx(3 * 60.0, abs=5)
+        assert ran.seconds == pytest.approx(60.0 + 15.0, abs=1)
         assert target.journal.count() <= 1
 
 
@@ -289,9 +289,8 @@ async def test_a_dead_line_is_noticed_by_the_connect_time_out(seed: Seed) -> Non
         ran = await world.copy(source, target)
         assert ran.status != 0
         assert "no connection to source.test within 10 s" in ran.err
-        assert ran.seconds == pytest.approx(3 * 10.0, abs=1), (
-            "three in a row, then the registry is stopped"
-        )
+        assert "waited for 15s" in ran.err
+        assert ran.seconds == pytest.approx(15.0, abs=0.1), "the first contact is a part of it"
 
 
 @pytest.mark.parametrize("how", ["refused", "silent"])
@@ -405,7 +404,7 @@ async def test_a_cap_in_any_second_is_kept_to_by_waiting(seed: Seed) -> None:
 # Faults, whose waits are on the same clock.
 
 
-@pytest.mark.parametrize(("seconds", "asked", "took"), [(59, 1, 59), (61, 2, 60.25)])
+@pytest.mark.parametrize(("seconds", "asked", "took"), [(59, 1, 59), (61, 2, 60.5)])
 async def test_an_answer_may_be_late_up_to_its_time_out(
     seed: Seed, seconds: float, asked: int, took: float
 ) -> None:

@@ -56,6 +56,10 @@ def describe_wait(scheduler: Scheduler, now: float) -> str:
         left = duration_text(max(0.0, scheduler.drain_ends - now))
         return f"stopping in {left} at most, {len(names)} under way"
 
+    outage = scheduler.transport.recovery.describe(now)
+    if outage is not None:
+        return outage
+
     for host, window in scheduler.transport.throttled_windows.items():
         if window.paused_until > now:
             text = f"{host} is throttled (429), window {window.width:.0f}"

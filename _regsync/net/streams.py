@@ -35,6 +35,9 @@ WANT_WRITE = -2
 # Seconds between attempts to connect, as RFC 8305 section 5 recommends.
 _ATTEMPT_DELAY = 0.25
 
+# How the resolver says that a name does not exist, or has no address.
+_UNKNOWN_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+
 # Seconds until two waits for one direction of a socket are tried again.
 _BUSY_PAUSE = 0.01
 
@@ -58,6 +61,12 @@ class Timeouts(NamedTuple):
     slowest_bytes_per_second: float = 1024.0
     slow_window: float = 300.0
     idle_connection: float = 50.0
+
+    # How long a host is waited for that is away: one that has answered before, and one that never
+    # has; and the pause before the first probe.
+    outage: float = 120.0
+    first_answer: float = 15.0
+    probe: float = 0.5
 
 
 class Stream(Protocol):
@@ -293,11 +302,15 @@ async def _resolve(host: str, port: int) -> list[_Address]:
         rows = await (_look_up_by_family(host, port) if IS_STATIC else _look_up(host, port))
     except (OSError, ValueError) as error:
         reason = printable(getattr(error, "strerror", None) or str(error), 100)
-        raise ConnectFailed(
+        failure = ConnectFailed(
             f"the name {printable(host, 100)} could not be resolved: {reason}",
             hint="check the name and this machine's name servers;"
             " set HTTPS_PROXY where a proxy leads out",
-        ) from error
+        )
+        # A name server that is silent may come back: that is EAI_AGAIN.
+        is_no_name = isinstance(error, ValueError) or error.errno in _UNKNOWN_NAME
+        failure.is_unknown_name = is_no_name
+        raise failure from error
     return _interleave(rows)
 
 

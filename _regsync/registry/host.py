@@ -1,7 +1,7 @@
 """One registry as this run knows it: how it is connected to, its login, its errors.
 
 Owns: the files that a configuration names, each read once a run; one TLS context for all who trust
-and show the same; the circuit breaker, first contact, how an answer becomes an error.
+and show the same; why it is asked nothing more, first contact, how an answer becomes an error.
 May not know: when a request is sent, and what it asks for; which connections there are.
 Invariants: a client certificate goes to its own registry only (I6); no error shows a secret, or
 what a terminal would obey (R10, R18); metadata services are asked without a proxy (R20).
@@ -25,25 +25,15 @@ from _regsync.auth.cloud import Answer, CloudLogin
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
 from _regsync.config.model import Registry
-from _regsync.errors import (
-    AuthError,
-    ConfigError,
-    ConnectFailed,
-    RegistryError,
-    SyncError,
-    TimedOut,
-    WireError,
-)
+from _regsync.errors import AuthError, ConfigError, ConnectFailed, RegistryError, SyncError
 from _regsync.net.http1 import Response, parse_retry_after
 from _regsync.net.pool import open_stream
 from _regsync.net.proxy import Proxy, proxy_for
 from _regsync.net.streams import Stream, Timeouts
 from _regsync.net.tls import CLIENT_CERT_HINT, certs_d, make_context
 from _regsync.providers import api_host
+from _regsync.registry.recovery import Peer
 from _regsync.text import one_line
-
-# How many failed connections without an answer between them stop a registry.
-_UNREACHABLE_AFTER = 3
 
 # The part of a URL or a path that may hold signatures; it matches in linear time.
 _QUERY = r"\?\S+"
@@ -57,12 +47,18 @@ class RegistryClient:
         registry: Registry,
         credential: Credential | CloudLogin | None,
         *,
+        peers: Callable[[Origin], Peer],
         fetch: Callable[..., Awaitable[Answer]],
         wall: Callable[[], float],
     ) -> None:
         self.registry = registry
         self.key = registry.authority
         self.origin = Origin(registry.scheme, api_host(registry.host), registry.port, registry)
+
+        # Whether the registry can be reached, and the service that was last asked for its tokens.
+        self.peer = peers(self.origin)
+        self.token_peer: Peer | None = None
+
         self.authenticator = Authenticator(
             origin=self.origin,
             credential=credential,
@@ -82,10 +78,6 @@ class RegistryClient:
         # Rule 1: one request goes first, and the others wait for its answer.
         self.has_answered = False
         self.first_contact = anyio.Lock()
-
-        # What could not be asked since the last answer. Repetitions of one request are one failure.
-        self._failed_connects = 0
-        self._failed_paths: set[str] = set()
 
         # Rule 16: until a question about the session of a broken upload fails.
         self.resumes = True
@@ -110,31 +102,11 @@ class RegistryClient:
 
     def record_answer(self) -> None:
         self.has_answered = True
-        self._failed_connects = 0
-        self._failed_paths.clear()
-
-    def record_failure(self, path: str, error: WireError) -> None:
-        """Count what could not be asked, and stop this registry after three in a row. A host that
-        takes connections and has never answered is as good as one that takes none.
-        """
-        is_silent = isinstance(error, TimedOut) and not self.has_answered
-        if not is_silent and not isinstance(error, ConnectFailed):
-            if not self.has_answered:
-                error.hint = self.https_hint or error.hint
-            return
-        if self.has_answered and path in self._failed_paths:
-            return
-        self._failed_paths.add(path)
-        self._failed_connects += 1
-        if self._failed_connects >= _UNREACHABLE_AFTER:
-            self.stopped = error.without_place()
 
     def reopen(self) -> None:
-        """Let it be tried again: by a first contact, after which one failure stops it anew."""
+        """Let it be tried again in another run, by a first contact."""
         self.stopped = None
         self.has_answered = False
-        self._failed_paths.clear()
-        self._failed_connects = _UNREACHABLE_AFTER - 1
 
     def error_of(self, answer: Response, wall_now: float) -> RegistryError:
         """Turn an answer, whose body has been read, into an error with the registry's own words,

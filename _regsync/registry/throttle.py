@@ -299,6 +299,11 @@ class RegistryLimits:
             self._names[key] = tuple(paces)
         return self._names[key]
 
+    def begin_again(self) -> None:
+        """Narrow all windows to a quarter: the registry is back from an outage."""
+        for meter in self.meters.values():
+            meter.window.width = max(1.0, meter.window.width / 4)
+
     def has_permits_for(self, wants: Sequence[Demand]) -> bool:
         """Say whether all of `wants`, of this registry, can be taken now."""
         if self.in_use + len(wants) > self.cap:

@@ -29,6 +29,7 @@ from _regsync.auth.tokens import LoginRefusals
 from _regsync.config.model import Registry
 from _regsync.errors import (
     AuthError,
+    ConnectFailed,
     Disconnected,
     LoginExpired,
     ProtocolBroken,
@@ -44,6 +45,8 @@ from _regsync.net.streams import Stream, Timeouts
 from _regsync.providers import ROWS
 from _regsync.registry.admission import Gate, Turn
 from _regsync.registry.host import Dialer, RegistryClient
+from _regsync.registry.outage import Patience, is_gateway_failure
+from _regsync.registry.recovery import Peer, Recovery
 from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.registry.throttle import (
     ATTEMPTS,
@@ -154,6 +157,7 @@ class _Hop(NamedTuple):
 
     call: Call
     origin: Origin
+    peer: Peer
     authorization: str | None
     number: int = 0  # of redirects before it
     has_left: bool = False  # whether the chain has been elsewhere than at the registry
@@ -186,6 +190,16 @@ class Transport:
         # By credential and way of connecting; and by origin, whoever came first.
         self._hosts: dict[tuple[object, ...], RegistryClient] = {}
         self._known: dict[tuple[object, ...], RegistryClient] = {}
+
+        timeouts = machine.timeouts
+        self.recovery = Recovery(
+            patience=Patience(timeouts.outage, timeouts.first_answer, timeouts.probe),
+            chance=machine.chance,
+            log=machine.log,
+            ping=self._ping,
+            on_outage=self._on_outage,
+            on_back=self._on_back,
+        )
 
         # What discovery does not ask before a time, and why.
         self._closed: dict[Demand, tuple[float, SyncError]] = {}
@@ -233,10 +247,12 @@ class Transport:
             elif host.used:  # else its login has been replaced
                 host.used = False
                 host.authenticator.begin()
-                if host.stopped is not None and host.reopens <= anyio.current_time():
+                is_stopped = host.stopped is not None or host.peer.outage.is_stopped
+                if is_stopped and host.reopens <= anyio.current_time():
                     host.reopen()
                 self._hosts[key] = host
                 self._known.setdefault(host.origin[:3], host)
+        self.recovery.begin_run()
 
     def renew(self, registries: Collection[Registry]) -> None:
         """Read again what the configuration names; ConfigError when that is unusable: what was read
@@ -264,7 +280,13 @@ class Transport:
         key = (registry.authority, stopped.message if stopped else credential, way)
         host = self._hosts.get(key)
         if host is None:
-            host = RegistryClient(registry, credential, fetch=self.fetch, wall=self.machine.wall)
+            host = RegistryClient(
+                registry,
+                credential,
+                peers=self.recovery.peer,
+                fetch=self.fetch,
+                wall=self.machine.wall,
+            )
             self._hosts[key] = host
             self._known.setdefault(host.origin[:3], host)
         host.used = True
@@ -301,12 +323,14 @@ class Transport:
         budget = RetryBudget(ATTEMPTS)
         while True:
             try:
-                return await self._attempt(host, call, ok, limit)
+                with self.recovery.attempt():
+                    return await self._attempt(host, call, ok, limit)
             except SyncError as error:
-                pause = self.pause_after(error, budget, host, call=call)
-                path = call.path.partition("?")[0]
-                self.machine.log("debug", "retry", f"{call.method} {host.key}{path}: {error}")
-            await anyio.sleep(pause)
+                failure = error
+            pause = self.pause_after(failure, budget, host, call=call)
+            path = call.path.partition("?")[0]
+            self.machine.log("debug", "retry", f"{call.method} {host.key}{path}: {failure}")
+            await self.rest(failure, pause)
 
     async def _attempt(
         self, host: RegistryClient, call: Call, ok: Collection[int], limit: int
@@ -350,9 +374,11 @@ class Transport:
         refusals = LoginRefusals()
         while True:
             self._check_open(host, want)
+            self._check_reach(host, host.peer, can_repeat=body is None)
             authorization = await self.login(host, call, before_body=body is not None)
             origin = call.origin or host.origin
-            hop = _Hop(call, origin, authorization, has_left=origin != host.origin)
+            peer = host.peer if origin == host.origin else self.recovery.peer(origin)
+            hop = _Hop(call, origin, peer, authorization, has_left=origin != host.origin)
 
             async with await self.gate.enter(want, rank, lease) as turn:
                 self._check_open(host, want)  # it may have been stopped meanwhile
@@ -370,7 +396,7 @@ class Transport:
                 if not is_refused or body is not None or hop.has_left:
                     if response.early and body is None and response.status in (200, 201):
                         raise Disconnected("the registry answered before the request was sent")
-                    await self.raise_unless(host, response, ok)
+                    await self.raise_unless(host, response, ok, hop.peer)
                     yield response
                     return
                 await response.read(ERROR_BODY)
@@ -395,15 +421,22 @@ class Transport:
         elif call.action == "manifest_put":
             seconds = self.machine.timeouts.manifest_put
 
+        self._check_reach(host, hop.peer, can_repeat=body is None)
         self._count(hop.origin if hop.number else host.origin, call.action)
+        began = anyio.current_time()
         try:
-            response = await connection.exchange(call.request(hop.authorization), seconds, body)
+            with self.recovery.limiting(hop.peer):
+                response = await connection.exchange(call.request(hop.authorization), seconds, body)
         except WireError as error:
-            if is_home and body is None:
-                host.record_failure(call.path, error)
+            if not host.has_answered and not isinstance(error, ConnectFailed | TimedOut):
+                error.hint = host.https_hint or error.hint
+            if error.side is None:  # else the source of the body has failed
+                self.recovery.record_failure(hop.peer, error, began, counts=body is None)
             raise
+        retry_after = response.headers.get("retry-after")
+        self._record_reach(hop.peer, response.status, retry_after, counts=body is None)
         if is_home:
-            host.record_answer()
+            host.has_answered = True
         path = call.path.partition("?")[0]
         trace = f"{call.method} {hop.origin}{path} -> {response.status}"
         self.machine.log("trace", "request", trace)
@@ -428,7 +461,73 @@ class Transport:
         call = hop.call._replace(path=path)
         has_left = hop.has_left or origin != host.origin
         authorization = None if has_left else await self.login(host, call)
-        return _Hop(call, origin, authorization, hop.number + 1, has_left)
+        return _Hop(
+            call, origin, self.recovery.peer(origin), authorization, hop.number + 1, has_left
+        )
+
+    # Hosts that are away.
+
+    def _check_reach(self, host: RegistryClient, peer: Peer, *, can_repeat: bool) -> None:
+        """Raise the error of a host that is away, except to its probe. A registry stops with what
+        it needs: its token service, its store of blobs.
+        """
+        try:
+            self.recovery.check(peer, can_repeat=can_repeat)
+        except SyncError as error:
+            if not error.retryable:
+                host.stopped = host.stopped or error.without_place()
+            raise
+
+    def _record_reach(
+        self, peer: Peer, status: int, retry_after: str | None, *, counts: bool = True
+    ) -> None:
+        """Let those who wait for a host know what the head of an answer says of it."""
+        if not is_gateway_failure(status, retry_after):
+            self.recovery.record_answer(peer)
+        elif counts:
+            now = anyio.current_time()
+            failure = RegistryError(f"status {status}", status=status)
+            self.recovery.record_failure(peer, failure, now)
+
+    async def _ping(self, peer: Peer) -> None:
+        """Ask a host anything at all."""
+        origin = peer.origin
+        known = self._known.get(origin[:3])
+        self._count(origin, "probe")
+        request = Request("GET", "/v2/", (("User-Agent", f"regsync/{__version__}"),))
+        pool = self.pool if known is not None else self.foreign_pool
+        began = anyio.current_time()
+        try:
+            with self.recovery.limiting(peer):
+                async with pool.lease(origin) as lease:
+                    response = await lease.exchange(request)
+        except WireError as error:
+            self.recovery.record_failure(peer, error, began)
+        else:
+            self._record_reach(peer, response.status, response.headers.get("retry-after"))
+
+    def _on_outage(self, peer: Peer) -> None:
+        """Close what was connected to a host that is away."""
+        for pool in (self.pool, self.foreign_pool):
+            pool.close(peer.origin)
+
+    def _on_back(self, peer: Peer) -> None:
+        """Let the windows of a registry that is back begin again small."""
+        known = self._known.get(peer.origin[:3])
+        if known is not None:
+            self.gate.limits[known.key].begin_again()
+            self.gate.wake()
+
+    async def rest(self, error: SyncError, seconds: float, *, can_repeat: bool = True) -> None:
+        """Wait before what failed is repeated: until its host is back, or else for some `seconds`.
+
+        Raises `error` when the host is given up. `can_repeat`: what this task does next is a
+        request that may probe the host.
+        """
+        if error.outage is None:
+            await anyio.sleep(seconds)
+        else:
+            await self.recovery.wait(error, can_repeat=can_repeat)
 
     def demand_of(self, host: RegistryClient, call: Call) -> Demand:
         """Say what a request draws on; a PUT with the body is two steps."""
@@ -457,10 +556,16 @@ class Transport:
         """
         if call.origin is not None and call.origin != host.origin:
             return None
-        with host.stopping_on_fatal_auth():
-            return await host.authenticator.authorization(
-                call.repository, call.rights, call.also, before_body
-            )
+        try:
+            with host.stopping_on_fatal_auth():
+                return await host.authenticator.authorization(
+                    call.repository, call.rights, call.also, before_body
+                )
+        except RegistryError as error:
+            peer = host.token_peer
+            if peer is not None and is_gateway_failure(error.status, error.retry_after):
+                error.outage = peer if peer.outage.is_on else None
+            raise
 
     async def refresh_login(
         self,
@@ -511,16 +616,35 @@ class Transport:
         self._count(origin, "token")
         own = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"))
         request = Request(method, target, (*own, *headers), body)
-        is_abroad = host is not None and origin != host.origin
-        lease = (self.foreign_pool if is_abroad else self.pool).lease(origin)
+        is_foreign = host is not None and origin != host.origin
+        lease = (self.foreign_pool if is_foreign else self.pool).lease(origin)
+        if host is None:
+            return await self._fetch_once(lease, request, seconds)
+
+        # A cloud's own services are repeated by those who know them. A registry's are waited for.
+        peer = self.recovery.peer(origin)
+        host.token_peer = peer
+        self._check_reach(host, peer, can_repeat=True)
+        began = anyio.current_time()
+        try:
+            with self.recovery.limiting(peer):
+                answer = await self._fetch_once(lease, request, seconds)
+        except WireError as error:
+            self.recovery.record_failure(peer, error, began)
+            raise
+        self._record_reach(peer, answer.status, answer.headers.get("retry-after"))
+        return answer
+
+    async def _fetch_once(self, lease: Lease, request: Request, seconds: float | None) -> Answer:
         with anyio.move_on_after(seconds):
             async with lease:
                 response = await lease.exchange(request)
                 # Without the path: on some hosts it is all that a metadata service asks for.
-                self.machine.log("trace", "request", f"{method} {origin} -> {response.status}")
+                trace = f"{request.method} {lease.origin} -> {response.status}"
+                self.machine.log("trace", "request", trace)
                 content = await response.read(_TOKEN_BODY)
                 return Answer(response.status, dict(response.headers), content)
-        raise TimedOut(f"{origin} did not answer within {seconds:g} s")
+        raise TimedOut(f"{lease.origin} did not answer within {seconds:g} s")
 
     # What answers say about how often to ask.
 
@@ -581,11 +705,15 @@ class Transport:
         *hosts: RegistryClient,
         call: Call | None = None,
     ) -> float:
-        """Return the seconds to wait before what failed is repeated; raise the error when it is not
-        to be. `hosts` are those that the work needs: source, target.
+        """Return the seconds to `rest` before what failed is repeated; raise the error when it is
+        not to be. `hosts` are those that the work needs: source, target.
         """
-        if isinstance(error, LoginExpired) and not any(host.stopped for host in hosts):
+        is_stopped = any(host.stopped for host in hosts)
+        if isinstance(error, LoginExpired) and not is_stopped:
             return 0.0  # the upload bounds how often its login is renewed
+        if error.outage is not None and error.retryable and not is_stopped:
+            error.retries = budget.repeated
+            return 0.0
         answer = error if isinstance(error, RegistryError) else None
         asked = 0.0
         if answer is not None and answer.retry_after is not None:
@@ -602,7 +730,7 @@ class Transport:
             host = hosts[-1] if error.side is Side.TARGET else hosts[0]
             want = None if call is None else self.demand_of(host, call)
             self._close(host, want, answer, asked)
-        if pause is None or not error.retryable or any(host.stopped for host in hosts):
+        if pause is None or not error.retryable or is_stopped:
             raise error
         return pause
 
@@ -635,12 +763,19 @@ class Transport:
             raise host.stopped.without_place()
 
     async def raise_unless(
-        self, host: RegistryClient, answer: Response, ok: Collection[int]
+        self, host: RegistryClient, answer: Response, ok: Collection[int], peer: Peer | None = None
     ) -> None:
-        """Raise what an answer means whose status is not in `ok`."""
-        if answer.status not in ok:
-            await answer.read(ERROR_BODY)
-            raise self.error_from(host, answer)
+        """Raise what an answer means whose status is not in `ok`. `peer`: who gave it, when it is
+        not the registry itself.
+        """
+        if answer.status in ok:
+            return
+        await answer.read(ERROR_BODY)
+        error = self.error_from(host, answer)
+        peer = peer or host.peer
+        if peer.outage.is_on and is_gateway_failure(error.status, error.retry_after):
+            error.outage = peer
+        raise error
 
     def error_from(self, host: RegistryClient, answer: Response) -> RegistryError:
         """Turn an answer into an error, and count what is throttled."""

@@ -163,17 +163,22 @@ class Relay:
             self._attempts = RetryBudget(ATTEMPTS)
             self._attempts_renewed_at = self._count + LARGE_BODY
 
+        await self._stack.aclose()
         error: SyncError = broken
         began = anyio.current_time()
         try:
             with anyio.move_on_after(self._grace):
                 while error.retryable:
                     pause = self._transport.pause_after(error, self._attempts, self.source.host)
-                    await anyio.sleep(pause)
+                    await self._transport.rest(error, pause)
                     try:
-                        return await self._open()
+                        with self._transport.recovery.attempt():
+                            return await self._open()
                     except SyncError as caught:
                         error = caught
         finally:
             self._grace -= anyio.current_time() - began
+        broken.outage = error.outage
+        if broken.outage is not None:  # another attempt may read on from here
+            self._checkpoints.append(_Checkpoint(self._count, self._hash.copy()))
         raise broken

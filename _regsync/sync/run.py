@@ -211,10 +211,12 @@ class Run:
 
         requests_at_last_tick: int | None = None
         while True:
-            is_busy = any(limit.in_use for limit in self._transport.gate.limits.values())
+            recovery = self._transport.recovery
+            permits = sum(limit.in_use for limit in self._transport.gate.limits.values())
+            is_busy = permits > recovery.probes_under_way()
             requests = sum(counter.total() for counter in self._transport.requests.values())
-            if not is_busy and requests == requests_at_last_tick:
-                # What is left waits for a registry that is ill or asks for a pause.
+            if not is_busy and (recovery.is_waiting() or requests == requests_at_last_tick):
+                # What is left waits for a registry that is away or asks for a pause.
                 work.cancel()
             requests_at_last_tick = None if is_busy else requests
             await anyio.sleep(_DRAIN_TICK)

@@ -24,6 +24,7 @@ from _regsync.errors import Disconnected, RegistryError, Side, SyncError, WireEr
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import split_digest
 from _regsync.providers import UploadStyle
+from _regsync.registry.outage import is_outage
 from _regsync.registry.repository import Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
 from _regsync.registry.transport import Transport
@@ -105,6 +106,7 @@ class _Copy:
         self.mount_from = step.mount_from
 
         self.is_absent = False  # a HEAD has said so
+        self.has_lost_mount = False  # a mount may have failed because its host was going away
         self.has_switched_style = False
         self.broken_bodies = 0
         self.retries = RetryBudget(ATTEMPTS)
@@ -149,7 +151,10 @@ class BlobTransfer:
         while True:
             upload.has_begun = False
             try:
-                with redacting(copy.target.host.authenticator.secrets):
+                with (
+                    self._transport.recovery.attempt(),
+                    redacting(copy.target.host.authenticator.secrets),
+                ):
                     async with self._after_first_start(copy.target.key):
                         return await self._attempt(copy)
             except _AnswerLost as lost:
@@ -177,7 +182,11 @@ class BlobTransfer:
             self._transport.machine.log("debug", "retry", f"{error}; {what}")
             error.drop_frames()  # its frames hold a part of the blob
             await upload.lease.settle()
-            await anyio.sleep(pause)
+            # A body cannot probe a target that is away, because it is sent once.
+            begins_with_body = bool(upload.session) and not upload.broken_session
+            is_about_target = error.outage is copy.target.host.peer
+            can_repeat = not (begins_with_body and is_about_target)
+            await self._transport.rest(error, pause, can_repeat=can_repeat)
 
     async def _attempt(self, copy: _Copy) -> BlobResult:
         """Find the blob in its repository, mount it there, or upload it; nothing is repeated.
@@ -251,9 +260,17 @@ class BlobTransfer:
 
     async def _read(self, copy: _Copy, sink: Sink) -> None:
         """Read the blob from its source into staging."""
-        async with self._admitted((copy.reading,), copy.rank), copy.relay.opened():
-            while not copy.relay.complete:
-                await sink(await copy.relay.next())
+        offset = 0
+
+        async def read_on() -> None:
+            nonlocal offset
+            async with self._admitted((copy.reading,), copy.rank), copy.relay.opened(offset):
+                while not copy.relay.complete:
+                    piece = await copy.relay.next()
+                    await sink(piece)
+                    offset += len(piece)
+
+        await self._transport.recovery.repeating(read_on)
 
     def _want_of(self, repository: Repository, action: str, method: str) -> Demand:
         return self._transport.demand_of(repository.host, repository.call(action, method, ""))
@@ -438,7 +455,7 @@ class BlobTransfer:
         upload = copy.upload
         if isinstance(error, RegistryError) and error.forgot_session:
             upload.session = ""
-        if not upload.session:
+        if not upload.session or error.outage is not None:
             raise error
         pause = self._transport.pause_after(error, copy.retries, copy.target.host)
         asked = (error.retry_after or 0.0) if isinstance(error, RegistryError) else 0.0
@@ -453,8 +470,9 @@ class BlobTransfer:
         """Ask, a few times, whether a blob whose answer was lost has arrived."""
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
+            ask = partial(copy.target.has_blob, copy.blob)
             try:
-                copy.is_absent = not await copy.target.has_blob(copy.blob)
+                copy.is_absent = not await self._transport.recovery.repeating(ask)
             except SyncError as error:  # it has just lost an answer, and may not be well yet
                 if not error.retryable:
                     raise
@@ -502,10 +520,16 @@ class BlobTransfer:
         error.with_place(Side.TARGET, "push blob", target.reference(copy.blob.digest))
         error.message = target.host.authenticator.redact(error.message)
 
-        copy.mount_from = ""  # whatever was wrong with a mount, an upload does not need it
-        forgot_session = isinstance(error, RegistryError) and error.forgot_session
-        if upload.has_begun and (isinstance(error, WireError) or forgot_session):
-            copy.broken_bodies += 1
+        if error.outage is None:
+            # Whatever is wrong with a mount, an upload does not need it. A host that may be going
+            # away is asked for it once more.
+            if copy.has_lost_mount or not is_outage(error):
+                copy.mount_from = ""
+            copy.has_lost_mount = True
+
+            forgot_session = isinstance(error, RegistryError) and error.forgot_session
+            if upload.has_begun and (isinstance(error, WireError) or forgot_session):
+                copy.broken_bodies += 1
 
         if self._switch_style(copy, error):
             pause = 0.0

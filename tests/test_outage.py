@@ -1,0 +1,368 @@
+"""A host that is away is waited for: the states, and whole runs over outages on a clock that jumps
+(docs/design.md section 9, "Outages").
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from _regsync.errors import ConnectFailed, Disconnected, ProtocolBroken, RegistryError, SyncError
+from _regsync.registry.outage import Outage, Patience, Reach, is_outage
+from conformance.images import Image, Seed
+from conformance.memory import Link, Place
+from conformance.messages import Answer, Request, Response, error
+from conformance.tokens import TokenService
+from tests.ends import Ran, Virtual, held, tags, virtual
+
+PATIENCE = Patience(after_answer=120.0, without_answer=15.0, first_pause=0.5)
+REFUSED = ConnectFailed("no connection to r.test: connection refused")
+RESET = Disconnected("the connection broke")
+UNTRUSTED = ConnectFailed("the certificate is not trusted")
+UNTRUSTED.retryable = False
+UNKNOWN = ConnectFailed("the name r.test could not be resolved")
+UNKNOWN.is_unknown_name = True
+
+
+# The states.
+
+
+def outage(*, answered: bool) -> Outage:
+    host = Outage(PATIENCE)
+    if answered:
+        host.record_answer()
+    return host
+
+
+def fail(host: Outage, now: float, error: SyncError = REFUSED, *, is_probe: bool = False) -> Reach:
+    host.record_failure(error, now, now, 0.5, is_probe=is_probe)
+    return host.reach
+
+
+def test_three_failures_in_a_row_begin_an_outage_and_an_answer_between_begins_the_count_anew() -> (
+    None
+):
+    host = outage(answered=True)
+    assert (fail(host, 1), fail(host, 2)) == (Reach.UP, Reach.UP)
+    assert host.record_answer() is False
+    assert [fail(host, now) for now in (3, 4, 5)] == [Reach.UP, Reach.UP, Reach.DOWN]
+    assert (host.since, host.gives_up_at) == (3, 123)
+
+
+def test_the_first_failure_of_a_host_that_has_never_answered_begins_one() -> None:
+    host = outage(answered=False)
+    assert fail(host, 7) is Reach.DOWN
+    assert (host.since, host.gives_up_at, host.probe_at) == (7, 22, 7.5)
+
+
+def test_probes_come_after_pauses_that_double_up_to_ten_seconds() -> None:
+    host = outage(answered=True)
+    now = 0.0
+    for _ in range(3):
+        fail(host, now)
+    pauses = []
+    for _ in range(8):
+        assert not host.begin_probe(host.probe_at - 0.01)
+        pauses.append(host.probe_at - now)
+        now = host.probe_at
+        assert host.begin_probe(now)
+        assert not host.begin_probe(now), "one at a time"
+        assert fail(host, now, is_probe=True) is Reach.DOWN
+    assert pauses == [0.5, 1, 2, 4, 8, 10, 10, 10]
+
+
+@pytest.mark.parametrize(("chance", "first"), [(0.0, 0.375), (0.999, 0.625)])
+def test_a_pause_has_a_quarter_of_itself_as_jitter(chance: float, first: float) -> None:
+    host = Outage(PATIENCE)
+    host.record_failure(REFUSED, 0.0, 0.0, chance)
+    assert host.probe_at == pytest.approx(first, abs=0.001)
+
+
+@pytest.mark.parametrize("probed", [False, True])
+def test_an_answer_ends_an_outage_whoever_got_it(probed: bool) -> None:
+    host = outage(answered=False)
+    fail(host, 0)
+    if probed:
+        host.begin_probe(1)
+    assert host.record_answer() is True
+    assert host.reach is Reach.UP
+    assert host.record_answer() is False
+
+
+def test_failures_of_what_was_under_way_change_nothing() -> None:
+    host = outage(answered=False)
+    fail(host, 0)
+    assert host.begin_probe(1)
+    assert fail(host, 1.1) is Reach.PROBED
+    assert (host.probe_at, host.since) == (0.5, 0)
+
+
+def test_a_probe_that_was_not_sent_makes_room_for_another_at_once() -> None:
+    host = outage(answered=False)
+    fail(host, 0)
+    assert host.begin_probe(1)
+    host.drop_probe()
+    assert host.begin_probe(1)
+
+
+def test_a_host_is_given_up_when_the_patience_ends() -> None:
+    host = outage(answered=False)
+    fail(host, 0)
+    assert not host.give_up(14.9)
+    assert host.give_up(15)
+    assert host.record_answer() is False
+    assert fail(host, 16) is Reach.STOPPED
+
+
+def test_a_probe_that_fails_behind_the_end_gives_up() -> None:
+    host = outage(answered=False)
+    fail(host, 0)
+    host.begin_probe(14)
+    assert fail(host, 24, is_probe=True) is Reach.STOPPED
+
+
+@pytest.mark.parametrize(
+    ("lasting", "answered"), [(UNTRUSTED, False), (UNTRUSTED, True), (UNKNOWN, False)]
+)
+def test_three_failures_that_no_waiting_mends_stop_a_host(
+    lasting: SyncError, answered: bool
+) -> None:
+    host = outage(answered=answered)
+    states = [fail(host, now, lasting) for now in range(3)]
+    assert states == [Reach.UP, Reach.UP, Reach.STOPPED]
+
+
+def test_a_name_that_has_answered_may_be_away_from_its_name_server() -> None:
+    host = outage(answered=True)
+    assert [fail(host, now, UNKNOWN) for now in range(3)] == [Reach.UP, Reach.UP, Reach.DOWN]
+
+
+def test_a_host_that_was_stopped_is_tried_once_in_the_next_run() -> None:
+    host = outage(answered=False)
+    fail(host, 0)
+    host.give_up(15)
+    host.begin_run()
+    assert host.reach is Reach.UP
+    assert fail(host, 100) is Reach.STOPPED
+    host.begin_run()
+    host.record_answer()
+    assert fail(host, 200) is Reach.UP
+
+
+def test_time_spent_on_a_connection_that_never_came_about_counts() -> None:
+    host = outage(answered=False)
+    host.record_failure(REFUSED, 0.0, 10.0, 0.5)
+    assert host.gives_up_at == 15
+    host = outage(answered=False)
+    host.record_failure(RESET, 0.0, 60.0, 0.5)
+    assert host.gives_up_at == 75
+
+
+def test_what_may_be_an_outage() -> None:
+    def status(number: int, retry_after: float | None = None) -> SyncError:
+        return RegistryError("", status=number, retry_after=retry_after)
+
+    assert all(map(is_outage, [REFUSED, RESET, status(502), status(503), status(504)]))
+    others = [ProtocolBroken(""), status(500), status(429), status(401), status(503, 5.0)]
+    assert not any(map(is_outage, others))
+
+
+# Whole runs.
+
+
+PLACES = ("source", "target", "token", "blobs")
+WAYS = ("refused", "reset", "502", "503", "504", "silent", "lost")
+KIB = 1 << 10
+
+virtually = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+# What an outage makes a correct client do: ask again, read a rest again, leave a session behind.
+excused = pytest.mark.provokes(
+    "refused_login_again",
+    "session_unused",
+    "second_session",
+    "known_blob_asked",
+    "blob_pulled_twice",
+)
+
+
+class World:
+    """A registry with its blobs elsewhere, one with a token service, and images to copy."""
+
+    def __init__(self, world: Virtual, images: int) -> None:
+        self.world = world
+        self.began = anyio.current_time()
+        line = Link(latency=0.01, bandwidth=400 * KIB)
+        # A token ends soon, so that another is needed in the middle of a run.
+        service = TokenService(
+            realm="http://token.test/token",
+            grants=lambda *_: True,
+            expires_in=None,
+            lifetime=3.0,
+            now=anyio.current_time,
+        )
+        self.places: dict[str, Place] = {
+            "source": world.registry("source.test"),
+            "target": world.registry("target.test", auth=service, up=line),
+            "token": world.listen(service, "token.test"),
+            "blobs": world.registry("blobs.test"),
+        }
+        seed = Seed(12)
+        shared = seed.layer(100 * KIB)
+        self.images: dict[str, Image] = {}
+        for number in range(images):
+            image = seed.image(
+                layers=[shared, seed.layer(100 * KIB + number), seed.layer(1000 + number)]
+            )
+            image.load_into(self.places["source"].app, "app", tag=f"v{number}")  # type: ignore[arg-type]
+            image.load_into(self.places["blobs"].app, "app", tag=f"v{number}")  # type: ignore[arg-type]
+            self.images[f"v{number}"] = image
+
+        def elsewhere(request: Request) -> Answer | None:
+            if (request.method, request.kind) != ("GET", "blob"):
+                return None
+            return Response(307, [("Location", f"http://blobs.test{request.target}")])
+
+        self.places["source"].app.intercept = elsewhere
+
+        # When somebody began to connect to a place, by its host.
+        self.connected: dict[str, list[float]] = {}
+        connect = world.network.connect
+
+        async def noting(host: str, port: int) -> Any:
+            self.connected.setdefault(host, []).append(self.now())
+            return await connect(host, port)
+
+        world.network.connect = noting  # type: ignore[method-assign]
+
+    def now(self) -> float:
+        """Return the seconds since the scene began."""
+        return anyio.current_time() - self.began
+
+    async def sync(self, **top: Any) -> Ran:
+        # Few at a time, so that no answer is late because bodies are before it on the line.
+        registries = {
+            "source": self.places["source"],
+            "target": {"url": self.places["target"].url, "max_concurrent": 8},
+        }
+        return await self.world.sync(registries, {"from": "app", "tags": tags("*")}, **top)
+
+    @asynccontextmanager
+    async def away(self, name: str, how: str, begins: float, seconds: float) -> AsyncIterator[None]:
+        """Run the block beside an outage of a place."""
+        place = self.places[name]
+        ends = begins + seconds
+
+        def is_away() -> bool:
+            return begins <= self.now() < ends
+
+        usual = place.app.intercept
+
+        def intercept(request: Request) -> Any:
+            if is_away() and how.isdigit():
+                return error(int(how), "UNAVAILABLE", "nobody is behind me")
+            if is_away() and how == "lost":  # taken, and never answered
+                return stall()
+            return usual(request) if usual is not None else None
+
+        place.app.intercept = intercept
+
+        async def outage() -> None:
+            await anyio.sleep(begins)
+            place.fail("silent" if how == "silent" else "refused")
+            await anyio.sleep(seconds)
+            place.recover()
+
+        async def resets() -> None:
+            await anyio.sleep(begins)
+            while self.now() < ends:
+                place.reset_connections()
+                await anyio.sleep(0.005)
+
+        async with anyio.create_task_group() as tasks:
+            if how in ("refused", "silent"):
+                tasks.start_soon(outage)
+            elif how == "reset":
+                tasks.start_soon(resets)
+            yield
+            tasks.cancel_scope.cancel()
+
+    def check_arrived(self, ran: Ran) -> None:
+        """All images are there, and no blob was sent again after it had arrived."""
+        target = self.places["target"]
+        assert (ran.status, ran.statuses()) == (0, ["synced"] * len(self.images)), ran.err
+        assert all(held(target, "app", image) for image in self.images.values())
+        arrived = Counter(
+            entry.query["digest"]
+            for entry in target.journal.matching("PUT", "upload")
+            if entry.status == 201
+        )
+        assert set(arrived.values()) == {1}
+
+    def attempts(self, name: str, begins: float, ends: float) -> list[float]:
+        """When somebody tried to reach a place: connections, and requests over those that held."""
+        place = self.places[name]
+        asked = [entry.time - self.began for entry in place.journal.entries]
+        times = sorted([*self.connected.get(place.host, []), *asked])
+        return [time for time in times if begins <= time <= ends]
+
+
+async def stall() -> Answer:
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+def thorough(name: str, how: str, seconds: float) -> Any:
+    """Leave out of a usual run what differs from another case by a number."""
+    is_usual = how in ("refused", "503") or (how == "reset" and seconds == 5.0)
+    marks = [] if is_usual or name == "blobs" else [pytest.mark.thorough]
+    return pytest.param(name, how, seconds, marks=marks)
+
+
+@excused
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("name", "how", "seconds"),
+    [
+        thorough(name, how, seconds)
+        for name in PLACES
+        for how in WAYS
+        for seconds in (0.5, 5.0, 30.0)
+    ],
+)
+async def test_an_outage_is_waited_out(name: str, how: str, seconds: float) -> None:
+    """All arrives, nothing is sent twice, and little time is lost beside that of the outage."""
+    async with virtual() as world:
+        scene = World(world, images=16)
+        async with scene.away(name, how, 2.0, seconds):
+            ran = await scene.sync()
+        scene.check_arrived(ran)
+        # The bodies take 4.5 s. What was lost ends by its own time-outs: a manifest's has 300 s.
+        assert ran.seconds < 2.0 + seconds + (320 if how == "lost" else 20)
+
+
+@excused
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("name", ["target", "blobs", "token", "source"])
+@pytest.mark.parametrize("how", ["refused", "503"])
+async def test_one_probe_at_a_time_and_none_when_it_is_back(name: str, how: str) -> None:
+    begins = 2.0
+    async with virtual() as world:
+        scene = World(world, images=30)
+        async with scene.away(name, how, begins, 40.0):
+            ran = await scene.sync()
+        scene.check_arrived(ran)
+
+        attempts = scene.attempts(name, begins, begins + 40.0)
+        gaps = [round(later - time, 1) for time, later in itertools.pairwise(attempts)]
+        assert gaps[-6:] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0], "nothing comes between two probes"
+        for place in scene.places.values():
+            assert not [entry for entry in place.journal.entries if entry.target == "/v2/"]
