@@ -124,6 +124,29 @@ async def test_a_token_that_never_worked_is_renewed_once() -> None:
         assert source.app.auth.requests == 1
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_busy_server_has_let_nobody_in(status: int) -> None:
+    async with virtual() as world:
+        source, _, registries = pair(world)
+        load(source, 1)
+        shown: list[str] = []
+
+        def intercept(request: Request) -> Answer | None:
+            if request.kind != "manifest" or not request.header("authorization"):
+                return None
+            shown.append(request.header("authorization"))
+            if len(shown) == 1:
+                return Response(status, [("Retry-After", "1")])
+            source.app.auth.revoke()
+            return None
+
+        source.app.intercept = intercept
+        ran = await world.sync(registries, {"from": "app", "tags": tags("v0")})
+        assert ran.status == 4
+        assert len(shown) == 3, "the first token again, and one that was new"
+        assert source.app.auth.requests == 2
+
+
 async def test_what_has_let_nobody_write_is_no_ended_token() -> None:
     """The token lets requests read, so it is good; that it is refused to the first that writes is
     for lack of a right, though the challenge does not say so.

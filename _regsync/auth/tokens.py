@@ -77,13 +77,13 @@ class _Use(NamedTuple):
 class Refusal(Enum):
     """Why a refused request may be repeated."""
 
-    # It had no login, or one that has let nothing of the kind in yet. Another one may.
+    # It had no login, or one that has not worked for such a request yet. Another one may.
     UNPROVEN = auto()
 
-    # Its token had worked and has ended: it was revoked, or counts its uses.
+    # Its token had worked, and has ended: it was revoked, or counts its uses.
     ENDED = auto()
 
-    # The same, and it was dropped before: the answer to another request has told.
+    # Its token had worked, and was dropped when another request found that it has ended.
     REPLACED = auto()
 
 
@@ -100,7 +100,8 @@ class LoginRefusals:
             self._unproven += 1
         elif refusal is Refusal.ENDED:
             self._ended += 1
-        # A token that was replaced costs nothing: each has let others in, so all come through.
+        # REPLACED is not counted. Each token that was replaced has let other requests in, so their
+        # number falls until this one comes through.
         within_bounds = self._unproven <= 1 and self._ended <= _MOST_RENEWALS
         return refusal is not None and within_bounds
 
@@ -120,23 +121,23 @@ class _Token:
         self.value = ""
         self.error: SyncError | None = None
         self.done = anyio.Event()
-        self.worked_for: set[_Use] = set()
+        self.worked_for: set[_Use] = set()  # what it has let in
 
 
 class _TokenCache:
-    """The tokens of one registry, and the requests for more that are under way."""
+    """The tokens of one registry, and those that are asked for."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._tokens: dict[frozenset[Pair], _Token] = {}
-        self._by_value: dict[str, _Token] = {}
+        self._tokens: dict[frozenset[Pair], _Token] = {}  # by scopes
+        self._by_value: dict[str, _Token] = {}  # the same
         self._dropped = deque[_Token](maxlen=_MOST_DROPPED)
         self.pending: list[_Token] = []
-        self.needs_exact = False  # each request needs a token for exactly what it touches
-        self.any_serves = False  # what a token is for does not depend on repositories
+        self.needs_exact = False  # whether each request needs a token for exactly what it touches
+        self.any_serves = False  # whether any token is for all repositories
 
     def values(self) -> list[str]:
-        """Return the tokens as they are sent."""
+        """Return the tokens' own texts, which are secrets."""
         return [token.value for token in self._tokens.values()]
 
     def sent_in(self, authorization: str | None) -> _Token | None:
@@ -268,8 +269,8 @@ class Authenticator:
         self._use(credential)
 
         self._challenge: Challenge | None = None
-        # Whether the challenge came in this run. One from the state may be out of date.
-        self._was_challenged = False
+        # A challenge from the state may be out of date.
+        self._challenged_in_this_run = False
         self._planned_scopes: dict[str, str] = {}
         self._tokens = _TokenCache(now)
         # By repository and actions: the registry's own words for a scope, where ours do not serve.
@@ -311,7 +312,7 @@ class Authenticator:
     def begin(self) -> None:
         """Begin another run: it declares its repositories anew, and is challenged anew."""
         self._planned_scopes = {}
-        self._was_challenged = False
+        self._challenged_in_this_run = False
 
     def plan_scope(self, repository: str, actions: str) -> None:
         """Declare that this run uses a repository, so that tokens cover it (rule 2: up to eight of
@@ -396,7 +397,7 @@ class Authenticator:
             return f"Bearer {await self._token_for(needed, before_body)}"
         except (AuthError, RegistryError) as error:
             was_refused = isinstance(error, AuthError) and error.fatal
-            if error.retryable or self._was_challenged or was_refused:
+            if error.retryable or self._challenged_in_this_run or was_refused:
                 raise
         # The challenge from the state leads nowhere any more: a bare request brings the present
         # one.
@@ -443,7 +444,7 @@ class Authenticator:
             refusal = self._refusal_of(chosen, used, _use_of(repository, method))
             self._learn(chosen, used, refusal, repository, actions)
         self._challenge = chosen._replace(scope="", error="")
-        self._was_challenged = True
+        self._challenged_in_this_run = True
         return refusal
 
     def _refusal_of(self, offered: Challenge, used: str | None, use: _Use) -> Refusal:
@@ -476,7 +477,9 @@ class Authenticator:
     def _choose(self, offered: list[Challenge], known: Challenge | None) -> Challenge | None:
         # A registry that has asked this run for tokens gets no password for a stray Basic: it would
         # go with every request from then on.
-        wants_tokens = self._was_challenged and known is not None and known.scheme == "bearer"
+        wants_tokens = (
+            self._challenged_in_this_run and known is not None and known.scheme == "bearer"
+        )
         # Quay offers both. Bearer goes first: a token is narrow and short-lived, a password
         # neither.
         for challenge in offered:

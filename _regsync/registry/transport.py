@@ -391,7 +391,8 @@ class Transport:
                 self._record_pace(host, call, turn, response)
 
                 is_refused = response.status in (401, 403)
-                if not is_refused:
+                # A busy server has not looked at the login.
+                if not is_refused and response.status < 500 and response.status != 429:
                     host.authenticator.record_success(authorization, call.repository, call.method)
                 if not is_refused or body is not None or hop.has_left:
                     if response.early and body is None and response.status in (200, 201):
