@@ -9,7 +9,6 @@ Follows: docs/design.md section 2.
 from __future__ import annotations
 
 import argparse
-import difflib
 import errno
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -90,6 +89,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         words.remove("--version")
         name = "version"
     if name is not None and name not in COMMANDS:
+        import difflib  # for this error alone
+
         near = difflib.get_close_matches(name[:64], COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
         raise ConfigError(f"there is no command {mask_unless_word(name)!r}", hint=hint)

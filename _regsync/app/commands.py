@@ -58,9 +58,14 @@ def read_file(name: str) -> ConfigFile:
 
 def read_config(name: str | None, console: Console | None = None, *, lint: bool = False) -> Config:
     """Read a configuration, an empty one without a name; its warnings go to the console."""
-    from _regsync.config import model, reader
+    if name is None:
+        from _regsync.config.model import Config
 
-    config = model.Config({}, ()) if name is None else reader.load(read_file(name), lint=lint)
+        return Config({}, ())
+
+    from _regsync.config.reader import load
+
+    config = load(read_file(name), lint=lint)
     if console is not None:
         for warning in config.warnings:
             console.log("warning", "config", warning)

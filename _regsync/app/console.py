@@ -13,11 +13,13 @@ import json
 import os
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from _regsync.errors import RegsyncError
-from _regsync.sync.report import Outcome, Report
 from _regsync.text import duration_text, one_line, size_text
+
+if TYPE_CHECKING:
+    from _regsync.sync.report import Outcome, Report
 
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
 COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
