@@ -555,28 +555,39 @@ def test_a_mount_that_holds_outweighs_a_refusal_that_came_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "populated", "learnt", "expected"),
+    ("populated", "learnt", "expected"),
     [
-        pytest.param(True, False, (), True, id="no manifests there: the POST costs nothing"),
-        pytest.param(True, True, (), False, id="nothing learnt"),
-        pytest.param(True, True, ("absent",), False, id="only a 202 seen"),
-        pytest.param(True, True, ("present",), False, id="only a 201 seen"),
-        pytest.param(True, True, ("absent", "present"), True, id="both seen"),
-        pytest.param(False, False, (), False, id="never at this kind"),
-        pytest.param(
-            False, True, ("absent", "present"), False, id="never at this kind, learnt or not"
-        ),
+        pytest.param(False, {}, False, id="no manifests there: the POST costs nothing"),
+        pytest.param(True, {}, True, id="nothing learnt"),
+        pytest.param(True, {"absent": True}, True, id="only a 202 seen"),
+        pytest.param(True, {"present": True}, False, id="a 201 seen"),
+        pytest.param(True, {"absent": True, "present": True}, False, id="both seen"),
+        pytest.param(True, {"absent": True, "present": False}, True, id="202 for a present one"),
+        pytest.param(True, {"absent": False, "present": True}, True, id="201 for an absent one"),
+        pytest.param(False, {"absent": False}, True, id="201 for an absent one, no manifests"),
     ],
 )
 def test_an_unknown_blob_is_asked_for_by_rule_11(
-    allowed: bool, populated: bool, learnt: tuple[str, ...], expected: bool
+    populated: bool, learnt: dict[str, bool], expected: bool
 ) -> None:
     knowledge = Knowledge()
     if populated:
         knowledge.set_populated(A)
-    for each in learnt:
-        knowledge.learn_probe((A[0], "a/sibling"), **{each: True})
-    assert knowledge.may_probe(A, allowed) is expected
+    knowledge.learn_probe((A[0], "a/sibling"), **learnt)
+    assert knowledge.needs_head(A, BLOBS[0]) is expected
+
+
+def test_a_blob_that_was_forgotten_is_asked_for_by_head() -> None:
+    """Its registry may have said 201 to it, and refused the manifest that names it."""
+    knowledge = Knowledge()
+    knowledge.learn_probe(A, absent=True, present=True)
+    knowledge.believe_blob(A, BLOBS[0])
+    assert knowledge.has_blob(A, BLOBS[0])
+    assert not knowledge.is_confirmed(A, BLOBS[0])
+    knowledge.forget(A, BLOBS[0])
+    assert not knowledge.has_blob(A, BLOBS[0])
+    assert knowledge.needs_head(A, BLOBS[0])
+    assert not knowledge.needs_head(A, BLOBS[1])
 
 
 def test_what_a_probe_taught_holds_for_one_first_segment_of_one_host() -> None:
@@ -591,7 +602,7 @@ def test_our_own_commits_do_not_make_an_empty_repository_a_populated_one() -> No
     """Else every further tag of a first sync would pay a HEAD for each of its new blobs."""
     knowledge = Knowledge()
     knowledge.commit(A, ROOT, [BLOBS[0]])
-    assert knowledge.may_probe(A, True) is True
+    assert not knowledge.needs_head(A, BLOBS[1])
 
 
 def test_the_first_mount_on_a_host_is_of_the_smallest_blob_and_the_others_wait_for_it() -> None:

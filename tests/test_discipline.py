@@ -22,6 +22,7 @@ from conformance.app import App
 from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, Response
 from conformance.server import Server
+from conformance.tokens import TokenService
 from tests.ends import Ran, Start, document, held, run_regsync, tags
 from tests.thinning import thinned
 
@@ -373,7 +374,7 @@ def test_what_an_unchanged_tag_names_is_not_brought_again_to_its_repository(
     # Two new blobs of the image, and the new child's.
     brought = 2 + len(other.blobs)
     source.journal.matching("GET", "blob").exactly(brought)
-    target.journal.matching("POST", "upload_start").exactly(brought)
+    target.journal.matching("PUT", "upload").exactly(brought)
     source.journal.matching("GET", "manifest", reference=child.top).none()
     target.journal.matching("PUT", "manifest").exactly(3)
 
@@ -510,6 +511,150 @@ def test_a_probe_that_was_seen_to_work_replaces_the_heads_of_the_next_run(
         "POST", "upload_start", status=202, query={"mount": "*", "from": "app"}
     ).exactly(3)
     target.journal.matching("PUT", "upload").exactly(3)
+
+
+def changed(
+    directory: Path, target: Server | Mapping[str, Any], source: Server, new: int
+) -> tuple[Image, Ran]:
+    """Let a tag of a repository that the state knows move to an image with `new` new blobs; return
+    the image and how the run that copies it went.
+    """
+    seed = Seed(65 + new)
+    ends = {"source": source, "target": target}
+    mapping = {"from": "app", "tags": tags("v1")}
+    load(source, {"app": {"v1": seed.image(sizes=(LARGE, LARGE))}})
+    assert sync(directory, ends, mapping).statuses() == ["synced"]
+    image = seed.image(sizes=(900,) * (new - 1))
+    load(source, {"app": {"v1": image}})
+    clear(source)
+    if isinstance(target, Server):
+        clear(target)
+    return image, sync(directory, ends, mapping)
+
+
+def test_one_question_for_a_blob_that_is_there_saves_the_heads_for_those_that_are_not(
+    tmp_path: Path, serve: Start
+) -> None:
+    source, target = serve(), serve(single_post=False)
+    image, ran = changed(tmp_path, target, source, 24)
+    assert ran.statuses() == ["synced"]
+    assert held(target, "app", image)
+    target.journal.matching("HEAD", "blob").none()
+    itself = {"mount": "*", "from": "app"}
+    target.journal.matching("POST", "upload_start", status=201, query=itself).exactly(1)
+    target.journal.matching("POST", "upload_start", status=202, query=itself).exactly(24)
+    target.journal.matching("POST", "upload_start").exactly(25)
+    target.journal.matching("PUT", "upload").exactly(24)
+    # The next run knows, and one new blob alone would not be worth the question.
+    image, ran = changed(tmp_path, target, source, 23)
+    assert held(target, "app", image)
+    target.journal.matching("HEAD", "blob").none()
+    target.journal.matching("POST", "upload_start").exactly(23)
+
+
+def test_one_new_blob_is_asked_for_by_head(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve(single_post=False)
+    seed = Seed(66)
+    ends = {"source": source, "target": target}
+    load(source, {"app": {"v1": seed.image(sizes=(LARGE,))}})
+    mapping = {"from": "app", "tags": tags("v1")}
+    assert sync(tmp_path, ends, mapping).statuses() == ["synced"]
+    load(source, {"app": {"v1": seed.image(layers=[])}})
+    clear(source, target)
+    assert sync(tmp_path, ends, mapping).statuses() == ["synced"]
+    target.journal.matching("HEAD", "blob").exactly(1)
+    target.journal.matching("POST", "upload_start", status=202).exactly(1)
+    target.journal.matching("POST", "upload_start").exactly(1)
+
+
+def test_where_the_question_gets_another_answer_heads_ask_and_its_session_is_used(
+    tmp_path: Path, serve: Start
+) -> None:
+    """It costs nothing then: the session takes a blob that is absent."""
+    source, target = serve(), serve(single_post=False, mounts=False)
+    for new in (24, 23):
+        image, ran = changed(tmp_path, target, source, new)
+        assert ran.statuses() == ["synced"]
+        assert held(target, "app", image)
+        target.journal.matching("HEAD", "blob", status=404).exactly(new)
+        target.journal.matching("POST", "upload_start", status=202).exactly(new)
+        target.journal.matching("POST", "upload_start").exactly(new)
+        target.journal.matching("PUT", "upload", status=201).exactly(new)
+        target.journal.matching("DELETE", "upload").none()
+
+
+def test_a_registry_that_says_201_to_anything_is_asked_by_head(
+    tmp_path: Path, serve: Start
+) -> None:
+    source, target = serve(), serve(single_post=False)
+
+    def intercept(request: Request) -> Answer | None:
+        if request.method != "POST" or "mount" not in dict(request.query):
+            return None
+        return Response(201, [("Location", "/v2/app/blobs/x")], b"")
+
+    target.app.intercept = intercept
+    for new in (6, 5):
+        image, ran = changed(tmp_path, target, source, new)
+        assert ran.statuses() == ["synced"], ran.err
+        assert held(target, "app", image)
+        target.journal.matching("HEAD", "blob", status=404).at_least(new)
+        target.journal.matching("PUT", "upload", status=201).exactly(new)
+    # Once it is known nothing is asked for by POST.
+    target.journal.matching("POST", "upload_start", status=201).none()
+    target.journal.matching("HEAD", "blob").exactly(5)
+
+
+@pytest.mark.provokes("manifest_names_absent")
+def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(
+    tmp_path: Path, serve: Start
+) -> None:
+    source, target = serve(), serve(single_post=False)
+    changed(tmp_path, target, source, 3)
+    image = Seed(68).image(sizes=(900, 900))
+    wrong = image.document["layers"][0]["digest"]
+
+    def intercept(request: Request) -> Answer | None:
+        if request.method != "POST" or dict(request.query).get("mount") != wrong:
+            return None
+        return Response(201, [("Location", "/v2/app/blobs/x")], b"")
+
+    target.app.intercept = intercept
+    load(source, {"app": {"v1": image}})
+    clear(source, target)
+    ran = sync(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    assert ran.statuses() == ["synced"], ran.err
+    assert held(target, "app", image)
+    target.journal.matching("PUT", "manifest", status=400).exactly(1)
+    target.journal.matching("HEAD", "blob", reference=wrong, status=404).at_least(1)
+    target.journal.matching("HEAD", "blob").at_most(2)
+    target.journal.matching("PUT", "upload", status=201).exactly(3)
+
+
+def test_harbor_is_asked_by_head(tmp_path: Path, serve: Start) -> None:
+    """It is known by the service of its tokens."""
+    source = serve()
+    target = serve(single_post=False, auth=TokenService({"u": "p"}, service="harbor-registry"))
+    entry = {
+        "url": target.url,
+        "auth_type": "basic",
+        "credentials": {"username": "u", "password": "p"},
+    }
+    image, ran = changed(tmp_path, entry, source, 3)
+    assert ran.statuses() == ["synced"], ran.err
+    assert held(target, "app", image)
+    target.journal.matching("POST", "upload_start", query={"mount": "*"}).none()
+
+
+def test_a_dry_run_asks_no_such_question(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve(single_post=False)
+    _, ran = changed(tmp_path, target, source, 24)
+    assert ran.status == 0
+    load(source, {"app": {"v1": Seed(67).image(sizes=(900,) * 5)}})
+    clear(source, target)
+    assert run_regsync("sync", "--dry-run", "-q", "-c", str(tmp_path / "mirror.yaml")).status == 0
+    target.journal.matching("POST").none()
+    target.journal.matching("HEAD", "blob").exactly(6)
 
 
 def test_an_empty_repository_is_asked_for_no_blob(tmp_path: Path, serve: Start) -> None:

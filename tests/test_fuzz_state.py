@@ -64,7 +64,7 @@ FACTS = st.one_of(
 )
 FACT_NAMES = (
     st.sampled_from(
-        ["login", "mounts", "is_lenient", "probes", "smallest_patch", "has_referrers_api"]
+        ["login", "mounts", "is_lenient", "probe_answers", "smallest_patch", "has_referrers_api"]
     )
     | VALUES
 )
@@ -89,7 +89,7 @@ def use(archive: Archive, ttl: float) -> None:
             known.mount_source(where, digest)
             known.record_miss(where, digest)
         known.mounts(where[0])
-        known.may_probe(where, True)
+        known.needs_head(where, DIGESTS[0])
         known.has_referrers_api(where)
         assert isinstance(known.host(where[0]).smallest_patch, int | None)
         origin = Origin("https", "registry.test", 443)
@@ -151,7 +151,7 @@ NONE: dict[str, list[tuple[object, ...]]] = {name: [] for name in ROWS}
 @fuzz(120)
 @given(TABLES, st.sampled_from([0.0, 100.0, 1e9]))
 @example({**NONE, "fact": [("host", "login", "", "5", NOW)]}, 0.0)
-@example({**NONE, "fact": [("host", "probes", "repo", "true", NOW)]}, 0.0)
+@example({**NONE, "fact": [("host", "probe_answers", "repo", "true", NOW)]}, 0.0)
 @example({**NONE, "manifest": [("host", "repo", key_of(DIGESTS[0]), NOW, b"", b"x" * 5)]}, 1e9)
 @example(
     {**NONE, "manifest": [("host", "repo", key_of(DIGESTS[0]), 1, b"", key_of(DIGESTS[0]))]}, 1e9

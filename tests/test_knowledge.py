@@ -178,8 +178,8 @@ def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
     assert next_day.host(HOST).smallest_patch is None
     assert next_day.has_referrers_api(B) is None
     assert next_day.mounts(HOST) is True
-    assert next_day.probed((HOST, "b/two")) == ProbeAnswers(absent=True, present=False)
-    assert next_day.probed(A) == ProbeAnswers(absent=False, present=False)
+    assert next_day.probed((HOST, "b/two")) == ProbeAnswers(absent=True, present=None)
+    assert next_day.probed(A) == ProbeAnswers(absent=None, present=None)
     assert next_day.host("else").mounts is None
 
 
@@ -188,8 +188,8 @@ def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
     [
         ("mounts", 1),
         ("mounts", None),
-        ("probes", [True]),
-        ("probes", [1, 0]),
+        ("probe_answers", [True]),
+        ("probe_answers", [1, 0]),
         ("smallest_patch", "5"),
         ("smallest_patch", True),
         ("has_referrers_api", "no"),
@@ -215,7 +215,7 @@ def test_a_fact_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
         knowledge.learn_referrers_api(B, True)
     assert written == [
         Fact("mounts", "", True, NOW),
-        Fact("probes", "b", [True, False], NOW),
+        Fact("probe_answers", "b", [True, None], NOW),
         Fact("has_referrers_api", "b", True, NOW),
     ]
 

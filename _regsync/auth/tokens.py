@@ -322,6 +322,11 @@ class Authenticator:
         self._planned_scopes[repository] = _union(planned, actions)
 
     @property
+    def service(self) -> str:
+        """The service that the registry's challenge names; empty as long as there was none."""
+        return self._challenge.service if self._challenge is not None else ""
+
+    @property
     def snapshot(self) -> list[list[str] | bool | None]:
         """What the state keeps, as JSON: the challenge, and whether each token has to be exact."""
         challenge = [*self._challenge] if self._challenge else None

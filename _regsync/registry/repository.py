@@ -47,6 +47,10 @@ _MOST_REFERRERS = 10_000
 # The page size that every registry takes (section 1.11).
 _SMALL_PAGE = 100
 
+# Harbor has no host names of its own; its tokens are for this service (docs/protocol-facts.md
+# section 2.1).
+_HARBOR_SERVICE = "harbor-registry"
+
 # The media type of a list of referrers, which is an OCI index.
 _INDEX = ACCEPT_MANIFESTS.partition(",")[0]
 
@@ -135,6 +139,17 @@ class Repository:
 
     def __str__(self) -> str:
         return f"{self.host.key}/{self.name}"
+
+    @property
+    def probe_from(self) -> str | None:
+        """What a POST mounts from to ask whether a blob is here ("": it names nothing); None where only
+        a HEAD can ask (docs/design.md section 6, rule 11).
+        """
+        if self.host.authenticator.service == _HARBOR_SERVICE:
+            return None
+        if self.row.probe == "from":
+            return self.api_name
+        return "" if self.row.probe == "bare" else None
 
     def reference(self, reference: str) -> str:
         """Return how an error names a tag or digest of this repository."""

@@ -90,7 +90,7 @@ class Upload:
         """
         if mount_from is not None:
             try:
-                return await self._mount(mount_from)
+                return await self._mount(self.blob.digest, mount_from)
             except AuthError as error:
                 if error.fatal:
                     raise
@@ -99,21 +99,27 @@ class Upload:
                     raise
         call = self.repository.call("upload_start", "POST", "blobs/uploads/")
         try:
-            return await self._post(call, ok=(202,))
+            return await self._post(call, self.blob.digest, ok=(202,))
         except RegistryError as error:
             self.is_refused = not error.retryable
             raise
 
-    async def _mount(self, mount_from: str) -> bool:
-        query = f"?mount={self.blob.digest}"
+    async def ask_for(self, digest: str, mount_from: str) -> bool:
+        """Ask for any blob by a start that would mount it; where that does not say that the blob is in
+        the repository, a session is open.
+        """
+        return await self._mount(digest, mount_from)
+
+    async def _mount(self, digest: str, mount_from: str) -> bool:
+        query = f"?mount={digest}"
         if mount_from:
             query += f"&from={mount_from}"
         call = self.repository.call("upload_start", "POST", f"blobs/uploads/{query}")
         if mount_from and mount_from != self.repository.api_name:
             call = call._replace(also=((mount_from, "pull"),))
-        return await self._post(call, ok=(201, 202))
+        return await self._post(call, digest, ok=(201, 202))
 
-    async def _post(self, call: Call, ok: tuple[int, ...]) -> bool:
+    async def _post(self, call: Call, digest: str, ok: tuple[int, ...]) -> bool:
         """Return whether the blob is there (201); if not, a session is open (202)."""
         host = self.repository.host
         self.has_begun = False
@@ -121,7 +127,7 @@ class Upload:
             if response.status == 202:
                 self._open(call, response, 0)
                 return False
-            self.repository.check_stored_digest(response, self.blob.digest)
+            self.repository.check_stored_digest(response, digest)
             return True
 
     async def send(self, pieces: Pieces, *, last: bool = True) -> bool:

@@ -271,10 +271,12 @@ def _first_segment(where: RepositoryKey) -> str:
 
 
 class ProbeAnswers(NamedTuple):
-    """Which answers to POSTs that look for a blob and start its upload a HEAD confirmed (rule 11)."""
+    """What is known of the answers to POSTs that look for a blob and start its upload (rule 11): that
+    they tell the truth, that they do not, or nothing.
+    """
 
-    absent: bool  # 202 for an absent blob
-    present: bool  # 201 for a present one
+    absent: bool | None  # 202 for an absent blob
+    present: bool | None  # 201 for a present one
 
 
 @dataclass
@@ -303,7 +305,7 @@ class HostFacts:
                 self.smallest_patch = value
             case "login", value:
                 self.login = value
-            case "probes", [bool(absent), bool(present)]:
+            case "probe_answers", [bool() | None as absent, bool() | None as present]:
                 self.probes[fact.segment] = ProbeAnswers(absent, present)
             case "has_referrers_api", bool(value):
                 self.has_referrers_api[fact.segment] = value
@@ -329,6 +331,8 @@ class Knowledge:
         # Digests that a registry confirmed in this run.
         self._blobs: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
         self._manifests: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
+        # Blobs that a probing POST alone has said to be there (rule 11).
+        self._said_present: set[tuple[RepositoryKey, str]] = set()
         # Per host and blob, the repositories with a committed manifest that names it, oldest first.
         self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
         # Manifests that this run put into the archive.
@@ -368,6 +372,13 @@ class Knowledge:
     def is_confirmed(self, where: RepositoryKey, digest: str) -> bool:
         """Say whether a registry answered in this run that it holds a blob or manifest there."""
         return digest in self._blobs[where] or digest in self._manifests[where]
+
+    def believe_blob(self, where: RepositoryKey, digest: str) -> None:
+        """Note a blob that a registry holds by its answer to a POST, which no HEAD has confirmed. Should
+        it be forgotten, a HEAD asks for it.
+        """
+        self._said_present.add((where, digest))
+        self._put_blob(where, digest, is_mountable=False)
 
     def add_blob(self, where: RepositoryKey, digest: str) -> None:
         """Note a blob that a registry holds."""
@@ -593,28 +604,50 @@ class Knowledge:
             facts.mounts = True
             self._keep(host, "mounts", True)
 
-    def may_probe(self, where: RepositoryKey, allowed: bool) -> bool:
-        """Say whether an unknown blob needs no HEAD, because the POST that starts its upload asks too."""
-        if not allowed:
-            return False
-        return not self._populated.get(where) or self.probed(where) == ProbeAnswers(True, True)
+    def needs_head(self, where: RepositoryKey, digest: str) -> bool:
+        """Say whether a HEAD has to ask for an unknown blob, because the POST that starts its upload
+        would not tell that it is there.
+
+        A repository that is not known to hold manifests of others is asked by POST in any case: there
+        most blobs are absent, and it costs no more than a plain POST.
+        """
+        answers = self.probed(where)
+        if answers.absent is False or (where, digest) in self._said_present:
+            return True
+        return bool(self._populated.get(where)) and not answers.present
 
     def learn_probe(
-        self, where: RepositoryKey, *, absent: bool = False, present: bool = False
+        self, where: RepositoryKey, *, absent: bool | None = None, present: bool | None = None
     ) -> None:
-        """Note what a probing POST answered, where a HEAD said the same."""
+        """Note how a repository answers a probing POST: see `ProbeAnswers`; None is no news."""
         old = self.probed(where)
-        answers = ProbeAnswers(old.absent or absent, old.present or present)
+        answers = ProbeAnswers(
+            old.absent if absent is None else absent, old.present if present is None else present
+        )
         if answers != old:
             segment = _first_segment(where)
             self.host(_host_of(where)).probes[segment] = answers
-            self._keep(_host_of(where), "probes", list(answers), segment)
+            self._keep(_host_of(where), "probe_answers", list(answers), segment)
 
     def probed(self, where: RepositoryKey) -> ProbeAnswers:
-        """Return which answers to such POSTs a HEAD confirmed."""
+        """Return what is known of the answers to probing POSTs."""
         return self.host(_host_of(where)).probes.get(
-            _first_segment(where), ProbeAnswers(False, False)
+            _first_segment(where), ProbeAnswers(None, None)
         )
+
+    def present_blob(self, where: RepositoryKey) -> str | None:
+        """Return a blob that an answer of this run shows to be in a repository, None where none does."""
+        unread = sorted(self._vouched.get(where, ()))
+        for manifest in unread:
+            entry = self._archive.manifest(where, manifest)
+            if entry is None:
+                continue
+            unread.extend(entry.children)
+            for key in entry.blobs:
+                # Of a longer digest the state keeps a part only.
+                if key.startswith(_ALGORITHMS["sha256"]) and self._archive.blob(where, key):
+                    return digest_like(key)
+        return min(self._blobs.get(where, ()), default=None)
 
     # Facts of hosts.
 

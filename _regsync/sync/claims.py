@@ -64,6 +64,11 @@ class ImageClaims:
         """Return the manifests that this image has to put itself."""
         return frozenset(key.digest for key in self.owned if key.is_manifest)
 
+    @property
+    def own_blobs(self) -> int:
+        """Return how many blobs this image has to copy itself."""
+        return sum(1 for key in self.owned if not key.is_manifest)
+
     def is_ready(self) -> bool:
         """Say whether everything that its manifests name is in the repository (I1)."""
         return self.missing == 0 and not self.failed
@@ -165,7 +170,9 @@ class Claims:
         """Say whether some image copies a blob to a host already, or has done so."""
         return (host, digest) in self._leaders or any(self.knowledge.holders(host, digest))
 
-    def arrived(self, image: ImageClaims, digest: str) -> list[ImageClaims]:
+    def arrived(
+        self, image: ImageClaims, digest: str, *, is_confirmed: bool = True
+    ) -> list[ImageClaims]:
         """Note that what `image` owned is in its repository; return the images that are ready now."""
         # A digest that is wanted as blob and as child arrives as blob first: children are put when
         # all blobs are there.
@@ -179,7 +186,10 @@ class Claims:
         for waiter in claim.waiters:
             waiter.missing -= 1
         if not key.is_manifest:
-            self.knowledge.add_blob(image.where, digest)
+            if is_confirmed:
+                self.knowledge.add_blob(image.where, digest)
+            else:
+                self.knowledge.believe_blob(image.where, digest)
             image.missing -= 1
             for waiter in claim.waiters:
                 waiter.skipped += 1

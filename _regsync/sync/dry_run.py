@@ -116,7 +116,8 @@ class DryRun(BlobTransfer):
         if not self._knowledge.is_empty(target.key):
             is_present = await target.has_blob(blob)
             # A run may ask by the start of the upload instead (rule 11).
-            if self._knowledge.may_probe(target.key, target.row.probe is not None):
+            may_ask_by_post = target.probe_from is not None
+            if may_ask_by_post and not self._knowledge.needs_head(target.key, blob.digest):
                 forecast.saved_heads += 1
                 if is_present:
                     forecast.upload_starts += 1

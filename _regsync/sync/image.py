@@ -25,6 +25,7 @@ class BlobResult(enum.Enum):
     UPLOADED = enum.auto()
     MOUNTED = enum.auto()
     PRESENT = enum.auto()  # it was there already
+    BELIEVED = enum.auto()  # it is there already by an answer that no HEAD has confirmed
 
 
 # Blobs of one image. Real images name hundreds, a hostile index could name hundreds of thousands.

@@ -403,7 +403,9 @@ class Scheduler:
             image.copy.record_blob(blob, result)
             if result is not BlobResult.UPLOADED:
                 self.bytes_expected -= bytes_to_read
-            self._wake_ready(self._claims.arrived(step.claims, blob.digest))
+            is_confirmed = result is not BlobResult.BELIEVED
+            ready = self._claims.arrived(step.claims, blob.digest, is_confirmed=is_confirmed)
+            self._wake_ready(ready)
 
         if step.mount_from is not None:
             host = image.target.host.key

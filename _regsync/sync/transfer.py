@@ -12,6 +12,7 @@ Follows: docs/design.md section 6 (rules 10 to 14 and 16) and section 9.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from functools import partial
@@ -29,9 +30,9 @@ from _regsync.registry.repository import Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
 from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
-from _regsync.state.knowledge import Knowledge, RepositoryKey
+from _regsync.state.knowledge import Knowledge, RepositoryKey, area
 from _regsync.sync.claims import Step
-from _regsync.sync.discovery import gather
+from _regsync.sync.discovery import Once, gather
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.relay import SOURCE_GRACE, Relay
 from _regsync.sync.staging import FilePieces, MemoryPieces, NoRoom, Sink, Staging, StagingFailed
@@ -96,6 +97,7 @@ class _Copy:
 
     def __init__(self, step: Step, relay: Relay, upload: Upload, keep: Keep) -> None:
         self.blob = step.blob
+        self.claims = step.claims
         self.rank = float(step.claims.order)
         self.relay = relay
         self.upload = upload
@@ -107,6 +109,8 @@ class _Copy:
 
         self.is_absent = False  # a HEAD has said so
         self.has_lost_mount = False  # a mount may have failed because its host was going away
+        # Nobody has looked for the blob yet: its session was opened by the question for another one.
+        self.is_session_spare = False
         self.has_switched_style = False
         self.broken_bodies = 0
         self.retries = RetryBudget(ATTEMPTS)
@@ -127,6 +131,10 @@ class BlobTransfer:
         self._admitted = transport.gate.admitted
         self._disk_works = True
         self._first_starts = dict[RepositoryKey, _FirstStart]()
+        # By area: the question for a blob that is known to be there; and where blobs were looked for
+        # (rule 11).
+        self._probes = defaultdict[str, Once[None]](Once)
+        self._searched = set[str]()
         # Blobs, by source repository and digest, that came wrong once and were read again.
         self._second_readings = set[tuple[RepositoryKey, str]]()
 
@@ -200,6 +208,7 @@ class BlobTransfer:
         if upload.broken_session:
             async with self._admitted(short_request, copy.rank):
                 await upload.resume()
+        await self._learn_to_probe(copy)
 
         body = known_body(copy.blob)
         if body is None and copy.keep is None:
@@ -304,11 +313,8 @@ class BlobTransfer:
         where = copy.target.key
         first = self._first_starts[where]
         try:
-            if not copy.upload.session:
-                mount_from = copy.mount_from
-                if mount_from is None:  # somebody may have put it since this was decided
-                    mount_from = self._knowledge.mount_source(where, copy.blob.digest)
-                if mount_from:
+            if not copy.upload.session or copy.is_session_spare:
+                if mount_from := self._mount_from(copy):
                     result = await self._mount_or_start(copy, mount_from)
                 else:
                     result = await self._check_and_start(copy)
@@ -319,6 +325,12 @@ class BlobTransfer:
         first.is_accepted = True
         first.is_over.set()
         return result
+
+    def _mount_from(self, copy: _Copy) -> str | None:
+        """Return the repository to mount from, if there is one by now."""
+        if copy.mount_from is None:
+            return self._knowledge.mount_source(copy.target.key, copy.blob.digest)
+        return copy.mount_from
 
     async def _mount_or_start(self, copy: _Copy, mount_from: str) -> BlobResult | None:
         """Mount the blob; the answer to a refused mount is an open session (rule 10)."""
@@ -338,28 +350,84 @@ class BlobTransfer:
         return BlobResult.PRESENT if await copy.target.has_blob(copy.blob) else None
 
     async def _check_and_start(self, copy: _Copy) -> BlobResult | None:
-        """Find the blob or open a session: by one POST where the registry is known for its answers
-        to that, else by HEAD and POST (rule 11).
+        """Find the blob or open a session: by one POST where the registry is known to answer that
+        truly, else by HEAD and POST (rule 11).
         """
         target = copy.target
         upload = copy.upload
-        asks_by_post = self._knowledge.may_probe(target.key, target.row.probe is not None)
-        if not asks_by_post and await self._is_present(copy):
-            return BlobResult.PRESENT
-
-        if not await upload.start(_probe_of(target)):
-            self._knowledge.learn_probe(target.key, absent=not asks_by_post)
+        probe_from = target.probe_from
+        needs_head = probe_from is None or self._knowledge.needs_head(target.key, copy.blob.digest)
+        if needs_head:
+            self._searched.add(area(target.key))
+            if await self._is_present(copy):
+                return BlobResult.PRESENT
+        if copy.is_session_spare:
+            copy.is_session_spare = False
             return None
 
-        _, present_was_confirmed = self._knowledge.probed(target.key)
-        if present_was_confirmed:
-            return BlobResult.PRESENT
-        # A registry that answers 201 to anything must not make us skip a blob.
-        if asks_by_post and await target.has_blob(copy.blob):
+        answers = self._knowledge.probed(target.key)
+        if False in answers:
+            probe_from = None  # its answers to such POSTs say nothing
+        if not await upload.start(probe_from):
+            # A HEAD, or that it says 201 for what is there, shows that the blob is absent.
+            if probe_from is not None and (needs_head or answers.present):
+                self._knowledge.learn_probe(target.key, absent=True)
+            return None
+
+        if answers.absent and not needs_head:
+            return BlobResult.BELIEVED
+        if await target.has_blob(copy.blob):
             self._knowledge.learn_probe(target.key, present=True)
             return BlobResult.PRESENT
+        self._knowledge.learn_probe(target.key, absent=False)
         await upload.start()
         return None
+
+    async def _learn_to_probe(self, copy: _Copy) -> None:
+        """Find out whether a POST tells that a blob is there, by asking for one that is known to be:
+        once an area, where that saves HEADs (rule 11). Others wait, without any permit.
+        """
+        target = copy.target
+        where = target.key
+        if copy.upload.session or self._mount_from(copy) or target.probe_from is None:
+            return
+        is_asked = (
+            self._probes[area(where)].answer or self._knowledge.probed(where).present is not None
+        )
+        if is_asked or not self._knowledge.needs_head(where, copy.blob.digest):
+            return
+        present = self._known_blob(copy)
+        is_one_of_several = copy.claims.own_blobs > 1 or area(where) in self._searched
+        if present is not None and is_one_of_several:
+            ask = partial(self._ask_for_known, copy, present, target.probe_from)
+            await self._probes[area(where)].get(ask)
+
+    def _known_blob(self, copy: _Copy) -> str | None:
+        """Return a blob that is known to be in the repository: first one of the same image."""
+        where = copy.target.key
+        for digest in copy.claims.blobs:
+            if digest != copy.blob.digest and self._knowledge.has_blob(where, digest):
+                return digest
+        return self._knowledge.present_blob(where)
+
+    async def _ask_for_known(self, copy: _Copy, present: str, probe_from: str) -> None:
+        """Ask for a blob that is known to be there. Any answer but 201 means that HEADs are needed; a
+        session that it opened is for the copied blob, if that is absent.
+        """
+        where = copy.target.key
+        try:
+            async with self._admitted(
+                (Demand(copy.target.host.key),), copy.rank, copy.upload.lease
+            ):
+                is_present = await copy.upload.ask_for(present, probe_from)
+        except RegistryError as error:
+            if not error.retryable:
+                self._knowledge.learn_probe(where, present=False)
+        except SyncError:
+            pass  # nothing is learnt, and nobody asks again in this run
+        else:
+            self._knowledge.learn_probe(where, present=is_present)
+            copy.is_session_spare = not is_present
 
     async def _is_present(self, copy: _Copy) -> bool:
         """Ask whether the target has the blob; once it had not, it is not asked again."""
@@ -611,15 +679,6 @@ def known_body(blob: Descriptor) -> bytes | None:
     for body in (blob.data, b"{}", b""):
         if body is not None and len(body) == blob.size and hash_hex(algorithm, body) == encoded:
             return body
-    return None
-
-
-def _probe_of(target: Repository) -> str | None:
-    """Return what a POST mounts from to ask for a blob (rule 11); None where it cannot ask."""
-    if target.row.probe == "from":
-        return target.api_name
-    if target.row.probe == "bare":
-        return ""
     return None
 
 
