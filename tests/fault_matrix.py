@@ -430,6 +430,9 @@ def _disk(where: str) -> Strike:
             return call
 
         kept = {name: getattr(os, name) for name in dir(os) if not name.startswith("__")}
+        if where == "read":
+            # Nothing is in the system's memory, so that all is read from the disk.
+            kept.pop("RWF_NOWAIT", None)
         names = ("open", "replace", "makedirs", "write")
         full_os = SimpleNamespace(**kept | {name: wrapped(name) for name in names})
         with (

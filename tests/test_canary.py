@@ -81,7 +81,7 @@ def test_a_canary_is_found_in_each_place_that_a_run_can_leave_it_in(
 
 COMMANDS: dict[str, tuple[str, ...]] = {
     "sync": ("sync", "-vv", "--json", "-c", "FILE"),
-    "sync, its log": ("sync", "-vv", "--log-format", "json", "-c", "FILE"),
+    "sync, its log": ("sync", "--recheck", "-vv", "--log-format", "json", "-c", "FILE"),
     "sync --dry-run": ("sync", "--dry-run", "-vv", "--json", "-c", "FILE"),
     "analyze": ("analyze", "-vv", "-c", "FILE"),
     "auth": ("auth", "check", "-vv", "-c", "FILE"),
