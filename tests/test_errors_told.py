@@ -688,7 +688,7 @@ def test_a_full_disk_fails_nothing_and_is_said_once(
     assert ran.status == 0, ran.err
     assert [line for line in ran.err.splitlines() if "artifacts" not in line] == [
         "warning: blobs cannot be staged in the staging directory: No space left on device; "
-        "each target reads for itself"
+        "targets that keep pace share a reading"
     ]
 
 

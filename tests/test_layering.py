@@ -135,7 +135,7 @@ PROGRAM_CALLS = {
 POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "readline", "resource", "syslog", "termios", "tty"}
 TASK_GROUPS = {
     *("net.streams", "net.http1", "net.pool"),
-    *("sync.discovery", "sync.transfer", "sync.schedule", "sync.run"),
+    *("sync.discovery", "sync.feed", "sync.schedule", "sync.run"),
     *("app.running", "app.watch", "app.health"),
 }
 SCOPES = {

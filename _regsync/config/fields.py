@@ -433,7 +433,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "staging_size_limit",
             "amount",
-            "disk for blobs of several targets; 0: none; absent: no limit",
+            "disk for blobs of several targets; 0: none, they keep pace; absent: no limit",
             parse=parse_size,
             example="20 GB",
         ),

@@ -60,7 +60,7 @@ class Relay:
         self.complete = False
         self._blob = blob
         self._transport = transport
-        self._is_fresh = fresh
+        self.is_fresh = fresh
         self._stack = AsyncExitStack()
         algorithm, self._expected = split_digest(blob.digest)
         self._checkpoints = [_Checkpoint(0, new_hash(algorithm))]
@@ -97,6 +97,11 @@ class Relay:
                 await self._open()
             yield self
 
+    def adopt_checkpoints(self, other: Relay) -> None:
+        """Take over from where another reading of the same blob can be gone on with."""
+        if other._checkpoints[-1].offset > self._checkpoints[-1].offset:
+            self._checkpoints = list(other._checkpoints)
+
     async def next(self) -> memoryview:
         """Return the next verified piece, valid until the next call; empty at the end.
 
@@ -125,7 +130,7 @@ class Relay:
     async def _open(self) -> None:
         await self._stack.aclose()
         self._response = await self._stack.enter_async_context(
-            self.source.open_blob(self._blob, self._count, fresh=self._is_fresh)
+            self.source.open_blob(self._blob, self._count, fresh=self.is_fresh)
         )
 
     async def _read(self) -> memoryview:

@@ -33,6 +33,7 @@ from _regsync.registry.upload import Upload
 from _regsync.state.knowledge import Knowledge, RepositoryKey, area
 from _regsync.sync.claims import Step
 from _regsync.sync.discovery import Once, gather
+from _regsync.sync.feed import Feeds, Guest, LeftBehind, Order, Tap, copy_of
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.relay import SOURCE_GRACE, Relay
 from _regsync.sync.staging import FilePieces, MemoryPieces, NoRoom, Sink, Staging, StagingFailed
@@ -43,6 +44,10 @@ _BLOB_STARTS = 3
 
 # Seconds before each HEAD for a blob whose upload got no answer (the same rule).
 _LOST_ANSWER_PAUSES = (0.0, 1.0, 3.0)
+
+# Seconds until a target that was left behind is served: it has to notice first that its request has
+# ended, or it would refuse to go on with it.
+_LEFT_BEHIND_PAUSE = 5.0
 
 # How registries refuse a way to upload (docs/protocol-facts.md section 7.9): by one of these
 # statuses, or by 400 with one of these codes.
@@ -56,10 +61,10 @@ _TOO_LARGE_STATUSES = (413, 416)
 # there is room), in memory only, or nowhere.
 Keep = Literal["disk", "memory"] | None
 
-Body = Relay | MemoryPieces | FilePieces
+Body = Relay | Tap | MemoryPieces | FilePieces
 
 
-class _AnswerLost(Exception):
+class _AnswerLost(SyncError):
     """Only a HEAD can tell whether a blob has arrived: the answer to its whole body was lost, or a
     success came before its last byte was sent (rule 16).
 
@@ -67,7 +72,7 @@ class _AnswerLost(Exception):
     """
 
     def __init__(self, error: SyncError) -> None:
-        super().__init__(error)
+        super().__init__(error.message)
         self.error = error
 
 
@@ -95,7 +100,9 @@ class _FirstStart:
 class _Copy:
     """One blob on its way to one repository, over all attempts."""
 
-    def __init__(self, step: Step, relay: Relay, upload: Upload, keep: Keep) -> None:
+    def __init__(
+        self, step: Step, relay: Relay, upload: Upload, keep: Keep, guest: Guest | None
+    ) -> None:
         self.blob = step.blob
         self.claims = step.claims
         self.rank = float(step.claims.order)
@@ -103,6 +110,7 @@ class _Copy:
         self.upload = upload
         self.target = upload.repository
         self.keep = keep
+        self.guest = guest  # of the readings that it may share where it is not kept
 
         # The repository to mount from. Empty: none. None: whichever holds the blob by then.
         self.mount_from = step.mount_from
@@ -130,13 +138,15 @@ class BlobTransfer:
         self._staging = staging
         self._admitted = transport.gate.admitted
         self._disk_works = True
+        self._feeds = Feeds(transport.gate)
         self._first_starts = dict[RepositoryKey, _FirstStart]()
         # By area: the question for a blob that is known to be there; and where blobs were looked for
         # (rule 11).
         self._probes = defaultdict[str, Once[None]](Once)
         self._searched = set[str]()
-        # Blobs, by source repository and digest, that came wrong once and were read again.
-        self._second_readings = set[tuple[RepositoryKey, str]]()
+        # Blobs, by source repository and digest, whose bytes were wrong once; and twice.
+        self._wrong_once = set[tuple[RepositoryKey, str]]()
+        self._wrong_twice = dict[tuple[RepositoryKey, str], WrongBytes]()
 
     async def copy(
         self, step: Step, source: Repository, target: Repository, keep: Keep
@@ -145,10 +155,15 @@ class BlobTransfer:
         async with self._transport.pool.lease(target.host.origin) as lease:
             upload = Upload(target, self._transport, lease, step.blob)
             relay = Relay(source, step.blob, self._transport)
-            copy = _Copy(step, relay, upload, keep if self._disk_works else None)
+            guest = None
+            if keep == "disk" and not target.row.put_limit:
+                guest = self._feeds.expect(source.key, step.blob.digest, step.blob.size)
+            copy = _Copy(step, relay, upload, keep if self._disk_works else None, guest)
             try:
                 return await self._retry(copy)
             finally:
+                if guest is not None:
+                    self._feeds.dismiss(guest)
                 if upload.session:  # it gets no body any more
                     with anyio.move_on_after(self._transport.machine.timeouts.head):
                         await upload.cancel_upload()
@@ -177,6 +192,12 @@ class BlobTransfer:
                 # What the session holds came from a file that may have been changed.
                 upload.broken_session = ""
                 continue
+            except LeftBehind as failure:
+                self._transport.machine.log("debug", "retry", f"{copy.target}: {failure}")
+                self._dismiss_guest(copy)
+                copy.guest = None
+                await anyio.sleep(_LEFT_BEHIND_PAUSE)
+                continue
             except WrongBytes as failure:
                 if await self._prepare_second_reading(copy, failure):
                     continue
@@ -193,7 +214,12 @@ class BlobTransfer:
             # A body cannot probe a target that is away, because it is sent once.
             begins_with_body = bool(upload.session) and not upload.broken_session
             is_about_target = error.outage is copy.target.host.peer
-            can_repeat = not (begins_with_body and is_about_target)
+            # A shared reading cannot probe its source: it waits for the others, who wait for that.
+            shares_reading = copy.guest is not None and copy.keep is None
+            is_about_source = error.outage is copy.relay.source.host.peer
+            can_repeat = not (
+                (begins_with_body and is_about_target) or (shares_reading and is_about_source)
+            )
             await self._transport.rest(error, pause, can_repeat=can_repeat)
 
     async def _attempt(self, copy: _Copy) -> BlobResult:
@@ -211,7 +237,7 @@ class BlobTransfer:
         await self._learn_to_probe(copy)
 
         body = known_body(copy.blob)
-        if body is None and copy.keep is None:
+        if body is None and copy.keep is None and copy.guest is None:
             return await self._stream(copy)
 
         async with self._admitted(short_request, copy.rank, upload.lease):
@@ -220,6 +246,8 @@ class BlobTransfer:
             return result
         if body is not None:
             return await self._send_known(copy, body)
+        if copy.keep is None and copy.guest is not None:
+            return await self._send_shared(copy, copy.guest)
         return await self._send_staged(copy)
 
     async def _stream(self, copy: _Copy) -> BlobResult:
@@ -238,6 +266,7 @@ class BlobTransfer:
             if result is not None:
                 return result
 
+            self._check_reading(copy)
             get = self._want_of(copy.relay.source, "blob_get", "GET")
             put = self._want_of(copy.target, "upload_body", "PUT")
             await self._transport.gate.take(permit, get, put, lease=upload.lease)
@@ -258,6 +287,7 @@ class BlobTransfer:
                 self._staging.keeping(copy.blob, read, disk=on_disk),
                 self._admitted_to_write(copy),
             ):
+                self._dismiss_guest(copy)
                 with self._staging.opened(copy.blob, copy.upload.offset) as body:
                     if body is not None:  # else it has made way for another blob
                         return await self._send(copy, body)
@@ -269,6 +299,8 @@ class BlobTransfer:
 
     async def _read(self, copy: _Copy, sink: Sink) -> None:
         """Read the blob from its source into staging."""
+        self._dismiss_guest(copy)
+        self._check_reading(copy)
         offset = 0
 
         async def read_on() -> None:
@@ -280,6 +312,28 @@ class BlobTransfer:
                     offset += len(piece)
 
         await self._transport.recovery.repeating(read_on)
+
+    async def _send_shared(self, copy: _Copy, guest: Guest) -> BlobResult:
+        """Send a blob that others need too and that is not kept, from one reading for all."""
+        self._check_reading(copy)
+        get = self._want_of(copy.relay.source, "blob_get", "GET")
+        put = self._want_of(copy.target, "upload_body", "PUT")
+        order = Order(
+            relay=copy.relay,
+            offset=copy.upload.offset,
+            reading=copy.reading._replace(meters=get.meters),
+            writing=copy.writing._replace(meters=put.meters),
+            rank=copy.rank,
+            lease=copy.upload.lease,
+            secrets=copy.target.host.authenticator.secrets,
+            send=partial(self._send, copy),
+        )
+        return await self._feeds.send(guest, order)
+
+    def _dismiss_guest(self, copy: _Copy) -> None:
+        """Let no shared reading wait for a copy that is sent in another way."""
+        if copy.guest is not None:
+            self._feeds.dismiss(copy.guest)
 
     def _want_of(self, repository: Repository, action: str, method: str) -> Demand:
         return self._transport.demand_of(repository.host, repository.call(action, method, ""))
@@ -449,6 +503,7 @@ class BlobTransfer:
                 await self._send_part(copy, body)
                 last = MemoryPieces(b"")  # it closes the session
             elif upload.style == "chunks":
+                assert not isinstance(body, Tap), "no shared reading is sent in chunks"
                 await self._send_in_chunks(copy, body)
                 last = MemoryPieces(b"")
             elif isinstance(body, Relay) and copy.target.row.put_limit:
@@ -482,7 +537,7 @@ class BlobTransfer:
             return row.fallback
         return row.upload
 
-    async def _send_in_chunks(self, copy: _Copy, body: Body) -> None:
+    async def _send_in_chunks(self, copy: _Copy, body: Relay | MemoryPieces | FilePieces) -> None:
         """Send the body by a PATCH for each chunk (docs/specification.md section 8.2).
 
         A chunk that breaks goes again from memory or disk, from where the target says. The permits
@@ -551,23 +606,26 @@ class BlobTransfer:
 
     def _note_staging_failure(self, error: StagingFailed) -> None:
         """Log why a blob was not staged: a warning for the first failure of the disk. No image fails
-        for it, each target reads for itself (docs/design.md section 8).
+        for it: targets share a reading instead (docs/design.md section 8).
         """
         is_news = self._disk_works and not isinstance(error, NoRoom)
         if is_news:
             self._disk_works = False
         level = "warning" if is_news else "debug"
-        self._transport.machine.log(level, "staging", f"{error}; each target reads for itself")
+        text = f"{error}; targets that keep pace share a reading"
+        self._transport.machine.log(level, "staging", text)
 
     async def _prepare_second_reading(self, copy: _Copy, error: WrongBytes) -> bool:
-        """Have a blob read again from its first byte, over a fresh connection: a cache on the way may
-        have been wrong once. Return False when that was tried before, for whichever target.
+        """Have a blob read again from its first byte: a cache on the way may have been wrong once.
+        Return False when that was tried before, for whichever target.
         """
         upload = copy.upload
-        reading = (copy.relay.source.key, copy.blob.digest)
-        if reading in self._second_readings:
+        blob = (copy.relay.source.key, copy.blob.digest)
+        self._wrong_once.add(blob)
+        if copy.relay.is_fresh:
+            self._wrong_twice[blob] = error
+        if blob in self._wrong_twice:
             return False
-        self._second_readings.add(reading)
         self._transport.machine.log("debug", "retry", f"{error}; it is read once more")
         error.drop_frames()  # they hold a part of the blob
 
@@ -576,8 +634,17 @@ class BlobTransfer:
             await upload.cancel_upload()  # it holds some of the wrong bytes
             upload.session = ""
         upload.broken_session = ""
-        copy.relay = Relay(copy.relay.source, copy.blob, self._transport, fresh=True)
         return True
+
+    def _check_reading(self, copy: _Copy) -> None:
+        """Have a blob that came wrong once read over a fresh connection, from its first byte. Raises
+        what was wrong when it came wrong twice.
+        """
+        blob = (copy.relay.source.key, copy.blob.digest)
+        if blob in self._wrong_twice:
+            raise copy_of(self._wrong_twice[blob])
+        if blob in self._wrong_once and not copy.relay.is_fresh:
+            copy.relay = Relay(copy.relay.source, copy.blob, self._transport, fresh=True)
 
     def _pause_before_next(self, copy: _Copy, error: SyncError) -> float:
         """Take in why an attempt failed; return the seconds to wait before the next one. Raises

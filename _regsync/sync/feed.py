@@ -1,0 +1,319 @@
+"""One reading of a blob feeds several targets at their common pace, where it is not staged.
+
+Owns: which targets share a reading, their pace, who is left behind.
+May not know: upload sessions, how a body is sent, what is done about a failure.
+Invariants: both ends of a reading are admitted in one step, one read at the source and one write at
+    each target; whoever waits for others holds nothing (I8). A piece stays as it is until all who
+    were given it have asked for the next one, so that one piece is all the memory.
+Follows: docs/design.md section 8 ("Staging").
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+
+from _regsync.errors import SyncError
+from _regsync.net.pool import Lease
+from _regsync.registry.admission import Gate
+from _regsync.registry.throttle import Demand
+from _regsync.state.knowledge import RepositoryKey
+from _regsync.sync.image import BlobResult
+from _regsync.sync.relay import Relay
+from _regsync.text import Secrets, redacting
+
+# Seconds for which a reading waits for one target, before it begins and at each piece.
+PATIENCE = 30.0
+
+
+class LeftBehind(SyncError):
+    """A target took nothing for so long that the others went on: it needs a reading of its own."""
+
+
+class Tap:
+    """The body of one target's request, from a feed. `complete`: its last piece has been given."""
+
+    def __init__(self, feed: Feed, offset: int, length: int) -> None:
+        self.length = length
+        self.complete = False
+        self.is_asking = False
+        self.given_at = anyio.current_time()  # when it last had nothing to wait for
+        self.request = anyio.CancelScope()
+        self._feed = feed
+        self._offset = offset  # the target has what comes before
+        self._piece = memoryview(b"")
+        self._is_last = False
+        self._error: SyncError | None = None
+        self._is_given = anyio.Event()
+
+    async def next(self) -> memoryview:
+        """Return the next piece that the target lacks; empty at the end.
+
+        Raises what the source of the blob raised, as `Relay.next` does.
+        """
+        while not self.complete:
+            self._is_given = anyio.Event()
+            self.is_asking = True
+            self._feed.wake()
+            await self._is_given.wait()
+            if self._error is not None:
+                raise self._error
+            self.complete = self._is_last
+            if self._piece:
+                return self._piece
+        return memoryview(b"")
+
+    def give(self, piece: memoryview, start: int, *, is_last: bool) -> None:
+        """Give the piece of the blob that begins at byte `start`."""
+        self._piece = piece[max(0, self._offset - start) :]
+        self._is_last = is_last
+        self._go_on()
+
+    def fail(self, error: SyncError) -> None:
+        """Have the request end with a failure of the source."""
+        self._error = error
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self.is_asking = False
+        self.given_at = anyio.current_time()
+        self._is_given.set()
+
+
+class Feed:
+    """One reading of a blob, and the taps that it fills."""
+
+    def __init__(self, relay: Relay, offset: int, size: int) -> None:
+        self._relay = relay
+        self._position = offset
+        self._size = size
+        self._taps = list[Tap]()
+        self._changed = anyio.Event()
+
+    def tap(self, offset: int) -> Tap:
+        """Return the body for a target that has the blob's first `offset` bytes."""
+        tap = Tap(self, offset, self._size - offset)
+        self._taps.append(tap)
+        return tap
+
+    def remove(self, tap: Tap) -> None:
+        """Fill a tap no longer: its request has ended."""
+        self._taps.remove(tap)
+        self.wake()
+
+    def wake(self) -> None:
+        """Let `pump` look again."""
+        self._changed.set()
+
+    async def pump(self) -> None:
+        """Read the blob to its end, or until no tap is left. Raises what `Relay.next` raises."""
+        while True:
+            await self._wait_until_all_ask()
+            if not self._taps:
+                return
+            piece = await self._relay.next()
+            for tap in self._taps:
+                tap.give(piece, self._position, is_last=self._relay.complete)
+            self._position += len(piece)
+            if self._relay.complete:
+                return
+
+    def fail(self, error: SyncError) -> None:
+        """End all requests with a failure of the source."""
+        for tap in self._taps:
+            tap.fail(copy_of(error))
+
+    async def _wait_until_all_ask(self) -> None:
+        """Wait for the slowest tap. One that takes nothing for PATIENCE seconds is left behind,
+        unless nobody waits for it.
+        """
+        while lagging := [tap for tap in self._taps if not tap.is_asking]:
+            now = anyio.current_time()
+            stalled = [tap for tap in lagging if tap.given_at + PATIENCE <= now]
+            if len(self._taps) > len(lagging):
+                for tap in stalled:
+                    tap.request.cancel()  # `remove` follows: its piece is not touched until then
+
+            deadlines = [tap.given_at + PATIENCE for tap in lagging if tap not in stalled]
+            self._changed = anyio.Event()
+            with anyio.move_on_after(min(deadlines) - now if deadlines else None):
+                await self._changed.wait()
+
+
+class _State(enum.Enum):
+    """Where a guest stands.
+
+    from        to          when
+    EXPECTED    WAITING     it has an open session, and wants the blob (`Feeds.send`)
+    WAITING     FED         a reading begins that serves it
+    FED         EXPECTED    its request has ended; after a failure it may come again
+    all         GONE        it needs no shared reading (`Feeds.dismiss`)
+    """
+
+    EXPECTED = enum.auto()
+    WAITING = enum.auto()
+    FED = enum.auto()
+    GONE = enum.auto()
+
+
+@dataclass
+class Order:
+    """What a target needs of a reading, and what the reading takes for it at either end."""
+
+    relay: Relay
+    offset: int
+    reading: Demand
+    writing: Demand
+    rank: float
+    lease: Lease
+    secrets: Secrets  # of the target's login
+    send: Callable[[Tap], Awaitable[BlobResult]]
+
+
+class Guest:
+    """One target's copy of a blob, which may share a reading with others."""
+
+    def __init__(self, blob: tuple[RepositoryKey, str], size: int) -> None:
+        self.blob = blob
+        self.size = size
+        self.state = _State.EXPECTED
+        self._renew()
+
+    def _renew(self) -> None:
+        self.is_called = anyio.Event()  # it is to begin a reading, or is fed by another's
+        self.has_ended = anyio.Event()
+        self.tap: Tap | None = None
+        self.result: BlobResult | None = None
+        self.error: SyncError | None = None
+
+    def place(self, order: Order) -> None:
+        """Wait for a reading."""
+        self._renew()
+        self.order = order
+        self.state = _State.WAITING
+
+
+class Feeds:
+    """The readings that several targets share.
+
+    A copy that may share one is expected first; then it calls `send` when its session is open. A
+    reading begins when nobody else is expected, or PATIENCE seconds after somebody came.
+    """
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        # By source repository and digest, in the order in which they were expected.
+        self._guests = defaultdict[tuple[RepositoryKey, str], list[Guest]](list)
+
+    def expect(self, source: RepositoryKey, digest: str, size: int) -> Guest:
+        """Expect a copy of a blob; it has to be dismissed in the end."""
+        guest = Guest((source, digest), size)
+        self._guests[guest.blob].append(guest)
+        return guest
+
+    def dismiss(self, guest: Guest) -> None:
+        """Wait no longer for a copy: it has ended, or has found another way."""
+        if guest.state is _State.GONE:
+            return
+        guest.state = _State.GONE
+        self._guests[guest.blob].remove(guest)
+        if not self._guests[guest.blob]:
+            del self._guests[guest.blob]
+        else:
+            self._call_first(guest.blob)
+
+    async def send(self, guest: Guest, order: Order) -> BlobResult:
+        """Send a blob from a reading that others may share; raises what `order.send` raises, what
+        `Relay` raises, and LeftBehind.
+        """
+        if guest.state is _State.GONE:
+            self._guests[guest.blob].append(guest)
+        guest.place(order)
+        self._call_first(guest.blob)
+        try:
+            with anyio.move_on_after(PATIENCE):
+                await guest.is_called.wait()
+            if guest.state is _State.WAITING:
+                await self._feed(self._choose(guest))
+            await guest.has_ended.wait()
+        finally:
+            if guest.tap is not None:
+                guest.tap.request.cancel()
+            guest.state = _State.EXPECTED
+        if guest.result is None:
+            raise guest.error or LeftBehind("the reading was given up")
+        return guest.result
+
+    def _call_first(self, blob: tuple[RepositoryKey, str]) -> None:
+        """Have the first one that waits begin a reading, if nobody else is expected."""
+        guests = self._guests[blob]
+        waiting = [guest for guest in guests if guest.state is _State.WAITING]
+        if waiting and all(guest.state is not _State.EXPECTED for guest in guests):
+            waiting[0].is_called.set()
+
+    def _choose(self, first: Guest) -> list[Guest]:
+        """Return those that share a reading with `first`: one for each target host, because a small
+        `max_concurrent` may never admit two at once.
+        """
+        chosen = {first.order.writing.host: first}
+        for guest in self._guests[first.blob]:
+            if guest.state is _State.WAITING:
+                chosen.setdefault(guest.order.writing.host, guest)
+        for guest in chosen.values():
+            guest.state = _State.FED
+            guest.is_called.set()
+        self._call_first(first.blob)
+        return list(chosen.values())
+
+    async def _feed(self, guests: list[Guest]) -> None:
+        """Read a blob for these, and send it to each; a failure goes to those that it concerns."""
+        orders = [guest.order for guest in guests]
+        relay = orders[0].relay
+        offset = min(order.offset for order in orders)
+        feed = Feed(relay, offset, guests[0].size)
+        wants = (orders[0].reading, *(order.writing for order in orders))
+        try:
+            async with (
+                self._gate.admitted(wants, min(order.rank for order in orders)),
+                anyio.create_task_group() as requests,
+            ):
+                try:
+                    async with relay.opened(offset):
+                        for guest in guests:
+                            guest.tap = feed.tap(guest.order.offset)
+                            requests.start_soon(self._serve, feed, guest, guest.tap)
+                        await feed.pump()
+                except SyncError as error:
+                    for guest in guests:
+                        guest.error = guest.error or copy_of(error)
+                    feed.fail(error)
+        finally:
+            for guest in guests:
+                guest.order.relay.adopt_checkpoints(relay)
+                guest.has_ended.set()
+
+    async def _serve(self, feed: Feed, guest: Guest, tap: Tap) -> None:
+        """Send the blob to one target. Its failure is kept for it, and ends no other request."""
+        order = guest.order
+        try:
+            with tap.request, redacting(order.secrets):
+                guest.result = await order.send(tap)
+        except SyncError as error:
+            guest.error = error
+        finally:
+            feed.remove(tap)
+        if tap.request.cancelled_caught:
+            text = f"the target took nothing for {PATIENCE:.0f} s while others waited for it"
+            guest.error = LeftBehind(text)
+        await order.lease.settle()
+        guest.has_ended.set()
+
+
+def copy_of(error: SyncError) -> SyncError:
+    """Return an error for another target, about the same place at the source."""
+    copy = error.without_place()
+    return copy.with_place(error.side, error.operation or "", error.reference or "")
