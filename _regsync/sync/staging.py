@@ -178,7 +178,7 @@ def _read_cached(file: FileIO, room: memoryview, offset: int) -> int | None:
     cost more than the reading.
     """
     no_wait = getattr(os, "RWF_NOWAIT", None)
-    if no_wait is None or not room:
+    if no_wait is None or not hasattr(os, "preadv") or not room:
         return None
     try:
         return os.preadv(file.fileno(), [room], offset, no_wait)
