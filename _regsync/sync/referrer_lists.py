@@ -179,37 +179,37 @@ class ReferrerLists:
 
         tag = referrers_tag(subject)
         place = (target.key, tag)
-        digests = {entry.digest for entry in entries}
+        added = set[str]()
+        refusal: RegistryError | None = None
         async with self._writing[place]:
-            added = set[str]()
-            if self._named.get(place, set()) >= digests:
+            if self._named.get(place, set()) >= {entry.digest for entry in entries}:
                 return added
             for _ in range(_MOST_PUTS):
                 held = await self._get_held_list(target, subject)
                 lacking = [entry for entry in entries if entry.digest not in self._named[place]]
                 if not lacking:
                     return added
+                if refusal is not None:
+                    raise refusal
                 added |= {entry.digest for entry in lacking}
 
                 merged = self._merged_list(source, subject, held, lacking, added)
                 try:
                     await target.put_manifest(tag, merged)
-                except RegistryError as refusal:
-                    if not is_immutable(refusal):
+                except RegistryError as error:
+                    if not is_immutable(error):
                         raise
-                    await self._get_held_list(target, subject)
-                    if not self._named[place] >= digests:
-                        raise
-                    # An attempt of ours whose answer was lost may have put it, or another writer.
-                    return added if refusal.retries else set()
+                    # Another writer may have put what is needed, or we, and the answer was lost.
+                    refusal = error
+                    continue
                 # Another writer may have replaced it.
                 if await target.head_manifest(tag) == merged.digest:
                     self._named[place] |= {entry.digest for entry in merged.children}
                     return added
 
         text = "another writer replaces this list of referrers again and again"
-        error = RegistryError(text, status=409)
-        raise error.with_place(target.side, "list referrers in", target.reference(tag))
+        conflict = RegistryError(text, status=409)
+        raise conflict.with_place(target.side, "list referrers in", target.reference(tag))
 
     async def _get_held_list(self, target: Repository, subject: str) -> Manifest | None:
         """Return the list that a target holds for a subject, and note what it names."""
