@@ -931,6 +931,7 @@ class Names:
 SILENT = (math.inf, "")
 UNKNOWN = (0.0, socket.EAI_NONAME)
 TROUBLE = (0.1, socket.EAI_AGAIN)
+NO_ANSWER = (5.0, socket.EAI_AGAIN)
 
 
 @pytest.mark.anyio
@@ -943,6 +944,7 @@ TROUBLE = (0.1, socket.EAI_AGAIN)
         ([(1.0, "4")], [TROUBLE, SILENT], ["4"], 3, 1.25),
         ([TROUBLE, (1.0, "4")], [UNKNOWN], ["4"], 3, 1.1),
         ([UNKNOWN], [(4.0, "6")], ["6"], 2, 4.0),
+        ([NO_ANSWER], [(6.0, "6")], ["6"], 2, 6.0),
         ([TROUBLE, TROUBLE], [(4.0, "6")], ["6"], 3, 4.0),
     ],
 )
@@ -963,7 +965,7 @@ async def test_a_family_without_an_answer_hides_no_address_of_the_other(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-@pytest.mark.parametrize(("answer", "asked"), [(UNKNOWN, 2), (TROUBLE, 4)])
+@pytest.mark.parametrize(("answer", "asked"), [(UNKNOWN, 2), (TROUBLE, 4), (NO_ANSWER, 2)])
 async def test_a_name_that_has_no_address_is_said_once(
     monkeypatch: pytest.MonkeyPatch, answer: tuple[float, int], asked: int
 ) -> None:

@@ -37,6 +37,8 @@ _ATTEMPT_DELAY = 0.25
 
 # How the resolver says that a name does not exist, or has no address.
 _UNKNOWN_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+# Seconds within which a name server tells of its troubles; musl waits 5 for one that is silent.
+_QUICK_ANSWER = 2.0
 
 # Seconds until two waits for one direction of a socket are tried again.
 _BUSY_PAUSE = 0.01
@@ -326,18 +328,21 @@ async def _look_up_by_family(host: str, port: int) -> list[Any]:
     """Return what getaddrinfo() finds where it is musl's, as `_look_up` does.
 
     Asked for both families, musl finds nothing when one of its two questions stays without an
-    answer. So they are asked apart, and again when a name server had trouble. After IPv4's answer
-    the other one has little time left (RFC 8305 section 3): some servers never give it.
+    answer. So they are asked apart, and again when a name server had trouble; where none answered,
+    musl has asked twice. After IPv4's answer the other one has little time left (RFC 8305 section
+    3): some servers never give it.
     """
     rows: list[Any] = []
     errors: list[Exception] = []
 
     async def ask(family: int, patience: float) -> None:
+        began = anyio.current_time()
         try:
             try:
                 rows.extend(await _look_up(host, port, family))
             except socket.gaierror as error:
-                if error.errno != socket.EAI_AGAIN:
+                was_quick = anyio.current_time() - began < _QUICK_ANSWER
+                if error.errno != socket.EAI_AGAIN or not was_quick:
                     raise
                 rows.extend(await _look_up(host, port, family))
             group.cancel_scope.deadline = anyio.current_time() + patience
