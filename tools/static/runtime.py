@@ -1,0 +1,212 @@
+"""The runtime: CPython, OpenSSL, SQLite and zlib in one static executable, with no program behind it.
+
+It is built in parts. A part has a directory of its own, beside the others, and a recipe, a short
+shell script that runs there (recipes/). The directory's name ends with a hash of the recipe, of the
+files that it reads and of the names of the parts that it uses; so whatever changes, exactly the parts
+below it are built again, and what is there already is right.
+
+    zig -> toolchain -> zlib, sqlite, openssl -> python -> runtime
+           toolchain -> build_python          -> python
+
+Owns: which part is made of what; where the runtime of an architecture is.
+May not know: the program.
+Invariants: the same sources give the same bytes, whatever the directory, the user and the clock
+(docs/verify.md). Recipes name each other's directories relatively, and the compiler cuts the rest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.static.sources import SOURCES, ZIG, Source, fetch
+
+__all__ = ["ARCHITECTURES", "RuntimeFailed", "build_runtime", "python_parts", "runtime_of"]
+
+ARCHITECTURES = ("x86_64", "aarch64")
+BUILD_MACHINE = "x86_64"  # of which the pinned wheel of the compiler is, and which configure asks
+
+FOLDER = Path(__file__).resolve().parent
+PROGRAMS = ("perl", "make", "readelf", "tar", "xz")
+
+# 1980, the earliest date of the zip format, as everywhere else.
+SOURCE_DATE_EPOCH = "315532800"
+
+
+class RuntimeFailed(Exception):
+    """Why there is no runtime, on one line."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One step of the build: a recipe, and what it is given."""
+
+    name: str
+    recipe: str  # a file of recipes/
+    settings: tuple[tuple[str, str], ...] = ()  # the recipe's variables
+    uses: tuple[tuple[str, Part], ...] = ()  # the recipe's variables for other parts' directories
+    files: tuple[str, ...] = ()  # what it reads in this folder
+    source: Source | None = None  # the archive that it unpacks
+
+    @property
+    def directory(self) -> str:
+        """The name of the part's directory."""
+        texts = [(FOLDER / name).read_text(encoding="utf-8") for name in self.files]
+        texts.append((FOLDER / "recipes" / self.recipe).read_text(encoding="utf-8"))
+        parts = [(variable, part.directory) for variable, part in self.uses]
+        archive = self.source.sha256 if self.source else ""
+        facts = json.dumps([self.settings, parts, texts, archive])
+        return f"{self.name}-{hashlib.sha256(facts.encode()).hexdigest()[:12]}"
+
+
+def runtime(arch: str) -> Part:
+    """Return the last part of an architecture, with all that it uses."""
+    unpacked = {source.name: unpacked_source(source) for source in SOURCES}
+    cpython = unpacked["CPython"]
+    zig = Part("zig", "zig.sh", source=ZIG)
+    toolchain = Part("toolchain", "toolchain.sh", uses=(("ZIG", zig),))
+    build_python = Part(
+        "build_python", "build_python.sh", uses=(("SOURCE", cpython), ("TOOLCHAIN", toolchain))
+    )
+    amalgamation = Part(
+        "sqlite_amalgamation",
+        "sqlite_amalgamation.sh",
+        uses=(("SOURCE", unpacked["SQLite"]), ("TOOLCHAIN", toolchain)),
+    )
+
+    settings = (("ARCH", arch),)
+    compiler = ("TOOLCHAIN", toolchain)
+    zlib = Part(f"zlib-{arch}", "zlib.sh", settings, (("SOURCE", unpacked["zlib"]), compiler))
+    sqlite = Part(
+        f"sqlite-{arch}", "sqlite.sh", settings, (("AMALGAMATION", amalgamation), compiler)
+    )
+    openssl = Part(
+        f"openssl-{arch}", "openssl.sh", settings, (("SOURCE", unpacked["OpenSSL"]), compiler)
+    )
+    libraries = (("OPENSSL", openssl), ("SQLITE", sqlite), ("ZLIB", zlib))
+    bases = (("SOURCE", cpython), ("BUILD_PYTHON", build_python), compiler)
+    python = Part(
+        f"python-{arch}", "python.sh", settings, (*bases, *libraries), files=("Setup.local",)
+    )
+    texts = tuple(
+        (f"{name.upper()}_SOURCE", unpacked[name]) for name in ("OpenSSL", "SQLite", "zlib")
+    )
+    return Part(
+        f"runtime-{arch}",
+        "link.sh",
+        settings,
+        (*bases, *libraries, *texts, ("PYTHON", python), ("ZIG", zig)),
+        files=("main.c", "freeze.py", "modules.txt"),
+    )
+
+
+def python_parts(work: Path, sources: Path, jobs: int) -> tuple[Path, Path]:
+    """Return the directories of CPython's source and of the build machine's CPython, built if need be."""
+    last = runtime(BUILD_MACHINE)
+    wanted = dict(last.uses)
+    for part in (*in_order(wanted["SOURCE"]), *in_order(wanted["BUILD_PYTHON"])):
+        build_part(part, work, sources, jobs)
+    return work / wanted["SOURCE"].directory, work / wanted["BUILD_PYTHON"].directory
+
+
+def unpacked_source(source: Source) -> Part:
+    """Return the part that is nothing but an unpacked archive."""
+    return Part(f"source-{source.name.lower()}-{source.version}", "unpack.sh", source=source)
+
+
+def runtime_of(arch: str, work: Path) -> Path | None:
+    """Return the directory of an architecture's runtime if it has been built.
+
+    It has the file `runtime` and the folder `licenses`.
+    """
+    directory = work / runtime(arch).directory
+    return directory if (directory / "complete").exists() else None
+
+
+def build_runtime(arch: str, work: Path, sources: Path, jobs: int) -> Path:
+    """Build what is not there yet, and return the directory of the runtime, as `runtime_of` does.
+
+    RuntimeFailed or SourceError says what is missing or where the log is.
+    """
+    if built := runtime_of(arch, work):
+        return built
+    if platform.machine() != BUILD_MACHINE:
+        raise RuntimeFailed(
+            f"this machine is {platform.machine()}; the compiler that is pinned runs on {BUILD_MACHINE}"
+        )
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if missing:
+        raise RuntimeFailed(f"to compile the runtime, install {', '.join(missing)}")
+
+    last = runtime(arch)
+    for part in in_order(last):
+        build_part(part, work, sources, jobs)
+    return work / last.directory
+
+
+def in_order(last: Part) -> list[Part]:
+    """Return a part and all that it uses, each once, what is used first."""
+    ordered: dict[Part, None] = {}
+    for _, part in last.uses:
+        ordered.update(dict.fromkeys(in_order(part)))
+    ordered[last] = None
+    return list(ordered)
+
+
+def build_part(part: Part, work: Path, sources: Path, jobs: int) -> None:
+    """Build one part unless it is there."""
+    directory = work / part.directory
+    if (directory / "complete").exists():
+        return
+    places = {"WORK": str(work), "FOLDER": str(FOLDER), "JOBS": str(jobs)}
+    if part.source:
+        places["ARCHIVE"] = str(fetch(part.source, sources))
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+
+    print(f"{part.name} ...", flush=True)
+    began = time.monotonic()
+    log = work / f"{part.directory}.log"
+    with log.open("wb") as output:
+        done = subprocess.run(
+            ["sh", "-eux", str(FOLDER / "recipes" / part.recipe)],
+            cwd=directory,
+            env=environment(part, work, places),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+    if done.returncode:
+        raise RuntimeFailed(f"{part.name} could not be built: see {log}")
+    (directory / "complete").touch()
+    print(f"{part.name}: {time.monotonic() - began:.0f} s", flush=True)
+
+
+def environment(part: Part, work: Path, places: Mapping[str, str]) -> dict[str, str]:
+    """Return all variables that a recipe sees; nothing else of this process reaches it."""
+    used = {variable: other.directory for variable, other in part.uses}
+    path = os.environ.get("PATH", os.defpath)
+    if "TOOLCHAIN" in used:
+        path = f"{work / used['TOOLCHAIN'] / 'bin'}{os.pathsep}{path}"
+    return {
+        "PATH": path,
+        "HOME": str(work),
+        "LC_ALL": "C",
+        "TZ": "UTC",
+        "PYTHONHASHSEED": "0",
+        "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
+        "ZIG_GLOBAL_CACHE_DIR": str(work / "zig-cache"),
+        "ZIG_LOCAL_CACHE_DIR": str(work / "zig-cache"),
+        **dict(part.settings),
+        **used,
+        **places,
+    }
