@@ -26,6 +26,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from _regsync import __version__
 from _regsync.app import cli
 from _regsync.config import reader
 from _regsync.config.model import Config
@@ -34,13 +35,13 @@ from _regsync.sync.run import DRAIN_SECONDS
 from tests.ends import run_regsync
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
-MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+MANIFESTS = sorted((DEPLOY / "kubernetes").rglob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 WORKFLOW = DEPLOY / "ci" / "github-workflow.yml"
 # The oldest is the first in which all fields that are used here are in force.
 VERSIONS = ["1.33", kubernetes_validate.latest_version()]
 MOST_CONFIGMAP = 1024 * 1024  # bytes, of values and of what the API server stores beside them
-PROGRAM = "regsync-program"  # made by the command that common.yaml shows
+PROGRAM = ("regsync-program-1", "regsync-program-2")  # made as zipapp/cronjob.yaml shows
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -53,7 +54,12 @@ COMMON = {
     for path, each in DOCUMENTS
     if path.stem == "common"
 }
-WORKLOADS = {path.stem: each for path, each in DOCUMENTS if path.stem != "common"}
+WORKLOADS = {
+    path.relative_to(DEPLOY / "kubernetes").with_suffix("").as_posix(): each
+    for path, each in DOCUMENTS
+    if path.stem != "common"
+}
+ON_ZIPAPP = {name: each for name, each in WORKLOADS.items() if name.startswith("zipapp/")}
 MIRROR = COMMON["ConfigMap", "regsync-config"]["data"]["mirror.yaml"]
 SECRETS: dict[str, str] = COMMON["Secret", "regsync-secrets"]["stringData"]
 
@@ -62,7 +68,7 @@ def pod_of(workload: dict[str, Any]) -> dict[str, Any]:
     """Return the specification of the pods that a workload makes."""
     spec = workload["spec"]
     spec = spec["jobTemplate"]["spec"] if workload["kind"] == "CronJob" else spec
-    return dict(spec["template"]["spec"])
+    return copy.deepcopy(dict(spec["template"]["spec"]))
 
 
 def parsed(words: list[str]) -> Any:
@@ -80,12 +86,33 @@ def main_of(name: str) -> dict[str, Any]:
 
 
 def test_there_is_one_file_for_each_use() -> None:
-    assert {name: each["kind"] for name, each in WORKLOADS.items()} == {
-        "cronjob": "CronJob",
-        "seed-job": "Job",
-        "sharded-job": "Job",
-        "watch": "Deployment",
-    }
+    kinds = {"cronjob": "CronJob", "seed-job": "Job", "sharded-job": "Job", "watch": "Deployment"}
+    on_zipapp = {f"zipapp/{name}": kind for name, kind in kinds.items()}
+    assert {name: each["kind"] for name, each in WORKLOADS.items()} == kinds | on_zipapp
+
+
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in ON_ZIPAPP])
+def test_on_the_zipapp_it_is_the_same_work(name: str) -> None:
+    """What differs is how the program comes into the pod."""
+    one = pod_of(WORKLOADS[name])
+    other = pod_of(WORKLOADS[f"zipapp/{name}"])
+    for pod in (one, other):
+        (container,) = pod["containers"]
+        pod.pop("initContainers", None)
+        for key in ("image", "command", "env"):
+            container.pop(key, None)
+        for mounts in (container["volumeMounts"], pod["volumes"]):
+            mounts[:] = [each for each in mounts if each["name"] not in ("packed", "program")]
+        for key in ("runAsUser", "runAsGroup", "fsGroup"):
+            assert pod["securityContext"].pop(key) > 0
+    assert one == other
+
+
+def test_the_image_is_named_with_the_version_that_it_has() -> None:
+    shown = (DEPLOY / "kubernetes" / "common.yaml").read_text(encoding="utf-8")
+    images = {main_of(name)["image"] for name in WORKLOADS if name not in ON_ZIPAPP}
+    assert images == {f"registry.example.com/tools/regsync:{__version__}"}
+    assert f"oci-archive:dist/regsync-linux.oci.tar docker://{images.pop()}" in shown
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -109,7 +136,7 @@ def test_a_pod_may_do_nothing_that_it_need_not(name: str) -> None:
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    for container in (*pod["initContainers"], *pod["containers"]):
+    for container in (*pod.get("initContainers", ()), *pod["containers"]):
         assert container["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -138,16 +165,16 @@ def test_what_a_pod_mounts_and_names_is_there(name: str) -> None:
     volumes = {each["name"]: each for each in pod["volumes"]}
     mounted = Counter(
         mount["name"]
-        for each in (*pod["initContainers"], *pod["containers"])
+        for each in (*pod.get("initContainers", ()), *pod["containers"])
         for mount in each["volumeMounts"]
     )
     assert set(mounted) == set(volumes)
     for volume in volumes.values():
         if "configMap" in volume:
-            assert (
-                volume["configMap"]["name"] == PROGRAM
-                or ("ConfigMap", volume["configMap"]["name"]) in COMMON
-            )
+            assert ("ConfigMap", volume["configMap"]["name"]) in COMMON
+        if "projected" in volume:
+            sources = volume["projected"]["sources"]
+            assert tuple(source["configMap"]["name"] for source in sources) == PROGRAM
         if "persistentVolumeClaim" in volume:
             assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in COMMON
     for source in main_of(name)["envFrom"]:
@@ -163,9 +190,10 @@ def test_what_a_pod_mounts_and_names_is_there(name: str) -> None:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_the_program_understands_its_arguments(name: str) -> None:
     container = main_of(name)
-    assert container["command"] == ["python3", "/program/regsync.pyz"]
+    zipapp = ["python3", "/program/regsync.pyz"]
+    assert container.get("command") == (zipapp if name in ON_ZIPAPP else None)
     arguments = parsed(container["args"])
-    assert arguments.command == ("watch" if name == "watch" else "sync")
+    assert arguments.command == ("watch" if name.endswith("watch") else "sync")
     paths = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert os.path.dirname(arguments.config) in paths
     assert os.path.basename(arguments.config) == "mirror.yaml"
@@ -203,7 +231,9 @@ def test_the_pods_of_the_indexed_job_have_all_mappings_among_them() -> None:
     assert sorted(dealt) == [*range(len(whole.mappings))]
 
 
-@pytest.mark.parametrize("name", ["seed-job", "sharded-job"])
+@pytest.mark.parametrize(
+    "name", ["seed-job", "sharded-job", "zipapp/seed-job", "zipapp/sharded-job"]
+)
 def test_what_stays_wrong_is_not_tried_again(name: str) -> None:
     """Design, section 2: 3 and 4 are for configuration and logins."""
     first, *_ = WORKLOADS[name]["spec"]["podFailurePolicy"]["rules"]
@@ -212,7 +242,7 @@ def test_what_stays_wrong_is_not_tried_again(name: str) -> None:
         "operator": "In",
         "values": [3, 4],
     }
-    assert first["action"] == ("FailIndex" if name == "sharded-job" else "FailJob")
+    assert first["action"] == ("FailIndex" if name.endswith("sharded-job") else "FailJob")
     assert pod_of(WORKLOADS[name])["restartPolicy"] == "Never", "a policy of failures needs it"
 
 
@@ -240,12 +270,15 @@ def test_the_program_as_it_is_packed_fits_and_is_unpacked_as_it_was(
     pyz: Path, tmp_path: Path
 ) -> None:
     """By each file's own code, whose directories are put elsewhere."""
-    packed = lzma.compress(pyz.read_bytes())
-    assert len(packed) < MOST_CONFIGMAP - 4096
     (tmp_path / "packed").mkdir()
     (tmp_path / "program").mkdir()
-    (tmp_path / "packed" / "regsync.pyz.xz").write_bytes(packed)
-    codes = {tuple(pod_of(each)["initContainers"][0]["command"]) for each in WORKLOADS.values()}
+    packed = tmp_path / "regsync.pyz.xz"
+    packed.write_bytes(lzma.compress(pyz.read_bytes()))
+    subprocess.run(["split", "-n", "2", packed, tmp_path / "packed" / f"{packed.name}."], check=True)
+    parts = sorted((tmp_path / "packed").iterdir())
+    assert len(parts) == len(PROGRAM)
+    assert all(part.stat().st_size < MOST_CONFIGMAP - 4096 for part in parts)
+    codes = {tuple(pod_of(each)["initContainers"][0]["command"]) for each in ON_ZIPAPP.values()}
     ((interpreter, option, code),) = codes
     assert (interpreter, option) == ("python3", "-c")
     for directory in ("packed", "program"):
@@ -258,7 +291,7 @@ def test_the_program_as_it_is_packed_fits_and_is_unpacked_as_it_was(
         [sys.executable, program, "version", "--json"], capture_output=True, check=True
     )
     assert json.loads(told.stdout)
-    for each in WORKLOADS.values():
+    for each in ON_ZIPAPP.values():
         volumes = {volume["name"]: volume for volume in pod_of(each)["volumes"]}
         assert int(
             volumes["program"]["emptyDir"]["sizeLimit"].removesuffix("Mi")
@@ -266,8 +299,10 @@ def test_the_program_as_it_is_packed_fits_and_is_unpacked_as_it_was(
 
 
 def test_the_commands_that_are_shown_are_those_that_the_files_need() -> None:
-    text = (DEPLOY / "kubernetes" / "common.yaml").read_text(encoding="utf-8")
-    assert f"create configmap {PROGRAM} --from-file=regsync.pyz.xz" in text
+    text = "".join(path.read_text(encoding="utf-8") for path in MANIFESTS)
+    assert "> regsync.pyz.xz && split -n 2 regsync.pyz.xz regsync.pyz.xz." in text
+    for name, part in zip(PROGRAM, ("aa", "ab"), strict=True):
+        assert f"create configmap {name} --from-file=regsync.pyz.xz.{part}" in text
     for name in re.findall(r"deploy/[\w./-]+\.yaml", text):
         assert (DEPLOY.parent / name).is_file(), name
 

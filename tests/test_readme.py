@@ -92,7 +92,7 @@ def test_every_option_exists_and_every_option_is_named() -> None:
     assert MISSING is not None
     rules = {f"--{field.name.replace('_', '-')}" for field in SECTIONS["tags"]}
     real = {name for parser in commands().values() for name in options_of(parser)}
-    tools = {"--python", "--help", "--thorough"}
+    tools = {"--file", "--python", "--help", "--thorough"}
     others = {"-k", "-m", "-suffix", "-alpine", "-module", "-out"}
     text = OWN_WORDS.replace(MISSING[1], "")
     named = set(re.findall(r"(?<![\w:-])(--?[a-z][a-z-]*)(?![\w-])", text)) - others

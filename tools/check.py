@@ -3,6 +3,7 @@
 
     python3 tools/check.py [-x] [-k name] [-m 'not slow'] ...
     python3 tools/check.py --thorough      also the cells that an ordinary run leaves out: no time limit
+    python3 tools/check.py --file FILE     run FILE, a static executable, in the tests that start processes
 
 On a fresh Debian machine with Python it first makes `.venv` with the pinned packages of
 pyproject.toml and, as root, installs the registry and the client that the tests drive, and unpacks
