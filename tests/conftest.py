@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import trustme
 
-from tests import fuzzing
+from tests import ends, fuzzing
 
 # Fixtures: registries at both ends of a copy.
 from tests.ends import audited, serve, source, speaker, target  # noqa: F401
@@ -59,11 +59,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--thorough", action="store_true", help="run also what tests/thinning.py leaves out"
     )
+    parser.addoption(
+        "--file", help="run this executable in place of the checkout, and only the tests that can"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tell those who decide when they are imported."""
     fuzzing.begin(thorough=config.getoption("--thorough"))
+    if config.getoption("--file"):
+        ends.program_file = Path(config.getoption("--file")).resolve()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

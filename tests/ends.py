@@ -67,6 +67,9 @@ _NEW_YEAR = 1767225600.0  # 2026-01-01, when every virtual run begins
 
 Start = Callable[..., Server]
 
+# The built file that is run in place of the checkout (pytest's option --file).
+program_file: Path | None = None
+
 # The running test's registries by origin, and the mistakes that it provokes (marker `provokes`).
 _audited: dict[str, Site] = {}
 _provoked: set[str] = set()
@@ -119,8 +122,11 @@ def run_regsync(
 ) -> Ran:
     """Call the program in this process, with this environment on top, and return what it did.
 
-    Then the registries that `serve` started are asked what it did wrong.
+    Then the registries that `serve` started are asked what it did wrong. With `--file` it is that
+    file's process.
     """
+    if program_file is not None:
+        return run_file(*arguments, env=env, stdin=stdin)
 
     def edge(**given: Any) -> Machine:
         return plain_edge(**{**given, "chance": lambda: 0.0, "timeouts": timeouts})
@@ -155,6 +161,23 @@ def run_regsync(
     assert os.umask(umask) == umask  # a run that wants another gives it back
     check_run(_audited, since, status)
     return Ran(status, out.getvalue(), err.getvalue(), waited)
+
+
+def run_file(
+    *arguments: str, env: Mapping[str, str] | None = None, stdin: str | bytes = b""
+) -> Ran:
+    """Run the built file that the tests are for, as `run_regsync` runs the checkout."""
+    text = stdin.encode() if isinstance(stdin, str) else stdin
+    since = latest(_audited)
+    done = subprocess.run(
+        [str(program_file), *arguments],
+        input=text,
+        capture_output=True,
+        env={**os.environ, **(env or {})},
+        check=False,
+    )
+    check_run(_audited, since, done.returncode)
+    return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
 def check_run(sites: Mapping[str, Site], since: int, status: int) -> None:
@@ -320,6 +343,13 @@ async def virtual(chance: float = 0.5) -> AsyncIterator[Virtual]:
     world.check()
 
 
+def program() -> list[str]:
+    """Return the words that start the program as a process: the checkout's, or the file's."""
+    if program_file is not None:
+        return [str(program_file)]
+    return [sys.executable, str(ROOT / "regsync.py")]
+
+
 def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     """Start the checkout's program as a process; its home is this process's (temporary) one."""
     options = {
@@ -329,7 +359,7 @@ def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
         "cwd": ROOT,
         **options,
     }
-    command = [sys.executable, str(ROOT / "regsync.py"), *arguments]
+    command = [*program(), *arguments]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
 
 
