@@ -274,7 +274,9 @@ def test_the_program_as_it_is_packed_fits_and_is_unpacked_as_it_was(
     (tmp_path / "program").mkdir()
     packed = tmp_path / "regsync.pyz.xz"
     packed.write_bytes(lzma.compress(pyz.read_bytes()))
-    subprocess.run(["split", "-n", "2", packed, tmp_path / "packed" / f"{packed.name}."], check=True)
+    subprocess.run(
+        ["split", "-n", "2", packed, tmp_path / "packed" / f"{packed.name}."], check=True
+    )
     parts = sorted((tmp_path / "packed").iterdir())
     assert len(parts) == len(PROGRAM)
     assert all(part.stat().st_size < MOST_CONFIGMAP - 4096 for part in parts)

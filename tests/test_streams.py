@@ -975,6 +975,24 @@ async def test_a_name_that_has_no_address_is_said_once(
     assert len(names.asked) == asked
 
 
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("four", "six", "is_unknown"),
+    [(UNKNOWN, UNKNOWN, True), (UNKNOWN, NO_ANSWER, False), (NO_ANSWER, UNKNOWN, False)],
+)
+async def test_a_name_is_unknown_where_both_answers_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+    four: tuple[float, int],
+    six: tuple[float, int],
+    is_unknown: bool,
+) -> None:
+    names = Names(monkeypatch, four=[four], six=[six])
+    with pytest.raises(ConnectFailed) as caught:
+        await names.found()
+    assert caught.value.is_unknown_name is is_unknown
+
+
 # The race, by the virtual clock.
 
 

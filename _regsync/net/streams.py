@@ -37,6 +37,7 @@ _ATTEMPT_DELAY = 0.25
 
 # How the resolver says that a name does not exist, or has no address.
 _UNKNOWN_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+
 # Seconds within which a name server tells of its troubles; musl waits 5 for one that is silent.
 _QUICK_ANSWER = 2.0
 
@@ -353,7 +354,9 @@ async def _look_up_by_family(host: str, port: int) -> list[Any]:
         group.start_soon(ask, socket.AF_INET, _ATTEMPT_DELAY)
         group.start_soon(ask, socket.AF_INET6, math.inf)
     if not rows:
-        raise errors[0]
+        # A name is unknown where both answers say so.
+        unsure = [error for error in errors if getattr(error, "errno", 0) == socket.EAI_AGAIN]
+        raise (unsure or errors)[0]
     return rows
 
 
