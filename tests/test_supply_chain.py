@@ -149,7 +149,8 @@ def test_another_user_with_another_release_of_python_builds_the_same_bytes(
     pytest.skip("no interpreter of this version can be run by another user")
 
 
-RECIPE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8")
+# Without what takes a compiler.
+RECIPE = (ROOT / "docs" / "verify.md").read_text(encoding="utf-8").partition("## The static")[0]
 
 
 @pytest.mark.slow
