@@ -132,6 +132,61 @@ def test_a_sync_selects_trims_mounts_and_settles(
     assert second.totals["bytes"] == 0
 
 
+def sync(directory: Path, source: str, target: str, *mappings: dict[str, Any]) -> Any:
+    """Run mappings of app:v1 from a file, so that there is state beside it."""
+    config = {
+        "registries": {"s": {"url": source}, "t": {"url": target}},
+        "defaults": {"source": "s", "targets": ["t"], "artifacts": {"enabled": False}},
+        "mappings": [{"from": "app", "tags": {"glob": "v1"}, **mapping} for mapping in mappings],
+    }
+    path = directory / "mirror.yaml"
+    path.write_text(json.dumps(config))
+    ran = run_regsync("sync", "--json", "-q", "-c", str(path))
+    assert ran.status == 0, ran.err
+    return ran
+
+
+@pytest.mark.slow
+def test_an_equal_tag_lets_a_new_repository_mount_without_a_state(
+    docker_registries: Registries, seed: Seed, tmp_path: Path
+) -> None:
+    """docs/design.md section 6, rule 4."""
+    source, target = docker_registries(), docker_registries()
+    image = seed.image(sizes=(OCTETS, 900))
+    push_http(image, source, "app", "v1")
+    sync(tmp_path, source, target, {})
+    for path in (tmp_path / ".regsync").iterdir():
+        path.unlink()
+    ran = sync(tmp_path, source, target, {}, {"to": "beside/app"})
+    assert ran.totals["bytes"] == 0
+    assert ran.totals["requests"] == {
+        source: {"manifest_get": 1},
+        target: {"manifest_head": 2, "upload_start": 3, "manifest_put": 1},
+    }
+    judged(image, target, "beside/app:v1", tmp_path)
+
+
+@pytest.mark.slow
+def test_new_blobs_of_a_changed_repository_cost_no_head(
+    docker_registries: Registries, seed: Seed, tmp_path: Path
+) -> None:
+    """docs/design.md section 6, rule 11: one POST for a blob that is there, in the first run only."""
+    source, target = docker_registries(), docker_registries()
+    push_http(seed.image(), source, "app", "v1")
+    sync(tmp_path, source, target, {})
+    for question in (1, 0):
+        image = seed.image(sizes=(900,) * 23)
+        push_http(image, source, "app", "v1")
+        ran = sync(tmp_path, source, target, {})
+        assert ran.totals["requests"][target] == {
+            "manifest_head": 1,
+            "upload_start": 24 + question,
+            "upload_body": 24,
+            "manifest_put": 1,
+        }
+    judged(image, target, "app:v1", tmp_path)
+
+
 @pytest.mark.slow
 def test_within_one_registry_blobs_are_mounted(docker_registry: str, seed: Seed) -> None:
     image = seed.image(sizes=(OCTETS,))
