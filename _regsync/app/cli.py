@@ -13,7 +13,7 @@ import errno
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from _regsync.app import commands
 from _regsync.app.console import Console
@@ -194,7 +194,7 @@ def add_field(parser: Parser, option: str, field: Field, meaning: str) -> None:
     )
 
 
-def parse_value(field: Field, text: str) -> Any:
+def parse_value(field: Field, text: str) -> object:
     try:
         return field.parse_text(text)
     except ValueError as error:

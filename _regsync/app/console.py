@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from _regsync.errors import RegsyncError
 from _regsync.text import duration_text, one_line, size_text
@@ -109,12 +109,12 @@ class Console:
         self._marks = "█░" if is_utf8 else "#-"
         self._display = list[str]()  # the lines of the live display as they stand
 
-    def log(self, level: str, event: str, message: str, **fields: Any) -> None:
+    def log(self, level: str, event: str, message: str, **fields: object) -> None:
         """Write a line to standard error, if its level is shown."""
         if LEVELS[level] >= self._threshold:
             self._log_line(f"{level}: {message}", level, event, message, **fields)
 
-    def _log_line(self, text: str, level: str, event: str, message: str, **fields: Any) -> None:
+    def _log_line(self, text: str, level: str, event: str, message: str, **fields: object) -> None:
         """Write a line of text, or with `--log-format json` an object of the other arguments."""
         if self._json_log:
             entry = {"ts": timestamp(), "level": level, "event": event, "message": message}
@@ -127,7 +127,8 @@ class Console:
             text = f"{self._colours[level]}{word}{NO_COLOUR}{blank}{rest}"
         self._write_line(self._err, text)
         hint = fields.get("hint")
-        if hint and hint not in self.hinted:  # once for all failures that it helps against
+        # A hint is shown once, for all failures that it helps against.
+        if isinstance(hint, str) and hint not in self.hinted:
             self.hinted.add(hint)
             self._write_line(self._err, one_line(f"hint: {hint}", LONGEST_LINE))
 
@@ -172,7 +173,7 @@ class Console:
         if did_something or self._out.isatty():
             self.lines(report.summary(elapsed))
 
-    def document(self, value: dict[str, Any]) -> None:
+    def document(self, value: Mapping[str, object]) -> None:
         """Write the one JSON document: ASCII, so that any stream takes it and no terminal obeys it."""
         self._write_line(self._out, json.dumps(value))
 

@@ -31,7 +31,7 @@ from _regsync.net.streams import WANT_READ, SocketStream
 from _regsync.text import printable
 
 # What is said at `/healthz` or `/readyz`: HTTP status and document.
-Tell = Callable[[str], tuple[int, dict[str, Any]]]
+Tell = Callable[[str], tuple[int, dict[str, object]]]
 
 READ_SIZE = 4096  # bytes; a head may have twice that, less one
 CLIENT_PLACES = 256
@@ -207,13 +207,13 @@ class Client:
         if isinstance(event, h11.ConnectionClosed):
             return b""
         method = b""
-        document = dict[str, Any]()
+        document = dict[str, object]()
         if isinstance(event, h11.Request):
             method = event.method
             status, document = self._look_up(event)
         return self._encode(method, status, document)
 
-    def _look_up(self, request: h11.Request) -> tuple[int, dict[str, Any]]:
+    def _look_up(self, request: h11.Request) -> tuple[int, dict[str, object]]:
         """Return status and document for a request; the document of an error is empty."""
         fields = dict(request.headers)
         path = re.sub(rb"(?i)^https?://[^/?]*", b"", request.target).partition(b"?")[0]
@@ -231,7 +231,7 @@ class Client:
             return 405, {}
         return self._tell(path.decode())
 
-    def _encode(self, method: bytes, status: int, document: dict[str, Any]) -> bytes:
+    def _encode(self, method: bytes, status: int, document: dict[str, object]) -> bytes:
         phrase = HTTPStatus(status).phrase
         body = json.dumps(document or {"status": phrase.lower()}).encode()
         headers = [

@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import anyio
 
@@ -72,7 +71,7 @@ def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def run_async(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
+def run_async(work: Callable[..., Awaitable[int]], *arguments: object) -> int:
     """Run a command's coroutine in an event loop of its own; return its exit status."""
     # What a run makes, directories on the way to cache_dir included, is for its user alone.
     umask = os.umask(0o077)
@@ -82,7 +81,7 @@ def run_async(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
         os.umask(umask)
 
 
-async def run_awake_to_signals(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
+async def run_awake_to_signals(work: Callable[..., Awaitable[int]], *arguments: object) -> int:
     """Run `work` in an event loop that every signal wakes; return its exit status.
 
     Python runs a signal's function only between two steps of its own. A signal that comes right

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from typing import Any
 
 from _regsync import FIPS_BUILD, IS_STATIC, __version__, fips
 from _regsync.errors import ConfigError
@@ -27,7 +26,7 @@ def show(closed: str, *, as_json: bool) -> int:
     return 0
 
 
-def describe(closed: str) -> dict[str, Any]:
+def describe(closed: str) -> dict[str, object]:
     """Return what `version --json` shows."""
     provider = fips.provider() if FIPS_BUILD and not closed else None
     if closed:

@@ -15,7 +15,7 @@ import signal
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio.lowlevel
 
@@ -50,10 +50,10 @@ class Health(NamedTuple):
     status: str = (
         "starting"  # "ready" once a cycle has ended well; "stopping" from the first signal
     )
-    cycle: dict[str, Any] | None = None  # the last that has ended
+    cycle: dict[str, object] | None = None  # the last that has ended
     reload_error: str | None = None
 
-    def tell(self, path: str, now: float, moved: float) -> tuple[int, dict[str, Any]]:
+    def tell(self, path: str, now: float, moved: float) -> tuple[int, dict[str, object]]:
         """Return HTTP status and document for `/healthz` or `/readyz`.
 
         `moved` is when a registry last answered or bytes last moved.
@@ -62,7 +62,7 @@ class Health(NamedTuple):
             is_well = now - max(self.due, moved) < STANDSTILL_SECONDS
         else:
             is_well = self.status == "ready"
-        document = {
+        document: dict[str, object] = {
             "status": self.status,
             "version": __version__,
             "cycle": self.cycle,
@@ -120,7 +120,7 @@ class CycleLog:
         # Hints are shown once; the next failure may come months later, and needs its hint then.
         self._console.hinted.clear()
 
-    def log(self, level: str, event: str, message: str, **fields: Any) -> None:
+    def log(self, level: str, event: str, message: str, **fields: object) -> None:
         if level in ("trace", "debug"):
             self._console.log(level, event, message, **fields)
             return
@@ -174,7 +174,7 @@ class Watch:
         self._health = Health(due=anyio.current_time())
         self._cycle_scope = anyio.CancelScope()
 
-    def tell_health(self, path: str) -> tuple[int, dict[str, Any]]:
+    def tell_health(self, path: str) -> tuple[int, dict[str, object]]:
         """Answer a probe, in whatever thread: all event loops of asyncio share one clock."""
         return self._health.tell(path, anyio.current_time(), self.transport.last_progress)
 

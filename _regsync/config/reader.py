@@ -163,7 +163,7 @@ class Reader:
         self.secret_variables: set[str] = set()
 
         # By the identities of a node and of its field. A node that aliases repeat is read once.
-        self.values_read: dict[tuple[int, int], Any] = {}
+        self.values_read: dict[tuple[int, int], object] = {}
 
     def read(self) -> Section:
         """Return the document; ConfigError with all problems if there are any."""

@@ -256,7 +256,7 @@ def _digest_like(wanted: str | None, body: bytes) -> str:
     return digest_of(body, algorithm)
 
 
-def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) -> str:
+def _settle_type(document: Mapping[str, object], names: Sequence[str], received: str) -> str:
     """Return the media type of a document; refuse one about which names and shape disagree (R13).
 
     `names` are the types that the document, the header and the index entry give it.
@@ -294,7 +294,9 @@ def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) 
     return media_type
 
 
-def _read_manifest(document: dict[str, Any], media_type: str, digest: str, body: bytes) -> Manifest:
+def _read_manifest(
+    document: Mapping[str, object], media_type: str, digest: str, body: bytes
+) -> Manifest:
     """Return a manifest with all that its document names."""
     single = {key: document[key] for key in ("config", "subject") if document.get(key) is not None}
     listed = {key: _field(document, key, list) for key in ("layers", "blobs", "manifests")}
@@ -360,7 +362,7 @@ def _descriptor(value: object, where: str) -> Descriptor:
         raise ContentError(f"{where}: {error.message}") from error
 
 
-def _size(descriptor: dict[str, Any]) -> int:
+def _size(descriptor: Mapping[str, object]) -> int:
     size = descriptor.get("size")
     # A bool is an int to Python.
     if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < _SIZE_LIMIT:
@@ -368,7 +370,7 @@ def _size(descriptor: dict[str, Any]) -> int:
     return size
 
 
-def _platform(descriptor: dict[str, Any]) -> Platform | None:
+def _platform(descriptor: Mapping[str, object]) -> Platform | None:
     """Return a descriptor's platform; one that nobody could ask for (an empty `os`, say) is none."""
     platform = _field(descriptor, "platform", dict)
     parts = [_field(platform, key, str) for key in ("os", "architecture", "variant")]
@@ -378,7 +380,7 @@ def _platform(descriptor: dict[str, Any]) -> Platform | None:
         return None
 
 
-def _data(descriptor: dict[str, Any]) -> bytes | None:
+def _data(descriptor: Mapping[str, object]) -> bytes | None:
     """Return a descriptor's embedded content; what is no base64 is none."""
     text = _field(descriptor, "data", str)
     try:
@@ -387,13 +389,13 @@ def _data(descriptor: dict[str, Any]) -> bytes | None:
         return None
 
 
-def _annotations(document: dict[str, Any]) -> dict[str, str]:
+def _annotations(document: Mapping[str, object]) -> dict[str, str]:
     """Return annotations; nulls occur among them, and mean nothing to a copy."""
     annotations = _field(document, "annotations", dict)
     return {key: value for key, value in annotations.items() if isinstance(value, str)}
 
 
-def _field(document: dict[str, Any], key: str, kind: type[_T]) -> _T:
+def _field(document: Mapping[str, object], key: str, kind: type[_T]) -> _T:
     """Return a field of the type that it must have.
 
     Absent and null are an empty one, as they are in Go.
@@ -410,7 +412,7 @@ def _field(document: dict[str, Any], key: str, kind: type[_T]) -> _T:
 
 
 def _load(
-    body: bytes, context: str, parse_float: Callable[[str], Any] | None = None
+    body: bytes, context: str, parse_float: Callable[[str], object] | None = None
 ) -> dict[str, Any]:
     """Parse the JSON object in a body; ContentError when it is too large, too deep or no object.
 
@@ -454,12 +456,12 @@ def _is_deeper_than(levels: int, value: object) -> bool:
     return levels == 0 or any(_is_deeper_than(levels - 1, part) for part in inner)
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Build an object whose keys are all different.
 
     Two readers could take two values for one key, and see two images (as in CVE-2021-41190).
     """
-    built: dict[str, Any] = {}
+    built: dict[str, object] = {}
     for key, value in pairs:
         if key in built:
             raise ContentError(f"the document has the key {printable(key, 60)!r} twice")
@@ -480,7 +482,7 @@ def _refuse_number(text: str) -> NoReturn:
     )
 
 
-def _dump(document: dict[str, Any]) -> bytes:
+def _dump(document: Mapping[str, object]) -> bytes:
     """Return a changed index as it is pushed (docs/design.md section 4)."""
     try:
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
