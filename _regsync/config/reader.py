@@ -215,8 +215,8 @@ class Reader:
             path = f"registries.{alias[:_SHOWN_NAME]}"
             self.warn(key, path, "its credentials are never used: no mapping names it")
 
-    def similar(self, text: str, known: list[str]) -> str:
-        """Return the question whether a known name was meant; "" where none is similar."""
+    def did_you_mean(self, text: str, known: list[str]) -> str:
+        """Return the end of a message that asks whether a known name was meant; "" if none is similar."""
         if len(self.problems) > _MAX_COMPARISONS:  # each takes milliseconds
             return ""
         import difflib  # for errors alone
@@ -254,8 +254,8 @@ class Reader:
             case _:
                 return self.read_scalar(node, field, path)
 
-    def is_a(self, node: Node, tag: str, path: str, remedy: str = "") -> bool:
-        """Ask whether a node is a mapping or a list, and note it where it is not."""
+    def require(self, node: Node, tag: str, path: str, remedy: str = "") -> bool:
+        """Say whether a node is the mapping (or list) that it has to be; note a problem if it is not."""
         if node.tag != tag:
             wanted = "a mapping" if tag == "map" else "a list"
             self.note(node, path, f"{wanted} is needed, not {node.kind}{remedy}")
@@ -273,7 +273,7 @@ class Reader:
         remedy = ""
         if section_field.of == "tags" and node.tag != "map":
             remedy = f": write {_as_glob(node)}"
-        if not self.is_a(node, "map", path, remedy):
+        if not self.require(node, "map", path, remedy):
             return None
         fields = SECTIONS[section_field.of]
         names = [field.name for field in fields]
@@ -284,7 +284,7 @@ class Reader:
             if section_field.of == "config" and name.startswith("x-"):
                 continue  # a place for anchors, as in compose files
             if name not in names:
-                message = f"unknown key{self.similar(name, names)}"
+                message = f"unknown key{self.did_you_mean(name, names)}"
                 self.note(entry.key, f"{inner}{mask_unless_word(name)}", message)
             elif entry.value.tag != "null":
                 nodes[name] = entry.value
@@ -303,7 +303,7 @@ class Reader:
         return self.build(section_field.of, section)
 
     def read_mappings(self, node: Node, path: str) -> list[MappingRule]:
-        if not self.is_a(node, "seq", path):
+        if not self.require(node, "seq", path):
             return []
         rules: list[MappingRule] = []
         for index, item in enumerate(node.items):
@@ -325,7 +325,7 @@ class Reader:
 
     def named_entries(self, node: Node, path: str) -> list[tuple[str, Node]]:
         """Return names and nodes of a mapping, those with a proper name."""
-        if not self.is_a(node, "map", path):
+        if not self.require(node, "map", path):
             return []
         named: list[tuple[str, Node]] = []
         for name, entry in node.entries.items():
@@ -343,7 +343,7 @@ class Reader:
         if field.type == "one_or_texts" and node.tag != "seq":
             value = self.read_scalar(node, field, path)
             return None if value is None else (value,)
-        if not self.is_a(node, "seq", path):
+        if not self.require(node, "seq", path):
             return None
         if not node.items and field.empty:
             self.note(node, path, f"an empty list: {field.empty}")
@@ -424,8 +424,8 @@ class Reader:
             raise ValueError(
                 f"{text!r} is a group, which stands alone and in `targets`: name a registry"
             )
-        similar = self.similar(text, [*self.registries, *self.groups])
-        raise ValueError(f"no registry or group is named {text!r}{similar}")
+        question = self.did_you_mean(text, [*self.registries, *self.groups])
+        raise ValueError(f"no registry or group is named {text!r}{question}")
 
     def absolute_path(self, text: str) -> str:
         """Return a path with `~` replaced, and absolute where the file has a directory."""
