@@ -52,36 +52,19 @@ async def run(
     began = anyio.current_time()
     started_at = utc_now()
     run_id = os.urandom(8).hex()
-    report = Report()
-    transport = connect(console)
     if kind == "sync" and config.cache_dir is None:
         message = "nothing is kept for the next run: that takes a configuration with a cache_dir"
         console.log("info", "no_state", f"{message}, on standard input an absolute one")
-    recheck = recheck or image is not None
-    work = Run(transport, config, console.outcome, report, kind, recheck=recheck)
-    signals: list[int] = []
-    stop = anyio.Event()
-    with closing(transport):
-        async with anyio.create_task_group() as tasks:
 
-            def on_signal(number: int) -> None:
-                signals.append(number)
-                stop.set()  # take nothing new, and let end what is under way
-                if len(signals) > 1:
-                    tasks.cancel_scope.cancel()
-
-            tasks.start_soon(listen_for_signals, on_signal, (signal.SIGINT, signal.SIGTERM))
-            if console.live or console.heartbeat:
-                tasks.start_soon(show_progress, console, work.scheduler)
-            if image is None:
-                await work.sync(stop)
-            else:
-                await work.copy(*image, stop)
-            tasks.cancel_scope.cancel()
+    report = Report()
+    with closing(connect(console)) as transport:
+        recheck = recheck or image is not None
+        work = Run(transport, config, console.outcome, report, kind, recheck=recheck)
+        signals = await carry_out(work, image, console)
+    elapsed = anyio.current_time() - began
 
     if report.interrupted:
         console.log("warning", "interrupted", report.undone_text())
-    elapsed = anyio.current_time() - began
     document = report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
     lines: Sequence[str] = ()
     if kind == "analysis" and work.dry_run is not None:
@@ -97,6 +80,32 @@ async def run(
     else:
         console.lines(lines)
     return 128 + signals[0] if report.interrupted else report.exit_status()
+
+
+async def carry_out(work: Run, image: SingleImage | None, console: Console) -> list[int]:
+    """Carry out a run, and show how far it is; return the signals that came meanwhile.
+
+    After the first signal nothing new begins, and what is under way may end. The second one ends it.
+    """
+    signals: list[int] = []
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+
+        def on_signal(number: int) -> None:
+            signals.append(number)
+            stop.set()
+            if len(signals) > 1:
+                tasks.cancel_scope.cancel()
+
+        tasks.start_soon(listen_for_signals, on_signal, (signal.SIGINT, signal.SIGTERM))
+        if console.live or console.heartbeat:
+            tasks.start_soon(show_progress, console, work.scheduler)
+        if image is None:
+            await work.sync(stop)
+        else:
+            await work.copy(*image, stop)
+        tasks.cancel_scope.cancel()
+    return signals
 
 
 async def list_tags(registry: Registry, repository: str, rule: TagRule, console: Console) -> int:
