@@ -73,6 +73,7 @@ def test_a_dry_run_foretells_what_the_run_then_does(tmp_path: Path, serve: Start
 def test_a_dry_run_over_a_finished_one_skips_everything(tmp_path: Path, serve: Start) -> None:
     source, target = serve(), serve()
     mappings, ends = shared_base(source), {"source": source, "target": target}
+    mappings = [{**mapping, "artifacts": {}} for mapping in mappings]  # none stay behind
     command(tmp_path, "sync", ends, *mappings)
     source.journal.clear()
     target.journal.clear()
@@ -171,3 +172,85 @@ def test_what_no_run_fetches_is_not_foretold(tmp_path: Path, serve: Start) -> No
     ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
     found = json.loads(command(tmp_path, "analyze", ends, mapping).out)
     assert found["requests"] == command(tmp_path, "sync", ends, mapping).totals["requests"]
+
+
+# Artifacts that stay behind.
+
+SIGNATURE = "application/vnd.example.signature"
+SBOM = "application/vnd.example.sbom"
+
+
+class Attached:
+    """An index of two platforms at a source: signed as a whole, each platform signed and with an
+    SBOM that is signed too.
+    """
+
+    def __init__(self, source: Server) -> None:
+        assert isinstance(source.app, App)
+        made = Seed(9)
+        self.platforms = [made.image(architecture=each) for each in ("amd64", "arm64")]
+        self.index = made.index(self.platforms).load_into(source.app, "app", tag="v1")
+        self.signatures = list[str]()
+        self.sboms = list[str]()
+        self.signed_sboms = list[str]()
+        for platform in self.platforms:
+            signature = made.artifact(platform, SIGNATURE)
+            sbom = made.artifact(platform, SBOM)
+            on_sbom = made.artifact(sbom, SIGNATURE)
+            for artifact in (signature, sbom, on_sbom):
+                artifact.load_into(source.app, "app")
+            self.signatures.append(signature.top)
+            self.sboms.append(sbom.top)
+            self.signed_sboms.append(on_sbom.top)
+        self.whole = made.artifact(self.index, SIGNATURE).load_into(source.app, "app").top
+        self.all = {self.whole, *self.signatures, *self.sboms, *self.signed_sboms}
+
+
+def named(ran: Ran, verb: str) -> set[str]:
+    """Return the digests of which a dry run says that it would `carry` or `strip` them."""
+    lines = [line.strip() for line in ran.out.splitlines()]
+    return {line.split()[3] for line in lines if line.startswith(f"- would {verb} ")}
+
+
+@pytest.mark.parametrize("is_there", [False, True], ids=["to be copied", "there already"])
+@pytest.mark.parametrize("case", ["disabled", "platforms", "included", "excluded", "all", "both"])
+def test_a_dry_run_names_all_artifacts_that_stay_behind(
+    tmp_path: Path, serve: Start, case: str, is_there: bool
+) -> None:
+    source, target = serve(), serve()
+    made = Attached(source)
+    amd64 = {made.signatures[0], made.sboms[0], made.signed_sboms[0]}
+    sboms = {*made.sboms}
+    rules: dict[str, tuple[dict[str, Any], set[str]]] = {
+        "disabled": ({"artifacts": {"enabled": False}}, set()),
+        "platforms": ({"artifacts": {}, "platforms": ["linux/amd64"]}, amd64),
+        "included": ({"artifacts": {"include": [SBOM]}}, sboms),
+        "excluded": ({"artifacts": {"exclude": [SBOM]}}, {made.whole, *made.signatures}),
+        "all": ({"artifacts": {}}, made.all),
+        "both": (
+            {"artifacts": {"include": [SIGNATURE]}, "platforms": ["linux/amd64"]},
+            {made.signatures[0]},
+        ),
+    }
+    rule, copied = rules[case]
+    mapping = {"from": "app", "tags": tags("v1"), **rule}
+    ends = {"source": source, "target": target}
+    if is_there:
+        done = command(tmp_path, "sync", ends, mapping)
+        assert done.images[0]["artifacts"]["synced"] == len(copied)
+    source.journal.clear()
+    target.journal.clear()
+
+    ran = command(tmp_path, "dry", ends, mapping, more="-q")
+    assert ran.status == 0, ran.err
+    assert named(ran, "strip") == made.all - copied
+    assert named(ran, "carry") == (set() if is_there else copied)
+    assert ("would skip" in ran.out) is is_there
+    assert changed_nothing(source, target)
+    if is_there:
+        assert target.journal.summary() == {"HEAD manifest": 1}
+        if case == "all":
+            assert source.journal.summary() == {"HEAD manifest": 1}, "nothing can stay behind"
+
+    report = command(tmp_path, "dry", ends, mapping)
+    assert report.images[0]["artifacts"]["stripped"] == len(made.all - copied)

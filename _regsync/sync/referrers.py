@@ -71,7 +71,7 @@ class FoundArtifacts(NamedTuple):
     """The artifacts of an image."""
 
     copied: tuple[Artifact, ...] = ()
-    # Those that stay behind, because they refer to an index that is trimmed.
+    # Those that stay behind: what refers to an index that is trimmed; in a dry run all others too.
     stripped: tuple[Artifact, ...] = ()
 
 
@@ -135,7 +135,7 @@ class Referrers:
         self._recheck = recheck
         self.lists = ReferrerLists(discovery, knowledge)
 
-        # By mapping, targets and subject.
+        # By mapping, whether its filters hold, targets and subject.
         self._artifacts = defaultdict[object, Once[list[Artifact]]](Once)
         self._permits = anyio.CapacityLimiter(_MOST_ASKED)
 
@@ -243,21 +243,68 @@ class Referrers:
             for copy in copies:
                 if not copy.already_at_target:
                     copy.error = copy.error or missing
-        if not mapping.artifacts.enabled:  # a dry run says what stays behind
-            return FoundArtifacts(stripped=(*found, *stripped))
         return FoundArtifacts(tuple(found), tuple(stripped))
+
+    async def find_left_behind(
+        self, mapping: MappingRule, lookup: TagLookup
+    ) -> tuple[Artifact, ...]:
+        """Return the artifacts of an image at its source that a mapping never copies, whatever the
+        targets hold: a dry run names them. Raises SyncError when one may be missed.
+
+        They stay behind because the mapping takes none, because its filters refuse them or what
+        they refer to, or because they refer to what is left out with other platforms.
+        """
+        rule = mapping.artifacts
+        takes_all = rule.enabled and not (rule.include or rule.exclude)
+        if takes_all and not mapping.platforms:
+            return ()
+
+        subjects = await self._subjects_at_source(lookup)
+        copied = set[str]()
+        if rule.enabled:
+            copied.update(await self._discovery.below(mapping, lookup))
+            if lookup.digest == lookup.source_digest:
+                copied.add(lookup.source_digest)
+        left_out = [digest for digest in subjects if digest not in copied]
+
+        unfiltered = rule._replace(include=(), exclude=())
+        everything = _Search(mapping._replace(platforms=None, artifacts=unfiltered), lookup.source)
+        if takes_all:
+            self.lists.expect(lookup.source, len(left_out))
+            return tuple(await self._artifacts_of(everything, left_out, deep=True))
+
+        self.lists.expect(lookup.source, len(subjects))
+        found = await self._artifacts_of(everything, subjects, deep=True)
+        wanted = _Search(mapping._replace(platforms=None), lookup.source)
+        taken = await self._artifacts_of(wanted, sorted(copied), deep=True)
+        references = {artifact.reference for artifact in taken}
+        return tuple(artifact for artifact in found if artifact.reference not in references)
+
+    async def _subjects_at_source(self, lookup: TagLookup) -> list[str]:
+        """Return the digests of an image that artifacts may refer to, before it is trimmed."""
+        top = await self._discovery.manifest(lookup.source, lookup.source_digest)
+        subjects = [top.digest]
+        indexes = [top]
+        for index in indexes:  # which grows by those that it names
+            for entry in index.children:
+                if entry.attested_digest or entry.digest in subjects:
+                    continue
+                subjects.append(entry.digest)
+                if entry.is_index and len(subjects) <= _MOST_ARTIFACTS:
+                    child = await self._discovery.manifest(lookup.source, entry.digest, entry)
+                    indexes.append(child)
+        return subjects
 
     def _search_for(
         self, mapping: MappingRule, source: Repository, copies: Sequence[ImageCopy]
     ) -> _Search:
-        is_enabled = mapping.artifacts.enabled
         complete_copies = [
             copy for copy in copies if copy.already_at_target and copy.last_check.is_complete
         ]
         return _Search(
             mapping._replace(platforms=None),
             source,
-            targets=tuple(copy.target for copy in copies if copy.error is None and is_enabled),
+            targets=tuple(copy.target for copy in copies if copy.error is None),
             new_targets=tuple(copy.target for copy in copies if not copy.already_at_target),
             complete_targets=tuple(copy.target for copy in complete_copies if not self._recheck),
         )
@@ -351,7 +398,7 @@ class Referrers:
         if len(self._artifacts) > _MOST_KEPT:
             self._artifacts.pop(next(iter(self._artifacts)))
         targets = (search.targets, search.new_targets, search.complete_targets)
-        once = self._artifacts[search.mapping.index, targets, subject]
+        once = self._artifacts[search.mapping.index, search.is_filtered, targets, subject]
         return await once.get(partial(self._ask_for_artifacts, search, subject))
 
     async def _ask_for_artifacts(self, search: _Search, subject: str) -> list[Artifact]:

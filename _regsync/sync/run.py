@@ -433,24 +433,30 @@ class Run:
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
     ) -> FoundArtifacts:
         """Find the artifacts of an image, if it is time to look for them (docs/design.md section
-        8). An error fails the copies.
+        8). A plan names all that stay behind too. An error fails the copies.
         """
-        # A plan says which artifacts stay behind where the mapping takes none.
-        is_plan_of_copy = self._is_plan and not all(copy.already_at_target for copy in copies)
-        if not mapping.artifacts.enabled and not is_plan_of_copy:
+        artifacts = FoundArtifacts()
+        try:
+            if mapping.artifacts.enabled:
+                artifacts = await self._look_for_artifacts(mapping, lookup, copies)
+            if self._is_plan:
+                left_behind = await self._referrers.find_left_behind(mapping, lookup)
+                artifacts = artifacts._replace(stripped=left_behind)
+        except SyncError as error:
+            for copy in copies:
+                copy.error = copy.error or error
             return FoundArtifacts()
+        return artifacts
 
+    async def _look_for_artifacts(
+        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
+    ) -> FoundArtifacts:
         look = self._referrers.decide(mapping, lookup, copies)
         if look is Look.NONE:
             for copy in copies:
                 copy.check_key = b""  # nothing new to remember
             return FoundArtifacts()
-        try:
-            return await self._referrers.find(mapping, lookup, copies, look)
-        except SyncError as error:
-            for copy in copies:
-                copy.error = copy.error or error
-            return FoundArtifacts()
+        return await self._referrers.find(mapping, lookup, copies, look)
 
     def _start_copies(
         self,
