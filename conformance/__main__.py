@@ -137,7 +137,7 @@ def _check(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(checks.as_json(arguments.url, rows))
     else:
-        print(f"\n{checks.matrix(rows)}\n\n{checks.counted(rows)}")
+        print(f"\n{checks.matrix(rows)}\n\n{checks.count_outcomes(rows)}")
     return 1 if checks.count(rows)["fail"] else 0
 
 

@@ -180,11 +180,11 @@ class App(Uploads):
         if decided is None:
             route = getattr(self, f"_{request.method.lower()}_{request.kind}")
             answer: Answer | Reception = route(request)
-            return self._versioned(answer)
-        return self._versioned(decided)
+            return self._with_version_header(answer)
+        return self._with_version_header(decided)
 
     @staticmethod
-    def _versioned(decided: Answer | Reception) -> Answer | Reception:
+    def _with_version_header(decided: Answer | Reception) -> Answer | Reception:
         if isinstance(decided, Response):
             decided.headers.append(("Docker-Distribution-Api-Version", "registry/2.0"))
         return decided
@@ -195,19 +195,21 @@ class App(Uploads):
         `Expect` is refused too: nothing here sends 100 Continue (docs/design.md section 9).
         """
         if request.header("expect"):
-            return self._wrong(request, 417, "UNSUPPORTED", "Expect is not met here")
+            return self._refuse_mistake(request, 417, "UNSUPPORTED", "Expect is not met here")
         declared = request.header("content-length")
         if declared and request.length() is None:
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "SIZE_INVALID", f"Content-Length {declared!r} is no number"
             )
         if request.method in ("POST", "PUT", "PATCH"):
             if not declared and not request.chunked:
-                return self._wrong(
+                return self._refuse_mistake(
                     request, 411, "SIZE_INVALID", "neither Content-Length nor chunked coding"
                 )
         elif request.has_body:
-            return self._wrong(request, 400, "UNSUPPORTED", f"a {request.method} with a body")
+            return self._refuse_mistake(
+                request, 400, "UNSUPPORTED", f"a {request.method} with a body"
+            )
         return None
 
     def _naming(self, request: Request) -> Response | None:
@@ -216,14 +218,14 @@ class App(Uploads):
         name = request.repository
         reference = request.reference
         if kind not in _METHODS:
-            return self._wrong(request, 404, "UNSUPPORTED", "no such path")
+            return self._refuse_mistake(request, 404, "UNSUPPORTED", "no such path")
         if (name and not is_name(name)) or "%2f" in request.target.partition("?")[0].lower():
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "NAME_INVALID", "invalid repository name", {"name": name}
             )
         if kind in ("blob", "referrers") or (kind == "manifest" and ":" in reference):
             if not self._verifiable(reference):
-                return self._wrong(
+                return self._refuse_mistake(
                     request, 400, "DIGEST_INVALID", "invalid digest", {"digest": reference}
                 )
         elif kind == "manifest" and not is_tag(reference):
@@ -231,10 +233,10 @@ class App(Uploads):
             # wants 404.
             detail = {"tag": reference}
             if request.method == "PUT":
-                return self._wrong(request, 400, "MANIFEST_INVALID", "invalid tag", detail)
-            return self._wrong(request, 404, "MANIFEST_UNKNOWN", "invalid tag", detail)
+                return self._refuse_mistake(request, 400, "MANIFEST_INVALID", "invalid tag", detail)
+            return self._refuse_mistake(request, 404, "MANIFEST_UNKNOWN", "invalid tag", detail)
         if request.method not in _METHODS[kind]:
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 405, "UNSUPPORTED", f"{request.method} is not for this path"
             )
         return self._querying(request)
@@ -244,14 +246,16 @@ class App(Uploads):
         named = [key for key, _ in request.query]
         twice = sorted({key for key in named if key in _PARAMETERS and named.count(key) > 1})
         if twice:
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "UNSUPPORTED", f"query parameter {twice[0]} is given twice"
             )
         if request.kind == "upload_start" and "from" in named and "mount" not in named:
-            return self._wrong(request, 400, "UNSUPPORTED", "from without mount")
+            return self._refuse_mistake(request, 400, "UNSUPPORTED", "from without mount")
         last = request.parameter("last")
         if request.kind == "tag_list" and last is not None and not is_tag(last):
-            return self._wrong(request, 400, "UNSUPPORTED", "last is not a tag", {"last": last})
+            return self._refuse_mistake(
+                request, 400, "UNSUPPORTED", "last is not a tag", {"last": last}
+            )
         return None
 
     @staticmethod
@@ -280,7 +284,7 @@ class App(Uploads):
         """Cut a sorted list by `n`, `last` and this registry's own limit."""
         asked_size = request.parameter("n")
         if asked_size is not None and not (asked_size.isascii() and asked_size.isdigit()):
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "UNSUPPORTED", "invalid number of results", {"n": asked_size}
             )
         sizes = [int(asked_size)] if asked_size else []
@@ -393,9 +397,9 @@ class App(Uploads):
     def _put_manifest(self, request: Request) -> Response | Reception:
         media_type = request.header("content-type").partition(";")[0].strip()
         if not media_type:
-            return self._wrong(request, 400, "MANIFEST_INVALID", "no Content-Type")
+            return self._refuse_mistake(request, 400, "MANIFEST_INVALID", "no Content-Type")
         if (request.length() or 0) > MANIFEST_LIMIT:
-            return self._wrong(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
+            return self._refuse_mistake(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
         content = Content()
         return Reception(
             content,
@@ -407,7 +411,7 @@ class App(Uploads):
         self, request: Request, media_type: str, content: Content, received: int
     ) -> Response:
         if received > MANIFEST_LIMIT:
-            return self._wrong(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
+            return self._refuse_mistake(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
         body = bytes(content)
         by_digest = ":" in request.reference
         digest = digest_of(body, request.reference.partition(":")[0] if by_digest else "sha256")
@@ -420,7 +424,9 @@ class App(Uploads):
         except Mislabelled as problem:
             # A client "MUST set the Content-Type header to the value specified by the mediaType
             # field".
-            return self._wrong(request, 400, "MANIFEST_INVALID", f"manifest invalid: {problem}")
+            return self._refuse_mistake(
+                request, 400, "MANIFEST_INVALID", f"manifest invalid: {problem}"
+            )
         except Invalid as problem:
             return error(400, "MANIFEST_INVALID", "manifest invalid", str(problem))
         # Before everything was checked not even the repository's name may appear.

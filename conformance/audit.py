@@ -66,11 +66,11 @@ def audit(
         for acts in rule.check(run)
     ]
     if "protocol" in kinds:
-        findings += _unexplained(run, findings)
+        findings += _without_excused(run, findings)
     return [finding for finding in findings if finding.name not in excused]
 
 
-def _unexplained(run: Run, findings: Iterable[Finding]) -> list[Finding]:
+def _without_excused(run: Run, findings: Iterable[Finding]) -> list[Finding]:
     named = {
         id(act.entry) for finding in findings if finding.kind == "protocol" for act in finding.acts
     }

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, pairwise
 
-from .evidence import FALLBACK, Act, RepositoryKey, Run, Session, grouped, parameters, rule, single
+from .evidence import FALLBACK, Act, RepositoryKey, Run, Session, group_by, parameters, rule, single
 from .messages import digest_of
 
 __all__: list[str] = []
@@ -46,7 +46,7 @@ def ping(act: Act) -> bool:
 
 @rule("discipline", "a page of a listing is asked for twice")
 def listing_twice(run: Run) -> Iterator[tuple[Act, ...]]:
-    yield from run.repeated(grouped(run.select("GET", "tag_list"), _target))
+    yield from run.repeated(group_by(run.select("GET", "tag_list"), _target))
 
 
 @rule("discipline", "a tag is asked for that the listing showed absent")
@@ -77,7 +77,7 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
         for act in chain(run.select("GET", "manifest"), run.select("HEAD", "manifest"))
         if ":" not in act.entry.reference and not FALLBACK.match(act.entry.reference)
     ]
-    for acts in grouped(tagged, _target).values():
+    for acts in group_by(tagged, _target).values():
         settled = [act for act in acts if act.is_answer]
         for one, other in pairwise(settled):
             between = [
@@ -96,7 +96,7 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a manifest is fetched again whose bytes are known")
 def manifest_fetched_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     fetched = [act for act in run.select("GET", "manifest") if act.is_success]
-    by_content = grouped(
+    by_content = group_by(
         fetched,
         lambda act: (*act.repository, act.entry.response_headers.get("docker-content-digest", "")),
     )
@@ -144,7 +144,7 @@ def _reads_back(run: Run, put: Act, act: Act) -> bool:
 @rule("discipline", "a manifest is put twice under one name")
 def manifest_put_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     puts = [act for act in run.select("PUT", "manifest") if act.is_success]
-    named = grouped(
+    named = group_by(
         puts,
         lambda act: (
             *act.repository,
@@ -171,7 +171,7 @@ def subject_after_referrer(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @rule("discipline", "the referrers of a digest are asked for twice")
 def referrers_twice(run: Run) -> Iterator[tuple[Act, ...]]:
-    yield from run.repeated(grouped(run.select("GET", "referrers"), _target))
+    yield from run.repeated(group_by(run.select("GET", "referrers"), _target))
 
 
 @rule("discipline", "the fallback tag is asked for, or put, where the referrers API has answered")
@@ -217,10 +217,10 @@ def blob_pulled_twice(run: Run) -> Iterator[tuple[Act, ...]]:
         for act in run.select("GET", "blob")
         if act.is_success and "range" not in act.entry.headers
     ]
-    for acts in grouped(pulls, lambda act: (*act.repository, act.digest)).values():
+    for acts in group_by(pulls, lambda act: (*act.repository, act.digest)).values():
         digest = acts[0].digest
         # A registry that does not mount is sent it once for each repository.
-        hosts = grouped(
+        hosts = group_by(
             (act for act in run.about[digest] if act.is_write and act.entry.query.get("digest")),
             lambda act: act.place,
         )
@@ -238,7 +238,7 @@ def trivial_blob_fetched(act: Act) -> bool:
 def blob_uploaded_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     sent = (act for act in run.acts if act.entry.kind in ("upload", "upload_start") and act.digest)
     ended = [act for act in sent if act.entry.status in (201, 204) and not _asks(act)]
-    yield from run.repeated(grouped(ended, lambda act: (*act.repository, act.digest)))
+    yield from run.repeated(group_by(ended, lambda act: (*act.repository, act.digest)))
 
 
 def _asks(act: Act) -> bool:
@@ -394,7 +394,7 @@ def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a token is asked for that is held")
 def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     tokens = [act for act in run.select(kind="token") if act.is_success]
-    for acts in grouped(
+    for acts in group_by(
         tokens,
         lambda act: (
             act.place,
@@ -419,7 +419,7 @@ def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a registry whose challenge is known is asked again without a login")
 def challenge_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     givers = (challenge.giver for challenge in run.challenges)
-    for acts in grouped(givers, lambda act: act.origin).values():
+    for acts in group_by(givers, lambda act: act.origin).values():
         bare = [
             act for act in acts if not act.entry.authorization.scheme and not run.is_redirected(act)
         ]

@@ -39,7 +39,7 @@ def _length(act: Act) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def _chunked(act: Act) -> bool:
+def _is_chunked(act: Act) -> bool:
     return "chunked" in act.entry.headers.get("transfer-encoding", "").lower()
 
 
@@ -66,7 +66,7 @@ def _span(act: Act) -> _Span | None:
 @single("protocol", "a request that carries a body says neither its length nor that it is chunked")
 def length_missing(act: Act) -> bool:
     bodied = act.entry.method in ("POST", "PUT", "PATCH")
-    return bodied and "content-length" not in act.entry.headers and not _chunked(act)
+    return bodied and "content-length" not in act.entry.headers and not _is_chunked(act)
 
 
 @single("protocol", "Content-Length is no number")
@@ -76,7 +76,9 @@ def length_malformed(act: Act) -> bool:
 
 @single("protocol", "a GET, HEAD or DELETE has a body")
 def body_unexpected(act: Act) -> bool:
-    return act.entry.method in ("GET", "HEAD", "DELETE") and (bool(_length(act)) or _chunked(act))
+    return act.entry.method in ("GET", "HEAD", "DELETE") and (
+        bool(_length(act)) or _is_chunked(act)
+    )
 
 
 @single("protocol", "Expect is sent: several servers never answer it")
@@ -198,7 +200,7 @@ def chunk_too_short(run: Run) -> Iterator[tuple[Act, ...]]:
     "protocol", "bytes of a blob are sent under another Content-Type than application/octet-stream"
 )
 def upload_type(act: Act) -> bool:
-    has_body = _chunked(act) or bool(_length(act))
+    has_body = _is_chunked(act) or bool(_length(act))
     octets = act.entry.headers.get("content-type", "") in ("", "application/octet-stream")
     return _is_body(act) and has_body and not octets
 
@@ -215,7 +217,7 @@ def digest_query(act: Act) -> bool:
 
 @single("protocol", "a POST has a body and no digest")
 def body_without_digest(act: Act) -> bool:
-    bodied = bool(_length(act)) or _chunked(act)
+    bodied = bool(_length(act)) or _is_chunked(act)
     return act.entry.kind == "upload_start" and bodied and not parameters(act, "digest")
 
 

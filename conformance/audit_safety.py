@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus, urlsplit
 
-from .evidence import FALLBACK, Act, Run, grouped, parameters, rule, single, without_digest
+from .evidence import FALLBACK, Act, Run, group_by, parameters, rule, single, without_digest
 from .messages import digest_of
 from .storage import INDEXES, Stored, is_foreign
 
@@ -38,7 +38,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost" or host.endswith(".localhost")
 
 
-def _realms(run: Run, act: Act) -> list[str]:
+def _registries_naming(run: Run, act: Act) -> list[str]:
     """Return the realms that were known as this act's URL."""
     here = act.origin + urlsplit(act.entry.target).path
     return [
@@ -59,7 +59,7 @@ def _may_name(run: Run, registry: str, realm: str) -> bool:
     return same or beside or realm in run.realms
 
 
-def _sent_there(run: Run, act: Act) -> list[Act]:
+def _redirects_to(run: Run, act: Act) -> list[Act]:
     """Return the redirects of other origins that lead to this act."""
     return [
         moved.giver
@@ -70,7 +70,7 @@ def _sent_there(run: Run, act: Act) -> list[Act]:
     ]
 
 
-def _opened_by(run: Run, act: Act) -> list[Act]:
+def _locations_to(run: Run, act: Act) -> list[Act]:
     """Return the answers of other origins whose upload Location this act uses."""
     target = without_digest(act.entry.target)
     return [
@@ -89,7 +89,7 @@ def _opened_by(run: Run, act: Act) -> list[Act]:
 @rule("safety", "a credential follows a redirect to another origin")
 def credential_on_redirect(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        givers = _sent_there(run, act) if _carries(act) else []
+        givers = _redirects_to(run, act) if _carries(act) else []
         if givers:
             yield givers[-1], act
 
@@ -97,7 +97,7 @@ def credential_on_redirect(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a credential goes to an upload's Location on another origin")
 def credential_to_location(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        givers = _opened_by(run, act) if _carries(act) else []
+        givers = _locations_to(run, act) if _carries(act) else []
         if givers:
             yield givers[-1], act
 
@@ -105,7 +105,7 @@ def credential_to_location(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a credential goes to the realm of a registry that may not name it")
 def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        registries = _realms(run, act) if _carries(act) else []
+        registries = _registries_naming(run, act) if _carries(act) else []
         if registries and not any(_may_name(run, registry, act.origin) for registry in registries):
             yield (act,)
 
@@ -114,7 +114,7 @@ def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
 def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
         # A cloud's login service is there to be shown proofs of identity; it refuses all others.
-        if not _carries(act) or _realms(run, act) or act.entry.kind == "login":
+        if not _carries(act) or _registries_naming(run, act) or act.entry.kind == "login":
             continue
         scheme = act.entry.authorization.scheme
         challenges = [
@@ -124,14 +124,14 @@ def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
             and challenge.giver.before(act)
             and challenge.scheme == scheme
         ]
-        if not challenges and not _sent_there(run, act) and not _opened_by(run, act):
+        if not challenges and not _redirects_to(run, act) and not _locations_to(run, act):
             yield (act,)
 
 
 @rule("safety", "a token goes to a registry whose token service did not give it")
 def token_of_another(run: Run) -> Iterator[tuple[Act, ...]]:
     bearing = [act for act in run.acts if act.entry.authorization.scheme == "bearer"]
-    for acts in grouped(bearing, lambda act: act.entry.authorization.value).values():
+    for acts in group_by(bearing, lambda act: act.entry.authorization.value).values():
         first = acts[0]
         realms = {
             challenge.realm
@@ -162,7 +162,7 @@ def credential_in_clear(run: Run) -> Iterator[tuple[Act, ...]]:
             and sent.value
             and other.entry.authorization == sent
         ]
-        named = [origin for origin in _realms(run, act) if origin.startswith("https:")]
+        named = [origin for origin in _registries_naming(run, act) if origin.startswith("https:")]
         if safe or named:
             yield (*safe[:1], act)
 

@@ -231,9 +231,11 @@ class Aws(Site):
                 return self._sts(request, body)
             case "ecr" | "ecr-public":
                 return self._ecr(service, request, body)
-        return self._wrong(request, 404, "UnknownOperationException", "nothing answers here")
+        return self._refuse_mistake(
+            request, 404, "UnknownOperationException", "nothing answers here"
+        )
 
-    def _wrong(self, request: Request, status: int, name: str, message: str) -> Response:
+    def _refuse_mistake(self, request: Request, status: int, name: str, message: str) -> Response:
         """Refuse what no correct client sends."""
         self.journal.violations.append(
             f"{request.method} {request.header('host')}{request.path}: {message}"
@@ -289,7 +291,7 @@ class Aws(Site):
             return "ExpiredTokenException", "The security token included in the request is expired"
         return identity
 
-    def _given(self, name: str, may: frozenset[str]) -> tuple[Identity, str]:
+    def _new_keys(self, name: str, may: frozenset[str]) -> tuple[Identity, str]:
         """Make temporary keys; return them and their end as services write it."""
         identity = self.identity(name, lasting=False)
         identity.may = may
@@ -299,26 +301,30 @@ class Aws(Site):
 
     def _ecr(self, service: str, request: Request, body: bytes) -> Response:
         if request.method != "POST" or request.target != "/":
-            return self._wrong(request, 400, "UnknownOperationException", "operations are POST /")
+            return self._refuse_mistake(
+                request, 400, "UnknownOperationException", "operations are POST /"
+            )
         if request.header("content-type") != "application/x-amz-json-1.1":
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "UnknownOperationException", "the content type is not JSON 1.1"
             )
         target, _, action = request.header("x-amz-target").partition(".")
         actions = {"GetAuthorizationToken", *(_ACCOUNT_ACTIONS if service == "ecr" else ())}
         if target != _TARGETS[service] or action not in actions:
-            return self._wrong(request, 400, "UnknownOperationException", "no such operation")
+            return self._refuse_mistake(
+                request, 400, "UnknownOperationException", "no such operation"
+            )
         signer = self._signer(request, body)
         if not isinstance(signer, Identity):
             name, message = signer
-            return self._dated(_json(400, {"__type": name, "message": message}))
+            return self._add_date(_json(400, {"__type": name, "message": message}))
         if service not in signer.may or action in signer.may_not:
             text = f"User: {signer.name} is not authorized to perform: {service}:{action} on resource: *"
             return _json(400, {"__type": "AccessDeniedException", "message": text})
         if action in _ACCOUNT_ACTIONS:
             return self._describe_account(request, action, body)
         if body != b"{}":
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "InvalidParameterException", "registryIds is deprecated"
             )
         password = base64.b64encode(
@@ -345,11 +351,15 @@ class Aws(Site):
         answer: dict[str, Any]
         if action == "GetAccountSetting":
             if document.keys() != {"name"} or document["name"] not in self.settings:
-                return self._wrong(request, 400, "InvalidParameterException", "no such setting")
+                return self._refuse_mistake(
+                    request, 400, "InvalidParameterException", "no such setting"
+                )
             answer = {"name": document["name"], "value": self.settings[document["name"]]}
         else:
             if document:
-                return self._wrong(request, 400, "InvalidParameterException", "not simulated")
+                return self._refuse_mistake(
+                    request, 400, "InvalidParameterException", "not simulated"
+                )
             templates = [
                 {"prefix": prefix, "appliedFor": features}
                 for prefix, features in self.templates.items()
@@ -357,7 +367,7 @@ class Aws(Site):
             answer = {"registryId": ACCOUNT, "repositoryCreationTemplates": templates}
         return _json(200, answer, "application/x-amz-json-1.1")
 
-    def _dated(self, answer: Response) -> Response:
+    def _add_date(self, answer: Response) -> Response:
         """Add the time, so that a client whose clock is wrong can sign again."""
         answer.headers.append(
             ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(self.now())))
@@ -374,7 +384,7 @@ class Aws(Site):
             or request.target != "/"
             or kind != "application/x-www-form-urlencoded"
         ):
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "InvalidAction", "actions are forms that are POSTed to /"
             )
         by_web_identity = form.get("Action") == "AssumeRoleWithWebIdentity"
@@ -388,14 +398,14 @@ class Aws(Site):
         if not re.fullmatch(r"[\w+=,.@-]{2,64}", form.get("RoleSessionName", "")):
             return _refusal(400, "ValidationError", "RoleSessionName")
         if by_web_identity:
-            role = self._identified(request, form)
+            role = self._role_of_token(request, form)
         elif form["Action"] == "AssumeRole":
             role = self._assumable(request, body, form)
         else:
             return _refusal(400, "InvalidAction", "Could not find operation")
-        return role if isinstance(role, Response) else self._assumed(form["Action"], role)
+        return role if isinstance(role, Response) else self._answer_with_keys(form["Action"], role)
 
-    def _identified(self, request: Request, form: Mapping[str, str]) -> Role | Response:
+    def _role_of_token(self, request: Request, form: Mapping[str, str]) -> Role | Response:
         """Return the role that an identity provider's token opens."""
         if request.header("authorization"):
             self.journal.violations.append("AssumeRoleWithWebIdentity needs no signature")
@@ -410,7 +420,7 @@ class Aws(Site):
         """Return the role that the signer of a request may assume."""
         signer = self._signer(request, body)
         if not isinstance(signer, Identity):
-            return self._dated(_refusal(403, *signer))
+            return self._add_date(_refusal(403, *signer))
         role = self.roles.get(form.get("RoleArn", ""))
         if (
             role is None
@@ -422,9 +432,9 @@ class Aws(Site):
             return _refusal(403, "AccessDenied", text)
         return role
 
-    def _assumed(self, name: str, role: Role) -> Response:
+    def _answer_with_keys(self, name: str, role: Role) -> Response:
         """Answer an action with temporary keys of a role."""
-        identity, ends = self._given(role.arn, role.may)
+        identity, ends = self._new_keys(role.arn, role.may)
         keys = {
             "AccessKeyId": identity.access,
             "SecretAccessKey": identity.secret,
@@ -448,7 +458,7 @@ class Aws(Site):
             or request.path != "/federation/credentials"
             or request.header("authorization")
         ):
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "InvalidRequestException", "GET /federation/credentials, unsigned"
             )
         login = self.logins.get(request.header("x-amz-sso_bearer_token"))
@@ -464,7 +474,7 @@ class Aws(Site):
         role = request.parameter("role_name") or ""
         if len(request.query) != 2 or (account, role) not in login.roles:
             return _json(403, {"__type": "ForbiddenException", "message": "No access"})
-        identity, _ = self._given(f"sso:{role}", frozenset({"ecr", "ecr-public", "sts"}))
+        identity, _ = self._new_keys(f"sso:{role}", frozenset({"ecr", "ecr-public", "sts"}))
         keys = {
             "accessKeyId": identity.access,
             "secretAccessKey": identity.secret,
@@ -474,10 +484,12 @@ class Aws(Site):
 
     def _oidc(self, request: Request, body: bytes) -> Response:
         if request.method != "POST" or request.path != "/token" or request.header("authorization"):
-            return self._wrong(request, 400, "invalid_request", "POST /token, unsigned")
+            return self._refuse_mistake(request, 400, "invalid_request", "POST /token, unsigned")
         form = json.loads(body)
         if {*form} != {"clientId", "clientSecret", "grantType", "refreshToken"}:
-            return self._wrong(request, 400, "invalid_request", f"odd parameters {sorted(form)}")
+            return self._refuse_mistake(
+                request, 400, "invalid_request", f"odd parameters {sorted(form)}"
+            )
         by_refresh = {login.refresh: login for login in self.logins.values() if login.refresh}
         login = by_refresh.get(form["refreshToken"])
         if (
@@ -500,10 +512,10 @@ class Aws(Site):
         assert self.container is not None
         _, token = self.container
         if request.method != "GET" or request.header("accept") != "application/json":
-            return self._wrong(request, 400, "BadRequest", "GET, application/json")
+            return self._refuse_mistake(request, 400, "BadRequest", "GET, application/json")
         if request.header("authorization") != token:
             return _json(401, {"code": "401", "message": "Authorization token is invalid"})
-        identity, ends = self._given("container", frozenset({"ecr", "ecr-public", "sts"}))
+        identity, ends = self._new_keys("container", frozenset({"ecr", "ecr-public", "sts"}))
         keys = {
             "AccessKeyId": identity.access,
             "SecretAccessKey": identity.secret,
@@ -540,7 +552,7 @@ class Aws(Site):
             return Response(200, [("Content-Type", "text/plain")], self.instance_role.encode())
         if request.path != roles + self.instance_role:
             return Response(404)
-        identity, ends = self._given(
+        identity, ends = self._new_keys(
             f"instance:{self.instance_role}", frozenset({"ecr", "ecr-public", "sts"})
         )
         keys = {

@@ -97,7 +97,7 @@ class Identity:
     managed: str = ""
 
 
-def _encoded(part: bytes) -> str:
+def _base64url(part: bytes) -> str:
     return base64.urlsafe_b64encode(part).rstrip(b"=").decode()
 
 
@@ -118,14 +118,14 @@ class _Signer:
         self.made: list[str] = []
 
     def _mark(self, text: str) -> str:
-        return _encoded(hmac.new(self._key, text.encode(), "sha256").digest())
+        return _base64url(hmac.new(self._key, text.encode(), "sha256").digest())
 
     def make(self, life: float, **claims: object) -> str:
         now = int(self._wall())
         header = {"alg": "HS256", "typ": "JWT"}
         dates = {"iat": now, "nbf": now, "exp": now + int(life)}
         payload = {**dates, "jti": str(len(self.made)), **claims}
-        text = ".".join(_encoded(json.dumps(part).encode()) for part in (header, payload))
+        text = ".".join(_base64url(json.dumps(part).encode()) for part in (header, payload))
         self.made.append(f"{text}.{self._mark(text)}")
         return self.made[-1]
 
@@ -183,19 +183,19 @@ class Directory(Site):
             return self._service(request)
         tenant = _TENANT.match(request.path)
         if tenant is None or request.method != "POST":
-            return self._wrong(request, 404, "not_found", "no such path or method")
+            return self._refuse_mistake(request, 404, "not_found", "no such path or method")
         content = Content()
         return Reception(
             content, lambda _: self._authority(request, tenant[1], bytes(content)), limit=1 << 16
         )
 
-    def _wrong(self, request: Request, status: int, code: str, text: str) -> Response:
+    def _refuse_mistake(self, request: Request, status: int, code: str, text: str) -> Response:
         """Refuse what no correct client sends, and note it."""
         self.journal.violations.append(f"{request.method} {request.path}: {text}")
-        return self._refused(status, code, text)
+        return self._refusal(status, code, text)
 
     @staticmethod
-    def _refused(status: int, code: str, text: str) -> Response:
+    def _refusal(status: int, code: str, text: str) -> Response:
         # Section 6.2: tenants and users stand behind the first line.
         number = re.match(r"AADSTS(\d+)", text)
         document: dict[str, object] = {
@@ -210,22 +210,26 @@ class Directory(Site):
 
     def _authority(self, request: Request, tenant: str, body: bytes) -> Response:
         if request.header("content-type") != "application/x-www-form-urlencoded":
-            return self._wrong(request, 400, "invalid_request", "Content-Type is not a form's")
+            return self._refuse_mistake(
+                request, 400, "invalid_request", "Content-Type is not a form's"
+            )
         pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True)
         form = dict(pairs)
         if len(form) != len(pairs):
-            return self._wrong(request, 400, "invalid_request", "a field is given twice")
+            return self._refuse_mistake(request, 400, "invalid_request", "a field is given twice")
         audience, _, rest = form.get("scope", "").partition("/.default")
         if not audience or set(rest.split()) - {"openid", "profile", "offline_access"}:
-            return self._wrong(request, 400, "invalid_scope", "AADSTS70011: the scope is not valid")
+            return self._refuse_mistake(
+                request, 400, "invalid_scope", "AADSTS70011: the scope is not valid"
+            )
         if all(tenant != identity.tenant for identity in self.identities):
-            return self._refused(
+            return self._refusal(
                 400, "invalid_request", f"AADSTS90002: Tenant '{tenant}' not found."
             )
         proofs = {"client_credentials": self._application, "refresh_token": self._user}
         prove = proofs.get(form.get("grant_type", ""))
         if prove is None:
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "unsupported_grant_type", "AADSTS70003: unsupported grant_type"
             )
         identity = prove(request, tenant, form)
@@ -242,7 +246,7 @@ class Directory(Site):
         applications = {(each.client_id, each.tenant): each for each in reversed(self.identities)}
         application = applications.get((form.get("client_id", ""), tenant))
         if application is None:
-            return self._refused(
+            return self._refusal(
                 400,
                 "unauthorized_client",
                 "AADSTS700016: Application was not found in the directory.",
@@ -250,7 +254,7 @@ class Directory(Site):
         secret = form.get("client_secret")
         assertion = form.get("client_assertion")
         if (secret is None) == (assertion is None):
-            return self._wrong(
+            return self._refuse_mistake(
                 request,
                 401,
                 "invalid_client",
@@ -260,27 +264,29 @@ class Directory(Site):
             expected = application.secret
             if expected and hmac.compare_digest(secret.encode(), expected.encode()):
                 return application
-            return self._refused(
+            return self._refusal(
                 401, "invalid_client", "AADSTS7000215: Invalid client secret provided."
             )
         if form.get("client_assertion_type") != _ASSERTION:
-            return self._wrong(request, 400, "invalid_request", "client_assertion_type is another")
+            return self._refuse_mistake(
+                request, 400, "invalid_request", "client_assertion_type is another"
+            )
         if application.assertion and assertion == application.assertion:
             return application
-        return self._refused(
+        return self._refusal(
             401, "invalid_client", "AADSTS700213: No matching federated identity record found."
         )
 
     def _user(self, request: Request, tenant: str, form: Mapping[str, str]) -> Identity | Response:
         if form.get("client_id") != COMMAND_LINE:
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "invalid_client", "a refresh token of another application"
             )
         # Refresh tokens are independent of tenants and audiences (section 6.4).
         for identity in self.identities:
             if form.get("refresh_token") in identity.refresh_tokens and identity.tenant == tenant:
                 return identity
-        return self._refused(
+        return self._refusal(
             400, "invalid_grant", "AADSTS700082: The refresh token has expired due to inactivity."
         )
 
@@ -289,7 +295,7 @@ class Directory(Site):
     ) -> Response:
         """Answer with a token for an audience; `unknown` are the words for one that is not there."""
         if audience not in self.cloud.audiences or audience in self.unknown:
-            return self._refused(400, "invalid_resource", unknown)
+            return self._refusal(400, "invalid_resource", unknown)
         token = self._signer.make(
             self.life,
             aud=audience,
@@ -308,13 +314,15 @@ class Directory(Site):
 
     def _machine(self, request: Request, version: str) -> Response:
         if request.method != "GET":
-            return self._wrong(request, 405, "invalid_request", "only GET")
+            return self._refuse_mistake(request, 405, "invalid_request", "only GET")
         if request.parameter("api-version") != version:
-            return self._wrong(request, 400, "invalid_request", f"api-version is not {version}")
+            return self._refuse_mistake(
+                request, 400, "invalid_request", f"api-version is not {version}"
+            )
         audience = request.parameter("resource")
         named = request.parameter("client_id")
         if not audience or named == "":
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "invalid_request", "no resource, or a client_id without a value"
             )
         managed = [identity for identity in self.identities if identity.managed]
@@ -324,7 +332,7 @@ class Directory(Site):
             chosen = [identity for identity in managed if identity.managed == "system"]
         if not chosen:
             several = not named and len(managed) > 1
-            return self._refused(
+            return self._refusal(
                 400,
                 "invalid_request",
                 "Multiple user assigned identities exist" if several else "Identity not found",
@@ -337,14 +345,14 @@ class Directory(Site):
         """The service of virtual machines; its refusal of a missing header shows that it is there."""
         for name in ("x-forwarded-for", "proxy-authorization", "via"):
             if request.header(name):
-                return self._wrong(request, 400, "invalid_request", "through a proxy")
+                return self._refuse_mistake(request, 400, "invalid_request", "through a proxy")
         if request.header("metadata") != "true":
-            return self._refused(400, "invalid_request", "Required metadata header not specified")
+            return self._refusal(400, "invalid_request", "Required metadata header not specified")
         return self._machine(request, "2018-02-01")
 
     def _service(self, request: Request) -> Response:
         if not self.header or request.header("x-identity-header") != self.header:
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 401, "unauthorized", "X-IDENTITY-HEADER is not the one of the environment"
             )
         return self._machine(request, "2019-08-01")
@@ -412,12 +420,12 @@ class Exchange(TokenService):
             return self._bad(request, "service is another registry")
         claims = self.directory.read(form["access_token"]) if self.directory is not None else None
         if claims is None or claims["tid"] != form.get("tenant", claims["tid"]):
-            return self._refused()
+            return self._refusal()
         assert self.directory is not None
         if claims["aud"] not in self.directory.cloud.audiences or (
             self.tenants and claims["tid"] not in self.tenants
         ):
-            return self._refused()
+            return self._refusal()
         token = self._signer.make(
             self.refresh_life, grant_type="refresh_token", aud=self.service, appid=claims["appid"]
         )

@@ -45,7 +45,7 @@ __all__ = [
     "chosen",
     "codes",
     "count",
-    "counted",
+    "count_outcomes",
     "line",
     "matrix",
     "run_checks",
@@ -332,14 +332,14 @@ class Run:
             self.need(self.put(reference, image.media_type, image.body), 201)
         return image
 
-    def held(self, kind: str) -> Image:
+    def stored_image(self, kind: str) -> Image:
         """Return this run's manifest of a kind, which is at the registry under `tag(kind)`."""
         image: Image = self.once(
             f"held {kind}", lambda: self.push(self.image(kind), self.tag(kind))
         )
         return image
 
-    def held_blob(self, kind: str) -> tuple[str, bytes]:
+    def stored_blob(self, kind: str) -> tuple[str, bytes]:
         """Return this run's blob of a kind, which is at the registry."""
         digest, data = self.blob(kind)
         self.once(f"held {kind}", lambda: self.upload(digest, data))
@@ -493,7 +493,7 @@ def count(rows: Sequence[Row]) -> dict[Outcome, int]:
     return {outcome: sum(1 for row in rows if row.outcome == outcome) for outcome in outcomes}
 
 
-def counted(rows: Sequence[Row]) -> str:
+def count_outcomes(rows: Sequence[Row]) -> str:
     """Write how many there are of each outcome."""
     numbers = count(rows)
     return f"{len(rows)} checks: {numbers['pass']} passed, {numbers['fail']} failed, {numbers['skip']} skipped"

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from .checks import ACCEPT, NOWHERE, Failed, Run, Skipped, check
 from .client import Reply, next_page
 from .images import Image
-from .pulling import coded
+from .pulling import check_error_code
 from .storage import OCI_INDEX
 
 _TAGS = "Listing Tags"
@@ -37,7 +37,7 @@ def _json(reply: Reply) -> Any:
 # Tags.
 
 
-def _listed(reply: Reply, run: Run) -> list[str]:
+def _tags_on_page(reply: Reply, run: Run) -> list[str]:
     """Return the tags of one page, judged for its form."""
     document = _json(run.need(reply, 200))
     if not isinstance(document, dict) or document.get("name") != run.repository:
@@ -59,11 +59,11 @@ def tags_of(run: Run) -> list[str]:
     return [
         tag
         for page in run.client.pages(f"/v2/{run.repository}/tags/list")
-        for tag in _listed(page, run)
+        for tag in _tags_on_page(page, run)
     ]
 
 
-def _tagged(run: Run) -> set[str]:
+def _push_tags(run: Run) -> set[str]:
     """Push the tags that these checks count on, once; return them."""
     tags = [f"{run.identity}-{name}" for name in _NAMES]
     run.once("tags", lambda: run.push(run.seed.image(sizes=(100,)), *tags))
@@ -72,7 +72,7 @@ def _tagged(run: Run) -> set[str]:
 
 @check("discovery", "GET tags/list", "every tag once", f"{_TAGS}: MUST be 200 OK (end-8a)", "tags")
 def list_tags(run: Run) -> None:
-    pushed = _tagged(run)
+    pushed = _push_tags(run)
     listed = tags_of(run)
     if not pushed <= set(listed):
         raise Failed(f"not listed: {sorted(pushed - set(listed))}")
@@ -84,7 +84,7 @@ def list_tags(run: Run) -> None:
     "discovery", "GET tags/list", "in lexical order", f"{_TAGS}: MUST be in lexical order", "tags"
 )
 def order_of_tags(run: Run) -> None:
-    _tagged(run)
+    _push_tags(run)
     listed = tags_of(run)
     if listed not in (sorted(listed), sorted(listed, key=str.lower)):
         raise Failed(f"neither in lexical nor in byte order: {_some(listed, run)}")
@@ -99,16 +99,16 @@ def order_of_tags(run: Run) -> None:
 )
 def list_nowhere(run: Run) -> None:
     reply = run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/tags/list")
-    coded(run.nowhere(reply), "NAME_UNKNOWN")
+    check_error_code(run.nowhere(reply), "NAME_UNKNOWN")
 
 
 @check(
     "discovery", "GET tags/list n", "n=0 is an empty list without Link", f"{_TAGS}: MUST", "tags"
 )
 def no_tags(run: Run) -> None:
-    _tagged(run)
+    _push_tags(run)
     reply = run.ask("GET", "tags/list?n=0")
-    if _listed(reply, run):
+    if _tags_on_page(reply, run):
         raise Failed(f"{reply} with tags")
     if reply.header("Link"):
         raise Failed(f"{reply} with Link")
@@ -117,7 +117,7 @@ def no_tags(run: Run) -> None:
 def _page(run: Run, query: str, rest: Sequence[str], most: int) -> None:
     """Judge one page: it is the beginning of `rest`, and has fewer than `most` only with a Link."""
     reply = run.ask("GET", f"tags/list?{query}")
-    listed = _listed(reply, run)
+    listed = _tags_on_page(reply, run)
     expected = list(rest[:most])
     if next_page(reply) is not None:
         expected = expected[: len(listed)]
@@ -133,7 +133,7 @@ def _page(run: Run, query: str, rest: Sequence[str], most: int) -> None:
     "tags",
 )
 def half_of_tags(run: Run) -> None:
-    _tagged(run)
+    _push_tags(run)
     listed = tags_of(run)
     _page(run, f"n={len(listed) // 2}", listed, len(listed) // 2)
 
@@ -146,7 +146,7 @@ def half_of_tags(run: Run) -> None:
     "tags",
 )
 def more_than_tags(run: Run) -> None:
-    _tagged(run)
+    _push_tags(run)
     listed = tags_of(run)
     _page(run, f"n={len(listed) + 10}", listed, len(listed))
 
@@ -159,12 +159,12 @@ def more_than_tags(run: Run) -> None:
     "tags",
 )
 def linked_pages(run: Run) -> None:
-    _tagged(run)
+    _push_tags(run)
     whole = tags_of(run)
     pages = list(run.client.pages(f"/v2/{run.repository}/tags/list?n=2"))
     if len(pages) == 1 and len(whole) > 2:
         raise Skipped("optional and not here: no Link to the next page")
-    listed = [tag for page in pages for tag in _listed(page, run)]
+    listed = [tag for page in pages for tag in _tags_on_page(page, run)]
     if listed != whole:
         raise Failed(
             f"{len(pages)} pages with {len(listed)} tags, not the {len(whole)} of the whole list"
@@ -179,7 +179,7 @@ def linked_pages(run: Run) -> None:
     "tags",
 )
 def after_last(run: Run) -> None:
-    _tagged(run)
+    _push_tags(run)
     listed = tags_of(run)
     for position in (0, len(listed) // 2, len(listed) - 2):
         _page(run, f"n=3&last={quote(listed[position], safe='')}", listed[position + 1 :], 3)
@@ -187,7 +187,7 @@ def after_last(run: Run) -> None:
 
 @check("discovery", "GET tags/list last", "what follows it", f"{_TAGS}: n is OPTIONAL", "tags")
 def after_last_without_n(run: Run) -> None:
-    _tagged(run)
+    _push_tags(run)
     listed = tags_of(run)
     rest = listed[len(listed) // 2 :]
     _page(run, f"last={quote(rest[0], safe='')}", rest[1:], len(rest))
@@ -201,7 +201,7 @@ def after_last_without_n(run: Run) -> None:
     "tags",
 )
 def after_the_end(run: Run) -> None:
-    _tagged(run)
+    _push_tags(run)
     _page(run, f"n=5&last={quote(tags_of(run)[-1], safe='')}", [], 5)
 
 
@@ -282,7 +282,7 @@ def _found(run: Run, member: Image) -> Mapping[str, Any]:
     "absent",
 )
 def no_referrers(run: Run) -> None:
-    _tagged(run)
+    _push_tags(run)
     reply = run.ask("GET", f"referrers/{NOWHERE}")
     if reply.status == 404:
         raise Skipped(f"optional and not here: the referrers API ({reply})")

@@ -216,12 +216,12 @@ class Run:
         )
         self.acts = [act for act in every if act.entry.begun > since]
         self.failures = [act for act in self.acts if act.is_failure]
-        self.about = grouped(self.acts, lambda act: act.digest)
-        self._connections = grouped(self.acts, lambda act: (act.place, act.entry.connection))
+        self.about = group_by(self.acts, lambda act: act.digest)
+        self._connections = group_by(self.acts, lambda act: (act.place, act.entry.connection))
         challenging = every if remembered else self.acts
         self.challenges = [challenge for act in challenging for challenge in _challenges(act)]
         self.redirects = [
-            self._moved(act)
+            self._location_of(act)
             for act in self.acts
             if act.entry.status in _REDIRECTS and "location" in act.entry.response_headers
         ]
@@ -338,7 +338,7 @@ class Run:
         return stood or any(commit is None or commit.before(act) for commit in commits)
 
     @staticmethod
-    def _moved(act: Act) -> Moved:
+    def _location_of(act: Act) -> Moved:
         """Read a Location; one that is no URL leads nowhere."""
         try:
             parts = urlsplit(
@@ -353,7 +353,7 @@ class Run:
         sessions = []
         for act in self.select("POST", "upload_start"):
             if act.entry.status == 202 and "location" in act.entry.response_headers:
-                moved = self._moved(act)
+                moved = self._location_of(act)
                 sessions.append(Session(act, (moved.origin, urlsplit(moved.target).path), [moved]))
         return sessions
 
@@ -383,7 +383,7 @@ class Run:
         session = fresh[0] if len(exact) > 1 and fresh else (exact or mine)[-1]
         session.acts.append(act)
         if "location" in act.entry.response_headers and act.entry.status in (202, 204, 416):
-            session.locations.append(self._moved(act))
+            session.locations.append(self._location_of(act))
 
     def _arrivals(self) -> dict[tuple[str, str, str], Act]:
         """Return the first exchange that told the client that content is in a repository."""
@@ -462,7 +462,7 @@ def single(kind: Class, text: str) -> Callable[[Callable[[Act], bool]], Callable
     return enter
 
 
-def grouped(acts: Iterable[Act], key: Callable[[Act], object]) -> Mapping[object, list[Act]]:
+def group_by(acts: Iterable[Act], key: Callable[[Act], object]) -> Mapping[object, list[Act]]:
     """Group exchanges by a key."""
     groups: defaultdict[object, list[Act]] = defaultdict(list)
     for act in acts:

@@ -97,13 +97,13 @@ class Exchange:
             request.kind = self.entry.kind = site.kind_of(request)
             self._injection = site.faults.injection(request, self.entry)
 
-    def asked(self) -> Decision | Awaitable[Decision | None] | None:
+    def ask_hooks(self) -> Decision | Awaitable[Decision | None] | None:
         """Ask the faults and the intercept, which may be asynchronous."""
         if self._injection is not None or self._site.begin is not None:
-            return self._asked()
+            return self._ask_hooks_in_turn()
         return None if self._site.intercept is None else self._site.intercept(self.request)
 
-    async def _asked(self) -> Decision | None:
+    async def _ask_hooks_in_turn(self) -> Decision | None:
         decided: Decision | None = None
         if self._injection is not None:
             decided = await self._injection.before()
@@ -200,11 +200,11 @@ class Exchange:
             self._reception = None
         assert answer is not None
         if self._injection is not None or not isinstance(answer, (Response, bytes)):
-            return self._finished(answer)
-        return self._noted(self._amended(answer))
+            return self._finish(answer)
+        return self._note(self._amend(answer))
 
-    async def _finished(self, answer: Answer | Awaitable[Answer]) -> Answer | Wire:
-        response = self._amended(answer if isinstance(answer, (Response, bytes)) else await answer)
+    async def _finish(self, answer: Answer | Awaitable[Answer]) -> Answer | Wire:
+        response = self._amend(answer if isinstance(answer, (Response, bytes)) else await answer)
         shaped: Answer | Wire = response
         if self._injection is not None:
             before = _substance(response)
@@ -212,10 +212,10 @@ class Exchange:
             self.entry.tampered |= isinstance(shaped, Wire) or _substance(response) != before
         if isinstance(shaped, Streamed):
             shaped = wire(shaped, self.request.method, self.entry)
-        self._noted(response)
+        self._note(response)
         return shaped
 
-    def _amended(self, answer: Answer) -> Answer:
+    def _amend(self, answer: Answer) -> Answer:
         if self._site.amend is None:
             return answer
         before = _substance(answer)
@@ -223,7 +223,7 @@ class Exchange:
         self.entry.tampered |= _substance(amended) != before
         return amended
 
-    def _noted(self, answer: Answer) -> Answer:
+    def _note(self, answer: Answer) -> Answer:
         if isinstance(answer, Response):
             self.entry.codes = _codes(answer)
             headers = {name.lower(): value for name, value in answer.headers}
@@ -272,7 +272,7 @@ class Site:
         server.
         """
         exchange = self.open(request)
-        override = exchange.asked()
+        override = exchange.ask_hooks()
         exchange.start(_at_once(override) if inspect.isawaitable(override) else override)
         if request.body and not exchange.is_early:
             exchange.feed(request.body)

@@ -209,14 +209,14 @@ class Rule:
         self._counts[key] += 1
         due = self._occurrence is None or self._occurrence(self._counts[key])
         if due and self._chance is not None:
-            due = self._drawn(name) < self._chance
+            due = self._draw(name) < self._chance
         if due and self._hits[key] < self._most and self._is_over_quota():
             self._hits[key] += 1
             self.struck.append(entry)
             return True
         return False
 
-    def _drawn(self, name: Name) -> float:
+    def _draw(self, name: Name) -> float:
         """Draw a number in [0, 1), by the name and by how often it was drawn for before."""
         self._draws[name] += 1
         text = "\n".join(map(str, (self._seed, self._number, *name, self._draws[name])))

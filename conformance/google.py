@@ -268,22 +268,24 @@ class Google(Site):
         }
         host, service = services.get(request.path, (_IAM_CREDENTIALS, self._impersonate))
         if service == self._impersonate and not _IMPERSONATE.match(request.path):
-            return self._wrong(request, 404, "not_found", "no such path")
+            return self._refuse_mistake(request, 404, "not_found", "no such path")
         named_host = request.header("host")
         if (named_host != host or request.scheme != "https") and not _LOCAL.match(named_host):
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 404, "not_found", f"{request.scheme}://{named_host} is another service's"
             )
         if request.method != "POST" or request.query:
-            return self._wrong(request, 405, "invalid_request", "a POST without a query is wanted")
+            return self._refuse_mistake(
+                request, 405, "invalid_request", "a POST without a query is wanted"
+            )
         self.asked.append(host.partition(".")[0])
         content = Content()
         return Reception(content, lambda _: service(request, bytes(content)), limit=1 << 16)
 
-    def _wrong(self, request: Request, status: int, code: str, text: str) -> Response:
+    def _refuse_mistake(self, request: Request, status: int, code: str, text: str) -> Response:
         """Refuse what no correct client sends."""
         self.journal.violations.append(f"{request.method} {request.path}: {text}")
-        return _refused(status, code, text)
+        return _refusal(status, code, text)
 
     def _give(self, principal: str, scopes: str, life: float) -> str:
         token = f"ya29.{self._own}-{len(self.issued)}-access-secret"
@@ -303,14 +305,16 @@ class Google(Site):
     ) -> dict[str, str] | Response:
         """Read a form that has each required field once, and no other but the optional ones."""
         if request.header("content-type") != _FORM:
-            return self._wrong(request, 400, "invalid_request", "Content-Type is not a form's")
+            return self._refuse_mistake(
+                request, 400, "invalid_request", "Content-Type is not a form's"
+            )
         pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True)
         names = [name for name, _ in pairs]
         form = dict(pairs)
         lacking = {*required.split()} - {*names}
         strange = {*names} - {*required.split(), *optional.split()}
         if lacking or strange or len(names) != len(form) or not all(form.values()):
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "invalid_request", f"the form lacks {lacking}, has {strange} besides"
             )
         return form
@@ -319,7 +323,7 @@ class Google(Site):
 
     def _oauth(self, request: Request, body: bytes) -> Response:
         if request.header("authorization"):
-            return self._wrong(request, 400, "invalid_request", "an Authorization header")
+            return self._refuse_mistake(request, 400, "invalid_request", "an Authorization header")
         if b"assertion=" not in body:
             form = self._form(
                 request, body, "grant_type client_id client_secret refresh_token", "scope"
@@ -327,17 +331,21 @@ class Google(Site):
             if isinstance(form, Response):
                 return form
             if form["grant_type"] != "refresh_token":
-                return self._wrong(request, 400, "unsupported_grant_type", "Invalid grant_type")
+                return self._refuse_mistake(
+                    request, 400, "unsupported_grant_type", "Invalid grant_type"
+                )
             if (form["client_id"], form["client_secret"]) != CLIENT:
-                return _refused(401, "invalid_client", "Unauthorized")
+                return _refusal(401, "invalid_client", "Unauthorized")
             if form["refresh_token"] not in self.users:
-                return _refused(400, "invalid_grant", "Token has been expired or revoked.")
+                return _refusal(400, "invalid_grant", "Token has been expired or revoked.")
             return self._answer(self.users[form["refresh_token"]], _CLOUD)
         form = self._form(request, body, "grant_type assertion")
         if isinstance(form, Response):
             return form
         if form["grant_type"] != f"{_URN}grant-type:jwt-bearer":
-            return self._wrong(request, 400, "unsupported_grant_type", "Invalid grant_type")
+            return self._refuse_mistake(
+                request, 400, "unsupported_grant_type", "Invalid grant_type"
+            )
         return self._jwt(request, form["assertion"])
 
     def _jwt(self, request: Request, assertion: str) -> Response:
@@ -352,24 +360,26 @@ class Google(Site):
             ends = claims["exp"]
             scopes = claims["scope"].split()
         except (ValueError, KeyError, AttributeError) as problem:
-            return self._wrong(request, 400, "invalid_grant", f"Not a valid JWT: {problem!r}")
+            return self._refuse_mistake(
+                request, 400, "invalid_grant", f"Not a valid JWT: {problem!r}"
+            )
         key = self.keys.get(issuer)
         if key is None:
-            return _refused(400, "invalid_grant", "Invalid grant: account not found")
+            return _refusal(400, "invalid_grant", "Invalid grant: account not found")
         if header != {"alg": "RS256", "typ": "JWT", "kid": header.get("kid")}:
-            return self._wrong(request, 400, "invalid_grant", f"header {header}")
+            return self._refuse_mistake(request, 400, "invalid_grant", f"header {header}")
         if header["kid"] != key.name or not key.verifies(signature, f"{first}.{second}".encode()):
-            return _refused(400, "invalid_grant", "Invalid JWT Signature.")
+            return _refusal(400, "invalid_grant", "Invalid JWT Signature.")
         names = {"iss", "aud", "iat", "exp", "scope"}
         if audience != "https://oauth2.googleapis.com/token" or {*claims} != names:
-            return self._wrong(request, 400, "invalid_grant", f"claims {claims}")
+            return self._refuse_mistake(request, 400, "invalid_grant", f"claims {claims}")
         now = self.wall()
         whole = isinstance(begun, int) and isinstance(ends, int)
         if not whole or not 0 < ends - begun <= _LONGEST or not begun - _SKEW <= now < ends:
             text = "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe."
-            return _refused(400, "invalid_grant", text)
+            return _refusal(400, "invalid_grant", text)
         if not scopes or not {*scopes} <= {_CLOUD, _IAM}:
-            return self._wrong(request, 400, "invalid_scope", f"scope {scopes}")
+            return self._refuse_mistake(request, 400, "invalid_scope", f"scope {scopes}")
         return self._answer(issuer, " ".join(scopes))
 
     # The security token service (RFC 8693).
@@ -388,22 +398,22 @@ class Google(Site):
             _CLOUD,
             _IAM,
         ):
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "invalid_request", f"{ {name: form[name] for name in fixed} }"
             )
         if form["audience"] not in (self.provider, self.workforce):
-            return _refused(
+            return _refusal(
                 400, "invalid_target", "The target service indicated by the audience is invalid."
             )
         options = json.loads(unquote(form["options"])) if "options" in form else None
         client = _basic(request)
         people = form["audience"] == self.workforce
         if (options == {"userProject": "project"}) is not (people and client is None):
-            return self._wrong(request, 400, "invalid_request", f"options {options}")
+            return self._refuse_mistake(request, 400, "invalid_request", f"options {options}")
         if client not in (None, CLIENT):
-            return _refused(401, "invalid_client", "Unauthorized")
+            return _refusal(401, "invalid_client", "Unauthorized")
         if form["subject_token"] not in self.subjects:
-            return _refused(
+            return _refusal(
                 400, "invalid_grant", "The given credential is rejected by the attribute condition."
             )
         issued = {
@@ -417,11 +427,13 @@ class Google(Site):
         if isinstance(form, Response):
             return form
         if form["grant_type"] != "refresh_token":
-            return self._wrong(request, 400, "unsupported_grant_type", "Invalid grant_type")
+            return self._refuse_mistake(
+                request, 400, "unsupported_grant_type", "Invalid grant_type"
+            )
         if _basic(request) != CLIENT:
-            return _refused(401, "invalid_client", "Unauthorized")
+            return _refusal(401, "invalid_client", "Unauthorized")
         if form["refresh_token"] not in self.staff:
-            return _refused(400, "invalid_grant", "The refresh token is invalid.")
+            return _refusal(400, "invalid_grant", "The refresh token is invalid.")
         return self._answer(self.staff[form["refresh_token"]], _CLOUD)
 
     # Impersonation.
@@ -442,7 +454,9 @@ class Google(Site):
             or document["scope"] != [_CLOUD]
             or life is None
         ):
-            return self._wrong(request, 400, "INVALID_ARGUMENT", f"a request for {document}")
+            return self._refuse_mistake(
+                request, 400, "INVALID_ARGUMENT", f"a request for {document}"
+            )
         if not token.scopes & {_CLOUD, _IAM}:
             return _status(
                 403, "PERMISSION_DENIED", "Request had insufficient authentication scopes."
@@ -472,7 +486,7 @@ class Google(Site):
         if (named_host not in METADATA or request.scheme != "http") and not _LOCAL.match(
             named_host
         ):
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 404, "not_found", f"{request.scheme}://{named_host} has no metadata"
             )
         self.asked.append("metadata")
@@ -496,7 +510,9 @@ class Google(Site):
         if path != "instance/service-accounts/default/token" or not self.has_account:
             return Response(404, [*own, ("Content-Type", "text/html")], b"not found")
         if request.method != "GET" or (request.parameter("scopes") or _CLOUD) != _CLOUD:
-            return self._wrong(request, 400, "invalid_request", f"{request.method} {request.query}")
+            return self._refuse_mistake(
+                request, 400, "invalid_request", f"{request.method} {request.query}"
+            )
         answer = self._answer(self.machine, _CLOUD)
         answer.headers += own
         return answer
@@ -518,7 +534,7 @@ def _json(status: int, document: object) -> Response:
     )
 
 
-def _refused(status: int, code: str, text: str) -> Response:
+def _refusal(status: int, code: str, text: str) -> Response:
     """Make an error as OAuth's services write it."""
     return _json(status, {"error": code, "error_description": text})
 

@@ -220,7 +220,7 @@ class Seed:
             "architecture": architecture,
             "os": os,
             "config": {"Labels": {"seed": f"{self._number}/{self._drawn}"}},
-            "rootfs": {"type": "layers", "diff_ids": [_unpacked(layer) for layer in layers]},
+            "rootfs": {"type": "layers", "diff_ids": [_diff_id(layer) for layer in layers]},
             "history": [
                 {"created": "1970-01-01T00:00:00Z", "created_by": f"layer {n}"}
                 for n in range(len(layers))
@@ -455,7 +455,7 @@ def _describe(media_type: str, data: bytes | Stream) -> Document:
     return {"mediaType": media_type, "digest": digest_of(data), "size": len(data)}
 
 
-def _unpacked(layer: bytes | Stream) -> str:
+def _diff_id(layer: bytes | Stream) -> str:
     """Return the digest of a layer's tar, or of the bytes themselves where they are no gzip."""
     if isinstance(layer, Stream):
         return layer.digest()

@@ -20,7 +20,7 @@ import anyio.from_thread
 import anyio.lowlevel
 
 from .journal import Entry
-from .messages import Answer, Request, written
+from .messages import Answer, Request, as_rule_text
 from .wire import Pieces, Wire, size_of, wire
 
 __all__ = ["Effect", "Gate", "Injection", "is_one_of"]
@@ -86,7 +86,7 @@ class Effect:
     def prepare(self, request: Request) -> None:
         """Learn which exchange this is for."""
 
-    def happened(self) -> None:
+    def record(self) -> None:
         """Note that this took place; once is enough."""
         if not self.took_place:
             self.took_place = True
@@ -101,15 +101,15 @@ class Effect:
         for number, parameter in enumerate(parameters):
             value = getattr(self, parameter.name)
             if isinstance(value, Mapping):
-                yield from (f"header.{name}={written(text)}" for name, text in value.items())
+                yield from (f"header.{name}={as_rule_text(text)}" for name, text in value.items())
             elif value != parameter.default:
                 # The first parameter is written without its name.
                 name = f"{parameter.name.replace('_', '-')}=" if number else ""
-                yield name + written(value)
+                yield name + as_rule_text(value)
 
     # Where it may act, in the order of an exchange.
 
-    async def asked(self, request: Request) -> Answer | None:
+    async def on_head(self, request: Request) -> Answer | None:
         """The head is here; an answer given now is instead of the registry's."""
         return None
 
@@ -126,11 +126,11 @@ class Effect:
     async def pace(self, count: int, received: int) -> None:
         """Wait, or raise Dropped: `count` more bytes of the request's body have come."""
 
-    def replaced(self, request: Request, answer: Answer) -> Answer:
+    def on_carried_out(self, request: Request, answer: Answer) -> Answer:
         """The request is carried out and not answered yet; the answer returned is given for it."""
         return answer
 
-    async def answering(self, request: Request, answer: Answer) -> Answer:
+    async def on_answer(self, request: Request, answer: Answer) -> Answer:
         """The answer is known: wait, end it, or change it."""
         return answer
 
@@ -169,7 +169,7 @@ class Injection:
     async def before(self) -> Answer | None:
         """Act before the request is carried out."""
         for effect in self._waiting_first:
-            answer = await effect.asked(self._request)
+            answer = await effect.on_head(self._request)
             if answer is not None:
                 return answer
         return None
@@ -200,19 +200,22 @@ class Injection:
     async def after(self, answer: Answer) -> tuple[Answer, Answer | Wire]:
         """Act before the first byte; return the answer and the form in which it is sent."""
         for effect in self.effects:
-            answer = effect.replaced(self._request, answer)
+            answer = effect.on_carried_out(self._request, answer)
         for effect in self._waiting_first:
-            answer = await effect.answering(self._request, answer)
+            answer = await effect.on_answer(self._request, answer)
         shaping = [effect for effect in self.effects if effect.shapes(self._request)]
         if not shaping:
             return answer, answer
         if isinstance(answer, bytes):
-            pieces = _shaped(_whole(answer), shaping, len(answer))
+            pieces = _reshape(_whole(answer), shaping, len(answer))
             close = True
         else:
             size = size_of(answer)
             framed = wire(
-                answer, self._request.method, self._entry, lambda body: _shaped(body, shaping, size)
+                answer,
+                self._request.method,
+                self._entry,
+                lambda body: _reshape(body, shaping, size),
             )
             pieces = framed.pieces
             close = framed.close
@@ -221,7 +224,7 @@ class Injection:
         return answer, Wire(pieces, close)
 
 
-def _shaped(pieces: Pieces, effects: Sequence[Effect], size: int | None) -> Pieces:
+def _reshape(pieces: Pieces, effects: Sequence[Effect], size: int | None) -> Pieces:
     for effect in effects:
         pieces = effect.stream(pieces, size)
     return pieces

@@ -31,7 +31,7 @@ from urllib.parse import parse_qsl
 
 import anyio
 
-from .messages import Request, written
+from .messages import Request, as_rule_text
 
 __all__ = [
     "KINDS",
@@ -241,9 +241,9 @@ class Selector(NamedTuple):
 
     def __str__(self) -> str:
         words = [" ".join(sorted(self.methods)), " ".join(sorted(self.kinds))]
-        words += [f"{name}={written(glob)}" for name, glob in self.globs.items()]
-        words += [f"header.{name}={written(glob)}" for name, glob in self.header.items()]
-        words += [f"query.{name}={written(glob)}" for name, glob in self.query.items()]
+        words += [f"{name}={as_rule_text(glob)}" for name, glob in self.globs.items()]
+        words += [f"header.{name}={as_rule_text(glob)}" for name, glob in self.header.items()]
+        words += [f"query.{name}={as_rule_text(glob)}" for name, glob in self.query.items()]
         return " ".join(word for word in words if word) or "any"
 
 

@@ -12,7 +12,7 @@ from .checks import ACCEPT, NOWHERE, Failed, Run, check
 from .discovering import referrers, tags_of
 from .images import Image
 from .messages import digest_of
-from .pulling import coded, same
+from .pulling import check_body, check_error_code
 
 _TAGS = "Deleting tags"
 _MANIFESTS = "Deleting Manifests"
@@ -30,7 +30,7 @@ def _fresh(run: Run, name: str) -> Image:
     return image
 
 
-def _deleted(run: Run, target: str) -> None:
+def _delete(run: Run, target: str) -> None:
     """Delete; a registry that does not delete says 400 or 405."""
     run.need(run.optional(run.ask("DELETE", target), 400, 405), 202)
 
@@ -46,11 +46,11 @@ def delete_tag(run: Run) -> None:
     image = _fresh(run, "tag")
     first = f"manifests/{run.identity}-tag-1"
     second = f"manifests/{run.identity}-tag-2"
-    _deleted(run, first)
+    _delete(run, first)
     run.need(run.ask("GET", first, ACCEPT), 404)
     run.need(run.ask("HEAD", first, ACCEPT), 404)
-    same(run.need(run.ask("GET", second, ACCEPT), 200), image.body)
-    same(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
+    check_body(run.need(run.ask("GET", second, ACCEPT), 200), image.body)
+    check_body(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
 
 
 @check(
@@ -64,7 +64,7 @@ def delete_tag(run: Run) -> None:
 def delete_tag_listed(run: Run) -> None:
     _fresh(run, "listed")
     before = set(tags_of(run))
-    _deleted(run, f"manifests/{run.identity}-listed-1")
+    _delete(run, f"manifests/{run.identity}-listed-1")
     after = set(tags_of(run))
     if before - after != {f"{run.identity}-listed-1"} or after - before:
         raise Failed(
@@ -74,7 +74,7 @@ def delete_tag_listed(run: Run) -> None:
 
 @check("management", "DELETE tag", "404", "Endpoints: 404 (end-9)", "absent", DELETES_TAG)
 def delete_absent_tag(run: Run) -> None:
-    coded(
+    check_error_code(
         run.need(run.ask("DELETE", f"manifests/{run.identity}-none"), 404),
         "MANIFEST_UNKNOWN",
         "NAME_UNKNOWN",
@@ -90,7 +90,7 @@ def delete_absent_tag(run: Run) -> None:
 )
 def delete_manifest(run: Run) -> None:
     image = _fresh(run, "manifest")
-    _deleted(run, f"manifests/{image.top}")
+    _delete(run, f"manifests/{image.top}")
     for reference in (image.top, f"{run.identity}-manifest-1", f"{run.identity}-manifest-2"):
         run.need(run.ask("GET", f"manifests/{reference}", ACCEPT), 404)
         run.need(run.ask("HEAD", f"manifests/{reference}", ACCEPT), 404)
@@ -107,7 +107,7 @@ def delete_manifest(run: Run) -> None:
 def delete_manifest_listed(run: Run) -> None:
     image = _fresh(run, "gone")
     before = set(tags_of(run))
-    _deleted(run, f"manifests/{image.top}")
+    _delete(run, f"manifests/{image.top}")
     still_listed = before & set(tags_of(run)) & {f"{run.identity}-gone-1", f"{run.identity}-gone-2"}
     if still_listed:
         raise Failed(f"still listed: {sorted(still_listed)}")
@@ -124,9 +124,9 @@ def delete_manifest_listed(run: Run) -> None:
 def delete_index(run: Run) -> None:
     child = _fresh(run, "child")
     index = run.push(run.seed.index([child]))
-    _deleted(run, f"manifests/{index.top}")
+    _delete(run, f"manifests/{index.top}")
     run.need(run.ask("GET", f"manifests/{index.top}", ACCEPT), 404)
-    same(run.need(run.ask("GET", f"manifests/{child.top}", ACCEPT), 200), child.body)
+    check_body(run.need(run.ask("GET", f"manifests/{child.top}", ACCEPT), 200), child.body)
 
 
 @check(
@@ -143,7 +143,7 @@ def delete_referrer(run: Run) -> None:
     gone = run.push(run.seed.artifact(subject))
     if {entry["digest"] for entry in referrers(run, subject.top)} != {kept.top, gone.top}:
         raise Failed("the referrers are not listed before one is deleted")
-    _deleted(run, f"manifests/{gone.top}")
+    _delete(run, f"manifests/{gone.top}")
     if [entry["digest"] for entry in referrers(run, subject.top)] != [kept.top]:
         raise Failed("after one of two referrers was deleted, the other one is not what is listed")
 
@@ -152,7 +152,7 @@ def delete_referrer(run: Run) -> None:
     "management", "DELETE manifest", "404", f"{_MANIFESTS}: 404 (end-9)", "absent", DELETES_MANIFEST
 )
 def delete_absent_manifest(run: Run) -> None:
-    coded(
+    check_error_code(
         run.need(run.ask("DELETE", f"manifests/{NOWHERE}"), 404), "MANIFEST_UNKNOWN", "NAME_UNKNOWN"
     )
 
@@ -181,9 +181,11 @@ def delete_manifest_nowhere(run: Run) -> None:
 )
 def push_again(run: Run) -> None:
     image = _fresh(run, "again")
-    _deleted(run, f"manifests/{image.top}")
+    _delete(run, f"manifests/{image.top}")
     run.push(image, f"{run.identity}-again-1")
-    same(run.need(run.ask("GET", f"manifests/{run.identity}-again-1", ACCEPT), 200), image.body)
+    check_body(
+        run.need(run.ask("GET", f"manifests/{run.identity}-again-1", ACCEPT), 200), image.body
+    )
 
 
 @check(
@@ -197,7 +199,7 @@ def delete_blob(run: Run) -> None:
     data = run.seed.blob(100)
     digest = digest_of(data)
     run.once("blob to delete", lambda: run.upload(digest, data))
-    _deleted(run, f"blobs/{digest}")
+    _delete(run, f"blobs/{digest}")
     run.need(run.ask("GET", f"blobs/{digest}"), 404)
     run.need(run.ask("HEAD", f"blobs/{digest}"), 404)
 
@@ -206,7 +208,9 @@ def delete_blob(run: Run) -> None:
     "management", "DELETE blob", "404", f"{_BLOBS}: MUST be 404 (end-10)", "absent", DELETES_BLOB
 )
 def delete_absent_blob(run: Run) -> None:
-    coded(run.need(run.ask("DELETE", f"blobs/{NOWHERE}"), 404), "BLOB_UNKNOWN", "NAME_UNKNOWN")
+    check_error_code(
+        run.need(run.ask("DELETE", f"blobs/{NOWHERE}"), 404), "BLOB_UNKNOWN", "NAME_UNKNOWN"
+    )
 
 
 @check(
@@ -221,6 +225,6 @@ def upload_again(run: Run) -> None:
     data = run.seed.blob(100)
     digest = digest_of(data)
     run.once("blob to push again", lambda: run.upload(digest, data))
-    _deleted(run, f"blobs/{digest}")
+    _delete(run, f"blobs/{digest}")
     run.upload(digest, data)
-    same(run.need(run.ask("GET", f"blobs/{digest}"), 200), data)
+    check_body(run.need(run.ask("GET", f"blobs/{digest}"), 200), data)

@@ -110,7 +110,7 @@ class _Pipe:
     def read_into(self, room: memoryview) -> int | None:
         """Fill `room` with bytes that have arrived: 0 at the end, None when none have."""
         count = 0
-        while self._pieces and self._arrived() and count < len(room):
+        while self._pieces and self._has_arrived() and count < len(room):
             arrived, piece = self._pieces[0]
             if not piece:
                 return count  # the end, which stays
@@ -128,12 +128,12 @@ class _Pipe:
         self.change()
         return count
 
-    def _arrived(self) -> bool:
+    def _has_arrived(self) -> bool:
         return not self._line.silent and self._pieces[0].arrives <= anyio.current_time()
 
     async def readable(self) -> None:
         await anyio.lowlevel.checkpoint()
-        while not (self._arrived() if self._pieces else self._broken):
+        while not (self._has_arrived() if self._pieces else self._broken):
             deadline = math.inf
             if self._pieces and not self._line.silent:
                 deadline = self._pieces[0].arrives
@@ -331,7 +331,7 @@ class Place(Server):
             tasks.start_soon(last)
             yield
 
-    async def _connected(self, tasks: anyio.abc.TaskGroup) -> End:
+    async def _connect(self, tasks: anyio.abc.TaskGroup) -> End:
         await anyio.sleep(self._up.link.latency + self._down.link.latency)
         while self._outage == "silent":
             await self._over.wait()
@@ -378,7 +378,7 @@ class Network:
         await anyio.lowlevel.checkpoint()
         place = self._places.get((host, port))
         if place is not None:
-            return await place._connected(self._tasks)
+            return await place._connect(self._tasks)
         if host in (known for known, _ in self._places):
             raise ConnectionRefusedError(111, "Connection refused")
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")

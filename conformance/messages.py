@@ -32,13 +32,13 @@ __all__ = [
     "Intercept",
     "Request",
     "Response",
+    "as_rule_text",
     "digest_of",
     "error",
     "errors",
     "is_digest",
     "is_name",
     "is_tag",
-    "written",
 ]
 
 Headers = Sequence[tuple[str, str]]
@@ -290,7 +290,7 @@ def error(
     return errors(status, [(code, message, detail)], headers)
 
 
-def written(value: object) -> str:
+def as_rule_text(value: object) -> str:
     """Write a value as the text of rules has it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -301,7 +301,7 @@ def written(value: object) -> str:
     if isinstance(value, datetime):
         value = format_datetime(value, usegmt=True)
     if isinstance(value, tuple):
-        return ",".join(map(written, value))
+        return ",".join(map(as_rule_text, value))
     if isinstance(value, bytes):
         value = value.decode("latin-1")
     text = str(value)

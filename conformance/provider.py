@@ -122,7 +122,7 @@ class Provider(App):
         for rewrite in self.row.rewrites:
             request = rewrite(self, request)
         if self.row.mount == "committed":
-            request = self._unmounted(request)
+            request = self._without_from(request)
         for first in self.row.before:
             answer = first(self, request)
             if answer is not None:
@@ -131,10 +131,10 @@ class Provider(App):
         if isinstance(decision, Response):
             return self._after(request, decision)
         if isinstance(decision, Reception):
-            return self._judged(request, decision)
+            return self._with_judges(request, decision)
         return decision
 
-    def _judged(self, request: Request, reception: Reception) -> Reception:
+    def _with_judges(self, request: Request, reception: Reception) -> Reception:
         """Let the row's judges see a manifest before it is stored, and amend the answer."""
 
         def finish(received: int) -> Response:
@@ -167,7 +167,7 @@ class Provider(App):
             answer = last(self, request, answer)
         return answer
 
-    def _unmounted(self, request: Request) -> Request:
+    def _without_from(self, request: Request) -> Request:
         """Leave `from` out where no manifest of that repository names the blob (section 4.9)."""
         mount = request.parameter("mount")
         source = request.parameter("from")
@@ -223,25 +223,25 @@ class Storage(Site):
                 self.journal.violations.append(
                     f"{name} was sent to the storage: {request.method} {request.path}"
                 )
-                return self._refused(400, "InvalidArgument", "Only one auth mechanism allowed")
+                return self._refusal(400, "InvalidArgument", "Only one auth mechanism allowed")
         expires = request.parameter("X-Expires") or ""
         path = request.target.partition("?")[0]
         if request.parameter("X-Signature") != self._mark(request.method, path, expires):
-            return self._refused(403, "SignatureDoesNotMatch", "The signature does not match")
+            return self._refusal(403, "SignatureDoesNotMatch", "The signature does not match")
         if self._wall() > int(expires):
-            return self._refused(403, "AccessDenied", "Request has expired")
+            return self._refusal(403, "AccessDenied", "Request has expired")
         repository, _, digest = request.path[1:].rpartition("/")
         inner = Request(request.method, f"/v2/{repository}/blobs/{digest}", request.headers)
         answer = self._vault.start(inner)
         assert isinstance(answer, Response)
         if answer.status == 404:
-            return self._refused(404, "NoSuchKey", "The specified key does not exist.")
+            return self._refusal(404, "NoSuchKey", "The specified key does not exist.")
         answer.headers = [
             (name, value) for name, value in answer.headers if not name.startswith("Docker-")
         ]
         return answer
 
     @staticmethod
-    def _refused(status: int, code: str, text: str) -> Response:
+    def _refusal(status: int, code: str, text: str) -> Response:
         body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{text}</Message></Error>'
         return Response(status, [("Content-Type", "application/xml")], body.encode())

@@ -143,7 +143,7 @@ class Proxy(Site):
         self._context = context or (
             ssl.create_default_context() if parts.scheme == "https" else None
         )
-        self._connect = connect or self._connected
+        self._connect = connect or self._open_socket
         self.rewrite = rewrite
         self.token_path = token_path
         self.begin = self._begin
@@ -152,7 +152,7 @@ class Proxy(Site):
         """Name a request; the token service is at `token_path`."""
         return "token" if request.path == self.token_path else request.kind
 
-    async def _connected(self, host: str, port: int) -> _Stream:
+    async def _open_socket(self, host: str, port: int) -> _Stream:
         sock = await anyio.to_thread.run_sync(socket.create_connection, (host, port))
         sock.setblocking(False)
         if self._context is not None:
@@ -190,12 +190,12 @@ class Proxy(Site):
 
         return Reception(
             upstream,
-            lambda _: self._answered(upstream, request),
+            lambda _: self._receive_answer(upstream, request),
             upstream.close,
             flush=upstream.flush,
         )
 
-    async def _answered(self, upstream: _Upstream, request: Request) -> Answer:
+    async def _receive_answer(self, upstream: _Upstream, request: Request) -> Answer:
         try:
             await upstream.flush()
             await upstream.send(h11.EndOfMessage())
@@ -210,14 +210,14 @@ class Proxy(Site):
         for raw_name, raw_value in answer.headers.raw_items():
             name = raw_name.decode()
             if name.lower() not in _HOP_BY_HOP:
-                value = self._named(name.lower(), raw_value.decode("latin-1"), request)
+                value = self._with_own_origin(name.lower(), raw_value.decode("latin-1"), request)
                 headers.append((name, value))
         if bodiless(request.method, answer.status_code):
             upstream.close()
             return Streamed(answer.status_code, headers)
         return Streamed(answer.status_code, headers, stream=upstream.body())
 
-    def _named(self, name: str, value: str, request: Request) -> str:
+    def _with_own_origin(self, name: str, value: str, request: Request) -> str:
         """Name this origin where an answer names the upstream's."""
         if not self.rewrite or name not in _REWRITTEN:
             return value

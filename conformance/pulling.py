@@ -26,13 +26,13 @@ def ping(run: Run) -> None:
     run.need(run.ask("GET", "/v2/"), 200)
 
 
-def same(reply: Reply, data: bytes) -> None:
+def check_body(reply: Reply, data: bytes) -> None:
     """Fail unless the body is `data`."""
     if reply.body != data:
         raise Failed(f"{reply} with other bytes: {len(reply.body)} of them, not {len(data)}")
 
 
-def named(reply: Reply, digest: str) -> None:
+def check_digest_header(reply: Reply, digest: str) -> None:
     """Fail when Docker-Content-Digest is another digest; skip without the header."""
     header = reply.header("Docker-Content-Digest")
     if not header:
@@ -41,7 +41,7 @@ def named(reply: Reply, digest: str) -> None:
         raise Failed(f"{reply} with Docker-Content-Digest {header}, not {digest}")
 
 
-def sized(reply: Reply, size: int) -> None:
+def check_length_header(reply: Reply, size: int) -> None:
     """Fail when Content-Length is another size; skip without the header."""
     header = reply.header("Content-Length")
     if not header:
@@ -55,8 +55,8 @@ def sized(reply: Reply, size: int) -> None:
 
 @check("pull", "GET blob", "its bytes", f"{_PULLING_BLOBS}: MUST be 200 OK (end-2)", tuple(BLOBS))
 def get_blob(run: Run, kind: str) -> None:
-    digest, data = run.held_blob(kind)
-    same(run.need(run.ask("GET", f"blobs/{digest}"), 200), data)
+    digest, data = run.stored_blob(kind)
+    check_body(run.need(run.ask("GET", f"blobs/{digest}"), 200), data)
 
 
 @check(
@@ -67,32 +67,34 @@ def get_blob(run: Run, kind: str) -> None:
     tuple(BLOBS),
 )
 def get_blob_digest(run: Run, kind: str) -> None:
-    digest, data = run.held_blob(kind)
+    digest, data = run.stored_blob(kind)
     reply = run.need(run.ask("GET", f"blobs/{digest}"), 200)
     header = reply.header("Docker-Content-Digest")
-    named(reply, digest if header.startswith(digest.partition(":")[0]) else digest_of(data))
+    check_digest_header(
+        reply, digest if header.startswith(digest.partition(":")[0]) else digest_of(data)
+    )
 
 
 @check("pull", "HEAD blob", "is there", f"{_EXISTS}: MUST be 200 OK (end-2)", tuple(BLOBS))
 def head_blob(run: Run, kind: str) -> None:
-    digest, _ = run.held_blob(kind)
+    digest, _ = run.stored_blob(kind)
     run.need(run.ask("HEAD", f"blobs/{digest}"), 200)
 
 
 @check("pull", "HEAD blob", "its size", f"{_EXISTS}: SHOULD contain Content-Length", tuple(BLOBS))
 def head_blob_size(run: Run, kind: str) -> None:
-    digest, data = run.held_blob(kind)
-    sized(run.need(run.ask("HEAD", f"blobs/{digest}"), 200), len(data))
+    digest, data = run.stored_blob(kind)
+    check_length_header(run.need(run.ask("HEAD", f"blobs/{digest}"), 200), len(data))
 
 
 @check("pull", "HEAD blob", "its digest in a header", f"{_EXISTS}: SHOULD, if present MUST", "blob")
 def head_blob_digest(run: Run) -> None:
-    digest, _ = run.held_blob("blob")
-    named(run.need(run.ask("HEAD", f"blobs/{digest}"), 200), digest)
+    digest, _ = run.stored_blob("blob")
+    check_digest_header(run.need(run.ask("HEAD", f"blobs/{digest}"), 200), digest)
 
 
-def _ranged(run: Run, range_header: str, *statuses: int) -> Reply:
-    digest, _ = run.held_blob("blob")
+def _get_range(run: Run, range_header: str, *statuses: int) -> Reply:
+    digest, _ = run.stored_blob("blob")
     reply = run.need(run.ask("GET", f"blobs/{digest}", {"Range": range_header}), 200, *statuses)
     if reply.status == 200:
         raise Skipped("optional and not here: Range is ignored")
@@ -113,9 +115,9 @@ def _enter_range(asked: str, start: int, stop: int) -> None:
 
     @check("pull", "GET blob Range", asked, cites, "blob")
     def get_range(run: Run) -> None:
-        reply = _ranged(run, asked, 206)
+        reply = _get_range(run, asked, 206)
         _, data = run.blob("blob")
-        same(reply, data[start:stop])
+        check_body(reply, data[start:stop])
         expected = f"bytes {start}-{stop - 1}/1000"
         if reply.header("Content-Range") != expected:
             raise Failed(
@@ -135,13 +137,13 @@ for _asked, (_start, _stop) in _RANGES.items():
     "blob",
 )
 def get_range_beyond(run: Run) -> None:
-    run.need(_ranged(run, "bytes=1000-", 416), 416)
+    run.need(_get_range(run, "bytes=1000-", 416), 416)
 
 
 @check("pull", "GET blob", "404", f"{_PULLING_BLOBS}: MUST be 404 Not Found (end-2)", "absent")
 def get_absent_blob(run: Run) -> None:
     reply = run.need(run.ask("GET", f"blobs/{NOWHERE}"), 404)
-    coded(reply, "BLOB_UNKNOWN", "NAME_UNKNOWN")
+    check_error_code(reply, "BLOB_UNKNOWN", "NAME_UNKNOWN")
 
 
 @check("pull", "HEAD blob", "404", f"{_EXISTS}: MUST be 404 Not Found (end-2)", "absent")
@@ -168,7 +170,7 @@ def get_blob_nowhere(run: Run) -> None:
     "absent",
 )
 def get_blob_of_another(run: Run) -> None:
-    digest, _ = run.held_blob("blob")
+    digest, _ = run.stored_blob("blob")
     run.nowhere(run.ask("GET", f"blobs/{digest}", repository=f"{run.mounting}-not-{run.identity}"))
 
 
@@ -177,7 +179,7 @@ def get_malformed_blob(run: Run) -> None:
     run.need(run.ask("GET", "blobs/sha256:totallywrong"), 400, 404)
 
 
-def coded(reply: Reply, *expected: str) -> None:
+def check_error_code(reply: Reply, *expected: str) -> None:
     """Fail when an error body in the specification's form has none of these codes."""
     listed = codes(reply)
     if listed and not set(listed) & set(expected):
@@ -188,7 +190,7 @@ def coded(reply: Reply, *expected: str) -> None:
 
 
 def _reference(run: Run, kind: str, by: str) -> str:
-    image = run.held(kind)
+    image = run.stored_image(kind)
     return run.tag(kind) if by == "tag" else image.top
 
 
@@ -199,7 +201,7 @@ def _enter_manifest(by: str) -> None:
     @check("pull", "GET manifest", f"by {by}, its bytes", must, kinds)
     def get_manifest(run: Run, kind: str) -> None:
         reply = run.need(run.ask("GET", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
-        same(reply, run.image(kind).body)
+        check_body(reply, run.image(kind).body)
 
     @check(
         "pull", "HEAD manifest", f"by {by}, is there", f"{_EXISTS}: MUST be 200 OK (end-3)", kinds
@@ -212,12 +214,12 @@ def _enter_manifest(by: str) -> None:
     @check("pull", "GET manifest", f"by {by}, its digest in a header", cites, kinds)
     def get_manifest_digest(run: Run, kind: str) -> None:
         reply = run.need(run.ask("GET", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
-        named(reply, run.image(kind).top)
+        check_digest_header(reply, run.image(kind).top)
 
     @check("pull", "HEAD manifest", f"by {by}, its digest in a header", f"{_EXISTS}: SHOULD", kinds)
     def head_manifest_digest(run: Run, kind: str) -> None:
         reply = run.need(run.ask("HEAD", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
-        named(reply, run.image(kind).top)
+        check_digest_header(reply, run.image(kind).top)
 
 
 _enter_manifest("tag")
@@ -232,7 +234,7 @@ _enter_manifest("digest")
     tuple(MANIFESTS),
 )
 def get_manifest_type(run: Run, kind: str) -> None:
-    image = run.held(kind)
+    image = run.stored_image(kind)
     reply = run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200)
     if reply.header("Content-Type") != image.media_type:
         raise Failed(
@@ -248,9 +250,9 @@ def get_manifest_type(run: Run, kind: str) -> None:
     tuple(MANIFESTS),
 )
 def get_manifest_alone(run: Run, kind: str) -> None:
-    image = run.held(kind)
+    image = run.stored_image(kind)
     reply = run.ask("GET", f"manifests/{run.tag(kind)}", {"Accept": image.media_type})
-    same(run.need(reply, 200), image.body)
+    check_body(run.need(reply, 200), image.body)
 
 
 @check(
@@ -261,8 +263,10 @@ def get_manifest_alone(run: Run, kind: str) -> None:
     tuple(MANIFESTS),
 )
 def head_manifest_size(run: Run, kind: str) -> None:
-    image = run.held(kind)
-    sized(run.need(run.ask("HEAD", f"manifests/{image.top}", ACCEPT), 200), len(image.body))
+    image = run.stored_image(kind)
+    check_length_header(
+        run.need(run.ask("HEAD", f"manifests/{image.top}", ACCEPT), 200), len(image.body)
+    )
 
 
 _ABSENT: dict[str, Callable[[Run], str]] = {
@@ -279,7 +283,7 @@ def _enter_absent(by: str) -> None:
     @check("pull", "GET manifest", f"by {by}, 404", cites, data)
     def get_absent(run: Run) -> None:
         reply = run.need(run.ask("GET", f"manifests/{_ABSENT[by](run)}", ACCEPT), 404)
-        coded(reply, "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
+        check_error_code(reply, "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
 
     @check("pull", "HEAD manifest", f"by {by}, 404", cites, data)
     def head_absent(run: Run) -> None:
@@ -299,7 +303,7 @@ for _by in _ABSENT:
 )
 def get_manifest_nowhere(run: Run) -> None:
     reply = run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/manifests/latest", ACCEPT)
-    coded(run.nowhere(reply), "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
+    check_error_code(run.nowhere(reply), "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
 
 
 @check(

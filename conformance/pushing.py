@@ -13,7 +13,7 @@ from collections.abc import Callable
 from .checks import ACCEPT, MANIFESTS, NOWHERE, Failed, Run, Skipped, check, codes
 from .images import Image, encode
 from .messages import digest_of
-from .pulling import coded, named, same
+from .pulling import check_body, check_digest_header, check_error_code
 from .storage import OCI_INDEX, OCI_MANIFEST
 
 _MANIFESTS = "Pushing Manifests"
@@ -48,7 +48,7 @@ def _put(run: Run, image: Image, reference: str) -> None:
     run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
     reply = run.need(run.put(reference, image.media_type, image.body), 201)
     for target in (run.location(reply), f"manifests/{reference}", f"manifests/{image.top}"):
-        same(run.need(run.ask("GET", target, ACCEPT), 200), image.body)
+        check_body(run.need(run.ask("GET", target, ACCEPT), 200), image.body)
 
 
 @check(
@@ -59,8 +59,8 @@ def _put(run: Run, image: Image, reference: str) -> None:
     tuple(MANIFESTS),
 )
 def put_says_digest(run: Run, kind: str) -> None:
-    image = run.held(kind)
-    named(run.need(run.put(image.top, image.media_type, image.body), 201), image.top)
+    image = run.stored_image(kind)
+    check_digest_header(run.need(run.put(image.top, image.media_type, image.body), 201), image.top)
 
 
 _SHAPES: dict[str, tuple[str, Callable[[Run], Image]]] = {
@@ -70,7 +70,7 @@ _SHAPES: dict[str, tuple[str, Callable[[Run], Image]]] = {
     ),
     "no mediaType": (
         f"{_MANIFESTS}: All manifests SHOULD include a mediaType field",
-        lambda run: _edited(run, mediaType=None),
+        lambda run: _edited_image(run, mediaType=None),
     ),
     "an empty index": ("Image Index: manifests MAY be empty", lambda run: run.seed.index([])),
     "one layer three times": (
@@ -84,7 +84,7 @@ _SHAPES: dict[str, tuple[str, Callable[[Run], Image]]] = {
 }
 
 
-def _edited(run: Run, **fields: object) -> Image:
+def _edited_image(run: Run, **fields: object) -> Image:
     image = run.seed.image(sizes=(60,))
     document = {
         key: value for key, value in {**image.document, **fields}.items() if value is not None
@@ -101,7 +101,7 @@ def _enter_shape(shape: str, cites: str, build: Callable[[Run], Image]) -> None:
         if shape in ("no layers", "an empty index"):
             run.optional(reply, 400)
         run.need(reply, 201)
-        same(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
+        check_body(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
 
 
 for _shape, (_cites, _build) in _SHAPES.items():
@@ -130,7 +130,7 @@ def many_tags(run: Run) -> None:
     tags = [f"{run.identity}-many-{number}" for number in range(4)]
     image = run.push(run.seed.image(sizes=(60,)), *tags)
     for tag in tags:
-        same(run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200), image.body)
+        check_body(run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200), image.body)
 
 
 @check(
@@ -140,8 +140,8 @@ def tag_moves(run: Run) -> None:
     tag = f"{run.identity}-moving"
     first = run.push(run.seed.image(sizes=(60,)), tag)
     second = run.push(run.seed.image(sizes=(60,)), tag)
-    same(run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200), second.body)
-    same(run.need(run.ask("GET", f"manifests/{first.top}", ACCEPT), 200), first.body)
+    check_body(run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200), second.body)
+    check_body(run.need(run.ask("GET", f"manifests/{first.top}", ACCEPT), 200), first.body)
 
 
 @check(
@@ -190,7 +190,7 @@ def put_under_other_digest(run: Run) -> None:
     image = run.seed.image(sizes=(60,))
     run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
     wrong = digest_of(image.body + b"\n")
-    coded(
+    check_error_code(
         run.need(run.put(wrong, image.media_type, image.body), 400),
         "DIGEST_INVALID",
         "MANIFEST_INVALID",
@@ -208,7 +208,7 @@ def put_under_other_digest(run: Run) -> None:
 def put_no_json(run: Run, kind: str) -> None:
     media_type = OCI_MANIFEST if kind == "image" else OCI_INDEX
     tag = f"{run.identity}-no-json"
-    coded(run.need(run.put(tag, media_type, b"blablabla"), 400), "MANIFEST_INVALID")
+    check_error_code(run.need(run.put(tag, media_type, b"blablabla"), 400), "MANIFEST_INVALID")
     run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 404)
 
 
@@ -228,7 +228,7 @@ def put_large(run: Run) -> None:
     image = _padded(run, _LIMIT)
     run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
     run.need(run.optional(run.put(image.top, image.media_type, image.body), 400, 413), 201)
-    same(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
+    check_body(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
 
 
 @check(

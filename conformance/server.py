@@ -242,7 +242,7 @@ class Server:
             return None
         request, body = begun
         exchange = self.app.open(request)
-        override = exchange.asked()
+        override = exchange.ask_hooks()
         exchange.start(await override if inspect.isawaitable(override) else override)
         early = exchange.is_early
         rest = b""

@@ -291,9 +291,9 @@ class TokenService(Site):
             login = _credentials(header)
             user = None if login is None else self.known(*login)
             if user is None:
-                return self._refused()
+                return self._refusal()
         elif not self.anonymous:
-            return self._refused()
+            return self._refusal()
         scopes = [value for key, value in request.query if key == "scope"]
         offline = request.parameter("offline_token") == "true"
         return self._give(request, user, scopes, request.parameter("service"), offline=offline)
@@ -313,7 +313,7 @@ class TokenService(Site):
         else:
             return self._bad(request, "unknown grant_type")
         if user is None:
-            return self._refused()
+            return self._refusal()
         offline = form.get("access_type") == "offline"
         return self._give(
             request, user, form.get("scope", "").split(), form["service"], offline=offline
@@ -332,7 +332,7 @@ class TokenService(Site):
         return error(400, "UNSUPPORTED", message)
 
     @staticmethod
-    def _refused() -> Response:
+    def _refusal() -> Response:
         return error(401, "UNAUTHORIZED", "incorrect username or password")
 
     def _give(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from .checks import BLOBS, OCTETS, Failed, Run, Skipped, check
 from .client import Reply, with_query
 from .messages import digest_of
-from .pulling import coded, same
+from .pulling import check_body, check_error_code
 
 _TWO_STEPS = "POST then PUT"
 _SINGLE = "Single POST"
@@ -47,8 +47,8 @@ def _patch(run: Run, where: str, body: bytes, start: int | None = None) -> Reply
     return run.ask("PATCH", where, sent, body)
 
 
-def _stored(run: Run, digest: str, data: bytes, repository: str | None = None) -> None:
-    same(run.need(run.ask("GET", f"blobs/{digest}", repository=repository), 200), data)
+def _check_stored(run: Run, digest: str, data: bytes, repository: str | None = None) -> None:
+    check_body(run.need(run.ask("GET", f"blobs/{digest}", repository=repository), 200), data)
 
 
 def _new(run: Run, size: int = 500) -> tuple[str, bytes]:
@@ -95,8 +95,8 @@ def post_and_put(run: Run, kind: str) -> None:
     if kind == "sha512 blob":
         run.optional(reply, 400)
     where = run.location(run.need(reply, 201))
-    same(run.need(run.ask("GET", where), 200), data)
-    _stored(run, digest, data)
+    check_body(run.need(run.ask("GET", where), 200), data)
+    _check_stored(run, digest, data)
 
 
 @check(
@@ -110,13 +110,13 @@ def put_twice(run: Run) -> None:
     digest, data = _new(run)
     run.upload(digest, data)
     run.upload(digest, data)
-    _stored(run, digest, data)
+    _check_stored(run, digest, data)
 
 
-def _refused(run: Run, reply: Reply, *statuses: int) -> None:
+def _check_refusal(run: Run, reply: Reply, *statuses: int) -> None:
     """Judge a refusal of bytes that have another digest."""
     run.need(reply, *statuses)
-    coded(reply, "DIGEST_INVALID", "BLOB_UPLOAD_INVALID")
+    check_error_code(reply, "DIGEST_INVALID", "BLOB_UPLOAD_INVALID")
 
 
 @check(
@@ -129,7 +129,7 @@ def _refused(run: Run, reply: Reply, *statuses: int) -> None:
 def put_other_bytes(run: Run) -> None:
     digest, _ = _new(run)
     other, data = _new(run)
-    _refused(run, _finish(run, run.location(_start(run)), digest, data), 400)
+    _check_refusal(run, _finish(run, run.location(_start(run)), digest, data), 400)
     for name in (digest, other):
         run.need(run.ask("GET", f"blobs/{name}"), 404)
 
@@ -144,12 +144,12 @@ def put_other_bytes(run: Run) -> None:
 def put_without_digest(run: Run) -> None:
     where = run.location(_start(run))
     _, data = _new(run)
-    _refused(run, run.ask("PUT", where, OCTETS, data), 400)
+    _check_refusal(run, run.ask("PUT", where, OCTETS, data), 400)
 
 
 @check("push", "PUT upload", "a digest that is none, 400", "Endpoints: 400 (end-6)", "malformed")
 def put_malformed_digest(run: Run) -> None:
-    _refused(run, _finish(run, run.location(_start(run)), "sha256:totallywrong", b"x"), 400)
+    _check_refusal(run, _finish(run, run.location(_start(run)), "sha256:totallywrong", b"x"), 400)
 
 
 _UNKNOWN = "00000000-0000-4000-8000-000000000000"
@@ -160,7 +160,7 @@ def put_to_nothing(run: Run) -> None:
     digest, data = _new(run)
     where = run.location(_start(run))
     run.need(_finish(run, where, digest, data), 201)
-    coded(run.need(_finish(run, where, digest, data), 404), "BLOB_UPLOAD_UNKNOWN")
+    check_error_code(run.need(_finish(run, where, digest, data), 404), "BLOB_UPLOAD_UNKNOWN")
 
 
 # One request.
@@ -183,8 +183,8 @@ def single_post(run: Run, kind: str) -> None:
         run.need(_finish(run, where, digest, data), 201)
     else:
         run.put_here(f"blobs/{digest}")
-        same(run.need(run.ask("GET", where), 200), data)
-    _stored(run, digest, data)
+        check_body(run.need(run.ask("GET", where), 200), data)
+    _check_stored(run, digest, data)
 
 
 @check(
@@ -200,7 +200,7 @@ def single_post_other_bytes(run: Run) -> None:
     reply = run.ask("POST", with_query("blobs/uploads/", digest=digest), OCTETS, data)
     if reply.status == 202:
         raise Skipped(f"optional and not here: {reply}, a single POST only opens a session")
-    _refused(run, reply, 400)
+    _check_refusal(run, reply, 400)
     run.need(run.ask("GET", f"blobs/{digest}"), 404)
 
 
@@ -254,7 +254,7 @@ def streamed(run: Run) -> None:
     session = _Session(run)
     where = run.location(run.need(_patch(run, session.where, session.data), 202))
     run.need(_finish(run, where, session.digest), 201)
-    _stored(run, session.digest, session.data)
+    _check_stored(run, session.digest, session.data)
 
 
 @check(
@@ -270,7 +270,7 @@ def chunked(run: Run) -> None:
     session.where = _at(run, session.patch(run, 1), 202, session.size * 2 - 1)
     session.where = _at(run, session.patch(run, 2), 202, len(session.data) - 1)
     reply = run.need(_finish(run, session.where, session.digest), 201)
-    same(run.need(run.ask("GET", run.location(reply)), 200), session.data)
+    check_body(run.need(run.ask("GET", run.location(reply)), 200), session.data)
 
 
 @check(
@@ -286,7 +286,7 @@ def last_chunk_by_put(run: Run) -> None:
     rest = session.data[session.size :]
     content_range = f"{session.size}-{len(session.data) - 1}"
     run.need(_finish(run, session.where, session.digest, rest, Content_Range=content_range), 201)
-    _stored(run, session.digest, session.data)
+    _check_stored(run, session.digest, session.data)
 
 
 @check(
@@ -343,7 +343,7 @@ def status_of_upload(run: Run) -> None:
     session.where = _at(run, run.ask("GET", session.where), 204, session.size - 1)
     session.where = _at(run, session.patch(run, 1), 202, session.size * 2 - 1)
     run.need(_finish(run, session.where, session.digest, session.chunk(2)), 201)
-    _stored(run, session.digest, session.data)
+    _check_stored(run, session.digest, session.data)
 
 
 @check(
@@ -358,7 +358,7 @@ def status_by_old_location(run: Run) -> None:
     used = session.first(run)
     session.where = _at(run, run.ask("GET", used), 204, session.size - 1)
     run.need(_finish(run, session.where, session.digest, session.data[session.size :]), 201)
-    _stored(run, session.digest, session.data)
+    _check_stored(run, session.digest, session.data)
 
 
 @check(
@@ -375,7 +375,7 @@ def resumed(run: Run) -> None:
     session.where = _at(run, run.ask("GET", used), 204, session.size - 1)
     session.where = run.location(run.need(session.patch(run, 1), 202))
     run.need(_finish(run, session.where, session.digest, session.chunk(2)), 201)
-    _stored(run, session.digest, session.data)
+    _check_stored(run, session.digest, session.data)
 
 
 @check(
@@ -389,7 +389,7 @@ def closed(run: Run) -> None:
     digest, data = _new(run)
     where = run.location(_start(run))
     run.need(_finish(run, where, digest, data), 201)
-    coded(run.need(run.ask("GET", where), 404), "BLOB_UPLOAD_UNKNOWN")
+    check_error_code(run.need(run.ask("GET", where), 404), "BLOB_UPLOAD_UNKNOWN")
 
 
 @check("push", "PATCH upload", "to a closed session, 404", "Endpoints: 404 (end-5)", "absent")
@@ -397,7 +397,7 @@ def patch_closed(run: Run) -> None:
     digest, data = _new(run)
     where = run.location(_start(run))
     run.need(_finish(run, where, digest, data), 201)
-    coded(run.need(_patch(run, where, data, 0), 404), "BLOB_UPLOAD_UNKNOWN")
+    check_error_code(run.need(_patch(run, where, data, 0), 404), "BLOB_UPLOAD_UNKNOWN")
 
 
 # Mounts.
@@ -418,7 +418,7 @@ def _goes_on(run: Run, reply: Reply, digest: str, data: bytes) -> None:
     where = run.location(run.need(reply, 202))
     run.need(run.ask("PUT", with_query(where, digest=digest), OCTETS, data), 201)
     run.put_here(f"blobs/{digest}", run.mounting)
-    _stored(run, digest, data, run.mounting)
+    _check_stored(run, digest, data, run.mounting)
 
 
 @check(
@@ -436,8 +436,8 @@ def mounted(run: Run) -> None:
         _goes_on(run, reply, digest, data)
         raise Skipped(f"optional and not here: {reply}, nothing is mounted")
     run.put_here(f"blobs/{digest}", run.mounting)
-    same(run.need(run.ask("GET", run.location(reply)), 200), data)
-    _stored(run, digest, data, run.mounting)
+    check_body(run.need(run.ask("GET", run.location(reply)), 200), data)
+    _check_stored(run, digest, data, run.mounting)
 
 
 @check(
@@ -454,7 +454,7 @@ def mounted_from_anywhere(run: Run) -> None:
     if run.need(reply, 201, 202).status == 202:
         return _goes_on(run, reply, digest, data)
     run.put_here(f"blobs/{digest}", run.mounting)
-    return _stored(run, digest, data, run.mounting)
+    return _check_stored(run, digest, data, run.mounting)
 
 
 @check(

@@ -48,7 +48,7 @@ class Uploads(Site):
         self.repositories: defaultdict[str, Repository] = defaultdict(Repository)
         self._sessions = 0
 
-    def _wrong(
+    def _refuse_mistake(
         self, request: Request, status: int, code: str, message: str, detail: object = None
     ) -> Response:
         """Refuse, and note that no correct client sends this."""
@@ -68,11 +68,11 @@ class Uploads(Site):
         whole = request.parameter("digest")
         for digest in (mount, whole):
             if digest is not None and not self._verifiable(digest):
-                return self._wrong(
+                return self._refuse_mistake(
                     request, 400, "DIGEST_INVALID", "invalid digest", {"digest": digest}
                 )
         if source is not None and not is_name(source):
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "NAME_INVALID", "invalid repository name", {"name": source}
             )
         if mount is not None and self.mounts:
@@ -81,8 +81,8 @@ class Uploads(Site):
                 self.repositories[request.repository].blobs[mount] = blob
                 return self._created(request, mount)
         if request.has_body and whole is None:
-            return self._wrong(request, 400, "SIZE_INVALID", "a body without a digest")
-        refusal = self._typed(request)
+            return self._refuse_mistake(request, 400, "SIZE_INVALID", "a body without a digest")
+        refusal = self._check_type(request)
         if refusal is not None:
             return refusal
         if whole is not None and self.single_post:
@@ -91,7 +91,7 @@ class Uploads(Site):
         self._sessions += 1
         upload = Upload(f"00000000-0000-4000-8000-{self._sessions:012d}")
         self.repositories[request.repository].uploads[upload.identity] = upload
-        return self._accepted(request, upload)
+        return self._accept(request, upload)
 
     def _verifiable(self, digest: str) -> bool:
         return is_digest(digest) and (self.sha512 or not digest.startswith("sha512:"))
@@ -105,15 +105,15 @@ class Uploads(Site):
             (repository.blobs[digest] for repository in holders if digest in repository.blobs), None
         )
 
-    def _typed(self, request: Request) -> Response | None:
+    def _check_type(self, request: Request) -> Response | None:
         media_type = request.header("content-type")
         if request.has_body and media_type not in ("", OCTETS):
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 415, "UNSUPPORTED", f"Content-Type {media_type!r} for bytes"
             )
         return None
 
-    def _accepted(self, request: Request, upload: Upload, status: int = 202) -> Response:
+    def _accept(self, request: Request, upload: Upload, status: int = 202) -> Response:
         """Answer with the session's next Location; every answer has a new one."""
         upload.sequence += 1
         path = f"/v2/{request.repository}/blobs/uploads/{upload.identity}?_state={upload.sequence}"
@@ -141,7 +141,7 @@ class Uploads(Site):
         state = request.parameter("_state")
         if state is None:
             # The query of a Location is part of it (section 1.7).
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "BLOB_UPLOAD_INVALID", "not the Location that was given"
             )
         if request.method in ("PATCH", "PUT") and (upload.busy or state != str(upload.sequence)):
@@ -149,16 +149,16 @@ class Uploads(Site):
         return upload
 
     def _out_of_order(self, request: Request, upload: Upload, message: str) -> Response:
-        answer = self._accepted(request, upload)
+        answer = self._accept(request, upload)
         return error(416, "BLOB_UPLOAD_INVALID", message, headers=answer.headers)
 
     def _chunk(self, request: Request, upload: Upload) -> Response | None:
         """Judge the head of a PATCH or PUT with a body."""
-        refusal = self._typed(request)
+        refusal = self._check_type(request)
         if refusal is not None:
             return refusal
         if upload.short and request.method == "PATCH":
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "SIZE_INVALID", "the chunk before this one was too short"
             )
         declared = request.header("content-range")
@@ -166,7 +166,7 @@ class Uploads(Site):
             return None
         span = _CONTENT_RANGE.match(declared)
         if span is None:
-            return self._wrong(
+            return self._refuse_mistake(
                 request,
                 400,
                 "BLOB_UPLOAD_INVALID",
@@ -178,7 +178,7 @@ class Uploads(Site):
             return self._out_of_order(request, upload, f"the next byte is {upload.content.size}")
         if request.length() != last - first + 1:
             # A chunked body, whose length is None, is refused here too, as at ACR (section 1.7).
-            return self._wrong(
+            return self._refuse_mistake(
                 request, 400, "SIZE_INVALID", "Content-Length is not that of Content-Range"
             )
         return None
@@ -196,7 +196,7 @@ class Uploads(Site):
             upload.busy = False
             upload.short = received < (self.chunk_min_length or 0)
             if digest is None:
-                return self._accepted(request, upload)
+                return self._accept(request, upload)
             del self.repositories[request.repository].uploads[upload.identity]
             return self._commit(request, upload, digest)
 
@@ -215,7 +215,7 @@ class Uploads(Site):
         digest = request.parameter("digest")
         if digest is None or not self._verifiable(digest):
             text = "digest missing" if digest is None else "invalid digest"
-            return self._wrong(request, 400, "DIGEST_INVALID", text, {"digest": digest})
+            return self._refuse_mistake(request, 400, "DIGEST_INVALID", text, {"digest": digest})
         return self._receive(request, digest)
 
     def _commit(self, request: Request, upload: Upload, digest: str) -> Response:
@@ -231,7 +231,7 @@ class Uploads(Site):
 
     def _get_upload(self, request: Request) -> Response:
         upload = self._session(request)
-        return upload if isinstance(upload, Response) else self._accepted(request, upload, 204)
+        return upload if isinstance(upload, Response) else self._accept(request, upload, 204)
 
     def _delete_upload(self, request: Request) -> Response:
         upload = self._session(request)

@@ -23,7 +23,7 @@ from anyio import sleep
 
 from .injection import Effect, Gate, is_one_of
 from .messages import Answer, Request, Response, error
-from .wire import Dropped, Pieces, Streamed, bodiless, framed, pieces_of, size_of
+from .wire import Dropped, Pieces, Streamed, bodiless, pieces_of, size_of, with_framing
 
 __all__ = [
     "VERBS",
@@ -77,16 +77,16 @@ class _Answering(Effect):
     def _is_at(self, place: str) -> bool:
         return self.at == place
 
-    async def asked(self, request: Request) -> Answer | None:
+    async def on_head(self, request: Request) -> Answer | None:
         if not self._is_at("request"):
             return None
-        self.happened()
+        self.record()
         return self.answer(request)
 
-    def replaced(self, request: Request, answer: Answer) -> Answer:
+    def on_carried_out(self, request: Request, answer: Answer) -> Answer:
         if not self._is_at("answer"):
             return answer
-        self.happened()
+        self.record()
         return self.answer(request)
 
 
@@ -225,7 +225,7 @@ class Raw(_Answering):
         return self.where != "instead"
 
     async def surround(self, pieces: Pieces) -> Pieces:
-        self.happened()
+        self.record()
         if self.where == "before":
             yield self.data
         async with aclosing(pieces):
@@ -271,7 +271,7 @@ class _Placed(Effect):
         self.place = f"{self.of or own} body" if in_body else str(self.at)
         self.offset = self.after or self.every or 0
 
-    async def asked(self, request: Request) -> Answer | None:
+    async def on_head(self, request: Request) -> Answer | None:
         if self.place == "request":
             await self.strike()
         return None
@@ -289,7 +289,7 @@ class _Placed(Effect):
     def _is_over(self) -> bool:
         return self.took_place and self.every is None
 
-    async def answering(self, request: Request, answer: Answer) -> Answer:
+    async def on_answer(self, request: Request, answer: Answer) -> Answer:
         if self.place == "answer":
             await self.strike()
         return answer
@@ -347,7 +347,7 @@ class Delay(_Placed):
             raise ValueError("every is a number of bytes, without after")
 
     async def strike(self) -> None:
-        self.happened()
+        self.record()
         await sleep(self.seconds)
 
 
@@ -365,7 +365,7 @@ class Stall(_Placed):
         self._check_place()
 
     async def strike(self) -> None:
-        self.happened()
+        self.record()
         await self.until.wait()
 
 
@@ -390,12 +390,12 @@ class Drop(_Placed):
         return True
 
     async def strike(self) -> None:
-        self.happened()
+        self.record()
         raise Dropped(reset=self.reset)
 
     def check(self, received: int) -> None:
         if self.place == "request body" and received >= self.offset:
-            self.happened()
+            self.record()
             raise Dropped(reset=self.reset)
 
 
@@ -425,10 +425,10 @@ class Throttle(Effect):
     def ends(self) -> bool:
         return self.requests is not None
 
-    async def asked(self, request: Request) -> Answer | None:
+    async def on_head(self, request: Request) -> Answer | None:
         if self.requests is None:
             return None
-        self.happened()
+        self.record()
         after = [("Retry-After", str(math.ceil(self.wait)))]
         return error(429, "TOOMANYREQUESTS", "too many requests", headers=after)
 
@@ -441,7 +441,7 @@ class Throttle(Effect):
 
     async def pace(self, count: int, received: int) -> None:
         if self.rate and self.of != "response" and count:
-            self.happened()
+            self.record()
             await sleep(count / self.rate)
 
     def shapes(self, request: Request) -> bool:
@@ -455,7 +455,7 @@ class Throttle(Effect):
             async for piece in pieces:
                 rest = memoryview(piece)
                 while rest:
-                    self.happened()
+                    self.record()
                     await sleep(min(self._turn, len(rest)) / rate)
                     yield rest[: self._turn]
                     rest = rest[self._turn :]
@@ -479,7 +479,7 @@ class Truncate(Effect):
         if self.at < 0:
             raise ValueError("at is a number of bytes")
 
-    async def answering(self, request: Request, answer: Answer) -> Answer:
+    async def on_answer(self, request: Request, answer: Answer) -> Answer:
         if isinstance(answer, Response) and not bodiless(request.method, answer.status):
             size = size_of(answer)
             dropped = ("content-length", "transfer-encoding", "connection")
@@ -502,7 +502,7 @@ class Truncate(Effect):
         async with aclosing(pieces):
             async for piece in pieces:
                 if len(piece) > left:
-                    self.happened()
+                    self.record()
                 if left:
                     yield piece[:left]
                 left -= min(left, len(piece))
@@ -525,7 +525,7 @@ class Corrupt(Effect):
         if self.at < 0 and self.of == "request":
             raise ValueError("the end of a request's body is not known before it is there")
 
-    def _changed(self, data: memoryview, offset: int, at: int) -> bytearray | None:
+    def _change(self, data: memoryview, offset: int, at: int) -> bytearray | None:
         """Return `data` changed when it is hit; its first byte is number `offset`."""
         if self.whole and data:
             return bytearray(self.filler * len(data))
@@ -536,9 +536,9 @@ class Corrupt(Effect):
         return changed
 
     def alter(self, data: memoryview, offset: int) -> None:
-        changed = self._changed(data, offset, self.at) if self.of == "request" else None
+        changed = self._change(data, offset, self.at) if self.of == "request" else None
         if changed is not None:
-            self.happened()
+            self.record()
             data[:] = changed
 
     def shapes(self, request: Request) -> bool:
@@ -552,10 +552,10 @@ class Corrupt(Effect):
         offset = 0
         async with aclosing(pieces):
             async for piece in pieces:
-                changed = self._changed(memoryview(piece), offset, at)
+                changed = self._change(memoryview(piece), offset, at)
                 offset += len(piece)
                 if changed is not None:
-                    self.happened()
+                    self.record()
                 yield piece if changed is None else bytes(changed)
 
 
@@ -575,10 +575,10 @@ class Lie(Effect):
         if not self.names and not self.headers:
             raise ValueError("about which header?")
 
-    async def answering(self, request: Request, answer: Answer) -> Answer:
+    async def on_answer(self, request: Request, answer: Answer) -> Answer:
         if not isinstance(answer, Response):
             return answer
-        headers = framed(answer, request.method)
+        headers = with_framing(answer, request.method)
         lies = {name.lower(): (name, value) for name, value in self.headers.items()}
         names = (self.names,) if isinstance(self.names, str) else self.names
         for name in names:
@@ -586,7 +586,7 @@ class Lie(Effect):
             if value is not None:
                 lies[name.lower()] = (name, _wrong_value(name.lower(), value))
         if lies:
-            self.happened()
+            self.record()
             true = [(name, value) for name, value in headers if name.lower() not in lies]
             false = [(name, value) for name, value in lies.values() if value is not None]
             answer.headers = [*true, *false]

@@ -25,11 +25,11 @@ __all__ = [
     "Streamed",
     "Wire",
     "bodiless",
-    "framed",
     "head_of",
     "pieces_of",
     "size_of",
     "wire",
+    "with_framing",
 ]
 
 Pieces: TypeAlias = "AsyncGenerator[bytes | memoryview, None]"
@@ -81,7 +81,7 @@ def bodiless(method: str, status: int) -> bool:
     return method == "HEAD" or status in (204, 304) or 100 <= status < 200
 
 
-def framed(answer: Response, method: str) -> list[tuple[str, str]]:
+def with_framing(answer: Response, method: str) -> list[tuple[str, str]]:
     """Return the headers of an answer, with the framing where a held body has none."""
     headers = list(answer.headers)
     names = {name.lower() for name, _ in headers}
@@ -113,7 +113,7 @@ async def pieces_of(answer: Response) -> Pieces:
         yield piece_of_memory
 
 
-async def chunked(pieces: Pieces) -> Pieces:
+async def chunk_coding(pieces: Pieces) -> Pieces:
     """Write pieces in chunked coding, with its end."""
     async with aclosing(pieces):
         async for piece in pieces:
@@ -124,7 +124,7 @@ async def chunked(pieces: Pieces) -> Pieces:
     yield b"0\r\n\r\n"
 
 
-async def counted(pieces: Pieces, entry: Entry) -> Pieces:
+async def count_bytes(pieces: Pieces, entry: Entry) -> Pieces:
     """Count a body's bytes in the journal's entry before they leave."""
     async with aclosing(pieces):
         async for piece in pieces:
@@ -139,7 +139,7 @@ def wire(
     shape: Callable[[Pieces], Pieces] = lambda pieces: pieces,
 ) -> Wire:
     """Make an answer a Wire; `shape` may change the body's pieces before framing and counting."""
-    headers = framed(answer, method)
+    headers = with_framing(answer, method)
     fields = {name.lower(): value for name, value in headers}
     coded = "chunked" in fields.get("transfer-encoding", "").lower()
     ends = coded or "content-length" in fields or bodiless(method, answer.status)
@@ -147,8 +147,8 @@ def wire(
     async def pieces() -> Pieces:
         yield head_of(answer.status, headers)
         if not bodiless(method, answer.status):
-            body = counted(shape(pieces_of(answer)), entry)
-            async with aclosing(chunked(body) if coded else body) as sent:
+            body = count_bytes(shape(pieces_of(answer)), entry)
+            async with aclosing(chunk_coding(body) if coded else body) as sent:
                 async for piece in sent:
                     yield piece
 
