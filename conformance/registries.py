@@ -4,7 +4,7 @@ Owns: starting and ending those two programs.
 May not know: what is asked of them.
 Invariants: a missing program is an error that names its package, never a skipped test. A registry
 that was started is ended, whatever happens in between. It takes its port from the kernel, so that
-two never collide.
+two never collide, unless it is started again.
 """
 
 from __future__ import annotations
@@ -99,16 +99,17 @@ def docker_registry(
     htpasswd: str | None = None,
     tls: tuple[Path | str, Path | str] | None = None,
     in_memory: bool = False,
+    port: int = 0,
 ) -> Iterator[str]:
     """Run docker-registry with its configuration and log in `directory`; yield HOST:PORT.
 
     Its data are in `directory` too, or `in_memory`. `htpasswd`: the text of such a file (see
-    HTPASSWD); `tls`: paths of certificate and key in PEM.
+    HTPASSWD); `port`: that of one that ran before; `tls`: paths of certificate and key in PEM.
     """
     program = _find("docker-registry", "docker-registry")
     home = Path(directory)
     home.mkdir(parents=True, exist_ok=True)
-    settings = _settings(home, tls, in_memory=in_memory)
+    settings = _settings(home, tls, port, in_memory=in_memory)
     if htpasswd is not None:
         (home / "htpasswd").write_text(htpasswd)
         settings["auth"] = {"htpasswd": {"realm": "real", "path": str(home / "htpasswd")}}
@@ -148,16 +149,16 @@ def docker_registry(
 
 
 def _settings(
-    home: Path, tls: tuple[Path | str, Path | str] | None, *, in_memory: bool
+    home: Path, tls: tuple[Path | str, Path | str] | None, port: int, *, in_memory: bool
 ) -> dict[str, object]:
-    """Return a configuration with deletion switched on, at a port of the kernel's choice."""
+    """Return a configuration with deletion switched on, at a port (0: of the kernel's choice)."""
     storage: dict[str, object] = {"filesystem": {"rootdirectory": str(home / "data")}}
     if in_memory:
         storage = {"inmemory": {}}
     storage["delete"] = {"enabled": True}
     storage["cache"] = {"blobdescriptor": "inmemory"}
     http: dict[str, object] = {
-        "addr": "127.0.0.1:0",
+        "addr": f"127.0.0.1:{port}",
         "secret": "not a secret: it only signs upload states of one run",
     }
     if tls is not None:

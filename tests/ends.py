@@ -318,7 +318,9 @@ class Virtual:
                 f"no connection to {where} within {timeouts.connect:g} s"
             ) from error
         except OSError as error:
-            raise ConnectFailed(f"no connection to {where}: {error.strerror}") from error
+            failure = ConnectFailed(f"no connection to {where}: {error.strerror}")
+            failure.is_unknown_name = isinstance(error, socket.gaierror)
+            raise failure from error
 
     @staticmethod
     async def _start_tls(below: Stream, context: object, host: str, timeouts: Timeouts) -> Stream:

@@ -5,21 +5,29 @@
 from __future__ import annotations
 
 import itertools
+import signal
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from _regsync.addresses import Origin
 from _regsync.errors import ConnectFailed, Disconnected, ProtocolBroken, RegistryError, SyncError
 from _regsync.registry.outage import Outage, Patience, Reach, is_outage
+from _regsync.registry.recovery import Peer, Recovery
+from conformance.app import App
+from conformance.copies import fetch_http, identical, push_http
 from conformance.images import Image, Seed
 from conformance.memory import Link, Place
 from conformance.messages import Answer, Request, Response, error
+from conformance.registries import docker_registry
 from conformance.tokens import TokenService
-from tests.ends import Ran, Virtual, held, tags, virtual
+from tests.ends import Ran, Virtual, document, held, only, started, tags, virtual
 
 PATIENCE = Patience(after_answer=120.0, without_answer=15.0, first_pause=0.5)
 REFUSED = ConnectFailed("no connection to r.test: connection refused")
@@ -176,6 +184,11 @@ def test_what_may_be_an_outage() -> None:
 # Whole runs.
 
 
+def app(place: Place) -> App:
+    assert isinstance(place.app, App)
+    return place.app
+
+
 PLACES = ("source", "target", "token", "blobs")
 WAYS = ("refused", "reset", "502", "503", "504", "silent", "lost")
 KIB = 1 << 10
@@ -220,8 +233,8 @@ class World:
             image = seed.image(
                 layers=[shared, seed.layer(100 * KIB + number), seed.layer(1000 + number)]
             )
-            image.load_into(self.places["source"].app, "app", tag=f"v{number}")  # type: ignore[arg-type]
-            image.load_into(self.places["blobs"].app, "app", tag=f"v{number}")  # type: ignore[arg-type]
+            for name in ("source", "blobs"):
+                image.load_into(app(self.places[name]), "app", tag=f"v{number}")
             self.images[f"v{number}"] = image
 
         def elsewhere(request: Request) -> Answer | None:
@@ -245,13 +258,18 @@ class World:
         """Return the seconds since the scene began."""
         return anyio.current_time() - self.began
 
-    async def sync(self, **top: Any) -> Ran:
+    async def sync(
+        self, *mappings: Mapping[str, Any], arguments: tuple[str, ...] = ("-q",), **others: Place
+    ) -> Ran:
+        """Copy all images to the target, and to others."""
         # Few at a time, so that no answer is late because bodies are before it on the line.
-        registries = {
+        registries: dict[str, Any] = {
             "source": self.places["source"],
             "target": {"url": self.places["target"].url, "max_concurrent": 8},
+            **others,
         }
-        return await self.world.sync(registries, {"from": "app", "tags": tags("*")}, **top)
+        config = document(registries, *(mappings or [{"from": "app", "tags": tags("*")}]))
+        return await self.world.run("sync", "--json", *arguments, "-c", "-", stdin=config)
 
     @asynccontextmanager
     async def away(self, name: str, how: str, begins: float, seconds: float) -> AsyncIterator[None]:
@@ -298,9 +316,12 @@ class World:
         target = self.places["target"]
         assert (ran.status, ran.statuses()) == (0, ["synced"] * len(self.images)), ran.err
         assert all(held(target, "app", image) for image in self.images.values())
+        self.check_sent_once()
+
+    def check_sent_once(self) -> None:
         arrived = Counter(
             entry.query["digest"]
-            for entry in target.journal.matching("PUT", "upload")
+            for entry in self.places["target"].journal.matching("PUT", "upload")
             if entry.status == 201
         )
         assert set(arrived.values()) == {1}
@@ -366,3 +387,274 @@ async def test_one_probe_at_a_time_and_none_when_it_is_back(name: str, how: str)
         assert gaps[-6:] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0], "nothing comes between two probes"
         for place in scene.places.values():
             assert not [entry for entry in place.journal.entries if entry.target == "/v2/"]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("how", "seconds"), [("refused", 15.0), ("silent", 15.0), ("503", 15.0)])
+@pytest.mark.parametrize("name", ["source", "target", "token"])
+async def test_what_was_never_there_is_said_within_twenty_seconds(
+    name: str, how: str, seconds: float
+) -> None:
+    async with virtual() as world:
+        scene = World(world, images=4)
+        async with scene.away(name, how, 0.0, 1000.0):
+            ran = await scene.sync()
+        assert ran.status == 2
+        assert ran.seconds == pytest.approx(seconds, abs=0.5)
+        assert ran.failed
+        assert all("(waited for 15s)" in line for line in ran.failed)
+        attempts = scene.attempts(name, 0.0, 1000.0)
+        times = {round(time, 1) for time in attempts}
+        assert len(times) == (2 if how == "silent" else 5), "one contact and its probes, for all"
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_name_that_does_not_exist_is_said_at_once() -> None:
+    async with virtual() as world:
+        scene = World(world, images=4)
+        scene.places["target"].host = "nobody.test"
+        ran = await scene.sync()
+        assert ran.status == 2
+        assert ran.seconds < 3
+        assert len(scene.connected["nobody.test"]) == 3
+
+
+@excused
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("how", ["refused", "503"])
+async def test_a_registry_that_stays_away_is_given_up_after_two_minutes(how: str) -> None:
+    """Each image fails once, and the other target has them all."""
+    async with virtual() as world:
+        scene = World(world, images=16)
+        other = world.registry("other.test")
+        async with scene.away("target", how, 2.0, 1000.0):
+            ran = await scene.sync(other=other)
+        assert ran.status == 1
+        assert ran.seconds == pytest.approx(122.0, abs=1.0)
+        assert all(held(other, "app", image) for image in scene.images.values())
+        failed = [image["target"] for image in ran.images if image["status"] == "failed"]
+        assert 0 < len(failed) == len(set(failed))
+        assert all(target.startswith("target.test/") for target in failed)
+        assert all("waited for 2m00s" in line for line in ran.failed)
+
+
+@excused
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_an_outage_is_said_once_and_so_is_its_end() -> None:
+    async with virtual() as world:
+        scene = World(world, images=16)
+        async with scene.away("target", "refused", 2.0, 20.0):
+            ran = await scene.sync(arguments=("-v",))
+        lines = ran.err.splitlines()
+        said = [line for line in lines if "waiting for target.test" in line]
+        assert said == ["warning: waiting for target.test (Connection refused), for 2m00s at most"]
+        back = only([line for line in lines if "answers again" in line])
+        assert back.startswith("info: target.test answers again, after 2")
+
+
+@excused
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_the_heartbeat_says_for_whom_a_run_waits() -> None:
+    async with virtual() as world:
+        scene = World(world, images=16)
+        async with scene.away("target", "refused", 2.0, 40.0):
+            ran = await scene.sync(arguments=())
+        beat = only([line for line in ran.err.splitlines() if line.startswith("still running")])
+        assert beat.endswith("; waiting for target.test (Connection refused), 28s")
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("how", ["refused", "503", "lost"])
+async def test_a_signal_ends_the_waiting_at_once(how: str) -> None:
+    async with virtual() as world:
+        scene = World(world, images=16)
+
+        async def interrupt() -> None:
+            await anyio.sleep(10.0)
+            signal.raise_signal(signal.SIGTERM)
+
+        async with scene.away("source", how, 0.0, 1000.0), anyio.create_task_group() as tasks:
+            tasks.start_soon(interrupt)
+            ran = await scene.sync()
+        assert ran.status == 143
+        assert ran.seconds == pytest.approx(10.0, abs=0.1)
+
+
+@excused
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("how", ["refused", "503"])
+async def test_a_mount_that_an_outage_met_is_asked_for_again(how: str) -> None:
+    """What is there in another repository is not uploaded because its host was away."""
+    async with virtual() as world:
+        scene = World(world, images=16)
+        mappings = [{"from": "app", "to": name, "tags": tags("*")} for name in ("app", "copy")]
+        async with scene.away("target", how, 2.0, 5.0):
+            ran = await scene.sync(*mappings)
+        assert (ran.status, ran.statuses()) == (0, ["synced"] * 32), ran.err
+        scene.check_sent_once()
+
+
+@excused
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(("times", "uploads"), [(1, 1), (2, 2)])
+async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(
+    times: int, uploads: int
+) -> None:
+    """A registry that always breaks at a mount gets the blob by upload."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image = Seed(5).image(sizes=(1000,)).load_into(app(source), "app", tag="v1")
+        digest = max(image.blobs, key=lambda digest: len(image.blobs[digest]))
+
+        def is_mount(request: Request) -> bool:
+            query = dict(request.query)
+            is_from_elsewhere = query.get("from") not in (None, request.repository)
+            return is_from_elsewhere and query.get("mount") == digest
+
+        ill = target.app.faults.on("POST", "upload_start", where=is_mount)
+        ill.first(times).status(503)
+        mappings = [{"from": "app", "to": name, "tags": tags("*")} for name in ("app", "copy")]
+        ran = await world.sync({"source": source, "target": target}, *mappings)
+        assert (ran.status, ran.statuses()) == (0, ["synced"] * 2), ran.err
+        puts = target.journal.matching("PUT", "upload", query={"digest": digest}, status=201)
+        assert len(puts) == uploads
+
+
+# The waiting by itself.
+
+
+@asynccontextmanager
+async def recovery(answers_at: float) -> AsyncIterator[tuple[Recovery, Peer, list[float]]]:
+    """Give the waiting for a host that answers a GET /v2/ from a time on, and when it was asked."""
+    pings: list[float] = []
+    began = anyio.current_time()
+
+    async def ping(peer: Peer) -> None:
+        now = anyio.current_time()
+        pings.append(round(now - began, 3))
+        if now - began >= answers_at:
+            waiting.record_answer(peer)
+        else:
+            waiting.record_failure(peer, REFUSED, now)
+
+    waiting = Recovery(
+        patience=PATIENCE,
+        chance=lambda: 0.5,
+        log=lambda *_, **__: None,
+        ping=ping,
+        on_outage=lambda _: None,
+        on_back=lambda _: None,
+    )
+    peer = waiting.peer(Origin("http", "r.test", 80))
+    yield waiting, peer, pings
+
+
+def failure_at(waiting: Recovery, peer: Peer) -> SyncError:
+    error = REFUSED.without_place()
+    waiting.record_failure(peer, error, anyio.current_time())
+    assert error.outage is peer
+    return error
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_where_only_bodies_wait_a_host_is_asked_for_anything() -> None:
+    async with recovery(answers_at=3.0) as (waiting, peer, pings):
+        error = failure_at(waiting, peer)
+        async with anyio.create_task_group() as tasks:
+            for _ in range(5):
+                tasks.start_soon(partial(waiting.wait, error, can_repeat=False))
+        assert pings == [0.5, 1.5, 3.5]
+        assert peer.outage.reach is Reach.UP
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_the_first_request_that_can_be_repeated_is_the_probe() -> None:
+    async with recovery(answers_at=0.0) as (waiting, peer, pings):
+        error = failure_at(waiting, peer)
+        probed: list[str] = []
+
+        async def wait(name: str, *, can_repeat: bool) -> None:
+            with waiting.attempt():
+                await waiting.wait(error.without_place(), can_repeat=can_repeat)
+                if waiting.is_probing(peer):
+                    probed.append(name)
+                    waiting.check(peer, can_repeat=True)
+                    waiting.record_answer(peer)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(wait, "body", can_repeat=False))
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(partial(wait, "first", can_repeat=True))
+            await anyio.wait_all_tasks_blocked()
+            tasks.start_soon(partial(wait, "second", can_repeat=True))
+        assert (probed, pings) == (["first"], [])
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_probe_that_is_cancelled_is_given_back() -> None:
+    async with recovery(answers_at=0.0) as (waiting, peer, pings):
+        error = failure_at(waiting, peer)
+
+        async def never_sent() -> None:
+            with waiting.attempt():
+                await waiting.wait(error)
+                assert waiting.is_probing(peer)
+                await anyio.sleep_forever()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(never_sent)
+            await anyio.sleep(1.0)
+            assert peer.outage.reach is Reach.PROBED
+            tasks.cancel_scope.cancel()
+        assert peer.outage.reach is Reach.DOWN
+        await waiting.wait(error, can_repeat=False)
+        assert (pings, peer.outage.reach) == ([1.0], Reach.UP)
+
+
+# Real processes.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_registry_that_is_ended_and_started_again_costs_no_image(
+    side: str, tmp_path: Path
+) -> None:
+    """It is ended when the first image has arrived, and started when the program has noticed."""
+    homes = {name: tmp_path / name for name in ("source", "target")}
+    seed = Seed(3)
+    shared = seed.layer(300_000)
+    images = {f"v{n}": seed.image(layers=[shared, seed.layer(400_000 + n)]) for n in range(40)}
+    with ExitStack() as others:
+        running = {name: others.enter_context(ExitStack()) for name in homes}
+        where = {name: running[name].enter_context(docker_registry(homes[name])) for name in homes}
+        for tag, image in images.items():
+            push_http(image, where["source"], "app", tag)
+        config = tmp_path / "mirror.yaml"
+        registries = {name: f"http://{address}" for name, address in where.items()}
+        config.write_text(document(registries, {"from": "app", "tags": tags("*")}))
+
+        command = ["sync", "--no-progress", "--log-format", "json", "-c", str(config)]
+        with started(*command, bufsize=1) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            assert process.stdout.readline()
+            running[side].close()
+            said = next(line for line in process.stderr if '"outage"' in line)
+            assert f"waiting for {where[side]} (" in said
+            port = int(where[side].rpartition(":")[2])
+            running[side].enter_context(docker_registry(homes[side], port=port))
+            out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, out + err
+        for tag, image in images.items():
+            assert identical(fetch_http(where["target"], "app", tag), image.contents())

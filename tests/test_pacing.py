@@ -65,7 +65,7 @@ def test_admission_takes_all_or_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cap", "bodies"), [(1, 1), (2, 1), (3, 1), (4, 2), (10, 8), (50, 40), (100, 80)]
+    ("cap", "bodies"), [(1, 1), (2, 1), (3, 2), (4, 2), (10, 8), (50, 40), (100, 80)]
 )
 def test_a_fifth_and_at_least_two_stay_for_short_requests(cap: int, bodies: int) -> None:
     held = limits(a=cap)

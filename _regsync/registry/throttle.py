@@ -312,9 +312,10 @@ class RegistryLimits:
         if not bodies:
             return True
 
-        # A fifth, and at least two, stays for short requests. A transfer inside one registry, of
-        # two bodies, fits when nothing else is under way.
-        most_bodies = max(1, self.cap - max(2, self.cap // 5))
+        # A fifth stays for short requests, and at least two, or one of three at most. A transfer
+        # inside one registry, of two bodies, fits when nothing else is under way.
+        least_kept = 2 if self.cap > 3 else 1
+        most_bodies = max(1, self.cap - max(least_kept, self.cap // 5))
         if self.bodies and self.bodies + len(bodies) > most_bodies:
             return False
         return all(
