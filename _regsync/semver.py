@@ -107,28 +107,24 @@ def admits(versions: Range, version: Version, prerelease: Prerelease = "exclude"
 
 
 def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: Prerelease) -> bool:
-    """Ask whether a version satisfies all comparators of one alternative.
+    """Ask whether a version satisfies all comparators of one alternative, as in node-semver.
 
-    As in node-semver, a range may name a pre-release, and then admits pre-releases of the same
-    release (major, minor, patch): all comparators compare them as they are. Any other pre-release
-    is refused under `exclude`; under `include` and `only` its release is compared instead of it.
-
-    `!=` names a pre-release only to refuse it. `!=1.0.0-rc.1` compares pre-releases of 1.0.0 as they
-    are, but makes no other comparator do so.
+    A comparator that names a pre-release of 1.2.0 opens the range to all pre-releases of 1.2.0,
+    which are compared as they are. Other pre-releases are refused under `exclude`; under `include`
+    and `only` their release is compared in their place.
     """
-    range_names_prerelease = any(
-        comparator.prerelease_of == version.release and comparator.inside
-        for comparator in comparators
-    )
-    is_compared_as_is = range_names_prerelease or not version.is_prerelease
-    if prerelease == "exclude" and not is_compared_as_is:
-        return False
+    opened_releases = [comparator.prerelease_of for comparator in comparators if comparator.inside]
+    compared = version
+    if version.is_prerelease and version.release not in opened_releases:
+        if prerelease == "exclude":
+            return False
+        compared = Version(version.release)
 
-    release = Version(version.release)
     for comparator in comparators:
-        comparator_names_prerelease = comparator.prerelease_of == version.release
-        compared = version if is_compared_as_is or comparator_names_prerelease else release
-        if (comparator.low <= compared < comparator.high) is not comparator.inside:
+        # `!=1.2.0-rc.1` opens nothing, but pre-releases of 1.2.0 are compared with it as they are.
+        names_release = comparator.prerelease_of == version.release
+        candidate = version if names_release else compared
+        if (comparator.low <= candidate < comparator.high) is not comparator.inside:
             return False
     return True
 

@@ -364,5 +364,6 @@ def _ordered(
     by_text = sorted(tags, reverse=True)
     if order == "alpha":
         return tuple(by_text)
-    # The sort is stable. No version is below the empty tuple, which stands for tags that are none.
+    # Tags that are no versions count as the empty tuple, which is below every version. The sort is
+    # stable: among equals the order by text stays.
     return tuple(sorted(by_text, key=lambda tag: version_of(tag) or (), reverse=True))

@@ -29,6 +29,9 @@ from _regsync.text import mask_unless_word
 # Seconds of each unit of a duration.
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
+# The power of 1000 or 1024 that each prefix of a size means.
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
 _TRUTH_VALUES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 # Characters of a registry's address; a host name has 253 at most.
@@ -63,8 +66,7 @@ def parse_size(text: str) -> int:
         )
     number, prefix = match.groups("")
     base = 1024 if prefix.endswith("i") else 1000
-    power = " kmgt".index(prefix[:1] or " ")
-    factor: int = base**power
+    factor: int = base ** _POWERS[prefix[:1]]
     return round(float(number or 0) * factor)
 
 
