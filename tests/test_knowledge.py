@@ -260,3 +260,71 @@ def test_a_name_that_no_repository_has_is_never_mounted_from(name: str) -> None:
     archive = Notes()
     archive.put_blob((HOST, name), key_of(BLOB), BlobEntry(NOW - HOUR, True))
     assert known(archive).mount_source(B, BLOB) is None
+
+
+# What a tag's answer teaches (docs/design.md section 6, rule 4).
+
+
+def shown() -> Knowledge:
+    """Return what is known after a tag of A answered with an index, and both manifests were read."""
+    knowledge = known(Notes())
+    knowledge.vouch(A, TOP)
+    knowledge.learn_manifest(HOST, TOP, [], [CHILD])
+    knowledge.learn_manifest(HOST, CHILD, [BLOB], [])
+    return knowledge
+
+
+def test_what_a_shown_manifest_names_is_believed_and_not_confirmed() -> None:
+    knowledge = shown()
+    assert knowledge.is_committed(A, CHILD)
+    assert knowledge.has_blob(A, BLOB, careful=True)
+    assert knowledge.mount_source(B, BLOB) == A[1]
+    assert knowledge.present_blob(A) == BLOB
+    assert knowledge.is_confirmed(A, TOP)
+    assert not knowledge.is_confirmed(A, CHILD)
+    assert not knowledge.is_confirmed(A, BLOB)
+    assert not knowledge.has_blob(B, BLOB)
+
+
+def test_a_manifest_that_no_tag_has_shown_teaches_nothing() -> None:
+    knowledge = known(Notes())
+    knowledge.learn_manifest(HOST, TOP, [BLOB], [CHILD])
+    knowledge.vouch(("else.test", A[1]), TOP)
+    knowledge.learn_manifest(HOST, TOP, [BLOB], [CHILD])
+    assert not knowledge.has_blob(A, BLOB)
+    assert not knowledge.is_committed(A, CHILD)
+
+
+def test_what_was_forgotten_is_not_believed_again() -> None:
+    knowledge = shown()
+    for digest in (BLOB, CHILD):
+        knowledge.forget(A, digest)
+    knowledge.vouch(A, TOP)
+    knowledge.learn_manifest(HOST, TOP, [], [CHILD])
+    knowledge.learn_manifest(HOST, CHILD, [BLOB], [])
+    assert not knowledge.is_committed(A, CHILD)
+    assert not knowledge.has_blob(A, BLOB)
+    # Until it is there again.
+    knowledge.commit(A, CHILD, [BLOB])
+    assert knowledge.is_committed(A, CHILD)
+    assert knowledge.has_blob(A, BLOB)
+
+
+def test_a_contradicted_repository_shows_nothing() -> None:
+    knowledge = known(Notes())
+    knowledge.vouch(A, TOP)
+    knowledge.contradict(A)
+    knowledge.learn_manifest(HOST, TOP, [BLOB], [CHILD])
+    assert not knowledge.has_blob(A, BLOB)
+    assert not knowledge.is_committed(A, CHILD)
+
+
+def test_what_is_too_old_is_believed_where_a_tag_shows_it() -> None:
+    archive = Notes()
+    known(archive, NOW).commit(A, TOP, [BLOB])
+    later = known(archive, NOW + 2 * DAY, ttl=float(DAY))
+    assert not later.has_blob(A, BLOB)
+    assert later.mount_source(B, BLOB) is None
+    later.vouch(A, TOP)
+    assert later.has_blob(A, BLOB)
+    assert later.mount_source(B, BLOB) == A[1]

@@ -350,9 +350,9 @@ class Knowledge:
         self._strong: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
         # Repositories whose entries an answer of this run spoke against.
         self._contradicted: set[RepositoryKey] = set()
-        # Per host and manifest, the repositories where such an answer shows it: it is the tag's, or an
-        # index that the tag names is known to name it.
-        self._shown_in: defaultdict[tuple[str, bytes], dict[str, None]] = defaultdict(dict)
+        # Per manifest, the repositories where such an answer shows it: it is the tag's, or an index that
+        # the tag names is known to name it.
+        self._shown_in: dict[bytes, tuple[RepositoryKey, ...]] = {}
         # What was forgotten in this run: no tag's answer makes it believed again.
         self._forgotten: set[tuple[RepositoryKey, bytes]] = set()
 
@@ -454,11 +454,10 @@ class Knowledge:
     def vouch(self, where: RepositoryKey, digest: str) -> None:
         """Note that a target's tag answers with this manifest: what it names is believed the more."""
         key = key_of(digest)
-        host, repository = where
         self._manifests[where].add(digest)
         self._vouched[where].add(key)
         self._unread[where].append(key)
-        self._shown_in[host, key][repository] = None
+        self._show_in(where, key)
 
     def learn_manifest(
         self, host: str, digest: str, blobs: Iterable[str], children: Iterable[str]
@@ -467,21 +466,23 @@ class Knowledge:
         believed to hold all that, too; a registry that has lost some of it is healed (I5).
         """
         key = key_of(digest)
-        repositories = tuple(self._shown_in.get((host, key), ()))
-        if not repositories:
+        places = [
+            where
+            for where in self._shown_in.get(key, ())
+            if _host_of(where) == host and self._is_shown_in(where, key)
+        ]
+        if not places:
             return
         entry = ManifestEntry(
             int(self._now()),
             tuple(key_of(blob) for blob in dict.fromkeys(blobs)),
             tuple(key_of(child) for child in children),
         )
-        for repository in repositories:
-            if self._is_shown_in((host, repository), key):
-                self._believe((host, repository), key, entry)
+        for where in places:
+            self._believe(where, key, entry)
 
     def _believe(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
         """Take over what a manifest names that is in a repository."""
-        host, repository = where
         old = self._archive.manifest(where, key)
         if old is None or not self._is_young(old.confirmed, self._ttl or math.inf):
             self._archive.put_manifest(where, key, entry)
@@ -491,16 +492,19 @@ class Knowledge:
 
         self._strong_keys(where).update(entry.blobs)
         for child in entry.children:
-            if (where, child) not in self._forgotten:
-                self._unread[where].append(child)
-                self._shown_in[host, child][repository] = None
+            self._unread[where].append(child)
+            self._show_in(where, child)
+
+    def _show_in(self, where: RepositoryKey, key: bytes) -> None:
+        places = self._shown_in.get(key, ())
+        if where not in places:
+            self._shown_in[key] = (*places, where)
 
     def _is_shown_in(self, where: RepositoryKey, key: bytes) -> bool:
         """Say whether a tag's answer in this run shows a manifest in a repository, and nothing has
         spoken against it since.
         """
-        host, repository = where
-        if (where, key) in self._forgotten or repository not in self._shown_in.get((host, key), ()):
+        if where not in self._shown_in.get(key, ()) or (where, key) in self._forgotten:
             return False
         return key in self._strong_keys(where)
 

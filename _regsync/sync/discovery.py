@@ -536,8 +536,8 @@ class Discovery:
 
     def _learn(self, target: Repository, manifest: Manifest) -> None:
         """Note what a manifest names, for the repositories of a target's host that hold it."""
-        blobs = [blob.digest for blob in manifest.blobs]
-        children = [child.digest for child in manifest.children]
+        blobs = (blob.digest for blob in manifest.blobs)
+        children = (child.digest for child in manifest.children)
         self._knowledge.learn_manifest(target.host.key, manifest.digest, blobs, children)
 
     @contextmanager
