@@ -458,7 +458,8 @@ class Zot(BasicAuth):
 @pytest.mark.provokes("ping", "credential_unasked")
 @pytest.mark.parametrize("asks", [True, False])
 @pytest.mark.parametrize(
-    ("side", "repository"), [("source", "there"), ("target", "there"), ("target", "new")]
+    ("side", "repository"),
+    [("source", "there"), ("source", "new"), ("target", "there"), ("target", "new")],
 )
 async def test_a_wrong_password_is_found_where_anybody_may_read(
     side: str, repository: str, asks: bool

@@ -172,7 +172,12 @@ class AccessCheck:
         access = Access(repository)
         try:
             with repository.adding_place("check", str(repository)):
-                await self._try_rights(access)
+                try:
+                    await self._try_rights(access)
+                except RegistryError:
+                    # Where the login is refused, this is the error to tell.
+                    await self._prove_credential(repository.host, repository)
+                    raise
                 access.asks_for_login = await self._prove_credential(repository.host, repository)
         except SyncError as error:
             access.error = error
