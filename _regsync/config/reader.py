@@ -275,32 +275,33 @@ class Reader:
             remedy = f": write {_as_glob(node)}"
         if not self.require(node, "map", path, remedy):
             return None
-        fields = SECTIONS[section_field.of]
-        names = [field.name for field in fields]
-        inner = f"{path}." if path else ""
-
-        nodes: dict[str, Node] = {}
-        for name, entry in node.entries.items():
-            if section_field.of == "config" and name.startswith("x-"):
-                continue  # a place for anchors, as in compose files
-            if name not in names:
-                message = f"unknown key{self.did_you_mean(name, names)}"
-                self.note(entry.key, f"{inner}{mask_unless_word(name)}", message)
-            elif entry.value.tag != "null":
-                nodes[name] = entry.value
-
-        section = Section(node, path, nodes, {})
-        for field in fields:  # the table has names before their uses
-            if field.name not in nodes:
+        prefix = f"{path}." if path else ""
+        section = Section(node, path, self.present_fields(node, section_field.of, prefix), {})
+        for field in SECTIONS[section_field.of]:  # the table has names before their uses
+            if field.name not in section.nodes:
                 if field.required:
-                    self.note(node, f"{inner}{field.name}", f"required: {field.meaning}")
+                    self.note(node, f"{prefix}{field.name}", f"required: {field.meaning}")
                 continue
-            value = self.value(nodes[field.name], field, f"{inner}{field.name}")
+            value = self.value(section.nodes[field.name], field, f"{prefix}{field.name}")
             if value is not None:
                 section.values[field.name] = value
-            if field.needs and nodes.keys().isdisjoint(field.needs):
+            if field.needs and section.nodes.keys().isdisjoint(field.needs):
                 self.note_field(section, field.name, f"needs `{'` or `'.join(field.needs)}`")
         return self.build(section_field.of, section)
+
+    def present_fields(self, node: Node, section_name: str, prefix: str) -> dict[str, Node]:
+        """Return the fields of a section that are there and not null; note unknown keys."""
+        known = [field.name for field in SECTIONS[section_name]]
+        nodes: dict[str, Node] = {}
+        for name, entry in node.entries.items():
+            if section_name == "config" and name.startswith("x-"):
+                continue  # a place for anchors, as in compose files
+            if name not in known:
+                message = f"unknown key{self.did_you_mean(name, known)}"
+                self.note(entry.key, f"{prefix}{mask_unless_word(name)}", message)
+            elif entry.value.tag != "null":
+                nodes[name] = entry.value
+        return nodes
 
     def read_mappings(self, node: Node, path: str) -> list[MappingRule]:
         if not self.require(node, "seq", path):
