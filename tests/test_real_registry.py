@@ -188,6 +188,56 @@ def test_new_blobs_of_a_changed_repository_cost_no_head(
 
 
 @pytest.mark.slow
+def test_mappings_of_one_source_ask_for_each_tag_once(
+    docker_registries: Registries, seed: Seed, tmp_path: Path
+) -> None:
+    source, target = docker_registries(), docker_registries()
+    for number in range(4):
+        push_http(seed.image(), source, "app", f"v{number}")
+    config = {
+        "registries": {"s": {"url": source}, "t": {"url": target}},
+        "defaults": {"source": "s", "targets": ["t"], "tags": {"glob": "v*"}},
+        "mappings": [{"from": "app", "to": name} for name in ("one", "two", "three")],
+    }
+    path = tmp_path / "mirror.yaml"
+    path.write_text(json.dumps(config))
+    first = run_regsync("sync", "--json", "-q", "-c", str(path))
+    assert (first.status, first.statuses()) == (0, ["synced"] * 12)
+    # One of the GETs finds out that there is no referrers API.
+    assert first.totals["requests"][source]["manifest_get"] == 4 + 1
+    second = run_regsync("sync", "--json", "-q", "-c", str(path))
+    assert second.totals["requests"] == {
+        source: {"tag_list": 1, "manifest_head": 4},
+        target: {"manifest_head": 12},
+    }
+
+
+@pytest.mark.slow
+def test_unchanged_tags_cost_no_manifest_with_head_first_and_nothing_known(
+    docker_registries: Registries, seed: Seed, tmp_path: Path
+) -> None:
+    source, target = docker_registries(), docker_registries()
+    for number in range(5):
+        image = seed.index(platforms=("linux/amd64", "linux/arm64"))
+        for address in (source, target):
+            push_http(image, address, "app", f"v{number}")
+    config = {
+        "registries": {"s": {"url": source, "head_first": True}, "t": {"url": target}},
+        "defaults": {"source": "s", "targets": ["t"]},
+        "mappings": [{"from": "app", "tags": {"glob": "v*"}}],
+    }
+    path = tmp_path / "mirror.yaml"
+    path.write_text(json.dumps(config))
+    ran = run_regsync("sync", "--json", "-q", "-c", str(path))
+    assert (ran.status, ran.statuses()) == (0, ["skipped"] * 5)
+    # The one GET finds out that there is no referrers API.
+    assert ran.totals["requests"] == {
+        source: {"tag_list": 1, "manifest_head": 5, "manifest_get": 1},
+        target: {"tag_list": 1, "manifest_head": 5},
+    }
+
+
+@pytest.mark.slow
 def test_within_one_registry_blobs_are_mounted(docker_registry: str, seed: Seed) -> None:
     image = seed.image(sizes=(OCTETS,))
     push_http(image, docker_registry, "app", "v1")

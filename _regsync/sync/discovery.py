@@ -361,15 +361,14 @@ class Discovery:
         )
         if is_up_to_date and not self._wants_all_trees:
             digest = next((tag.digest for tag in tags if tag.digest is not None), named.digest)
-            is_by_digest = named.manifest is None
             return TagLookup(
                 source,
                 reference,
-                None,
-                digest,
-                named.digest,
-                tuple(tags),
-                is_by_digest=is_by_digest,
+                tree=None,
+                digest=digest,
+                source_digest=named.digest,
+                targets=tuple(tags),
+                is_by_digest=named.manifest is None,
             )
         top = named.manifest or await self._top_manifest(source, reference, named.digest, expected)
         return await self._compare(mapping, source, reference, top, tuple(tags))
