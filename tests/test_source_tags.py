@@ -119,7 +119,7 @@ def test_a_tag_that_cannot_be_read_is_tried_as_often_as_for_one_mapping(
 ) -> None:
     source, target = serve(), serve()
     load(source, ("v0",))
-    app(source).faults.on("GET", "manifest").status(503)
+    app(source).faults.on("GET", "manifest").status(500)
     ran = sync(tmp_path, {"source": source, "target": target}, *three(tags("v0")))
     assert ran.statuses() == ["failed"] * 3
     assert {each["error"]["retries"] for each in ran.images} == {4}

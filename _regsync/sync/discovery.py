@@ -66,8 +66,8 @@ class Once(Generic[_T]):
         # No element until there is an answer, then one.
         self.answer = answer
         self._error: SyncError | None = None
-        # Until there is an answer.
-        self._lock: anyio.Lock | None = None if answer else anyio.Lock()
+        # None once there is an answer. A free lock is taken without a turn of the event loop.
+        self._lock: anyio.Lock | None = None if answer else anyio.Lock(fast_acquire=True)
 
     async def get(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Return the answer; only the first asker's `ask` is called."""
@@ -191,7 +191,10 @@ class _Manifests:
 
     def once(self, where: RepositoryKey, digest: str) -> Once[Manifest]:
         """Return the one question for a manifest, which may be under way or answered."""
-        return self._by_key.setdefault((where, digest), Once())
+        key = (where, digest)
+        if key not in self._by_key:
+            self._by_key[key] = Once()
+        return self._by_key[key]
 
     def record_use(self, where: RepositoryKey, digest: str, manifest: Manifest) -> None:
         """Keep a manifest as the one used last; drop the others that are above the budget."""
@@ -350,10 +353,7 @@ class Discovery:
                 named = await _or_error(self._look_at_source(source, reference, by_head=by_head))
             if isinstance(named, SyncError):
                 raise named
-            for tag in tags:
-                at_hand = self._manifests.at_hand(source.key, tag.digest or "")
-                if at_hand is not None:
-                    self._learn(tag.target, at_hand)
+            self._learn_at_hand(source, tags)
 
         is_filtered = bool(mapping.platforms)
         is_up_to_date = all(
@@ -532,6 +532,13 @@ class Discovery:
         return TagLookup(source, reference, tree, root.digest, top.digest, tags, at_source)
 
     # What the answers of targets show to be there (rule 4).
+
+    def _learn_at_hand(self, source: Repository, tags: Iterable[TargetTag]) -> None:
+        """Learn the manifests that targets have answered with, where these are at hand."""
+        for tag in tags:
+            manifest = self._manifests.at_hand(source.key, tag.digest or "")
+            if manifest is not None:
+                self._learn(tag.target, manifest)
 
     def _learn(self, target: Repository, manifest: Manifest) -> None:
         """Note what a manifest names, for the repositories of a target's host that hold it."""
