@@ -356,3 +356,37 @@ async def test_a_failure_of_the_source_ends_all_requests_with_its_place() -> Non
     assert [str(failure) for failure in failures] == ["fetch blob s/app: gone"] * 2
     assert failures[0] is not failures[1]
     assert {failure.side for failure in failures} == {Side.SOURCE}
+
+
+# Outages.
+
+
+@pytest.mark.provokes("blob_pulled_twice", "ping")  # nobody who waits has a request to repeat
+@pytest.mark.parametrize("seconds", [5, 60])
+@pytest.mark.parametrize("how", ["refused", "silent"])
+async def test_an_outage_of_the_source_is_waited_out_by_all_targets(
+    how: Any, seconds: float
+) -> None:
+    """What they lack is read once more for all when the source is back."""
+    async with virtual() as world:
+        source = world.registry("source.test", down=Link(bandwidth=MIB))
+        places = targets(world, None, None, None)
+        image = load(source, 8 * MIB)
+
+        async def outage() -> None:
+            await anyio.sleep(4)
+            source.reset_connections()
+            async with source.outage(how, seconds):
+                pass
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outage)
+            ran = await mirror(world, source, places)
+        assert ran.status == 0, ran.err
+        assert all_held(places, image)
+        digest = largest(image)
+        served = [entry for entry in pulls(source, digest) if entry.status in (200, 206)]
+        assert len(served) == 2
+        for place in places:
+            sent = sum(entry.request_bytes for entry in bodies(place, digest))
+            assert sent == len(image.blobs[digest])
