@@ -16,6 +16,7 @@ from conformance.app import App
 from conformance.images import Image, Seed
 from conformance.journal import Entries
 from conformance.memory import Link, Place
+from conformance.personas import Provider, imitate
 from tests.ends import Ran, Virtual, held, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -390,3 +391,38 @@ async def test_an_outage_of_the_source_is_waited_out_by_all_targets(
         for place in places:
             sent = sum(entry.request_bytes for entry in bodies(place, digest))
             assert sent == len(image.blobs[digest])
+
+
+# Chunks.
+
+
+def azures(world: Virtual, number: int) -> list[Provider]:
+    """Start so many registries of the kind that takes chunks of 16 MiB."""
+    providers = list[Provider]()
+    for name in "abcdef"[:number]:
+        provider = imitate("acr", now=anyio.current_time, wall=world.wall)
+        world.listen(provider, f"{name}.azurecr.io", scheme="https")
+        providers.append(provider)
+    return providers
+
+
+@pytest.mark.provokes("blob_pulled_twice")  # where memory has no room
+@pytest.mark.parametrize("size", [9 * MIB, 40 * MIB], ids=["in one chunk", "in three"])
+@pytest.mark.parametrize("number", [2, 5])
+async def test_targets_that_take_chunks_share_a_reading_as_far_as_memory_goes(
+    size: int, number: int
+) -> None:
+    """48 MiB of memory have room for three chunks of 16 MiB, or five of 9 MiB."""
+    async with virtual() as world:
+        source, plain = world.registry("source.test"), world.registry("plain.test")
+        image = load(source, size)
+        digest = largest(image)
+        providers = azures(world, number)
+        ends: dict[str, Any] = {"source": source, "plain": plain}
+        ends |= {f"{n}": f"https://{n}.azurecr.io" for n in "abcdef"[:number]}
+        ran = await world.sync(ends, {"from": "app", "tags": tags("v1")}, **OFF)
+        assert ran.status == 0, ran.err
+        assert held(plain, "app", image)
+        assert all(provider.blob("app", digest) == image.blobs[digest] for provider in providers)
+        together = max(1, min(number, 3 if size > 16 * MIB else 5))
+        pulls(source, digest).exactly(-(-number // together))

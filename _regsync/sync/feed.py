@@ -4,7 +4,8 @@ Owns: which targets share a reading, their pace, who is left behind.
 May not know: upload sessions, how a body is sent, what is done about a failure.
 Invariants: both ends of a reading are admitted in one step, one read at the source and one write at
     each target; whoever waits for others holds nothing (I8). A piece stays as it is until all who
-    were given it have asked for the next one, so that one piece is all the memory.
+    were given it have asked for the next one, so that one piece is all the memory, beside the chunks
+    of targets that take chunks.
 Follows: docs/design.md section 8 ("Staging").
 """
 
@@ -24,6 +25,7 @@ from _regsync.registry.throttle import Demand
 from _regsync.state.knowledge import RepositoryKey
 from _regsync.sync.image import BlobResult
 from _regsync.sync.relay import Relay
+from _regsync.sync.staging import MemoryPieces, Staging
 from _regsync.text import Secrets, redacting
 
 # Seconds for which a reading waits for one target, before it begins and at each piece.
@@ -41,10 +43,12 @@ class Tap:
         self.length = length
         self.complete = False
         self.is_asking = False
-        self.given_at = anyio.current_time()  # when it last had nothing to wait for
+        self.moved_at = anyio.current_time()  # when its request last moved, or could not
         self.request = anyio.CancelScope()
         self._feed = feed
         self._offset = offset  # the target has what comes before
+        self._position = offset  # of what `read_until` has not returned yet
+        self._unused = memoryview(b"")  # by `read_until`, of the last piece
         self._piece = memoryview(b"")
         self._is_last = False
         self._error: SyncError | None = None
@@ -67,6 +71,23 @@ class Tap:
                 return self._piece
         return memoryview(b"")
 
+    async def read_until(self, end: int, room: bytearray) -> memoryview:
+        """Read up to byte `end` of the blob, into `room`; return those bytes, as `Relay` does."""
+        filled = 0
+        while self._position < end:
+            if not self._unused:
+                self._unused = await self.next()
+            taken = self._unused[: end - self._position]
+            room[filled : filled + len(taken)] = taken
+            filled += len(taken)
+            self._position += len(taken)
+            self._unused = self._unused[len(taken) :]
+        return memoryview(room)[:filled]
+
+    def chunk(self, body: memoryview, offset: int) -> MemoryPieces:
+        """Return the body of a request that sends what `read_until` has returned."""
+        return _Chunk(self, body, offset)
+
     def give(self, piece: memoryview, start: int, *, is_last: bool) -> None:
         """Give the piece of the blob that begins at byte `start`."""
         self._piece = piece[max(0, self._offset - start) :]
@@ -80,8 +101,21 @@ class Tap:
 
     def _go_on(self) -> None:
         self.is_asking = False
-        self.given_at = anyio.current_time()
+        self.moved_at = anyio.current_time()
         self._is_given.set()
+
+
+class _Chunk(MemoryPieces):
+    """A part of a blob in memory. Its tap is not stalled while it is sent."""
+
+    def __init__(self, tap: Tap, body: memoryview, offset: int) -> None:
+        super().__init__(body, offset)
+        self._tap = tap
+
+    async def next(self) -> memoryview:
+        """Return the next piece; empty at the end."""
+        self._tap.moved_at = anyio.current_time()
+        return await super().next()
 
 
 class Feed:
@@ -133,12 +167,12 @@ class Feed:
         """
         while lagging := [tap for tap in self._taps if not tap.is_asking]:
             now = anyio.current_time()
-            stalled = [tap for tap in lagging if tap.given_at + PATIENCE <= now]
+            stalled = [tap for tap in lagging if tap.moved_at + PATIENCE <= now]
             if len(self._taps) > len(lagging):
                 for tap in stalled:
                     tap.request.cancel()  # `remove` follows: its piece is not touched until then
 
-            deadlines = [tap.given_at + PATIENCE for tap in lagging if tap not in stalled]
+            deadlines = [tap.moved_at + PATIENCE for tap in lagging if tap not in stalled]
             self._changed = anyio.Event()
             with anyio.move_on_after(min(deadlines) - now if deadlines else None):
                 await self._changed.wait()
@@ -168,6 +202,7 @@ class Order:
     offset: int
     reading: Demand
     writing: Demand
+    chunk: int  # bytes of memory
     rank: float
     lease: Lease
     secrets: Secrets  # of the target's login
@@ -204,8 +239,9 @@ class Feeds:
     reading begins when nobody else is expected, or PATIENCE seconds after somebody came.
     """
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: Gate, staging: Staging) -> None:
         self._gate = gate
+        self._staging = staging
         # By source repository and digest, in the order in which they were expected.
         self._guests = defaultdict[tuple[RepositoryKey, str], list[Guest]](list)
 
@@ -257,12 +293,15 @@ class Feeds:
 
     def _choose(self, first: Guest) -> list[Guest]:
         """Return those that share a reading with `first`: one for each target host, because a small
-        `max_concurrent` may never admit two at once.
+        `max_concurrent` may never admit two at once, and as many as have room for their chunks.
         """
         chosen = {first.order.writing.host: first}
+        room = self._staging.memory.size - first.order.chunk
         for guest in self._guests[first.blob]:
-            if guest.state is _State.WAITING:
-                chosen.setdefault(guest.order.writing.host, guest)
+            host = guest.order.writing.host if guest.state is _State.WAITING else ""
+            if host and host not in chosen and guest.order.chunk <= room:
+                chosen[host] = guest
+                room -= guest.order.chunk
         for guest in chosen.values():
             guest.state = _State.FED
             guest.is_called.set()
@@ -276,11 +315,14 @@ class Feeds:
         offset = min(order.offset for order in orders)
         feed = Feed(relay, offset, guests[0].size)
         wants = (orders[0].reading, *(order.writing for order in orders))
+        rank = min(order.rank for order in orders)
         try:
             async with (
-                self._gate.admitted(wants, min(order.rank for order in orders)),
+                self._staging.memory.reserving(sum(order.chunk for order in orders), rank),
+                self._gate.admitted(wants, rank),
                 anyio.create_task_group() as requests,
             ):
+                self._staging.make_way()
                 try:
                     async with relay.opened(offset):
                         for guest in guests:

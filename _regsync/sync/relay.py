@@ -22,6 +22,7 @@ from _regsync.oci.reference import split_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, RetryBudget
 from _regsync.registry.transport import Transport
+from _regsync.sync.staging import MemoryPieces
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -126,6 +127,10 @@ class Relay:
             room[filled : filled + len(piece)] = piece
             filled += len(piece)
         return memoryview(room)[:filled]
+
+    def chunk(self, body: memoryview, offset: int) -> MemoryPieces:
+        """Return the body of a request that sends what `read_until` has returned."""
+        return MemoryPieces(body, offset)
 
     async def _open(self) -> None:
         await self._stack.aclose()

@@ -138,7 +138,7 @@ class BlobTransfer:
         self._staging = staging
         self._admitted = transport.gate.admitted
         self._disk_works = True
-        self._feeds = Feeds(transport.gate)
+        self._feeds = Feeds(transport.gate, staging)
         self._first_starts = dict[RepositoryKey, _FirstStart]()
         # By area: the question for a blob that is known to be there; and where blobs were looked for
         # (rule 11).
@@ -156,7 +156,7 @@ class BlobTransfer:
             upload = Upload(target, self._transport, lease, step.blob)
             relay = Relay(source, step.blob, self._transport)
             guest = None
-            if keep == "disk" and not target.row.put_limit:
+            if keep == "disk":
                 guest = self._feeds.expect(source.key, step.blob.digest, step.blob.size)
             copy = _Copy(step, relay, upload, keep if self._disk_works else None, guest)
             try:
@@ -323,6 +323,7 @@ class BlobTransfer:
             offset=copy.upload.offset,
             reading=copy.reading._replace(meters=get.meters),
             writing=copy.writing._replace(meters=put.meters),
+            chunk=min(copy.blob.size, copy.target.row.put_limit or 0),
             rank=copy.rank,
             lease=copy.upload.lease,
             secrets=copy.target.host.authenticator.secrets,
@@ -503,10 +504,9 @@ class BlobTransfer:
                 await self._send_part(copy, body)
                 last = MemoryPieces(b"")  # it closes the session
             elif upload.style == "chunks":
-                assert not isinstance(body, Tap), "no shared reading is sent in chunks"
                 await self._send_in_chunks(copy, body)
                 last = MemoryPieces(b"")
-            elif isinstance(body, Relay) and copy.target.row.put_limit:
+            elif isinstance(body, Relay | Tap) and copy.target.row.put_limit:
                 # It fits in one chunk, and is verified before its first byte goes (docs/design.md
                 # section 9).
                 room = bytearray(copy.blob.size - upload.offset)
@@ -537,7 +537,7 @@ class BlobTransfer:
             return row.fallback
         return row.upload
 
-    async def _send_in_chunks(self, copy: _Copy, body: Relay | MemoryPieces | FilePieces) -> None:
+    async def _send_in_chunks(self, copy: _Copy, body: Body) -> None:
         """Send the body by a PATCH for each chunk (docs/specification.md section 8.2).
 
         A chunk that breaks goes again from memory or disk, from where the target says. The permits
@@ -546,13 +546,14 @@ class BlobTransfer:
         upload = copy.upload
         size = copy.blob.size
         limit = copy.target.row.put_limit or size
-        room = bytearray(limit if isinstance(body, Relay) else 0)  # the same for all chunks
+        comes_from_source = isinstance(body, Relay | Tap)
+        room = bytearray(limit if comes_from_source else 0)  # the same for all chunks
         chunk = memoryview(room)
 
         while upload.offset < size:
             start = upload.offset
             end = min(start + limit, size)
-            if isinstance(body, Relay):
+            if isinstance(body, Relay | Tap):
                 chunk = await body.read_until(end, room)
             while upload.offset < end:
                 try:
@@ -560,8 +561,8 @@ class BlobTransfer:
                         await upload.resume()
                     if not upload.session:
                         raise Disconnected("the registry has forgotten the upload")
-                    if isinstance(body, Relay):
-                        await self._send_part(copy, MemoryPieces(chunk, upload.offset - start))
+                    if isinstance(body, Relay | Tap):
+                        await self._send_part(copy, body.chunk(chunk, upload.offset - start))
                     else:
                         await self._send_part(copy, body.part(upload.offset, end))
                 except SyncError as error:
