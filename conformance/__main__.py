@@ -134,10 +134,12 @@ def _check(arguments: argparse.Namespace) -> int:
     except checks.Unusable as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
+
     if arguments.json:
         print(checks.as_json(arguments.url, rows))
     else:
         print(f"\n{checks.matrix(rows)}\n\n{checks.count_outcomes(rows)}")
+
     return 1 if checks.count(rows)["fail"] else 0
 
 

@@ -196,11 +196,13 @@ class App(Uploads):
         """
         if request.header("expect"):
             return self._refuse_mistake(request, 417, "UNSUPPORTED", "Expect is not met here")
+
         declared = request.header("content-length")
         if declared and request.length() is None:
             return self._refuse_mistake(
                 request, 400, "SIZE_INVALID", f"Content-Length {declared!r} is no number"
             )
+
         if request.method in ("POST", "PUT", "PATCH"):
             if not declared and not request.chunked:
                 return self._refuse_mistake(
@@ -210,6 +212,7 @@ class App(Uploads):
             return self._refuse_mistake(
                 request, 400, "UNSUPPORTED", f"a {request.method} with a body"
             )
+
         return None
 
     def _naming(self, request: Request) -> Response | None:
@@ -223,6 +226,7 @@ class App(Uploads):
             return self._refuse_mistake(
                 request, 400, "NAME_INVALID", "invalid repository name", {"name": name}
             )
+
         if kind in ("blob", "referrers") or (kind == "manifest" and ":" in reference):
             if not self._verifiable(reference):
                 return self._refuse_mistake(
@@ -235,10 +239,12 @@ class App(Uploads):
             if request.method == "PUT":
                 return self._refuse_mistake(request, 400, "MANIFEST_INVALID", "invalid tag", detail)
             return self._refuse_mistake(request, 404, "MANIFEST_UNKNOWN", "invalid tag", detail)
+
         if request.method not in _METHODS[kind]:
             return self._refuse_mistake(
                 request, 405, "UNSUPPORTED", f"{request.method} is not for this path"
             )
+
         return self._querying(request)
 
     def _querying(self, request: Request) -> Response | None:
@@ -320,6 +326,7 @@ class App(Uploads):
     def _get_referrers(self, request: Request) -> Response:
         if not self.referrers_api:
             return error(404, "UNSUPPORTED", "the referrers API is not here")
+
         descriptors = [
             entry.descriptor()
             for entry in self._known(request.repository).referrers(request.reference)
@@ -331,6 +338,7 @@ class App(Uploads):
                 entry for entry in descriptors if entry.get("artifactType") == artifact_type
             ]
             headers.append(("OCI-Filters-Applied", "artifactType"))
+
         if self.referrers_page is not None:
             last = request.parameter("last") or ""
             descriptors = [entry for entry in descriptors if entry["digest"] > last]
@@ -342,6 +350,7 @@ class App(Uploads):
                 ]
                 query = "&".join(f"{key}={quote(value, safe='')}" for key, value in more)
                 headers.append(("Link", f'<{request.path}?{query}>; rel="next"'))
+
         return self._json(
             {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": descriptors},
             headers,
@@ -366,6 +375,7 @@ class App(Uploads):
         if manifest is None:
             detail = {"Name": request.repository, "Reference": request.reference}
             return error(404, "MANIFEST_UNKNOWN", "manifest unknown", detail)
+
         accepted = {part.partition(";")[0].strip() for part in request.header("accept").split(",")}
         if manifest.media_type not in accepted:
             # As distribution, which knows neither q-values nor */* (docs/protocol-facts.md section
@@ -378,6 +388,7 @@ class App(Uploads):
                 manifest = self._default_child(repository, manifest)
                 if manifest is None:
                     return error(404, "MANIFEST_UNKNOWN", "no manifest for linux/amd64 in the list")
+
         etag = f'"{manifest.digest}"'
         headers = [("Docker-Content-Digest", manifest.digest), ("Etag", etag)]
         if request.header("if-none-match") in (etag, manifest.digest):
@@ -412,6 +423,7 @@ class App(Uploads):
     ) -> Response:
         if received > MANIFEST_LIMIT:
             return self._refuse_mistake(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
+
         body = bytes(content)
         by_digest = ":" in request.reference
         digest = digest_of(body, request.reference.partition(":")[0] if by_digest else "sha256")
@@ -419,6 +431,7 @@ class App(Uploads):
             return error(
                 400, "DIGEST_INVALID", "provided digest did not match content", {"digest": digest}
             )
+
         try:
             stored = read_manifest(body, media_type, digest, any_type=self.any_manifest_type)
         except Mislabelled as problem:
@@ -429,6 +442,7 @@ class App(Uploads):
             )
         except Invalid as problem:
             return error(400, "MANIFEST_INVALID", "manifest invalid", str(problem))
+
         # Before everything was checked not even the repository's name may appear.
         repository = self._known(request.repository)
         refusal = self._missing(repository, stored) if self.require_blobs else None
@@ -438,11 +452,13 @@ class App(Uploads):
             # docs/protocol-facts.md section 4.9: refused even when the digest is the same.
             text = f"The image tag '{request.reference}' already exists and the repository is immutable."
             return error(400, "TAG_INVALID", text)
+
         repository = self.repositories[request.repository]
         repository.manifests[digest] = stored
         repository.founded = True
         if not by_digest:
             repository.tags[request.reference] = digest
+
         headers = [
             ("Location", f"{request.origin}/v2/{request.repository}/manifests/{digest}"),
             ("Docker-Content-Digest", digest),
@@ -464,6 +480,7 @@ class App(Uploads):
                 return error(
                     400, "MANIFEST_INVALID", "manifest invalid", f"size of {part['digest']}"
                 )
+
         for part in stored.children:
             child = repository.manifests.get(part["digest"])
             blob = repository.blobs.get(part["digest"])
@@ -477,6 +494,7 @@ class App(Uploads):
                 return error(
                     400, "MANIFEST_INVALID", "manifest invalid", f"size of {part['digest']}"
                 )
+
         text = "blob unknown to registry"
         # A digest that is named twice is listed twice, as distribution does.
         listed = [("MANIFEST_BLOB_UNKNOWN", text, {"digest": digest}) for digest in missing]
@@ -506,6 +524,7 @@ class App(Uploads):
         blob = self._known(request.repository).blobs.get(request.reference)
         if blob is None:
             return self._no_blob(request)
+
         headers = [
             ("Content-Type", OCTETS),
             ("Docker-Content-Digest", request.reference),
@@ -515,12 +534,14 @@ class App(Uploads):
         span = _BYTES_RANGE.match(request.header("range"))
         if span is None or request.method == "HEAD" or span.groups() == ("", ""):
             return Response(200, headers, blob.pieces())
+
         first, last = span.groups()
         start = int(first) if first else max(blob.size - int(last), 0)
         end = min(int(last), blob.size - 1) if first and last else blob.size - 1
         if start > end:
             headers = [("Content-Range", f"bytes */{blob.size}")]
             return error(416, "UNSUPPORTED", "invalid range", headers=headers)
+
         headers.append(("Content-Range", f"bytes {start}-{end}/{blob.size}"))
         return Response(206, headers, blob.pieces(start, end + 1))
 

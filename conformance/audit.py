@@ -66,11 +66,11 @@ def audit(
         for acts in rule.check(run)
     ]
     if "protocol" in kinds:
-        findings += _without_excused(run, findings)
+        findings += _unexplained_violations(run, findings)
     return [finding for finding in findings if finding.name not in excused]
 
 
-def _without_excused(run: Run, findings: Iterable[Finding]) -> list[Finding]:
+def _unexplained_violations(run: Run, findings: Iterable[Finding]) -> list[Finding]:
     named = {
         id(act.entry) for finding in findings if finding.kind == "protocol" for act in finding.acts
     }
@@ -87,6 +87,7 @@ def _without_excused(run: Run, findings: Iterable[Finding]) -> list[Finding]:
                 unexplained.append(
                     Finding("refused_as_wrong", "protocol", f"{place}: {text}", tuple(about))
                 )
+
     return unexplained
 
 

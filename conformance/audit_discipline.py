@@ -54,6 +54,7 @@ def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in chain(run.select("HEAD", "manifest"), run.select("GET", "manifest")):
         if act.entry.status != 404 or not act.is_answer or ":" in act.entry.reference:
             continue
+
         puts = [
             earlier
             for earlier in run.select("PUT", "manifest")
@@ -61,6 +62,7 @@ def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
         ]
         if any(earlier.entry.target == act.entry.target for earlier in puts):
             continue  # it looks whether its own put took place, whatever the answer was
+
         listings = [
             earlier
             for earlier in run.select("GET", "tag_list")
@@ -372,6 +374,7 @@ def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
         digest = session.digest
         if digest is None or act.place in refusing or _is_mount(act) or not session.acts:
             continue
+
         for repository in own - {act.repository}:
             commits = [
                 commit

@@ -278,6 +278,7 @@ def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
             continue
         if FALLBACK.match(act.entry.reference):
             continue  # a client's own list of referrers: see list_of_referrers_wrong
+
         children = {part["digest"] for part in manifest.children}
         chosen = [
             other
@@ -302,6 +303,7 @@ def list_of_referrers_wrong(run: Run) -> Iterator[tuple[Act, ...]]:
     for act, repository, manifest in _committed(run):
         if not FALLBACK.match(act.entry.reference):
             continue
+
         listed = [part["digest"] for part in manifest.children]
         subject = act.entry.reference.replace("-", ":", 1)
         for part in manifest.children:

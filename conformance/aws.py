@@ -249,6 +249,7 @@ class Aws(Site):
         match = _AUTHORIZATION.match(request.header("authorization"))
         if match is None:
             return "MissingAuthenticationTokenException", "Missing Authentication Token"
+
         claim = _Claim(*match.groups())
         host = _HOST.match(request.header("host"))
         assert host is not None
@@ -257,18 +258,21 @@ class Aws(Site):
                 "SignatureDoesNotMatch",
                 f"Credential should be scoped to {host[2]}, service {host[1]}",
             )
+
         signed = claim.names.split(";")
         amazons = {name for name, _ in request.headers if name.startswith("x-amz-")}
         typed = {name for name, _ in request.headers if name == "content-type"}
         required = {"host"} | amazons | typed
         if signed != sorted(signed) or not required <= set(signed):
             return "SignatureDoesNotMatch", f"{sorted(required - set(signed))} must be signed"
+
         identity = self.identities.get(claim.access)
         if identity is None or request.header("x-amz-security-token") != identity.session:
             return (
                 "UnrecognizedClientException",
                 "The security token included in the request is invalid.",
             )
+
         date = request.header("x-amz-date")
         canonical = _canonical(request, body, signed)
         signature = _signature(identity.secret, claim, date, canonical)
@@ -279,12 +283,14 @@ class Aws(Site):
                 "SignatureDoesNotMatch",
                 f"The Canonical String for this request should have been '{canonical}'",
             )
+
         try:
             then = (
                 datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
             )
         except ValueError:
             return "IncompleteSignatureException", "Date must be in ISO-8601 'basic format'"
+
         if date[:8] != claim.day or abs(then - self.now()) > _SKEW:
             return "SignatureDoesNotMatch", f"Signature expired or not yet current: {date}"
         if identity.expires <= self.now():
@@ -308,12 +314,14 @@ class Aws(Site):
             return self._refuse_mistake(
                 request, 400, "UnknownOperationException", "the content type is not JSON 1.1"
             )
+
         target, _, action = request.header("x-amz-target").partition(".")
         actions = {"GetAuthorizationToken", *(_ACCOUNT_ACTIONS if service == "ecr" else ())}
         if target != _TARGETS[service] or action not in actions:
             return self._refuse_mistake(
                 request, 400, "UnknownOperationException", "no such operation"
             )
+
         signer = self._signer(request, body)
         if not isinstance(signer, Identity):
             name, message = signer
@@ -327,6 +335,7 @@ class Aws(Site):
             return self._refuse_mistake(
                 request, 400, "InvalidParameterException", "registryIds is deprecated"
             )
+
         password = base64.b64encode(
             f"password {next(self._numbers)} for {signer.name} ".encode() * 12
         ).decode()
@@ -339,6 +348,7 @@ class Aws(Site):
             host = _HOST.match(request.header("host"))
             assert host is not None
             data["proxyEndpoint"] = f"https://{ACCOUNT}.dkr.ecr.{host[2]}.amazonaws.com"
+
         return _json(
             200,
             {"authorizationData": [data] if service == "ecr" else data},
@@ -365,6 +375,7 @@ class Aws(Site):
                 for prefix, features in self.templates.items()
             ]
             answer = {"registryId": ACCOUNT, "repositoryCreationTemplates": templates}
+
         return _json(200, answer, "application/x-amz-json-1.1")
 
     def _add_date(self, answer: Response) -> Response:
@@ -387,6 +398,7 @@ class Aws(Site):
             return self._refuse_mistake(
                 request, 400, "InvalidAction", "actions are forms that are POSTed to /"
             )
+
         by_web_identity = form.get("Action") == "AssumeRoleWithWebIdentity"
         fields = _IDENTIFYING if by_web_identity else _ASSUMING
         odd = {*form} - fields | {name for name, value in form.items() if not value}
@@ -397,12 +409,14 @@ class Aws(Site):
             return _refusal(400, "InvalidParameterValue", "unknown parameter or version")
         if not re.fullmatch(r"[\w+=,.@-]{2,64}", form.get("RoleSessionName", "")):
             return _refusal(400, "ValidationError", "RoleSessionName")
+
         if by_web_identity:
             role = self._role_of_token(request, form)
         elif form["Action"] == "AssumeRole":
             role = self._assumable(request, body, form)
         else:
             return _refusal(400, "InvalidAction", "Could not find operation")
+
         return role if isinstance(role, Response) else self._answer_with_keys(form["Action"], role)
 
     def _role_of_token(self, request: Request, form: Mapping[str, str]) -> Role | Response:
@@ -461,6 +475,7 @@ class Aws(Site):
             return self._refuse_mistake(
                 request, 400, "InvalidRequestException", "GET /federation/credentials, unsigned"
             )
+
         login = self.logins.get(request.header("x-amz-sso_bearer_token"))
         if login is None or login.expires <= self.now():
             return _json(
@@ -470,10 +485,12 @@ class Aws(Site):
                     "message": "Session token not found or invalid",
                 },
             )
+
         account = request.parameter("account_id") or ""
         role = request.parameter("role_name") or ""
         if len(request.query) != 2 or (account, role) not in login.roles:
             return _json(403, {"__type": "ForbiddenException", "message": "No access"})
+
         identity, _ = self._new_keys(f"sso:{role}", frozenset({"ecr", "ecr-public", "sts"}))
         keys = {
             "accessKeyId": identity.access,
@@ -485,11 +502,13 @@ class Aws(Site):
     def _oidc(self, request: Request, body: bytes) -> Response:
         if request.method != "POST" or request.path != "/token" or request.header("authorization"):
             return self._refuse_mistake(request, 400, "invalid_request", "POST /token, unsigned")
+
         form = json.loads(body)
         if {*form} != {"clientId", "clientSecret", "grantType", "refreshToken"}:
             return self._refuse_mistake(
                 request, 400, "invalid_request", f"odd parameters {sorted(form)}"
             )
+
         by_refresh = {login.refresh: login for login in self.logins.values() if login.refresh}
         login = by_refresh.get(form["refreshToken"])
         if (
@@ -501,6 +520,7 @@ class Aws(Site):
                 400,
                 {"error": "invalid_grant", "error_description": "Invalid refresh token provided"},
             )
+
         renewed = self.sso_login(*login.roles, renewable=False)
         return _json(
             200, {"accessToken": renewed.access, "expiresIn": 3600, "refreshToken": login.refresh}
@@ -541,6 +561,7 @@ class Aws(Site):
             return Response(200, [("Content-Type", "text/plain")], token.encode())
         if self._metadata_tokens.get(request.header("x-aws-ec2-metadata-token"), 0.0) <= self.now():
             return Response(401)
+
         roles = "/latest/meta-data/iam/security-credentials/"
         if (
             request.method != "GET"
@@ -552,6 +573,7 @@ class Aws(Site):
             return Response(200, [("Content-Type", "text/plain")], self.instance_role.encode())
         if request.path != roles + self.instance_role:
             return Response(404)
+
         identity, ends = self._new_keys(
             f"instance:{self.instance_role}", frozenset({"ecr", "ecr-public", "sts"})
         )

@@ -213,10 +213,12 @@ class Directory(Site):
             return self._refuse_mistake(
                 request, 400, "invalid_request", "Content-Type is not a form's"
             )
+
         pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True)
         form = dict(pairs)
         if len(form) != len(pairs):
             return self._refuse_mistake(request, 400, "invalid_request", "a field is given twice")
+
         audience, _, rest = form.get("scope", "").partition("/.default")
         if not audience or set(rest.split()) - {"openid", "profile", "offline_access"}:
             return self._refuse_mistake(
@@ -226,15 +228,18 @@ class Directory(Site):
             return self._refusal(
                 400, "invalid_request", f"AADSTS90002: Tenant '{tenant}' not found."
             )
+
         proofs = {"client_credentials": self._application, "refresh_token": self._user}
         prove = proofs.get(form.get("grant_type", ""))
         if prove is None:
             return self._refuse_mistake(
                 request, 400, "unsupported_grant_type", "AADSTS70003: unsupported grant_type"
             )
+
         identity = prove(request, tenant, form)
         if isinstance(identity, Response):
             return identity
+
         return self._give(
             identity, audience, "AADSTS500011: The resource principal was not found in the tenant."
         )
@@ -251,6 +256,7 @@ class Directory(Site):
                 "unauthorized_client",
                 "AADSTS700016: Application was not found in the directory.",
             )
+
         secret = form.get("client_secret")
         assertion = form.get("client_assertion")
         if (secret is None) == (assertion is None):
@@ -273,6 +279,7 @@ class Directory(Site):
             )
         if application.assertion and assertion == application.assertion:
             return application
+
         return self._refusal(
             401, "invalid_client", "AADSTS700213: No matching federated identity record found."
         )
@@ -296,6 +303,7 @@ class Directory(Site):
         """Answer with a token for an audience; `unknown` are the words for one that is not there."""
         if audience not in self.cloud.audiences or audience in self.unknown:
             return self._refusal(400, "invalid_resource", unknown)
+
         token = self._signer.make(
             self.life,
             aud=audience,
@@ -307,6 +315,7 @@ class Directory(Site):
         # Metadata services write numbers as text (section 6.3).
         if text:
             document |= {"expires_on": str(int(self._wall() + self.life)), "resource": audience}
+
         document["expires_in"] = str(int(self.life)) if text else int(self.life)
         return Response(200, list(_JSON), json.dumps(document).encode())
 
@@ -319,17 +328,20 @@ class Directory(Site):
             return self._refuse_mistake(
                 request, 400, "invalid_request", f"api-version is not {version}"
             )
+
         audience = request.parameter("resource")
         named = request.parameter("client_id")
         if not audience or named == "":
             return self._refuse_mistake(
                 request, 400, "invalid_request", "no resource, or a client_id without a value"
             )
+
         managed = [identity for identity in self.identities if identity.managed]
         if named:
             chosen = [identity for identity in managed if identity.client_id == named]
         else:
             chosen = [identity for identity in managed if identity.managed == "system"]
+
         if not chosen:
             several = not named and len(managed) > 1
             return self._refusal(
@@ -337,6 +349,7 @@ class Directory(Site):
                 "invalid_request",
                 "Multiple user assigned identities exist" if several else "Identity not found",
             )
+
         return self._give(
             chosen[0], audience, "AADSTS500011: The resource principal was not found.", text=True
         )
@@ -418,14 +431,17 @@ class Exchange(TokenService):
             return self._bad(request, "grant_type or access_token is missing")
         if form.get("service") != self.service:
             return self._bad(request, "service is another registry")
+
         claims = self.directory.read(form["access_token"]) if self.directory is not None else None
         if claims is None or claims["tid"] != form.get("tenant", claims["tid"]):
             return self._refusal()
+
         assert self.directory is not None
         if claims["aud"] not in self.directory.cloud.audiences or (
             self.tenants and claims["tid"] not in self.tenants
         ):
             return self._refusal()
+
         token = self._signer.make(
             self.refresh_life, grant_type="refresh_token", aud=self.service, appid=claims["appid"]
         )

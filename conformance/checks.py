@@ -216,9 +216,11 @@ class Run:
         """Ask for a path below /v2/<name>/, or for a URL or path from the root."""
         if not target.startswith(("/", "http:", "https:")):
             target = f"/v2/{repository or self.repository}/{target}"
+
         reply = self.client.ask(method, target, headers, body)
         if 400 <= reply.status < 500 and method != "HEAD":
             self._look_at(reply)
+
         warning = reply.header("Warning")
         if warning and (not _WARNINGS.match(warning) or len(warning) > 4096):
             self.warnings.append(f"{reply} with Warning: {warning[:60]}")
@@ -385,6 +387,7 @@ def run_checks(
         rows.append(row)
         if progress is not None:
             progress(row)
+
     return rows
 
 
@@ -415,6 +418,7 @@ def begin(
         raise Unusable(f"{url!r} is not http(s)://HOST[:PORT]/REPOSITORY")
     if not is_name(repository) or parts.query or parts.fragment:
         raise Unusable(f"{repository!r} is not the name of a repository")
+
     origin = f"{parts.scheme}://{parts.netloc}"
     client = Client(origin, send, credentials)
     hint = "are these the credentials?" if credentials else "it wants credentials (--user)"
@@ -425,10 +429,12 @@ def begin(
         pushed = client.ask("POST", f"/v2/{repository}/blobs/uploads/", None, b"")
     except NoAnswer as problem:
         raise Unusable(f"no answer: {problem}") from None
+
     if pushed.status in (401, 403):
         raise Unusable(f"{pushed}, so nothing can be pushed there: {hint}")
     if pushed.status in (404, 405):
         raise Unusable(f"{pushed}, so nothing can be pushed there")
+
     number = secrets.randbits(48) if seed is None else seed
     identity = f"check-{number:012x}"
     return Run(client, repository, mounting or f"{repository}-mount", Seed(number), identity)
@@ -511,6 +517,7 @@ def matrix(rows: Sequence[Row]) -> str:
 def _table(workflow: str, rows: Sequence[Row]) -> str:
     if not rows:
         return ""
+
     kinds = list(dict.fromkeys(row.check.data for row in rows))
     table = [[workflow, *(kind or "any" for kind in kinds)]]
     for api in dict.fromkeys(row.check.api for row in rows):
@@ -524,6 +531,7 @@ def _table(workflow: str, rows: Sequence[Row]) -> str:
             else:
                 cells.append(f"{worst} {counts[worst]}/{len(here)}")
         table.append(cells)
+
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table)
 

@@ -123,8 +123,10 @@ class Wire:
             self._drop(origin)
             why = str(problem) or type(problem).__name__
             raise NoAnswer(f"{method} {url}: {why}") from problem
+
         if answer.will_close:
             self._drop(origin)
+
         lines: dict[str, str] = {}
         for name, value in answer.getheaders():
             lower = name.lower()
@@ -179,6 +181,7 @@ class Client:
         sent = {"User-Agent": "conformance-check", **(headers or {})}
         if own and scope in self._authorizations:
             sent["Authorization"] = self._authorizations[scope]
+
         reply = self._send(method, url, sent, body)
         if reply.status == 401 and own:
             authorization = self._authorize(reply)
@@ -186,6 +189,7 @@ class Client:
                 sent["Authorization"] = authorization
                 self._authorizations[scope] = authorization
                 reply = self._send(method, url, sent, body)
+
         if follow and method in ("GET", "HEAD"):
             reply = self._follow(reply, sent)
         return reply
@@ -218,9 +222,11 @@ class Client:
         start = re.search(r"\bbearer\s", header, re.IGNORECASE)
         if start is None:
             return self._basic if re.search(r"\bbasic\b", header, re.IGNORECASE) else None
+
         challenge: dict[str, str] = {}
         for name, quoted, bare in _PARAMETER.findall(header[start.end() :]):
             challenge.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted) or bare)
+
         query = [("service", challenge["service"])] if challenge.get("service") else []
         query += [("scope", scope) for scope in challenge.get("scope", "").split()]
         realm = urljoin(self.origin, challenge.get("realm", ""))
@@ -228,11 +234,13 @@ class Client:
         answer = self._send("GET", url, {"Authorization": self._basic} if self._basic else {}, None)
         if answer.status != 200:
             return None
+
         try:
             document = json.loads(answer.body)
             token = document.get("token") or document.get("access_token")
         except (ValueError, AttributeError):
             return None
+
         return f"Bearer {token}" if isinstance(token, str) and token else None
 
     def pages(self, target: str, headers: Mapping[str, str] | None = None) -> Iterator[Reply]:

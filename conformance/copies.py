@@ -86,6 +86,7 @@ def push_http(
             for reference in references:
                 kind = {"Content-Type": media_type}
                 client.ask("PUT", f"{base}/manifests/{reference}", (201,), body, kind)
+
     return image
 
 
@@ -120,6 +121,7 @@ def fetch_http(
                     _fetch_blob(client, repository, part, contents)
             if referrers:
                 waiting += _referrers(client, repository, digest)
+
     return contents
 
 

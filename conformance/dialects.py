@@ -65,6 +65,7 @@ def unreferenced(provider: Provider, request: Request) -> Response | None:
         or request.repository not in provider.repositories
     ):
         return None
+
     repository = provider.repositories[request.repository]
     named = any(
         part["digest"] == request.reference
@@ -84,9 +85,11 @@ def seen_late(provider: Provider, request: Request, answer: Response) -> Respons
     digest = request.parameter("digest")
     if request.kind == "upload" and answer.status == 201 and digest:
         provider.notes["arrived", request.repository, digest] = provider.now()
+
     put = request.kind == "manifest" and request.method == "PUT" and answer.status == 201
     if not (put and lag):
         return answer
+
     stored = provider.manifest(request.repository, answer.header("Docker-Content-Digest"))
     assert stored is not None
     ages = {
@@ -97,10 +100,12 @@ def seen_late(provider: Provider, request: Request, answer: Response) -> Respons
     fresh = [digest for digest, age in ages.items() if age < lag]
     if not fresh:
         return answer
+
     repository = provider.repositories[request.repository]
     del repository.manifests[stored.digest]
     for tag in [tag for tag, there in repository.tags.items() if there == stored.digest]:
         del repository.tags[tag]
+
     text = "Images with digests '{fresh}' required for pushing image into repository do not exist"
     return error(400, "MANIFEST_BLOB_UNKNOWN", text.format(fresh=fresh))
 

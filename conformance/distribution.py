@@ -190,6 +190,7 @@ def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Resp
         stored = read_manifest(body, request.header("content-type").partition(";")[0].strip(), "")
     except Invalid:
         return None
+
     repository = provider.repositories.get(request.repository)
     problems: list[tuple[str, str, object]] = []
     for part in stored.blobs:
@@ -198,8 +199,10 @@ def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Resp
             problems += [("UNKNOWN", "unknown error", None)] * 2 + [missing]
         elif repository is None or part["digest"] not in repository.blobs:
             problems.append(missing)
+
     if not problems:
         return None
+
     # The first of several errors gives the status.
     code, _, _ = problems[0]
     return errors(500 if code == "UNKNOWN" else 400, problems)
@@ -216,11 +219,13 @@ def _uploads(provider: Provider, request: Request, answer: Response) -> Response
     if request.kind == "upload" and request.method == "DELETE" and answer.status == 204:
         provider.notes[request.reference] = "ended"
         answer.headers.append(("Docker-Upload-UUID", request.reference))
+
     identity = answer.header("Docker-Upload-UUID")
     place = answer.header("Location")
     if identity and place:
         upload = provider.repositories[request.repository].uploads[identity]
         provider.notes[identity, place.rpartition("_state=")[2]] = upload.content.size
+
     digest = request.parameter("digest") or ""
     if answer.status == 201 and request.kind == "upload" and digest.startswith("sha512:"):
         # Stored under both, answered with the one that it counts with (section 1.12, "tested").
@@ -230,6 +235,7 @@ def _uploads(provider: Provider, request: Request, answer: Response) -> Response
         answer.headers = [
             (name, value.replace(digest, canonical)) for name, value in answer.headers
         ]
+
     return answer
 
 

@@ -235,6 +235,7 @@ class Run:
         self.strays: list[Act] = []
         for act in self.acts:
             self._follow(act)
+
         self.commits = _commits(self.acts)
         self.stood = _commits(act for act in every if act.entry.begun <= since)
         self.arrivals = self._arrivals()
@@ -361,6 +362,7 @@ class Run:
         """Add an exchange to its upload session; an upload that belongs to none is a stray."""
         if act.entry.kind == "upload_start":
             return
+
         path = (act.origin, urlsplit(act.entry.target).path)
         mine = [
             candidate
@@ -371,6 +373,7 @@ class Run:
             if act.entry.kind == "upload":
                 self.strays.append(act)
             return
+
         # Where all sessions have one path, the query tells them apart; otherwise their order does.
         exact = [
             candidate

@@ -261,6 +261,7 @@ class Google(Site):
         metadata = request.path.startswith("/computeMetadata/") or request.path == "/"
         if metadata:
             return self._metadata(request)
+
         services: dict[str, tuple[str, Service]] = {
             "/token": (_OAUTH, self._oauth),
             "/v1/token": (_STS, self._exchange),
@@ -269,6 +270,7 @@ class Google(Site):
         host, service = services.get(request.path, (_IAM_CREDENTIALS, self._impersonate))
         if service == self._impersonate and not _IMPERSONATE.match(request.path):
             return self._refuse_mistake(request, 404, "not_found", "no such path")
+
         named_host = request.header("host")
         if (named_host != host or request.scheme != "https") and not _LOCAL.match(named_host):
             return self._refuse_mistake(
@@ -278,6 +280,7 @@ class Google(Site):
             return self._refuse_mistake(
                 request, 405, "invalid_request", "a POST without a query is wanted"
             )
+
         self.asked.append(host.partition(".")[0])
         content = Content()
         return Reception(content, lambda _: service(request, bytes(content)), limit=1 << 16)
@@ -339,6 +342,7 @@ class Google(Site):
             if form["refresh_token"] not in self.users:
                 return _refusal(400, "invalid_grant", "Token has been expired or revoked.")
             return self._answer(self.users[form["refresh_token"]], _CLOUD)
+
         form = self._form(request, body, "grant_type assertion")
         if isinstance(form, Response):
             return form
@@ -346,6 +350,7 @@ class Google(Site):
             return self._refuse_mistake(
                 request, 400, "unsupported_grant_type", "Invalid grant_type"
             )
+
         return self._jwt(request, form["assertion"])
 
     def _jwt(self, request: Request, assertion: str) -> Response:
@@ -363,6 +368,7 @@ class Google(Site):
             return self._refuse_mistake(
                 request, 400, "invalid_grant", f"Not a valid JWT: {problem!r}"
             )
+
         key = self.keys.get(issuer)
         if key is None:
             return _refusal(400, "invalid_grant", "Invalid grant: account not found")
@@ -370,9 +376,11 @@ class Google(Site):
             return self._refuse_mistake(request, 400, "invalid_grant", f"header {header}")
         if header["kid"] != key.name or not key.verifies(signature, f"{first}.{second}".encode()):
             return _refusal(400, "invalid_grant", "Invalid JWT Signature.")
+
         names = {"iss", "aud", "iat", "exp", "scope"}
         if audience != "https://oauth2.googleapis.com/token" or {*claims} != names:
             return self._refuse_mistake(request, 400, "invalid_grant", f"claims {claims}")
+
         now = self.wall()
         whole = isinstance(begun, int) and isinstance(ends, int)
         if not whole or not 0 < ends - begun <= _LONGEST or not begun - _SKEW <= now < ends:
@@ -389,6 +397,7 @@ class Google(Site):
         form = self._form(request, body, required, "options")
         if isinstance(form, Response):
             return form
+
         fixed = {
             "grant_type": f"{_URN}grant-type:token-exchange",
             "requested_token_type": f"{_URN}token-type:access_token",
@@ -405,6 +414,7 @@ class Google(Site):
             return _refusal(
                 400, "invalid_target", "The target service indicated by the audience is invalid."
             )
+
         options = json.loads(unquote(form["options"])) if "options" in form else None
         client = _basic(request)
         people = form["audience"] == self.workforce
@@ -416,6 +426,7 @@ class Google(Site):
             return _refusal(
                 400, "invalid_grant", "The given credential is rejected by the attribute condition."
             )
+
         issued = {
             "issued_token_type": fixed["requested_token_type"],
             "expires_in": str(self.lifetime),
@@ -447,6 +458,7 @@ class Google(Site):
             return _status(
                 401, "UNAUTHENTICATED", "Request had invalid authentication credentials."
             )
+
         document = json.loads(body) if request.header("content-type") == "application/json" else {}
         life = re.fullmatch(r"([0-9]+)s", str(document.get("lifetime")))
         if (
@@ -465,6 +477,7 @@ class Google(Site):
             return _status(
                 400, "INVALID_ARGUMENT", "The access token lifetime cannot exceed 3600s."
             )
+
         chain = [
             token.principal,
             *(name.rpartition("/")[2] for name in document.get("delegates") or []),
@@ -473,6 +486,7 @@ class Google(Site):
         if any(step not in self.speakers for step in itertools.pairwise(chain)):
             text = "Permission 'iam.serviceAccounts.getAccessToken' denied on resource (or it may not exist)."
             return _status(403, "PERMISSION_DENIED", text)
+
         ends = time.gmtime(self.wall() + int(life[1]))
         issued = self._give(match[1], _CLOUD, float(life[1]))
         return _json(
@@ -489,6 +503,7 @@ class Google(Site):
             return self._refuse_mistake(
                 request, 404, "not_found", f"{request.scheme}://{named_host} has no metadata"
             )
+
         self.asked.append("metadata")
         own = [("Metadata-Flavor", "Google"), ("Server", "Metadata Server for VM")]
         if request.header("metadata-flavor") != "Google" or request.header("x-forwarded-for"):
@@ -496,6 +511,7 @@ class Google(Site):
                 f"{request.method} {request.path}: without Metadata-Flavor"
             )
             return Response(403, own, b"Missing required header: Metadata-Flavor")
+
         path = request.path.removeprefix("/computeMetadata/v1/")
         if path == "/":
             return Response(
@@ -513,6 +529,7 @@ class Google(Site):
             return self._refuse_mistake(
                 request, 400, "invalid_request", f"{request.method} {request.query}"
             )
+
         answer = self._answer(self.machine, _CLOUD)
         answer.headers += own
         return answer

@@ -83,6 +83,7 @@ def _walk(client: Client, repository: str, roots: Iterable[str]) -> Graph:
         digest, depth = waiting.pop()
         if digest in graph.manifests:
             continue
+
         assert depth < _DEEPEST, f"{digest} is {depth} levels deep"
         _, body, document = _manifest(client, repository, digest)
         graph.contents[digest] = body
@@ -91,11 +92,13 @@ def _walk(client: Client, repository: str, roots: Iterable[str]) -> Graph:
         for part in [document.get("config"), *document.get("layers", [])]:
             if part is not None and part["digest"] not in graph.contents:
                 _blob(client, repository, part, graph)
+
         entries, lists = listed(client, repository, digest)
         graph.lists.update(lists)
         if entries:
             graph.referrers[digest] = {str(entry["digest"]): entry for entry in entries}
             waiting += [(str(entry["digest"]), depth + 1) for entry in entries]
+
         for suffix in COSIGN:
             tag = digest.replace(":", "-") + suffix
             reply = client.ask("HEAD", f"/v2/{repository}/manifests/{tag}", ACCEPT)
@@ -103,6 +106,7 @@ def _walk(client: Client, repository: str, roots: Iterable[str]) -> Graph:
             if reply.status == 200:
                 graph.tags[tag] = reply.header("Docker-Content-Digest")
                 waiting.append((graph.tags[tag], depth + 1))
+
     return graph
 
 
@@ -123,6 +127,7 @@ def listed(client: Client, repository: str, digest: str) -> tuple[list[Entry], d
             f"{where}: a list of referrers refers to something"
         )
         lists[tag] = digest_of(pages[0].body)
+
     entries: list[Entry] = []
     for reply in pages:
         assert reply.status == 200, reply
@@ -133,6 +138,7 @@ def listed(client: Client, repository: str, digest: str) -> tuple[list[Entry], d
         assert document["schemaVersion"] == 2, where
         assert document.get("mediaType", OCI_INDEX) == OCI_INDEX, where
         entries += document["manifests"]
+
     digests = [entry["digest"] for entry in entries]
     assert len(digests) == len(set(digests)), f"{where}: one of them is listed twice: {digests}"
     for entry in entries:

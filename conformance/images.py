@@ -166,8 +166,10 @@ def store_tar(files: Mapping[str, bytes]) -> bytes:
         )
         for offset, value in fields:
             header[offset : offset + len(value)] = value
+
         header[148:156] = b"%06o\0 " % sum(header)
         out += header + data + bytes(-len(data) % 512)
+
     return bytes(out) + bytes(1024)
 
 
@@ -215,6 +217,7 @@ class Seed:
         types = TYPES[format]
         if layers is None:
             layers = [self.layer(size) for size in sizes]
+
         config_document: Document = {
             "created": "1970-01-01T00:00:00Z",
             "architecture": architecture,
@@ -232,6 +235,7 @@ class Seed:
             config_document["os.version"] = os_version
         if os_features:
             config_document["os.features"] = list(os_features)
+
         config = encode(config_document)
         described = [_describe(types["layer"], layer) for layer in layers]
         absent = set()
@@ -239,6 +243,7 @@ class Seed:
             data = self.blob(300)
             described.append({**_describe(types["foreign"], data), "urls": [url]})
             absent.add(digest_of(data))
+
         document: Document = {
             "schemaVersion": 2,
             "mediaType": types["manifest"],
@@ -247,6 +252,7 @@ class Seed:
         }
         if inline_config:
             document["config"]["data"] = base64.b64encode(config).decode()
+
         _decorate(document, subject, annotations, extra)
         image = _single(
             encode(document, spacing),
@@ -273,9 +279,11 @@ class Seed:
         document: Document = {"schemaVersion": 2, "mediaType": OCI_MANIFEST}
         if artifact_type is not None:
             document["artifactType"] = artifact_type
+
         document["config"] = _describe(config_type or EMPTY_TYPE, config)
         if config_type is None:
             document["config"]["data"] = base64.b64encode(config).decode()
+
         document["layers"] = [_describe("application/octet-stream", data)]
         _decorate(document, subject, annotations, None)
         return _single(encode(document, spacing), OCI_MANIFEST, [config, data], ())
@@ -306,6 +314,7 @@ class Seed:
         """
         if children is None:
             children = [self._platform_image(format, text) for text in platforms]
+
         entries = []
         parts = list(children)
         for child in children:
@@ -314,6 +323,7 @@ class Seed:
             if platform:
                 described["platform"] = platform
             entries.append(described)
+
         if attestations:
             for child in children:
                 proof = self.attestation(child)
@@ -327,10 +337,12 @@ class Seed:
                         platform={"architecture": "unknown", "os": "unknown"},
                     )
                 )
+
         media_type = TYPES[format]["index"]
         document: Document = {"schemaVersion": 2, "mediaType": media_type}
         if artifact_type is not None:
             document["artifactType"] = artifact_type
+
         document["manifests"] = entries
         _decorate(document, subject, annotations, extra)
         return _over(parts, encode(document, spacing), media_type)

@@ -201,11 +201,14 @@ class Injection:
         """Act before the first byte; return the answer and the form in which it is sent."""
         for effect in self.effects:
             answer = effect.on_carried_out(self._request, answer)
+
         for effect in self._waiting_first:
             answer = await effect.on_answer(self._request, answer)
+
         shaping = [effect for effect in self.effects if effect.shapes(self._request)]
         if not shaping:
             return answer, answer
+
         if isinstance(answer, bytes):
             pieces = _reshape(_whole(answer), shaping, len(answer))
             close = True
@@ -219,6 +222,7 @@ class Injection:
             )
             pieces = framed.pieces
             close = framed.close
+
         for effect in shaping:
             pieces = effect.surround(pieces)
         return answer, Wire(pieces, close)

@@ -211,8 +211,10 @@ class Selector(NamedTuple):
         kinds = frozenset((kind or "").split())
         for unknown in sorted(methods - METHODS):
             raise ValueError(f"no method {unknown}: one of {' '.join(sorted(METHODS))}")
+
         for unknown in sorted(kinds - set(KINDS)):
             raise ValueError(f"no kind {unknown}: one of {' '.join(KINDS)}")
+
         set_globs = {name: glob for name, glob in globs.items() if glob is not None}
         headers = {name.lower(): glob for name, glob in (header or {}).items()}
         return cls(methods, kinds, set_globs, headers, dict(query or {}))
@@ -223,6 +225,7 @@ class Selector(NamedTuple):
             return False
         if self.kinds and subject.kind not in self.kinds:
             return False
+
         for name, glob in self.globs.items():
             if name == "host":
                 value = subject.header("host")
@@ -232,10 +235,12 @@ class Selector(NamedTuple):
                 value = getattr(subject, name)
             if not _fits(value, glob):
                 return False
+
         for name, glob in self.header.items():
             value = subject.header(name)
             if not value or not _fits(value, glob):
                 return False
+
         query = dict(subject.query)
         return all(name in query and _fits(query[name], glob) for name, glob in self.query.items())
 

@@ -120,10 +120,12 @@ class _Pipe:
             self._pieces.popleft()
             if used < len(piece):
                 self._pieces.appendleft(_Piece(arrived, piece[used:]))
+
         if not count:
             if self._broken and not self._pieces:
                 raise ConnectionResetError(self._broken)
             return None
+
         self._held -= count
         self.change()
         return count

@@ -304,6 +304,7 @@ def as_rule_text(value: object) -> str:
         return ",".join(map(as_rule_text, value))
     if isinstance(value, bytes):
         value = value.decode("latin-1")
+
     text = str(value)
     if (
         text
@@ -312,6 +313,7 @@ def as_rule_text(value: object) -> str:
         and all((c.isascii() and c.isalnum()) or c in "-._/:*?&@%+[]!<>" for c in text)
     ):
         return text
+
     for plain, escaped in (
         ("\\", "\\\\"),
         ('"', '\\"'),
@@ -320,4 +322,5 @@ def as_rule_text(value: object) -> str:
         ("\t", "\\t"),
     ):
         text = text.replace(plain, escaped)
+
     return '"' + "".join(c if " " <= c <= "~" else f"\\x{ord(c):02x}" for c in text) + '"'

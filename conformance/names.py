@@ -115,6 +115,7 @@ class Names:
                 head = b""
                 while b"\r\n\r\n" not in head and len(head) < _HEAD:
                     head += await client.receive()
+
                 method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
                 target = rest.partition(" ")[0]
                 host, _, port = target.rpartition(":")
@@ -126,6 +127,7 @@ class Names:
                         f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
                     )
                     return
+
                 self.tunnels.append(target)
                 async with await anyio.connect_tcp("127.0.0.1", local_port) as server:
                     await client.send(b"HTTP/1.1 200 Connection established\r\n\r\n")

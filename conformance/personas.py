@@ -60,6 +60,7 @@ def _hub_quota(provider: Provider, request: Request, answer: Response) -> Respon
         or answer.status in (401, 403)
     ):
         return answer
+
     user = provider.user(request)
     of_the_anonymous, of_accounts = provider.rates.caps
     cap = of_the_anonymous if user is None else of_accounts

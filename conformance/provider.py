@@ -85,6 +85,7 @@ class Provider(App):
         self.tokens: TokenService | None = None
         if row.tokens is not None:
             self.tokens = row.service(users, now=now, wall=wall, **row.tokens)
+
         caps = row.caps(self)
         self.rates = Rates(
             *caps, now=now, wall=wall, retry_after=row.retry_after, message=row.throttled
@@ -94,9 +95,11 @@ class Provider(App):
         self.sites: dict[Role, Site] = {"registry": self}
         if self.tokens is not None and "token" in row.hosts:
             self.sites["token"] = self.tokens
+
         self.storage: Storage | None = None
         if "storage" in row.hosts:
             self.storage = self.sites["storage"] = Storage(self, row.signed_for, wall)
+
         self.sites.update(row.parts(self))
         # The memory of the row's functions between requests, under their own keys.
         self.notes: dict[Any, Any] = {}
@@ -224,18 +227,21 @@ class Storage(Site):
                     f"{name} was sent to the storage: {request.method} {request.path}"
                 )
                 return self._refusal(400, "InvalidArgument", "Only one auth mechanism allowed")
+
         expires = request.parameter("X-Expires") or ""
         path = request.target.partition("?")[0]
         if request.parameter("X-Signature") != self._mark(request.method, path, expires):
             return self._refusal(403, "SignatureDoesNotMatch", "The signature does not match")
         if self._wall() > int(expires):
             return self._refusal(403, "AccessDenied", "Request has expired")
+
         repository, _, digest = request.path[1:].rpartition("/")
         inner = Request(request.method, f"/v2/{repository}/blobs/{digest}", request.headers)
         answer = self._vault.start(inner)
         assert isinstance(answer, Response)
         if answer.status == 404:
             return self._refusal(404, "NoSuchKey", "The specified key does not exist.")
+
         answer.headers = [
             (name, value) for name, value in answer.headers if not name.startswith("Docker-")
         ]

@@ -206,12 +206,14 @@ class Proxy(Site):
         except BaseException:
             upstream.close()
             raise
+
         headers = []
         for raw_name, raw_value in answer.headers.raw_items():
             name = raw_name.decode()
             if name.lower() not in _HOP_BY_HOP:
                 value = self._with_own_origin(name.lower(), raw_value.decode("latin-1"), request)
                 headers.append((name, value))
+
         if bodiless(request.method, answer.status_code):
             upstream.close()
             return Streamed(answer.status_code, headers)

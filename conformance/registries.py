@@ -113,6 +113,7 @@ def docker_registry(
     if htpasswd is not None:
         (home / "htpasswd").write_text(htpasswd)
         settings["auth"] = {"htpasswd": {"realm": "real", "path": str(home / "htpasswd")}}
+
     config = home / "config.yml"
     config.write_text(json.dumps(settings))  # JSON is YAML
     process = subprocess.Popen(

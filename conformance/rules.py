@@ -147,6 +147,7 @@ def _read_which(faults: Faults, line: _Line, tokens: list[_Token]) -> Rule:
     for token in tokens:
         if token.end == ",":
             line.refuse(token.column, "no comma before the colon")
+
         if not token.name:
             for word in token.values:
                 if word in METHODS:
@@ -160,6 +161,7 @@ def _read_which(faults: Faults, line: _Line, tokens: list[_Token]) -> Rule:
                         token.column, f"{word} is no method and no kind ({' '.join(KINDS)})"
                     )
             continue
+
         group, _, name = token.name.partition(".")
         if token.name in _GLOBS and token.name not in globs:
             globs[token.name] = _one(line, token)
@@ -167,12 +169,14 @@ def _read_which(faults: Faults, line: _Line, tokens: list[_Token]) -> Rule:
             named[group][name] = _one(line, token)
         else:
             conditions.append((token, _occurrence(line, token)))
+
     rule = faults.on(" ".join(methods), " ".join(kinds), **named, **globs)  # type: ignore[arg-type]
     for token, say in conditions:
         try:
             say(rule)
         except ValueError as problem:
             line.refuse(token.column, problem)
+
     return rule
 
 
@@ -181,6 +185,7 @@ def _occurrence(line: _Line, token: _Token) -> Callable[[Rule], Rule]:
     if token.name == "nth":
         numbers = [_integer(line, token, value) for value in token.values]
         return lambda rule: rule.nth(*numbers)
+
     methods = {
         "every": Rule.every,
         "first": Rule.first,
@@ -190,10 +195,12 @@ def _occurrence(line: _Line, token: _Token) -> Callable[[Rule], Rule]:
     if token.name in methods:
         number = _integer(line, token, _one(line, token))
         return lambda rule: methods[token.name](rule, number)
+
     if token.name != "chance" or not re.fullmatch(r"[01]|[01]?\.[0-9]+", _one(line, token)):
         line.refuse(
             token.column, f"{token.name}={','.join(token.values)} is not understood here, or twice"
         )
+
     return lambda rule: rule.chance(float(token.values[0]))
 
 
@@ -202,6 +209,7 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
     verb = VERBS.get(_one(line, first))
     if verb is None or first.name:
         line.refuse(first.column, f"no verb: one of {' '.join(VERBS)}")
+
     parameters = [field for field in fields(verb) if field.init and field.repr]
     arguments: dict[str, Any] = {}
     for number, token in enumerate(tokens[1:]):
@@ -219,6 +227,7 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
             listed = ", ".join(field.name.replace("_", "-") for field in parameters) or "nothing"
             line.refuse(token.column, f"{first.values[0]} takes {listed}, each once")
         arguments[name] = _argument(line, token, named[0])
+
     try:
         rule.add(verb(**arguments))
     except (TypeError, ValueError) as problem:

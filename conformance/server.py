@@ -108,8 +108,10 @@ class _Stream:
                 if entry:
                     entry.response_bytes = before
                 raise _Gone(str(problem)) from None
+
             if entry:
                 entry.response_bytes = before + count
+
             rest = rest[count:]
             await self._take_turns(count)
 
@@ -240,6 +242,7 @@ class Server:
         begun = await self._begin(stream, number, left)
         if begun is None:
             return None
+
         request, body = begun
         exchange = self.app.open(request)
         override = exchange.ask_hooks()
@@ -255,6 +258,7 @@ class Server:
             except BaseException:
                 exchange.abort()
                 raise
+
         finished = exchange.finish()
         answer = finished if isinstance(finished, (Response, bytes)) else await finished
         if isinstance(answer, bytes):
@@ -265,6 +269,7 @@ class Server:
                 async for piece in pieces:
                     await stream.send(piece)
             return None if answer.close or early or body.last else rest
+
         answer.close = answer.close or early or body.last
         await self._send(stream, answer, request.method, exchange.entry)
         if early:
@@ -282,6 +287,7 @@ class Server:
             if data[0] == _HELLO:
                 self.journal.hellos += 1
                 return None
+
         plain = read_head(data)
         if plain is not None:
             head = (plain.method, plain.target, plain.headers)
@@ -298,10 +304,12 @@ class Server:
                     stream, Response(problem.error_status_hint or 400, close=True), "GET"
                 )
                 return None
+
             assert isinstance(event, h11.Request)
             headers = [(name.decode(), value.decode("latin-1")) for name, value in event.headers]
             head = (event.method.decode(), event.target.decode(), headers)
             body = _Body(_unread(parser), parser, event.http_version != b"1.1")
+
         request = Request(*head, scheme=self.scheme, connection=number)
         body.last = body.last or "close" in request.header("connection").lower()
         return request, body
@@ -311,6 +319,7 @@ class Server:
         if exchange.request.chunked:
             assert body.parser is not None, "a head with a transfer coding is h11's"
             return await self._receive_chunks(stream, body.parser, exchange)
+
         missing = exchange.request.length() or 0
         rest = body.held
         if rest and missing:
@@ -320,6 +329,7 @@ class Server:
             used = min(missing, len(rest))
             rest = rest[used:]
             missing -= used
+
         while missing:
             room = exchange.room(missing)[:missing]
             count = await stream.receive_into(room)
@@ -327,6 +337,7 @@ class Server:
             if exchange.pace is not None:
                 await exchange.pace()
             missing -= count
+
         return rest
 
     @staticmethod
@@ -352,6 +363,7 @@ class Server:
             headers.append(("Content-Length", str(answer.size)))
         if answer.close:
             headers.append(("Connection", "close"))
+
         lines = [f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Status')}"]
         lines += [f"{name}: {value}" for name, value in headers]
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
@@ -363,6 +375,7 @@ class Server:
                 entry.response_bytes = answer.size
             await stream.send(head + answer.data)
             return
+
         await stream.send(head)
         for piece in answer.pieces():
             await stream.send(piece, entry)
@@ -409,6 +422,7 @@ async def serve(
                 # The block's own failure leaves as it is; only the server's own come as a group.
                 failure = problem
             tasks.cancel_scope.cancel()
+
         if failure is not None:
             raise failure
 

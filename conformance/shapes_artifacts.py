@@ -96,6 +96,7 @@ def _cosign(seed: Seed, image: Image, kind: str) -> Image:
         return compose(
             config, [Part("application/vnd.dsse.envelope.v1+json", seed.blob(500), more)]
         )
+
     return compose(
         config, [Part("text/spdx+json", encode({"spdxVersion": "SPDX-2.3", "of": image.top}))]
     )

@@ -48,6 +48,7 @@ def _schema_1(seed: Seed, *, signed: bool, media_type: str) -> Image:
         )
         header = {"jwk": {"crv": "P-256", "kty": "EC"}, "alg": "ES256"}
         document["signatures"] = [{"header": header, "signature": "c2ln", "protected": protected}]
+
     return image.with_manifest(json.dumps(document, indent=3).encode(), media_type)
 
 

@@ -99,9 +99,11 @@ def _check_descriptor(value: object, where: str) -> dict[str, Any]:
         raise Invalid(f"{where} has no mediaType")
     if not isinstance(value.get("digest"), str) or not is_digest(value["digest"]):
         raise Invalid(f"{where} has no valid digest")
+
     size = value.get("size")
     if not isinstance(size, int) or isinstance(size, bool) or size < 0:
         raise Invalid(f"{where} has no valid size")
+
     if "data" in value:
         try:
             data = base64.b64decode(value["data"], validate=True)
@@ -112,6 +114,7 @@ def _check_descriptor(value: object, where: str) -> dict[str, Any]:
             or digest_of(data, value["digest"].partition(":")[0]) != value["digest"]
         ):
             raise Invalid(f"{where} has data that is not its content")
+
     return value
 
 
@@ -129,6 +132,7 @@ def read_manifest(body: bytes, media_type: str, digest: str, *, any_type: bool =
         document = json.loads(body)
     except (ValueError, RecursionError) as problem:
         raise Invalid(f"not JSON: {problem}") from None
+
     if not isinstance(document, dict):
         raise Invalid("not a JSON object")
     if "mediaType" in document and document["mediaType"] != media_type:
@@ -144,12 +148,14 @@ def read_manifest(body: bytes, media_type: str, digest: str, *, any_type: bool =
     # CVE-2021-41190: nothing may be both.
     if "manifests" in document and ("layers" in document or "config" in document):
         raise Invalid("both an index and a manifest")
+
     subject = document.get("subject")
     if subject is not None:
         subject = _check_descriptor(subject, "subject")["digest"]
     if media_type in INDEXES:
         children = tuple(_descriptors(document, "manifests"))
         return Stored(media_type, body, digest, document, children=children, subject=subject)
+
     config = _check_descriptor(document.get("config"), "config")
     layers = tuple(_descriptors(document, "layers"))
     return Stored(media_type, body, digest, document, blobs=(config, *layers), subject=subject)

@@ -301,10 +301,12 @@ class TokenService(Site):
     def _post(self, request: Request, body: bytes) -> Response:
         if not request.header("content-type").startswith("application/x-www-form-urlencoded"):
             return self._bad(request, "Content-Type is not a form's")
+
         form = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
         for name in ("grant_type", "service", "client_id"):
             if not form.get(name):
                 return self._bad(request, f"no {name}")
+
         user: str | None
         if form["grant_type"] == "refresh_token":
             user = self.holder(form.get("refresh_token", ""))
@@ -312,8 +314,10 @@ class TokenService(Site):
             user = self.known(form.get("username", ""), form.get("password", ""))
         else:
             return self._bad(request, "unknown grant_type")
+
         if user is None:
             return self._refusal()
+
         offline = form.get("access_type") == "offline"
         return self._give(
             request, user, form.get("scope", "").split(), form["service"], offline=offline
@@ -347,12 +351,14 @@ class TokenService(Site):
         challenge_line = self.form(Challenge("realm", self.service, "", None))[-1]
         if service != self.service and "service=" in challenge_line.lower():
             return self._bad(request, f"service {service!r} is not the challenge's")
+
         asked: set[Access] = set()
         for scope in self._split(scopes):
             match = _SCOPE.match(scope)
             if match is None:
                 return self._bad(request, f"scope {scope!r} is malformed")
             asked |= _accesses(*match.groups())
+
         granted = frozenset(access for access in asked if self.grants(user, access))
         self.issued.append(" ".join(scopes))
         token = self._write(user)

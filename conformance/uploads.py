@@ -71,23 +71,28 @@ class Uploads(Site):
                 return self._refuse_mistake(
                     request, 400, "DIGEST_INVALID", "invalid digest", {"digest": digest}
                 )
+
         if source is not None and not is_name(source):
             return self._refuse_mistake(
                 request, 400, "NAME_INVALID", "invalid repository name", {"name": source}
             )
+
         if mount is not None and self.mounts:
             blob = self._elsewhere(mount, source)
             if blob is not None:
                 self.repositories[request.repository].blobs[mount] = blob
                 return self._created(request, mount)
+
         if request.has_body and whole is None:
             return self._refuse_mistake(request, 400, "SIZE_INVALID", "a body without a digest")
+
         refusal = self._check_type(request)
         if refusal is not None:
             return refusal
         if whole is not None and self.single_post:
             upload = Upload("single")
             return Reception(upload.content, lambda _: self._commit(request, upload, whole))
+
         self._sessions += 1
         upload = Upload(f"00000000-0000-4000-8000-{self._sessions:012d}")
         self.repositories[request.repository].uploads[upload.identity] = upload
@@ -161,9 +166,11 @@ class Uploads(Site):
             return self._refuse_mistake(
                 request, 400, "SIZE_INVALID", "the chunk before this one was too short"
             )
+
         declared = request.header("content-range")
         if not declared:
             return None
+
         span = _CONTENT_RANGE.match(declared)
         if span is None:
             return self._refuse_mistake(
@@ -172,6 +179,7 @@ class Uploads(Site):
                 "BLOB_UPLOAD_INVALID",
                 f"Content-Range {declared!r} is not <start>-<end>",
             )
+
         first = int(span[1])
         last = int(span[2])
         if first != upload.content.size or first > last:
@@ -181,6 +189,7 @@ class Uploads(Site):
             return self._refuse_mistake(
                 request, 400, "SIZE_INVALID", "Content-Length is not that of Content-Range"
             )
+
         return None
 
     def _receive(self, request: Request, digest: str | None) -> Response | Reception:

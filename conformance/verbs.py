@@ -578,6 +578,7 @@ class Lie(Effect):
     async def on_answer(self, request: Request, answer: Answer) -> Answer:
         if not isinstance(answer, Response):
             return answer
+
         headers = with_framing(answer, request.method)
         lies = {name.lower(): (name, value) for name, value in self.headers.items()}
         names = (self.names,) if isinstance(self.names, str) else self.names
@@ -585,6 +586,7 @@ class Lie(Effect):
             value = next((value for key, value in headers if key.lower() == name.lower()), None)
             if value is not None:
                 lies[name.lower()] = (name, _wrong_value(name.lower(), value))
+
         if lies:
             self.record()
             true = [(name, value) for name, value in headers if name.lower() not in lies]
@@ -592,6 +594,7 @@ class Lie(Effect):
             answer.headers = [*true, *false]
             if not {"content-length", "transfer-encoding"}.isdisjoint(lies):
                 answer.close = True  # nobody can know where the next answer begins
+
         return answer
 
 

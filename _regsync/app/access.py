@@ -129,6 +129,7 @@ def tell(access: Access, console: Console) -> None:
         return
     if console.as_json:
         return
+
     login = access.repository.host.authenticator
     remarks = [access.source or "anonymous"]
     if access.source is None and not login.is_anonymous:
@@ -137,12 +138,14 @@ def tell(access: Access, console: Console) -> None:
         remarks.append(f"until {access.expires}")
     if access.upload == "absent":
         remarks.append("not there yet, so no push was tried")
+
     account = access.account
     if account is not None:
         template = account.template_for(access.repository.name)
         if access.upload == "absent" and template is not None:
             remarks.append(f"the creation template {printable(template)!r} lets a push create it")
         remarks.append(mounting_remark(account))
+
     rights = ",".join(access.rights) or "-"
     console.line(f"ok  {access.repository}  {rights}  ({', '.join(remarks)})")
 
@@ -186,6 +189,7 @@ class AccessCheck:
                 # What stood there before ends with a command, so this goes in front.
                 template = "a repository creation template for CREATE_ON_PUSH may do it"
                 error.hint = f"{template}, else {error.hint}"
+
         return access
 
     async def _try_rights(self, access: Access) -> None:

@@ -423,6 +423,7 @@ class _Client:
             failure = outcome
             if not failure.may_pass:
                 break
+
         who = keys.origin if keys else "no keys"
         host = request.url.split("/")[2]
         reason = printable(redact(failure.text, all_secrets), 300)
@@ -614,15 +615,18 @@ class _KeyChain:
             raise _error(f"{origin} is its own source: {printable(' -> '.join((*way, name)))}")
         if "mfa_serial" in profile:
             raise _error(f"{origin} has mfa_serial, and nobody is here to type a code")
+
         has_one = bool(source_profile) != bool(source)
         if not has_one or not (source_profile or source in sources):
             raise _error(
                 f"{origin} needs either source_profile or credential_source ({', '.join(sources)})"
             )
+
         if source_profile:
             keys = await self._from_profile(source_profile, *way, name)
         else:
             keys = await sources[source]()
+
         if keys is None:
             raise _error(f"{origin}: its credential_source gives nothing: {self.looked_at[-1]}")
         return keys
@@ -692,10 +696,12 @@ class _KeyChain:
             url = f"http://169.254.170.2{url}"
         if not re.fullmatch(_NEARBY, url):
             raise _error(f"{origin}: {printable(url, 99)} is neither https nor a metadata address")
+
         token = self._variables.get("container_authorization_token") or ""
         path = self._variables.get("container_authorization_token_file")
         if path:
             token = self._settings.read_named(path, origin)
+
         headers = [("Authorization", token)] if token else []
         request = Request("GET", url, headers)
         answer = await self._client.ask(request, f"{origin} leads there", secrets=(token,))

@@ -294,6 +294,7 @@ async def _command_line_token(
             raise AuthError(
                 f"no identity at Azure; looked at {places}", hint=_IDENTITY_HINT, fatal=True
             )
+
         access_tokens = _entries(cache, "AccessToken", subscription, cloud)
         refresh_tokens = _entries(cache, "RefreshToken", subscription, cloud)
         until = machine.wall() + _LEAST_TOKEN_LIFE
@@ -305,6 +306,7 @@ async def _command_line_token(
         raise AuthError(
             "az login has left no token in its files", hint=_COMMAND_LINE_HINT, fatal=True
         ) from None
+
     return _DirectoryToken(source.origin, await _token(machine, source, cloud.audiences))
 
 

@@ -175,6 +175,7 @@ class CloudLogin:
                 self._clouds.absent.add(self._cloud)
             else:
                 self._use(login, began)
+
         self._renewals += 1
 
     async def _log_in(self) -> Login | None:

@@ -253,9 +253,11 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
     names = ("auth", "username", "password", "identitytoken", "registrytoken")
     if not isinstance(entry, dict):
         raise broken
+
     values = [entry.get(name) or "" for name in names]
     if not all(isinstance(value, str) for value in values):
         raise broken
+
     auth, username, password, identity_token, registry_token = values
     if auth:
         try:
@@ -266,6 +268,7 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
             raise broken from None
         if not username:
             raise broken
+
     if username == "<token>":
         identity_token = identity_token or password
     if not (registry_token or identity_token or (username and password)):

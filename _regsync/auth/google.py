@@ -126,6 +126,7 @@ async def log_in(
         file = _find_file(machine)
         if file is not None:
             return await file.log_in()
+
     try:
         return await _ask_metadata(machine, probing_metadata)
     except AuthError as error:
@@ -250,6 +251,7 @@ class _CredentialFile(NamedTuple):
                 if answer.status < 500 and answer.status not in passing:
                     return answer
                 await anyio.sleep(pause)
+
             seconds = _LAST_METADATA_SECONDS if is_metadata else None
             try:
                 return await fetch(method, url, headers, body, seconds)

@@ -602,6 +602,7 @@ class Authenticator:
         finally:
             self._tokens.pending.remove(token)
             token.done.set()
+
         return token
 
     def _scopes_to_ask(self, needed: _Scopes, before_body: bool) -> _Scopes:
@@ -699,18 +700,22 @@ class Authenticator:
         status = answer.status
         if status == 401 and not self.is_anonymous:
             return self._refused_error(who)
+
         _, reason = parse_error_body(answer.body)
         if reason:
             reason = one_line(self.redact(f": {reason}"), 200)
+
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(answer.headers.get("retry-after"), self._wall())
             message = f"{who} answered {status}{reason}"
             return RegistryError(message, status=status, retry_after=wait)
+
         first_two = [*token.scopes.items()][:2]
         scopes = ", ".join(f"{name} ({actions})" for name, actions in first_two)
         login = f"to the credentials from {self.credential.origin}"
         if self.is_anonymous:
             login = "without credentials"
+
         message = f"{who} gives no token for {scopes} {login}: status {status}{reason}"
         return AuthError(message, hint=self.denied_hint)
 
