@@ -127,18 +127,14 @@ _ECR_PUBLIC = Row(
 
 # Docker Hub.
 
-# docs/protocol-facts.md section 7.2: one registry under three names.
+# One registry under several names (docs/protocol-facts.md section 7.2); the last one is what people
+# copy from its web pages.
 _DOCKER_HUB_NAME = "docker.io"  # the name that is used here
 _DOCKER_HUB_API = "registry-1.docker.io"  # the host that answers requests
-_DOCKER_HUB_HOSTS = (
-    _DOCKER_HUB_NAME,
-    "index.docker.io",
-    _DOCKER_HUB_API,
-    "registry.hub.docker.com",
-)
+DOCKER_HUB_HOSTS = (_DOCKER_HUB_NAME, "index.docker.io", _DOCKER_HUB_API, "registry.hub.docker.com")
 
 _DOCKER_HUB = Row(
-    "|".join(re.escape(host) for host in _DOCKER_HUB_HOSTS),
+    "|".join(re.escape(host) for host in DOCKER_HUB_HOSTS),
     "docs/protocol-facts.md sections 7.2 (names, quota), 1.8 (mounts), 7.9 (upload)",
     # The quota of pulls counts GETs of manifests and no HEADs, though the answers to both carry it.
     # https://github.com/docker/docs/blob/bb3cdd21c88e3ca4ac1bbf88d75238e7622d5997/content/manuals/docker-hub/usage/pulls.md
@@ -264,4 +260,4 @@ def api_repository(host: str, repository: str) -> str:
 
 
 def _is_docker_hub(host: str) -> bool:
-    return host.lower() in _DOCKER_HUB_HOSTS
+    return host.lower() in DOCKER_HUB_HOSTS

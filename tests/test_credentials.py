@@ -133,6 +133,7 @@ HUB = "https://index.docker.io/v1/"
         pytest.param("docker.io", "docker.io", 443, True, id="hub-name"),
         pytest.param("index.docker.io", "docker.io", 443, True, id="hub-index"),
         pytest.param("https://registry-1.docker.io/v2/", "docker.io", 443, True, id="hub-api-url"),
+        pytest.param("registry.hub.docker.com", "docker.io", 443, True, id="hub-web-name"),
         pytest.param(HUB, "registry.example", 443, False, id="hub-key-for-another-host"),
     ],
 )

@@ -18,6 +18,7 @@ from typing import NamedTuple
 from _regsync.addresses import is_loopback
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError
+from _regsync.providers import DOCKER_HUB_HOSTS
 from _regsync.text import json_object, printable
 
 # Takes a path, returns the file's bytes, None where there is no such file; ConfigError for a file
@@ -211,7 +212,7 @@ def _look_up(
 def _names_in_files(registry: Registry) -> list[str]:
     names = [registry.authority, f"{registry.host}:{registry.port}"]
     if registry.host == "docker.io":
-        return [_DOCKER_HUB_KEY, *names, "index.docker.io", "registry-1.docker.io"]
+        return list(dict.fromkeys((_DOCKER_HUB_KEY, *names, *DOCKER_HUB_HOSTS)))
     return names
 
 
