@@ -509,7 +509,7 @@ async def test_a_refused_put_is_followed_by_one_patch_and_never_tried_again(
         assert big == []
         if name == "ghcr_405":
             assert bodies(target, "PUT") == []
-            target.journal.matching("POST", "upload_start").exactly(2)
+            target.journal.matching("POST", "upload_start", status=202).exactly(2)
 
 
 async def test_a_limit_of_size_says_nothing_of_smaller_bodies(tmp_path: Path) -> None:

@@ -326,7 +326,7 @@ def mixed_run(source: Server, target: Server) -> Ran:
 
     def intercept(request: Request) -> Answer | None:
         ill = request.repository == "ill" and request.kind == "upload_start"
-        return Response(503) if ill else None
+        return Response(500) if ill else None
 
     target.app.intercept = intercept
     run_regsync(
@@ -358,11 +358,11 @@ def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(
     assert found["ill:v1"]["error"] == {
         "code": "TARGET_ERROR",
         "message": found["ill:v1"]["error"]["message"],
-        "status": 503,
+        "status": 500,
         "side": "target",
         "retries": 4,
     }
-    assert target.journal.count("POST", "upload_start", status=503) >= 5
+    assert target.journal.count("POST", "upload_start", status=500) >= 5
     assert (
         found["part:v1"]["source_digest"]
         == found["multi:v1"]["digest"]
