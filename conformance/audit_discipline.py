@@ -163,7 +163,7 @@ def subject_after_referrer(run: Run) -> Iterator[tuple[Act, ...]]:
         repository = run.repositories(place).get(name)
         manifest = repository.manifests.get(digest) if repository else None
         key = (place, name, (manifest and manifest.subject) or "")
-        subject = None if key in run.stood else run.commits.get(key)
+        subject = None if key in run.earlier_commits else run.commits.get(key)
         if subject is not None and not subject.before(act):
             yield act, subject
 
@@ -191,7 +191,7 @@ def fallback_after_api(run: Run) -> Iterator[tuple[Act, ...]]:
         digest = act.entry.reference.replace("-", ":", 1)
         unknown = [
             question
-            for question in run.about[digest]
+            for question in run.acts_by_digest[digest]
             if question.entry.kind == "referrers" and question.entry.status == 404
         ]
         if FALLBACK.match(act.entry.reference) and answers and not unknown:
@@ -223,7 +223,11 @@ def blob_pulled_twice(run: Run) -> Iterator[tuple[Act, ...]]:
         digest = acts[0].digest
         # A registry that does not mount is sent it once for each repository.
         hosts = group_by(
-            (act for act in run.about[digest] if act.is_write and act.entry.query.get("digest")),
+            (
+                act
+                for act in run.acts_by_digest[digest]
+                if act.is_write and act.entry.query.get("digest")
+            ),
             lambda act: act.place,
         )
         served = max((len({act.repository for act in sent}) for sent in hosts.values()), default=1)
@@ -259,7 +263,7 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select("HEAD", "blob"):
         answers = [
             earlier
-            for earlier in run.about[act.digest]
+            for earlier in run.acts_by_digest[act.digest]
             if earlier.repository == act.repository
             and run.knew(earlier, act)
             and (earlier.is_answer if earlier.entry.method == "HEAD" else earlier.is_success)
@@ -298,7 +302,7 @@ def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
     # Of each repository the start that was accepted first: later entries replace earlier ones.
     first = {act.repository: act for act in reversed(starts)}
     for act in run.select("GET", "blob"):
-        about = run.about[act.digest]
+        about = run.acts_by_digest[act.digest]
         targets = {other.repository for other in about if other.is_write}
         accepted = [first[target] for target in targets if target in first] or starts[:1]
         if any(

@@ -226,7 +226,7 @@ def location_not_given(run: Run) -> Iterator[tuple[Act, ...]]:
     for session in run.sessions:
         for act in session.acts:
             target = without_digest(act.entry.target)
-            if target not in {moved.target for moved in session.locations}:
+            if target not in {location.target for location in session.locations}:
                 yield session.opener, act
     yield from ((act,) for act in run.strays)
 
@@ -239,7 +239,9 @@ def location_stale(run: Run) -> Iterator[tuple[Act, ...]]:
         for act in (act for act in session.acts if act.entry.method != "GET"):
             newest = session.newest(act)
             target = without_digest(act.entry.target)
-            if target != newest.target and target in {moved.target for moved in session.locations}:
+            if target != newest.target and target in {
+                location.target for location in session.locations
+            }:
                 yield newest.giver, act
 
 

@@ -62,11 +62,11 @@ def _may_name(run: Run, registry: str, realm: str) -> bool:
 def _redirects_to(run: Run, act: Act) -> list[Act]:
     """Return the redirects of other origins that lead to this act."""
     return [
-        moved.giver
-        for moved in run.redirects
-        if moved.giver.before(act)
-        and (moved.origin, moved.target) == (act.origin, act.entry.target)
-        and moved.giver.origin != act.origin
+        location.giver
+        for location in run.redirects
+        if location.giver.before(act)
+        and (location.origin, location.target) == (act.origin, act.entry.target)
+        and location.giver.origin != act.origin
     ]
 
 
@@ -74,12 +74,12 @@ def _locations_to(run: Run, act: Act) -> list[Act]:
     """Return the answers of other origins whose upload Location this act uses."""
     target = without_digest(act.entry.target)
     return [
-        moved.giver
+        location.giver
         for session in run.sessions
-        for moved in session.locations
-        if moved.giver.before(act)
-        and (moved.origin, moved.target) == (act.origin, target)
-        and moved.giver.origin != act.origin
+        for location in session.locations
+        if location.giver.before(act)
+        and (location.origin, location.target) == (act.origin, target)
+        and location.giver.origin != act.origin
     ]
 
 
@@ -176,8 +176,8 @@ def secret_in_url(run: Run) -> Iterator[tuple[Act, ...]]:
     }
     secrets = {text for text in sent if len(text) >= _SHORTEST_SECRET}
     # A Location or realm that a server gave may have a secret in it, which comes back as it was.
-    locations = {moved.target for session in run.sessions for moved in session.locations}
-    locations |= {moved.target for moved in run.redirects}
+    locations = {location.target for session in run.sessions for location in session.locations}
+    locations |= {location.target for location in run.redirects}
     for act in run.acts:
         if without_digest(act.entry.target) in locations or act.entry.target in locations:
             continue
@@ -236,7 +236,7 @@ def content_differs(run: Run) -> Iterator[tuple[Act, ...]]:
             blob = repository.blobs.get(part["digest"])
             sent = [
                 other
-                for other in run.about.get(digest, ())
+                for other in run.acts_by_digest.get(digest, ())
                 if other.is_write and other.entry.status == 201
             ]
             if blob is not None and sent and blob.digest(digest.partition(":")[0]) != digest:
@@ -340,9 +340,9 @@ def foreign_layer_moved(run: Run) -> Iterator[tuple[Act, ...]]:
                     own = is_foreign(part["mediaType"])
                     named[part["digest"]] = named.get(part["digest"], True) and own
     for act in run.acts:
-        moved = act.entry.method in ("GET", "PUT", "POST", "PATCH")
+        location = act.entry.method in ("GET", "PUT", "POST", "PATCH")
         if (
-            moved
+            location
             and act.entry.kind in ("blob", "upload", "upload_start")
             and named.get(act.digest or "")
         ):

@@ -27,7 +27,7 @@ __all__ = [
     "Challenge",
     "Class",
     "Finding",
-    "Moved",
+    "Location",
     "RepositoryKey",
     "Rule",
     "Run",
@@ -86,15 +86,12 @@ class Act(NamedTuple):
     def is_success(self) -> bool:
         """Whether the request succeeded and the answer says so truthfully."""
         entry = self.entry
-        whole = entry.method not in ("PUT", "PATCH", "POST") or str(
-            entry.request_bytes
-        ) == entry.headers.get("content-length", str(entry.request_bytes))
-        return (
-            entry.status is not None
-            and 200 <= entry.status < 300
-            and whole
-            and not self.is_disturbed
-        )
+        if entry.status is None or not 200 <= entry.status < 300 or self.is_disturbed:
+            return False
+        if entry.method not in ("PUT", "PATCH", "POST"):
+            return True
+        received = str(entry.request_bytes)
+        return received == entry.headers.get("content-length", received)
 
     @property
     def is_answer(self) -> bool:
@@ -141,7 +138,7 @@ class Finding:
         return "\n    ".join([f"{self.kind}: {self.name}: {self.text}", *map(str, self.acts)])
 
 
-class Moved(NamedTuple):
+class Location(NamedTuple):
     """A Location: of a redirect, or of an upload session."""
 
     giver: Act
@@ -163,7 +160,7 @@ class Session:
 
     opener: Act
     path: tuple[str, str]
-    locations: list[Moved] = field(default_factory=list)
+    locations: list[Location] = field(default_factory=list)
     acts: list[Act] = field(default_factory=list)
 
     @property
@@ -172,11 +169,11 @@ class Session:
         ends = [act.entry.query["digest"] for act in self.acts if act.entry.query.get("digest")]
         return ends[-1] if ends else self.opener.entry.query.get("mount")
 
-    def newest(self, act: Act) -> Moved:
+    def newest(self, act: Act) -> Location:
         """The Location that holds for `act`."""
-        earlier = [moved for moved in self.locations if moved.giver.before(act)]
+        earlier = [location for location in self.locations if location.giver.before(act)]
         return max(
-            earlier, key=lambda moved: moved.giver.entry.ended or 0, default=self.locations[0]
+            earlier, key=lambda location: location.giver.entry.ended or 0, default=self.locations[0]
         )
 
 
@@ -206,7 +203,9 @@ class Run:
         self.sites = sites
         self.readonly = readonly
         self.realms = realms
-        every = sorted(
+
+        # Exchanges in the order in which they began.
+        all_acts = sorted(
             (
                 Act(place, entry.origin, entry)
                 for place, site in sites.items()
@@ -214,30 +213,38 @@ class Run:
             ),
             key=lambda act: act.entry.begun,
         )
-        self.acts = [act for act in every if act.entry.begun > since]
-        self.failures = [act for act in self.acts if act.is_failure]
-        self.about = group_by(self.acts, lambda act: act.digest)
+        self.acts = [act for act in all_acts if act.entry.begun > since]
+        self.acts_by_digest = group_by(self.acts, lambda act: act.digest)
         self._connections = group_by(self.acts, lambda act: (act.place, act.entry.connection))
-        challenging = every if remembered else self.acts
+
+        # What servers asked for, and where they sent the client.
+        challenging = all_acts if remembered else self.acts
         self.challenges = [challenge for act in challenging for challenge in _challenges(act)]
+        self.realms_named = {challenge.realm.partition("?")[0] for challenge in self.challenges}
         self.redirects = [
             self._location_of(act)
             for act in self.acts
             if act.entry.status in _REDIRECTS and "location" in act.entry.response_headers
         ]
-        self._redirected = {moved.target for moved in self.redirects}
+        self._redirected = {location.target for location in self.redirects}
+
         # A redirect that was not followed is a failure: the client would not, or could not.
         reached = {act.entry.target for act in self.acts}
-        self.failures += [moved.giver for moved in self.redirects if moved.target not in reached]
+        self.failures = [act for act in self.acts if act.is_failure]
+        self.failures += [
+            location.giver for location in self.redirects if location.target not in reached
+        ]
         self.failures += [act for act in self.select("GET", "blob") if self._is_lie(act)]
-        self.realms_named = {challenge.realm.partition("?")[0] for challenge in self.challenges}
+
+        # Uploads, and those that belong to no session.
         self.sessions = self._sessions()
         self.strays: list[Act] = []
         for act in self.acts:
             self._follow(act)
 
+        # What came to be where: by this run, and before it.
         self.commits = _commits(self.acts)
-        self.stood = _commits(act for act in every if act.entry.begun <= since)
+        self.earlier_commits = _commits(act for act in all_acts if act.entry.begun <= since)
         self.arrivals = self._arrivals()
 
     def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
@@ -261,7 +268,7 @@ class Run:
             return False
         if act.entry.status in (404, 405, 501):
             return not {"MANIFEST_UNKNOWN", "NAME_UNKNOWN"} & set(act.entry.codes)
-        led = [moved.target for moved in self.redirects if moved.giver.entry is act.entry]
+        led = [location.target for location in self.redirects if location.giver.entry is act.entry]
         pages = [
             other for other in self.acts if other.place == act.place and other.entry.target in led
         ]
@@ -335,27 +342,29 @@ class Run:
             if any(part["digest"] == blob for part in manifest.blobs)
         ]
         commits = [self.commits.get((*repository, digest)) for digest in naming]
-        stood = any((*repository, digest) in self.stood for digest in naming)
-        return stood or any(commit is None or commit.before(act) for commit in commits)
+        was_there = any((*repository, digest) in self.earlier_commits for digest in naming)
+        return was_there or any(commit is None or commit.before(act) for commit in commits)
 
     @staticmethod
-    def _location_of(act: Act) -> Moved:
+    def _location_of(act: Act) -> Location:
         """Read a Location; one that is no URL leads nowhere."""
         try:
             parts = urlsplit(
                 urljoin(act.origin + act.entry.target, act.entry.response_headers["location"])
             )
         except ValueError:
-            return Moved(act, "", "")
+            return Location(act, "", "")
         query = f"?{parts.query}" if parts.query else ""
-        return Moved(act, f"{parts.scheme}://{parts.netloc}", (parts.path or "/") + query)
+        return Location(act, f"{parts.scheme}://{parts.netloc}", (parts.path or "/") + query)
 
     def _sessions(self) -> list[Session]:
         sessions = []
         for act in self.select("POST", "upload_start"):
             if act.entry.status == 202 and "location" in act.entry.response_headers:
-                moved = self._location_of(act)
-                sessions.append(Session(act, (moved.origin, urlsplit(moved.target).path), [moved]))
+                location = self._location_of(act)
+                sessions.append(
+                    Session(act, (location.origin, urlsplit(location.target).path), [location])
+                )
         return sessions
 
     def _follow(self, act: Act) -> None:
@@ -364,12 +373,12 @@ class Run:
             return
 
         path = (act.origin, urlsplit(act.entry.target).path)
-        mine = [
+        candidates = [
             candidate
             for candidate in self.sessions
             if candidate.path == path and candidate.opener.entry.begun < act.entry.begun
         ]
-        if not mine:
+        if not candidates:
             if act.entry.kind == "upload":
                 self.strays.append(act)
             return
@@ -377,13 +386,13 @@ class Run:
         # Where all sessions have one path, the query tells them apart; otherwise their order does.
         exact = [
             candidate
-            for candidate in mine
+            for candidate in candidates
             if candidate.newest(act).target == without_digest(act.entry.target)
         ]
         fresh = [
             candidate for candidate in exact if not any(sent.is_success for sent in candidate.acts)
         ]
-        session = fresh[0] if len(exact) > 1 and fresh else (exact or mine)[-1]
+        session = fresh[0] if len(exact) > 1 and fresh else (exact or candidates)[-1]
         session.acts.append(act)
         if "location" in act.entry.response_headers and act.entry.status in (202, 204, 416):
             session.locations.append(self._location_of(act))
@@ -393,10 +402,10 @@ class Run:
         arrivals = dict(self.commits)
         for act in self.acts:
             digest = act.digest
-            about = act.entry.kind in ("blob", "manifest", "upload", "upload_start")
+            is_content = act.entry.kind in ("blob", "manifest", "upload", "upload_start")
             if act.entry.kind == "manifest":
                 digest = act.entry.response_headers.get("docker-content-digest") or digest
-            if act.is_success and about and digest and act.entry.status != 202:
+            if act.is_success and is_content and digest and act.entry.status != 202:
                 key = (*act.repository, digest)
                 first = arrivals.setdefault(key, act)
                 if (act.entry.ended or 0) < (first.entry.ended or 0):
