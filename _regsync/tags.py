@@ -144,7 +144,7 @@ def _character_set(pattern: str, members: str, is_negated: bool) -> _CharacterSe
 
 
 def _joined(tokens: Sequence[_Token]) -> list[_Token]:
-    """Return the tokens with neighbouring texts as one."""
+    """Join neighbouring texts."""
     joined: list[_Token] = []
     for token in tokens:
         if joined and isinstance(token, str) and isinstance(joined[-1], str):

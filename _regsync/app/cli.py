@@ -338,7 +338,6 @@ def main(argv: Sequence[str], closed: str = "") -> int:
 
 
 def log_level(arguments: argparse.Namespace) -> str:
-    """Return the least level that is shown."""
     if arguments.q:
         return "error"
     if not arguments.v:

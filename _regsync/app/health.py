@@ -123,7 +123,6 @@ class Server:
         self._clients = dict[Client, anyio.CancelScope]()
 
     async def accept(self, listener: socket.socket) -> None:
-        """Accept clients until cancelled."""
         with listener:
             listener.setblocking(False)
             while True:

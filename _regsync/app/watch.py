@@ -190,7 +190,6 @@ class Watch:
         self._wake.set()
 
     async def run_cycles(self) -> None:
-        """Run cycle after cycle until a signal."""
         while not self._stop.is_set():
             self._wake = anyio.Event()
             self._log.begin()

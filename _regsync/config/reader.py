@@ -269,7 +269,6 @@ class Reader:
             return False
 
     def read_section(self, node: Node, section_field: Field, path: str) -> Any:
-        """Return what the fields of a section make; see `build`."""
         remedy = ""
         if section_field.of == "tags" and node.tag != "map":
             remedy = f": write {_as_glob(node)}"
@@ -325,7 +324,7 @@ class Reader:
             self.groups[name] = self.read_texts(entry, _ALIAS, f"{path}.{name[:_SHOWN_NAME]}")
 
     def named_entries(self, node: Node, path: str) -> list[tuple[str, Node]]:
-        """Return names and nodes of a mapping, those with a proper name."""
+        """Return the entries that have a proper name; note the others."""
         if not self.require(node, "map", path):
             return []
         named: list[tuple[str, Node]] = []

@@ -297,7 +297,6 @@ def _settle_type(document: Mapping[str, object], names: Sequence[str], received:
 def _read_manifest(
     document: Mapping[str, object], media_type: str, digest: str, body: bytes
 ) -> Manifest:
-    """Return a manifest with all that its document names."""
     single = {key: document[key] for key in ("config", "subject") if document.get(key) is not None}
     listed = {key: _field(document, key, list) for key in ("layers", "blobs", "manifests")}
     if len(single) + sum(map(len, listed.values())) > _MAX_DESCRIPTORS:
