@@ -71,16 +71,47 @@ def pytest_configure(config: pytest.Config) -> None:
         ends.program_file = Path(config.getoption("--file")).resolve()
 
 
+# Whose tests run any file as they run the checkout: they only look at what it says and asks for.
+FOR_ANY_FILE = (
+    "test_auth_check",
+    "test_bad_config",
+    "test_cli",
+    "test_google_logins",
+    "test_hosts",
+    "test_output_lost",
+    "test_proxy_runs",
+    "test_real_registry",
+    "test_report",
+    "test_resume",
+    "test_secrets",
+    "test_shard",
+    "test_signals",
+    "test_static_file",
+    "test_tls_runs",
+    "test_warm",
+)
+
+# Whose tests of the built file are about the zipapp, its interpreter or its gate.
+FOR_THE_ZIPAPP = ("test_deploy", "test_fips", "test_start", "test_supply_chain", "test_zipapp")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `thorough`, but with the option."""
-    left_out = (
-        []
-        if config.getoption("--thorough")
-        else [each for each in items if each.get_closest_marker("thorough")]
-    )
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [each for each in items if not each.get_closest_marker("thorough")]
+    """Leave out what is marked `thorough`, but with the option; with --file, what runs no process."""
+
+    def is_wanted(item: pytest.Item) -> bool:
+        if item.get_closest_marker("thorough") and not config.getoption("--thorough"):
+            return False
+        if not config.getoption("--file"):
+            return True
+        module = item.path.stem
+        runs_file = "pyz" in getattr(item, "fixturenames", ()) and module not in FOR_THE_ZIPAPP
+        is_inside = item.get_closest_marker("in_process") is not None
+        return (runs_file or module in FOR_ANY_FILE) and not is_inside
+
+    wanted = [item for item in items if is_wanted(item)]
+    if len(wanted) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+        items[:] = wanted
 
 
 @pytest.fixture(scope="session")
@@ -153,8 +184,10 @@ def ca() -> trustme.CA:
 def pyz(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """Build the program for the interpreter that runs the tests; return the build without the gate.
 
-    Processes of tests that run side by side share it.
+    Processes of tests that run side by side share it. With --file it is that file.
     """
+    if ends.program_file is not None:
+        return ends.program_file
     top = tmp_path_factory.getbasetemp()
     out = (top if worker_id == "master" else top.parent) / "dist"
     command = [sys.executable, str(ROOT / "tools" / "build_zipapp.py"), "--out", str(out)]

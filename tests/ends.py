@@ -345,11 +345,14 @@ async def virtual(chance: float = 0.5) -> AsyncIterator[Virtual]:
     world.check()
 
 
-def program() -> list[str]:
-    """Return the words that start the program as a process: the checkout's, or the file's."""
+def program(pyz: Path | None = None, *options: str) -> list[str]:
+    """Return the words that start the program as a process: the checkout, a zipapp, or the file.
+
+    `options` are the interpreter's, if there is one.
+    """
     if program_file is not None:
         return [str(program_file)]
-    return [sys.executable, str(ROOT / "regsync.py")]
+    return [sys.executable, *options, str(pyz or ROOT / "regsync.py")]
 
 
 def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:

@@ -12,7 +12,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +45,7 @@ from conformance.messages import Request, Response
 from conformance.names import names
 from conformance.personas import Provider, persona
 from conformance.server import run_in_thread
-from tests.ends import Ran, Virtual, basic, document, held, only, tags, virtual
+from tests.ends import Ran, Virtual, basic, document, held, only, program, tags, virtual
 
 NEW_YEAR = 1767225600.0
 HOME = "/home/someone"
@@ -941,7 +940,7 @@ def test_the_built_program_logs_in_from_nothing(
                 **known.environ,
                 **on_disk(name, clean_env, CLOUDS[cloud], plain.url),
             }
-            command = [sys.executable, str(pyz), "copy", "--json", "--no-artifacts", "-vv"]
+            command = [*program(pyz), "copy", "--json", "--no-artifacts", "-vv"]
             command += [f"{source.address}/app:v1", f"{mine.address}/app:v1"]
             ran = subprocess.run(
                 command, env=env, capture_output=True, text=True, timeout=60, check=False

@@ -109,6 +109,7 @@ def test_a_name_with_line_breaks_makes_no_second_line(tmp_path: Path) -> None:
     assert "\x1b" not in file_problem(str(path))
 
 
+@pytest.mark.in_process
 def test_an_endless_file_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commands, "LARGEST_CONFIG", 1000)
     (line,) = refused(run_regsync("validate", "-", stdin=b"#" * 1001))

@@ -32,6 +32,7 @@ from tests.ends import (
     document,
     held,
     only,
+    program,
     run_regsync,
     started,
     sync,
@@ -617,7 +618,7 @@ def test_the_built_program_copies_from_any_directory(
     source: Server, target: Server, image: Image, pyz: Path
 ) -> None:
     where = [f"{source.address}/app:v1", f"{target.address}/app"]
-    command = [sys.executable, "-I", "-S", str(pyz), "copy", "--no-artifacts", *where]
+    command = [*program(pyz, "-I", "-S"), "copy", "--no-artifacts", *where]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("synced ")

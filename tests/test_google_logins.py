@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from conformance.names import Names, names
 from conformance.personas import Provider, persona
 from conformance.personas import Running as Registry
 from conformance.server import run_in_thread
-from tests.ends import Virtual, document, held, tags, virtual
+from tests.ends import Virtual, document, held, program, tags, virtual
 
 GAR, GCR = "europe-docker.pkg.dev", "gcr.io"
 
@@ -67,8 +66,7 @@ class World:
     ) -> subprocess.CompletedProcess[str]:
         """Run the built program from an empty state; its output shows no secret."""
         command = [
-            sys.executable,
-            str(self.program),
+            *program(self.program),
             "copy",
             "--json",
             "--no-artifacts",

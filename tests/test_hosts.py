@@ -31,6 +31,8 @@ from typing import Any
 
 import pytest
 
+from tests import ends
+from tests.ends import program
 from tests.thinning import thorough
 from tools import hosts
 from tools.hosts import HOSTS, Absent, Failed, Host, Smoke
@@ -52,6 +54,7 @@ TOGETHER = (
     ("unknown user", "LANG=C"),
     ("unknown user without HOME",),
     ("nothing writable but cache_dir", "ASCII alone"),
+    ("empty root",),
     ("path with an umlaut, ASCII alone", "without locales"),
     (
         "a locale that is not installed",
@@ -84,11 +87,15 @@ def smoke(pyz: Path) -> Iterator[Smoke]:
 @pytest.mark.parametrize("host", COMBINED, ids=lambda host: host.name)
 def test_host(smoke: Smoke, host: Host) -> None:
     reasons = []
-    for python in (
-        CURRENT if host.user is not None else CURRENT[:1]
-    ):  # another user may not reach the first
+    # Another user may not reach the first.
+    pythons = [python.path for python in (CURRENT if host.user is not None else CURRENT[:1])]
+    if ends.program_file is not None:
+        # What is asked of an interpreter has no meaning; the rest has.
+        pythons = [""]
+        host = host._replace(options=(), hook="")
+    for python in pythons:
         try:
-            smoke.run(host, python.path)
+            smoke.run(host, python)
         except Absent as error:
             reasons.append(str(error))
         else:
@@ -105,12 +112,14 @@ def others() -> list[Any]:
     return [*params[:1], *map(thorough, params[1:-1]), *params[1:][-1:]]
 
 
+@pytest.mark.in_process
 @pytest.mark.parametrize("python", others())
 def test_interpreter(smoke: Smoke, python: hosts.Interpreter) -> None:
     """From the sources in the file where it has no tree for this one."""
     smoke.run(PLAIN, python.path)
 
 
+@pytest.mark.in_process
 @pytest.mark.parametrize(
     ("host", "problem"),
     [
@@ -134,6 +143,7 @@ def test_a_host_that_is_not_as_it_should_be_is_noticed(
         smoke.run(host, sys.executable)
 
 
+@pytest.mark.in_process
 def test_a_host_that_cannot_be_is_no_success(smoke: Smoke) -> None:
     with pytest.raises(Absent, match="status 3"):
         smoke.run(Host("no namespaces", shell="exit 3  # unshare"), sys.executable)
@@ -144,6 +154,7 @@ def without_posix(folder: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(folder), "PATH": os.defpath, "HOME": str(folder)}
 
 
+@pytest.mark.in_process
 def test_an_interrupt_ends_a_run_on_a_loop_that_takes_no_signals(pyz: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -173,6 +184,7 @@ def test_the_simulation_takes_away_what_it_says(tmp_path: Path) -> None:
         assert said == "ModuleNotFoundError" or done.stdout.count("False") == 5
 
 
+@pytest.mark.in_process
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_an_error_with_an_umlaut_is_told_on_any_terminal(
     pyz: Path, tmp_path: Path, encoding: str
@@ -181,10 +193,7 @@ def test_an_error_with_an_umlaut_is_told_on_any_terminal(
     file.write_text("mappings: []\nunknown: 1\n", encoding="utf-8")
     environ = {"PYTHONIOENCODING": encoding, "PATH": os.defpath}
     done = subprocess.run(
-        [sys.executable, str(pyz), "validate", str(file)],
-        env=environ,
-        capture_output=True,
-        check=False,
+        [*program(pyz), "validate", str(file)], env=environ, capture_output=True, check=False
     )
     assert done.returncode == 3
     assert done.stderr.decode(encoding).count("\n") == done.stderr.count(b"error: ")
@@ -192,6 +201,7 @@ def test_an_error_with_an_umlaut_is_told_on_any_terminal(
     assert b"Schl" in done.stderr
 
 
+@pytest.mark.in_process
 def test_a_directory_as_standard_input_is_refused_by_the_interpreter(pyz: Path) -> None:
     """Before any of our code runs: no status or word of ours is possible."""
     with_directory = ["sh", "-c", 'exec "$@" </', "sh", sys.executable]

@@ -15,6 +15,7 @@ import pytest
 from conformance.app import App
 from conformance.images import Seed
 from conformance.server import run_in_thread
+from tests.ends import program
 
 ROOT = Path(__file__).resolve().parent.parent
 FULL = Path("/dev/full")
@@ -27,15 +28,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run the checkout's program with the redirections of `line`, buffered as for a user."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = [
-        "sh",
-        "-c",
-        f'exec "$@" {line}',
-        "sh",
-        sys.executable,
-        str(ROOT / "regsync.py"),
-        *arguments,
-    ]
+    command = ["sh", "-c", f'exec "$@" {line}', "sh", *program(), *arguments]
     done = subprocess.run(
         command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False
     )

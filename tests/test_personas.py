@@ -31,7 +31,7 @@ from conformance.names import Names, names
 from conformance.personas import PERSONAS, Persona, Provider, imitate, persona
 from conformance.rates import Cap
 from conformance.registries import DISTRIBUTION_2_8_GAPS, docker_registry, skopeo
-from tests.ends import basic, document, held, only, run_regsync, sync, tags, virtual
+from tests.ends import basic, document, held, only, program, run_regsync, sync, tags, virtual
 
 ROOT = Path(__file__).resolve().parent.parent
 NOWHERE = "sha256:" + "0" * 64
@@ -768,7 +768,7 @@ def test_the_built_program_copies_between_providers_by_name(
         persona("redirecting", names=known_names) as target,
     ):
         image = seed.index().load_into(hub.app, "library/alpine", tag="3")
-        command = [sys.executable, str(pyz), "copy", "--json", "--no-artifacts"]
+        command = [*program(pyz), "copy", "--json", "--no-artifacts"]
         command += ["docker.io/alpine:3", f"{target.address}/mirror/alpine:3"]
         ran = subprocess.run(
             command,
@@ -816,7 +816,7 @@ def test_a_persona_is_served_as_a_program(pyz: Path, tmp_path: Path) -> None:
                 f"{target.address}/index:v1",
             ]
             ran = subprocess.run(
-                ["/bin/sh", "-c", shell, sys.executable, str(pyz), *copied],
+                ["/bin/sh", "-c", shell, *program(pyz), *copied],
                 **{"capture_output": True, "text": True, "timeout": 60, "check": False},
             )
             assert ran.returncode == 0, ran.stderr

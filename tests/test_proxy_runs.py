@@ -290,6 +290,7 @@ NAMED = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach witho
         ),
     ],
 )
+@pytest.mark.in_process
 def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
     scene: Scene, script: Callable[[socket.socket], None], cause: str, hint: str | None
 ) -> None:

@@ -528,6 +528,7 @@ def test_a_key_with_a_pass_phrase_is_an_error_and_nobody_is_asked_for_it_at_a_te
         os.close(theirs)
 
 
+@pytest.mark.in_process
 def test_a_file_that_this_user_may_not_read_is_named(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import pytest
 
 from conformance.copies import fetch_http, identical, push_http
 from conformance.images import Image, Seed
+from tests.ends import program
 
 Registries = Callable[..., str]
 REAL = ("-I", "-S")
@@ -53,9 +53,7 @@ class Process:
 @contextmanager
 def watching(pyz: Path, file: Path, *more: str) -> Iterator[Process]:
     command = [
-        sys.executable,
-        *REAL,
-        str(pyz),
+        *program(pyz, *REAL),
         "watch",
         "-c",
         str(file),

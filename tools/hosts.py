@@ -3,6 +3,8 @@
 
     python3 tools/hosts.py [--python EXE ...] [-k PART] [FILE]
 
+FILE is the zipapp without the gate, or a static executable, which is its own interpreter.
+
 A host is a way to start the program: an interpreter and its options, variables, a user, limits,
 what may be written. On each, `version`, `validate`, a `copy` from plain HTTP to TLS, a `sync` to
 two targets and a second `sync` have to end well and say nothing on standard error. What was copied
@@ -88,6 +90,7 @@ class Host(NamedTuple):
     folder: str = "place"
     hook: str = ""  # a module that Python imports at its start
     sealed: bool = False  # whether nothing but cache_dir may be written, which is there then
+    needs_file: bool = False  # whether no interpreter can be there
     tags: str = "v*"
     noise: str = ""  # an expression for lines that standard error may have
 
@@ -174,6 +177,13 @@ sys.meta_path.insert(0, Refusing())
 """
 _WITHOUT_LOCALE = "import sys\nsys.modules['_locale'] = None\n"
 
+# Nothing is there but the folder of the configuration: no /etc, /dev, /proc, /tmp, nothing writable.
+_EMPTY_ROOT = r"""
+mount -t tmpfs -o mode=755 none /mnt && mkdir -p "/mnt$1" || exit 90
+mount --bind "$1" "/mnt$1" && mount -o remount,ro /mnt && shift || exit 91
+exec /usr/sbin/chroot /mnt "$@"
+"""
+
 HOSTS = (
     Host("as it is"),
     Host("-I", ("-I",)),
@@ -196,6 +206,7 @@ HOSTS = (
     Host("64 open files, more on request", shell='ulimit -Sn 64; exec "$@"'),
     Host("read-only root", shell=f'{_OWN_MOUNTS}{_READ_ONLY_ROOT}\' sh "$place" "$@"', sealed=True),
     Host("nothing writable but cache_dir", shell='cd / && exec "$@"', user=NOBODY, sealed=True),
+    Host("empty root", shell=f'{_OWN_MOUNTS}{_EMPTY_ROOT}\' sh "$place" "$@"', needs_file=True),
     Host("LANG=C", environ={"LANG": "C"}),
     Host("no LANG", environ={"LANG": None}),
     Host("ASCII alone", environ={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}),
@@ -280,7 +291,7 @@ class Smoke:
         self._running.close()
 
     def run(self, host: Host, python: str) -> None:
-        """Run all steps on a host.
+        """Run all steps on a host, by the file itself where `python` is empty.
 
         Failed says what did not hold, Absent why this machine cannot be that host.
         """
@@ -311,9 +322,14 @@ class Started:
     def prepare(self, pyz: Path, authority: bytes) -> None:
         """Make the folder, and see that the host can be one."""
         host = self._host
+        if host.needs_file and self._python:
+            raise Absent("an interpreter needs more files")
+        if not self._python and (host.options or host.hook):
+            raise Absent("the file has no interpreter that could be told")
         for folder in (self._place, self._home, self._top / "hook"):
             folder.mkdir(mode=0o755)
         shutil.copyfile(pyz, self._pyz)
+        self._pyz.chmod(0o755)
         (self._place / "ca.pem").write_bytes(authority)
         (self._top / "hook" / "sitecustomize.py").write_text(host.hook, encoding="utf-8")
         self._config.write_text(self._document(), encoding="utf-8")
@@ -328,7 +344,7 @@ class Started:
             for folder in owned:
                 os.chown(folder, host.user, host.user)
         if host.user is not None or "unshare" in host.shell:
-            done = self._start("-c", "pass")
+            done = self._start("version")
             if done.returncode:
                 status = f"its preparation ended with status {done.returncode}"
                 raise Absent(done.stderr.strip() or status)
@@ -364,7 +380,9 @@ class Started:
     def _start(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         script = f"place=$1; shift; {self._host.shell}"
         command = ["/bin/sh", "-c", script, "sh", str(self._place)]
-        command += [self._python, *self._host.options, *arguments]
+        if self._python:
+            command += [self._python, *self._host.options]
+        command += [str(self._pyz), *arguments]
         return subprocess.run(
             command,
             env=self._environ(),
@@ -382,7 +400,7 @@ class Started:
 
     def _step(self, *arguments: str) -> str:
         """Run one command; return what it wrote to standard output."""
-        done = self._start(str(self._pyz), *arguments)
+        done = self._start(*arguments)
         allowed = self._host.noise or "$."  # `$.` fits nothing
         complaints = [line for line in done.stderr.splitlines() if not re.fullmatch(allowed, line)]
         if done.returncode or complaints:
@@ -470,6 +488,12 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def is_executable(path: Path) -> bool:
+    """Tell whether a file needs no interpreter (elf(5))."""
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
 class Tried(NamedTuple):
     """What came of one host on one interpreter."""
 
@@ -481,7 +505,7 @@ class Tried(NamedTuple):
     def __str__(self) -> str:
         text = f"{self.verdict}: {self.reason}" if self.reason else self.verdict
         shown = text.encode("utf-8", "backslashreplace").decode()
-        return f"{self.python}  {self.host}: {shown}"
+        return f"{self.python or 'by itself'}  {self.host}: {shown}"
 
 
 def _try_all(smoke: Smoke, pythons: Sequence[str], part: str) -> Iterator[Tried]:
@@ -509,6 +533,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {options.file} does not exist: tools/build_zipapp.py makes it\n")
         return 1
     pythons = options.python
+    if is_executable(options.file):
+        pythons = [""]
     if not pythons:
         pythons = [python.path for python in interpreters() if python.version >= OLDEST_PYTHON]
     counts = {"passed": 0, "not tried": 0, "FAILED": 0}

@@ -1,0 +1,242 @@
+"""What is the static executable's alone, on the one that `--file` names: nothing of the host is needed,
+names, certificate authorities where distributions keep them.
+
+tests/test_hosts.py copies and syncs by it in an empty root; other modules run it as they run the
+checkout (tests/conftest.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import struct
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from conformance.app import App
+from conformance.images import Seed
+from conformance.server import run_in_thread
+from tests import ends
+from tools.hosts import NOBODY, is_executable
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        ends.program_file is None or not is_executable(ends.program_file),
+        reason="runs with --file and a static executable",
+    ),
+]
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="chroot is root's")
+
+NAME_SERVER = ("127.0.0.77", 53)
+A = 1
+AAAA = 28
+NO_ERROR = 0
+TROUBLE = 2  # SERVFAIL (RFC 1035 section 4.1.1)
+NO_NAME = 3
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Make a root that holds the file alone."""
+    place = tmp_path / "root"
+    place.mkdir(mode=0o755)
+    assert ends.program_file is not None
+    shutil.copy(ends.program_file, place / "regsync")
+    return place
+
+
+def run(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the file in its root as a user without a name, with these variables and no others."""
+    chroot = ["/usr/sbin/chroot", f"--userspec={NOBODY}:{NOBODY}", str(root), "/regsync"]
+    return subprocess.run(
+        [*chroot, *arguments], capture_output=True, text=True, env=environ, check=False
+    )
+
+
+def test_the_kernel_alone_starts_it(pyz: Path) -> None:
+    """It names no interpreter of libraries (PT_INTERP of elf(5))."""
+    head = pyz.read_bytes()[:4096]
+    (offset,) = struct.unpack_from("<Q", head, 32)
+    size, count = struct.unpack_from("<HH", head, 54)
+    kinds = [struct.unpack_from("<I", head, offset + n * size) for n in range(count)]
+    dynamic = {(2,), (3,)}  # PT_DYNAMIC, PT_INTERP
+    assert not dynamic & set(kinds)
+    assert pyz.stat().st_size < 25_000_000
+
+
+@as_root
+def test_in_an_empty_root_it_says_what_it_is(root: Path) -> None:
+    done = run(root, "version", "--json")
+    told = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (told["build"], told["gate"]) == ("static", "static file, no FIPS gate")
+    for command in ("--help", "schema"):
+        assert run(root, command).stderr == ""
+    names = {
+        each["name"] for each in json.loads(run(root, "version", "--sbom").stdout)["components"]
+    }
+    assert {"CPython", "OpenSSL", "SQLite", "musl", "zlib"} <= names
+
+
+@as_root
+def test_that_it_cannot_be_read_is_said(root: Path) -> None:
+    (root / "regsync").chmod(0o111)
+    done = run(root, "version")
+    assert done.returncode == 3
+    assert done.stderr == (
+        "error: CONFIG_ERROR: regsync cannot read its own file; allow it with chmod a+r /regsync\n"
+    )
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("place", "variable"),
+    [
+        ("etc/ssl/cert.pem", ""),
+        ("etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", ""),
+        ("etc/pki/tls/cert.pem", ""),
+        ("etc/ssl/certs/ca-certificates.crt", ""),
+        ("etc/ssl/ca-bundle.pem", ""),
+        ("own.pem", "SSL_CERT_FILE"),
+        ("etc/ssl/certs/HASH.0", ""),
+        ("own/HASH.0", "SSL_CERT_DIR"),
+    ],
+)
+def test_authorities_are_found_where_distributions_keep_them(
+    root: Path, ca: trustme.CA, place: str, variable: str
+) -> None:
+    if "HASH" in place:
+        command = ["openssl", "x509", "-noout", "-subject_hash"]
+        pem = ca.cert_pem.bytes()
+        told = subprocess.run(command, input=pem, capture_output=True, check=True)
+        place = place.replace("HASH", told.stdout.decode().strip())
+    context = server_context(ca)
+    with run_in_thread(App(), ssl_context=context) as server:
+        Seed(1).image().load_into(server.app, "app", tag="v1")
+        without = tags(root, server.url)
+        assert without.returncode == 3
+        assert "no certificate authorities found on this host" in without.stderr
+
+        bundle = root / place
+        bundle.parent.mkdir(parents=True, exist_ok=True)
+        bundle.write_bytes(ca.cert_pem.bytes())
+        path = f"/{place}" if variable != "SSL_CERT_DIR" else f"/{Path(place).parent}"
+        done = tags(root, server.url, **({variable: path} if variable else {}))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "v1\n", "")
+
+
+def server_context(ca: trustme.CA) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    return context
+
+
+class NameServer(threading.Thread):
+    """Answers to questions by (name, kind): a code; None for silence. Addresses are 127.0.0.1."""
+
+    def __init__(self, answers: dict[tuple[str, int], list[int | None]]) -> None:
+        super().__init__(daemon=True)
+        self.answers = answers
+        self.asked: list[tuple[str, int]] = []
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self._socket.bind(NAME_SERVER)
+
+    def run(self) -> None:
+        while True:
+            question, asker = self._socket.recvfrom(2000)
+            if not question:
+                return
+            name, kind, end = parse_question(question)
+            self.asked.append((name, kind))
+            codes = self.answers.get((name, kind), [NO_NAME])
+            code = codes.pop(0) if len(codes) > 1 else codes[0]
+            if code is not None:
+                answer = b""
+                if code == NO_ERROR and kind == A:
+                    address = socket.inet_aton("127.0.0.1")
+                    answer = b"\xc0\x0c" + struct.pack("!HHIH", kind, 1, 60, 4) + address
+                counts = struct.pack("!HHHHH", 0x8180 | code, 1, 1 if answer else 0, 0, 0)
+                self._socket.sendto(question[:2] + counts + question[12:end] + answer, asker)
+
+    def end(self) -> None:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+            own.sendto(b"", NAME_SERVER)
+        self.join()
+        self._socket.close()
+
+
+def parse_question(packet: bytes) -> tuple[str, int, int]:
+    """Return the name and the kind that a packet asks for, and where its question ends."""
+    labels = []
+    place = 12
+    while packet[place]:
+        end = place + 1 + packet[place]
+        labels.append(packet[place + 1 : end].decode())
+        place = end
+    (kind,) = struct.unpack_from("!H", packet, place + 1)
+    return ".".join(labels), kind, place + 5
+
+
+@pytest.fixture
+def plain(root: Path) -> Iterator[int]:
+    """Start a registry without TLS, and let the root ask our name server; return the port."""
+    (root / "etc").mkdir()
+    (root / "etc" / "resolv.conf").write_text("search corp.test\nnameserver 127.0.0.77\n")
+    with run_in_thread(App()) as server:
+        Seed(1).image().load_into(server.app, "app", tag="v1")
+        yield int(server.address.rpartition(":")[2])
+
+
+def tags(root: Path, url: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """List the tags of the repository that each registry here has."""
+    document = {"registries": {"r": {"url": url}}, "mappings": []}
+    (root / "c.yaml").write_text(json.dumps(document))
+    reference = url.partition("://")[2] + "/app"
+    return run(root, "tags", reference, "-c", "/c.yaml", **environ)
+
+
+@as_root
+@pytest.mark.parametrize(
+    ("name", "answers"),
+    [
+        ("a.test", {("a.test", A): [NO_ERROR], ("a.test", AAAA): [NO_ERROR]}),
+        ("a.test", {("a.test", A): [NO_ERROR], ("a.test", AAAA): [None]}),
+        ("a.test", {("a.test", A): [NO_ERROR], ("a.test", AAAA): [TROUBLE]}),
+        ("a.test", {("a.test", A): [TROUBLE, TROUBLE, TROUBLE, NO_ERROR]}),
+        ("mirror", {("mirror.corp.test", A): [NO_ERROR]}),
+    ],
+    ids=["both", "silent-about-IPv6", "trouble-with-IPv6", "trouble-at-first", "search-domain"],
+)
+def test_a_name_is_found_whatever_becomes_of_the_other_question(
+    root: Path, plain: int, name: str, answers: dict[tuple[str, int], list[int | None]]
+) -> None:
+    server = NameServer(answers)
+    server.start()
+    try:
+        done = tags(root, f"http://{name}:{plain}")
+    finally:
+        server.end()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "v1\n", "")
+    assert {kind for _, kind in server.asked} == {A, AAAA}
+
+
+@as_root
+def test_a_name_of_the_hosts_file_is_asked_of_nobody(root: Path, plain: int) -> None:
+    (root / "etc" / "hosts").write_text("127.0.0.1 mirror.test\n")
+    server = NameServer({})
+    server.start()
+    try:
+        done = tags(root, f"http://mirror.test:{plain}")
+    finally:
+        server.end()
+    assert (done.returncode, done.stdout, done.stderr) == (0, "v1\n", "")
+    assert server.asked == []
