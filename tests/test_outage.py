@@ -528,6 +528,71 @@ async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(
         assert len(puts) == uploads
 
 
+@excused
+@pytest.mark.provokes("ping")  # a shared reading can be no probe
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("how", ["refused", "503"])
+@pytest.mark.parametrize("settings", [{"staging_size_limit": 0}, {}], ids=["shared", "staged"])
+async def test_a_reading_for_several_targets_goes_on_where_it_broke(
+    how: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """After 40 s, twice as long as a request to a target is kept open for its source."""
+    async with virtual() as world:
+        scene = World(world, images=0)
+        blobs = scene.places["blobs"]
+        blobs.change_links(down=Link(bandwidth=2 * KIB * KIB))
+        image = Seed(6).image(sizes=(12 * KIB * KIB,))
+        for place in (scene.places["source"], blobs):
+            image.load_into(app(place), "app", tag="v1")
+        targets = {name: world.registry(f"{name}.test") for name in ("one", "two")}
+        config = document(
+            {"source": scene.places["source"], **targets},
+            {"from": "app", "tags": tags("*")},
+            **{"global": {"cache_dir": str(tmp_path), **settings}},
+        )
+        async with scene.away("blobs", how, 3.0, 40.0):
+            if how == "503":
+                large = max(image.blobs, key=lambda digest: len(image.blobs[digest]))
+                broken = blobs.app.faults.on("GET", "blob", reference=large).first()
+                broken.drop(after=5 * KIB * KIB, of="response")
+            ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=config)
+        assert (ran.status, ran.statuses()) == (0, ["synced"] * 2), ran.err
+        assert all(held(target, "app", image) for target in targets.values())
+        for target in targets.values():
+            sent = target.journal.matching("PUT", "upload")
+            assert sum(entry.request_bytes for entry in sent) < 13 * KIB * KIB
+        read = sum(entry.response_bytes for entry in blobs.journal.matching("GET", "blob"))
+        assert read < 13 * KIB * KIB
+        assert ran.seconds < 43 + 15
+
+
+@excused
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_an_upload_goes_on_through_as_many_outages_as_it_meets() -> None:
+    """Five of 10 s each, in an upload of 64 s."""
+    async with virtual() as world:
+        source = world.registry("source.test")
+        target = world.registry("target.test", up=Link(bandwidth=200 * KIB))
+        image = Seed(7).image(sizes=(64 * 200 * KIB,)).load_into(app(source), "app", tag="v1")
+
+        async def outages() -> None:
+            for _ in range(5):
+                await anyio.sleep(15.0)
+                target.fail("refused")
+                await anyio.sleep(10.0)
+                target.recover()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outages)
+            ran = await world.copy(source, target)
+            tasks.cancel_scope.cancel()
+        assert ran.status == 0, ran.err
+        assert held(target, "app", image)
+        assert 64 + 5 * 10 <= ran.seconds < 64 + 5 * 20
+
+
 # The waiting by itself.
 
 

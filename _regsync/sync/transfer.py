@@ -123,6 +123,11 @@ class _Copy:
         self.broken_bodies = 0
         self.retries = RetryBudget(ATTEMPTS)
 
+        # After an outage attempts count from 0 when the target has so many bytes: an upload that
+        # goes on may meet many.
+        self.has_met_outage = False
+        self.attempts_renewed_at = LARGE_BODY
+
         # What its bodies take at either end.
         is_large = step.blob.size >= LARGE_BODY
         self.reading = Demand(relay.source.host.key, "read", is_large)
@@ -211,15 +216,12 @@ class BlobTransfer:
             self._transport.machine.log("debug", "retry", f"{error}; {what}")
             error.drop_frames()  # its frames hold a part of the blob
             await upload.lease.settle()
-            # A body cannot probe a target that is away, because it is sent once.
-            begins_with_body = bool(upload.session) and not upload.broken_session
-            is_about_target = error.outage is copy.target.host.peer
-            # A shared reading cannot probe its source: it waits for the others, who wait for that.
-            shares_reading = copy.guest is not None and copy.keep is None
-            is_about_source = error.outage is copy.relay.source.host.peer
-            can_repeat = not (
-                (begins_with_body and is_about_target) or (shares_reading and is_about_source)
-            )
+            if error.outage is copy.target.host.peer:
+                # A body cannot be the probe, because it is sent once.
+                can_repeat = not upload.session or bool(upload.broken_session)
+            else:
+                # Nor can a shared reading: it waits for the others, who wait for the source too.
+                can_repeat = copy.guest is None or copy.keep is not None
             await self._transport.rest(error, pause, can_repeat=can_repeat)
 
     async def _attempt(self, copy: _Copy) -> BlobResult:
@@ -234,6 +236,12 @@ class BlobTransfer:
         if upload.broken_session:
             async with self._admitted(short_request, copy.rank):
                 await upload.resume()
+            if copy.has_met_outage and upload.offset >= copy.attempts_renewed_at:
+                # What broke the body was the beginning of the outage.
+                copy.has_met_outage = False
+                copy.attempts_renewed_at = upload.offset + LARGE_BODY
+                copy.retries = RetryBudget(ATTEMPTS)
+                copy.broken_bodies = 0
         await self._learn_to_probe(copy)
 
         body = known_body(copy.blob)
@@ -656,6 +664,7 @@ class BlobTransfer:
         error.with_place(Side.TARGET, "push blob", target.reference(copy.blob.digest))
         error.message = target.host.authenticator.redact(error.message)
 
+        copy.has_met_outage = copy.has_met_outage or error.outage is not None
         if error.outage is None:
             # Whatever is wrong with a mount, an upload does not need it. A host that may be going
             # away is asked for it once more.
