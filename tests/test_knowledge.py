@@ -11,6 +11,7 @@ from _regsync.state.knowledge import (
     ManifestEntry,
     Notes,
     ProbeAnswers,
+    RepositoryKey,
     Snapshot,
     digest_like,
     key_of,
@@ -265,17 +266,31 @@ def test_a_name_that_no_repository_has_is_never_mounted_from(name: str) -> None:
 # What a tag's answer teaches (docs/design.md section 6, rule 4).
 
 
-def shown() -> Knowledge:
+class Nothing(Notes):
+    """The archive of a run without a state: nothing that it is given is found again."""
+
+    def put_blob(self, where: RepositoryKey, key: bytes, entry: BlobEntry) -> None:
+        pass
+
+    def put_manifest(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
+        pass
+
+
+ARCHIVES = pytest.mark.parametrize("archive", [Notes, Nothing])
+
+
+def shown(archive: type[Notes]) -> Knowledge:
     """Return what is known after a tag of A answered with an index, and both manifests were read."""
-    knowledge = known(Notes())
+    knowledge = known(archive())
     knowledge.vouch(A, TOP)
     knowledge.learn_manifest(HOST, TOP, [], [CHILD])
     knowledge.learn_manifest(HOST, CHILD, [BLOB], [])
     return knowledge
 
 
-def test_what_a_shown_manifest_names_is_believed_and_not_confirmed() -> None:
-    knowledge = shown()
+@ARCHIVES
+def test_what_a_shown_manifest_names_is_believed_and_not_confirmed(archive: type[Notes]) -> None:
+    knowledge = shown(archive)
     assert knowledge.is_committed(A, CHILD)
     assert knowledge.has_blob(A, BLOB, careful=True)
     assert knowledge.mount_source(B, BLOB) == A[1]
@@ -295,8 +310,9 @@ def test_a_manifest_that_no_tag_has_shown_teaches_nothing() -> None:
     assert not knowledge.is_committed(A, CHILD)
 
 
-def test_what_was_forgotten_is_not_believed_again() -> None:
-    knowledge = shown()
+@ARCHIVES
+def test_what_was_forgotten_is_not_believed_again(archive: type[Notes]) -> None:
+    knowledge = shown(archive)
     for digest in (BLOB, CHILD):
         knowledge.forget(A, digest)
     knowledge.vouch(A, TOP)
@@ -310,8 +326,13 @@ def test_what_was_forgotten_is_not_believed_again() -> None:
     assert knowledge.has_blob(A, BLOB)
 
 
-def test_a_contradicted_repository_shows_nothing() -> None:
-    knowledge = known(Notes())
+@ARCHIVES
+def test_a_contradicted_repository_shows_nothing(archive: type[Notes]) -> None:
+    knowledge = shown(Nothing)
+    knowledge.contradict(A)
+    assert not knowledge.has_blob(A, BLOB)
+    assert knowledge.mount_source(B, BLOB) is None
+    knowledge = known(archive())
     knowledge.vouch(A, TOP)
     knowledge.contradict(A)
     knowledge.learn_manifest(HOST, TOP, [BLOB], [CHILD])
@@ -328,3 +349,13 @@ def test_what_is_too_old_is_believed_where_a_tag_shows_it() -> None:
     later.vouch(A, TOP)
     assert later.has_blob(A, BLOB)
     assert later.mount_source(B, BLOB) == A[1]
+
+
+def test_a_blob_that_a_post_said_to_be_there_is_believed_until_it_is_forgotten() -> None:
+    knowledge = known(Nothing())
+    knowledge.believe_blob(A, BLOB)
+    assert knowledge.has_blob(A, BLOB)
+    assert not knowledge.is_confirmed(A, BLOB)
+    assert knowledge.mount_source(B, BLOB) is None
+    knowledge.forget(A, BLOB)
+    assert not knowledge.has_blob(A, BLOB)

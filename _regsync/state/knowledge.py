@@ -331,7 +331,11 @@ class Knowledge:
         # Digests that a registry confirmed in this run.
         self._blobs: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
         self._manifests: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
-        # Blobs that a probing POST alone has said to be there (rule 11).
+        # Blobs that are believed to be in a repository by what this run was answered, and per host and
+        # blob the repositories to mount it from. A run without a state has no other place for them.
+        self._believed: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
+        self._believed_holders: defaultdict[tuple[str, bytes], dict[str, None]] = defaultdict(dict)
+        # Those that a probing POST alone has said to be there (rule 11).
         self._said_present: set[tuple[RepositoryKey, str]] = set()
         # Per host and blob, the repositories with a committed manifest that names it, oldest first.
         self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
@@ -366,6 +370,8 @@ class Knowledge:
         if digest in self._blobs[where]:
             return True
         key = key_of(digest)
+        if key in self._believed[where]:
+            return True
         entry = self._archive.blob(where, key)
         return entry is not None and self._is_believed(where, key, entry.confirmed, careful)
 
@@ -378,6 +384,7 @@ class Knowledge:
         it be forgotten, a HEAD asks for it.
         """
         self._said_present.add((where, digest))
+        self._believed[where].add(key_of(digest))
         self._put_blob(where, digest, is_mountable=False)
 
     def add_blob(self, where: RepositoryKey, digest: str) -> None:
@@ -440,6 +447,7 @@ class Knowledge:
         named_keys = () if entry is None else (*entry.blobs, *entry.children)
         keys = (key, *named_keys)
         self._archive.forget(where, keys)
+        self._believed[where].difference_update(keys)
         self._forgotten.update((where, each) for each in keys)
 
     # Vouching (docs/design.md section 7).
@@ -483,12 +491,17 @@ class Knowledge:
 
     def _believe(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
         """Take over what a manifest names that is in a repository."""
+        host, repository = where
+        blobs = [blob for blob in entry.blobs if (where, blob) not in self._forgotten]
+        self._believed[where].update(blobs)
+        for blob in blobs:
+            self._believed_holders[host, blob][repository] = None
+
         old = self._archive.manifest(where, key)
         if old is None or not self._is_young(old.confirmed, self._ttl or math.inf):
             self._archive.put_manifest(where, key, entry)
-            for blob in entry.blobs:
-                if (where, blob) not in self._forgotten:
-                    self._archive.put_blob(where, blob, BlobEntry(entry.confirmed, True))
+            for blob in blobs:
+                self._archive.put_blob(where, blob, BlobEntry(entry.confirmed, True))
 
         self._strong_keys(where).update(entry.blobs)
         for child in entry.children:
@@ -516,6 +529,7 @@ class Knowledge:
         self._vouched.pop(where, None)
         self._unread.pop(where, None)
         self._strong.pop(where, None)
+        self._believed.pop(where, None)
 
     def set_populated(self, where: RepositoryKey, holds: bool = True) -> None:
         """Note whether a repository holds manifests of others, whose blobs are worth asking for."""
@@ -567,17 +581,20 @@ class Knowledge:
 
     def holders(self, host: str, digest: str) -> Iterator[str]:
         """Give the repositories of a host that hold a blob under a committed manifest."""
-        confirmed = self._holders.get((host, digest), {})
-        yield from confirmed
         key = key_of(digest)
+        given = dict(self._holders.get((host, digest), {}))
+        yield from given
+
+        for repository in self._believed_holders.get((host, key), ()):
+            if repository not in given and key in self._believed[host, repository]:
+                given[repository] = None
+                yield repository
+
         for holder in self._archive.holders_of(host, key):
             # The file has no checksum, and the name becomes a part of a URL.
-            if not is_repository(holder.repository):
+            if holder.repository in given or not is_repository(holder.repository):
                 continue
-            where = (host, holder.repository)
-            if holder.repository not in confirmed and self._is_believed(
-                where, key, holder.confirmed, False
-            ):
+            if self._is_believed((host, holder.repository), key, holder.confirmed, False):
                 yield holder.repository
 
     def mounts(self, host: str) -> bool | None:
@@ -641,17 +658,19 @@ class Knowledge:
 
     def present_blob(self, where: RepositoryKey) -> str | None:
         """Return a blob that an answer of this run shows to be in a repository, None where none does."""
+        if self._blobs[where]:
+            return min(self._blobs[where])
         unread = sorted(self._vouched.get(where, ()))
+        keys = sorted(self._believed[where])
         for manifest in unread:
             entry = self._archive.manifest(where, manifest)
-            if entry is None:
-                continue
-            unread.extend(entry.children)
-            for key in entry.blobs:
-                # Of a longer digest the state keeps a part only.
-                if key.startswith(_ALGORITHMS["sha256"]) and self._archive.blob(where, key):
-                    return digest_like(key)
-        return min(self._blobs.get(where, ()), default=None)
+            if entry is not None and not keys:
+                unread.extend(entry.children)
+                keys = [key for key in entry.blobs if self._archive.blob(where, key) is not None]
+        for key in keys:
+            if key.startswith(_ALGORITHMS["sha256"]):  # of a longer digest a key has a part only
+                return digest_like(key)
+        return None
 
     # Facts of hosts.
 

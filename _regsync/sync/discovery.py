@@ -565,13 +565,20 @@ class Discovery:
 
     async def _wait_for_answers(self, hosts: Collection[str]) -> None:
         """Wait for the answers of these hosts that are under way: what is copied may be there, in
-        another repository, and then it can be mounted.
+        another repository, and then it can be mounted. One that takes too long is no longer waited
+        for by anybody.
         """
+        under_way = [
+            (tag, settled)
+            for host in hosts
+            if self._knowledge.mounts(host) is not False
+            for tag, settled in self._under_way[host].items()
+        ]
         with anyio.move_on_after(_ANSWER_PATIENCE):
-            for host in hosts:
-                if self._knowledge.mounts(host) is not False:
-                    for settled in tuple(self._under_way[host].values()):
-                        await settled.wait()
+            for _, settled in under_way:
+                await settled.wait()
+        for tag, _ in under_way:
+            self._settle(tag)
 
     # Manifests.
 
