@@ -177,9 +177,11 @@ class AccessCheck:
             with repository.adding_place("check", str(repository)):
                 try:
                     await self._try_rights(access)
-                except RegistryError:
-                    # Where the login is refused, this is the error to tell.
-                    await self._prove_credential(repository.host, repository)
+                except RegistryError as error:
+                    # A registry may say 404 before it asks for a login. Where the login is refused,
+                    # that is the error to tell.
+                    if error.status == 404:
+                        await self._prove_credential(repository.host, repository)
                     raise
                 access.asks_for_login = await self._prove_credential(repository.host, repository)
         except SyncError as error:
