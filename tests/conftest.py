@@ -108,10 +108,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_inside = item.get_closest_marker("in_process") is not None
         return (runs_file or module in FOR_ANY_FILE) and not is_inside
 
-    wanted = [item for item in items if is_wanted(item)]
-    if len(wanted) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
-        items[:] = wanted
+    left_out = [item for item in items if not is_wanted(item)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_wanted(item)]
 
 
 @pytest.fixture(scope="session")

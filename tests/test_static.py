@@ -22,7 +22,7 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from tools import build_static, build_zipapp
+from tools import build_static, build_zipapp, check
 from tools.static import modules, program, runtime, sources
 from tools.static.image import CERTIFICATES
 
@@ -332,6 +332,18 @@ def test_an_archive_is_taken_by_its_hash(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "thing.tar").write_bytes(b"another")
     with pytest.raises(sources.SourceError, match="as pinned: remove it and look why"):
         sources.fetch(source, tmp_path)
+
+
+# --- The check of a file
+
+
+def test_the_file_that_is_checked_is_one_word_and_has_its_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["-x", "--file", "dist/regsync-linux-x86_64", "-k", "names"]
+    assert check.for_pytest(words) == ["-x", f"--file={tmp_path}/{words[2]}", "-k", "names"]
+    assert check.for_pytest(["-x", "--file"]) == ["-x", "--file"]
 
 
 # --- The real one

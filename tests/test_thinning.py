@@ -76,7 +76,7 @@ def test_what_was_a_parameter_keeps_its_name_and_marks() -> None:
 def test_an_option_runs_what_was_left_out(is_thorough: bool) -> None:
     left: list[Any] = []
     hook = SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
-    config: Any = SimpleNamespace(getoption={"--thorough": is_thorough}.__getitem__, hook=hook)
+    config: Any = SimpleNamespace(getoption={"--thorough": is_thorough}.get, hook=hook)
     items: list[Any] = [
         SimpleNamespace(get_closest_marker={name: True}.get)
         for name in ("slow", "thorough", "slow")
@@ -85,6 +85,28 @@ def test_an_option_runs_what_was_left_out(is_thorough: bool) -> None:
     pytest_collection_modifyitems(config, items)
     assert items == ([one, other, third] if is_thorough else [one, third])
     assert left == ([] if is_thorough else [other])
+
+
+def test_with_a_file_only_what_runs_one_is_left() -> None:
+    left: list[Any] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
+    config: Any = SimpleNamespace(getoption={"--file": "regsync"}.get, hook=hook)
+
+    def item(module: str, *fixtures: str, mark: str = "slow") -> Any:
+        return SimpleNamespace(
+            path=Path(f"{module}.py"), fixturenames=fixtures, get_closest_marker={mark: True}.get
+        )
+
+    kept = [item("test_cli"), item("test_personas", "pyz")]
+    others = [
+        item("test_personas"),
+        item("test_zipapp", "pyz"),
+        item("test_cli", mark="in_process"),
+        item("test_cli", mark="thorough"),
+    ]
+    items = [*others, *kept]
+    pytest_collection_modifyitems(config, items)
+    assert (items, left) == (kept, others)
 
 
 @pytest.mark.parametrize(
