@@ -168,6 +168,29 @@ async def test_a_target_that_is_not_ready_in_time_is_not_waited_for() -> None:
         assert ended == [pytest.approx(seconds, abs=1) for seconds in (PATIENCE, 50, PATIENCE)]
 
 
+@pytest.mark.provokes("blob_pulled_twice")
+async def test_a_target_that_asks_for_a_long_pause_is_not_waited_for() -> None:
+    async with virtual() as world:
+        source = world.registry("source.test")
+        places = targets(world, None, None, None)
+        image = load(source, 4 * MIB)
+        digest = largest(image)
+        (config,) = image.blobs.keys() - {digest}
+        busy = places[1].app.faults.on("POST", "upload_start", query={"mount": config})
+        busy.first().status(429, retry_after=120)
+        late = places[2].app.faults.on("POST", "upload_start", query={"mount": digest})
+        late.first().delay(10)
+        began = anyio.current_time()
+        ran = await mirror(world, source, places)
+        assert (ran.status, ran.err) == (0, "")
+        assert all_held(places, image)
+        pulls(source, digest).exactly(2)
+        ended = [(bodies(place, digest)[0].ended_time or 0) - began for place in places]
+        # Whether it waits for the others, or its own start has to wait, they go on without it.
+        assert ended[0] == ended[2] <= PATIENCE + 1
+        assert ended[1] == pytest.approx(120, abs=1)
+
+
 async def test_a_target_that_has_the_blob_is_not_waited_for() -> None:
     async with virtual() as world:
         source = world.registry("source.test")

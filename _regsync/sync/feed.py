@@ -12,6 +12,7 @@ Follows: docs/design.md section 8 ("Staging").
 from __future__ import annotations
 
 import enum
+import math
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ import anyio
 from _regsync.errors import SyncError
 from _regsync.net.pool import Lease
 from _regsync.registry.admission import Gate
-from _regsync.registry.throttle import Demand
+from _regsync.registry.throttle import Demand, next_opening
 from _regsync.state.knowledge import RepositoryKey
 from _regsync.sync.image import BlobResult
 from _regsync.sync.relay import Relay
@@ -293,13 +294,21 @@ class Feeds:
 
     def _choose(self, first: Guest) -> list[Guest]:
         """Return those that share a reading with `first`: one for each target host, because a small
-        `max_concurrent` may never admit two at once, and as many as have room for their chunks.
+        `max_concurrent` may never admit two at once; as many as have room for their chunks; and no
+        target that asks for a longer pause than the others wait.
         """
+        others = [
+            guest
+            for guest in self._guests[first.blob]
+            if guest.state is _State.WAITING and not self._is_paused(guest)
+        ]
+        if self._is_paused(first):
+            others = []
         chosen = {first.order.writing.host: first}
         room = self._staging.memory.size - first.order.chunk
-        for guest in self._guests[first.blob]:
-            host = guest.order.writing.host if guest.state is _State.WAITING else ""
-            if host and host not in chosen and guest.order.chunk <= room:
+        for guest in others:
+            host = guest.order.writing.host
+            if host not in chosen and guest.order.chunk <= room:
                 chosen[host] = guest
                 room -= guest.order.chunk
         for guest in chosen.values():
@@ -307,6 +316,11 @@ class Feeds:
             guest.is_called.set()
         self._call_first(first.blob)
         return list(chosen.values())
+
+    def _is_paused(self, guest: Guest) -> bool:
+        now = anyio.current_time()
+        opens = next_opening(self._gate.limits, (guest.order.writing,), now)
+        return now + PATIENCE < opens < math.inf  # inf: it is busy, and its answers open it
 
     async def _feed(self, guests: list[Guest]) -> None:
         """Read a blob for these, and send it to each; a failure goes to those that it concerns."""
