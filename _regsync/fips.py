@@ -233,7 +233,6 @@ def _random_generator(crypto: CDLL) -> c_void_p | None:
 
 
 def _provider_of(crypto: CDLL, function: str, algorithm: c_void_p | None) -> bytes | None:
-    """Return the name of the provider that an algorithm is from, None without an algorithm."""
     from ctypes import c_char_p
 
     if not algorithm:

@@ -159,7 +159,10 @@ class _Api(NamedTuple):
 async def _open_api(
     machine: CloudEnvironment, registry: Registry, probing_metadata: bool
 ) -> _Api | None:
-    """Find the keys for a registry's API; AuthError where there are none, when probing None."""
+    """Find keys for the API of a registry; AuthError where there are none.
+
+    With `probing_metadata`, only EC2's metadata service is asked; None where it does not answer.
+    """
     is_public = registry.kind == "ecr_public"
     settings = _Settings(machine, registry.cloud_profile)
     # A host of another form is ECR because the configuration says so.
@@ -515,7 +518,6 @@ class _KeyChain:
     # A role.
 
     async def _assume_by_token(self, fields: dict[str, str], origin: str) -> Credential:
-        """Assume the role that variables or a profile name, by the token in the file they name."""
         token = self._settings.read_named(fields[_TOKEN_FILE], origin).strip()
         form = [
             ("Action", "AssumeRoleWithWebIdentity"),

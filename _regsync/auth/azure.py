@@ -340,7 +340,6 @@ def _entries(cache: Any, section: str, subscription: Any, cloud: _Cloud) -> list
 
 
 def _cached_token(entries: list[Any], subscription: Any, cloud: _Cloud, until: float) -> str | None:
-    """Return an access token that lives longer than `until`."""
     target = f"https://{cloud.audiences[0]}/"
     for entry in entries:
         is_ours = entry["realm"] == subscription["tenantId"] and entry["target"].startswith(target)

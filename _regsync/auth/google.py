@@ -14,7 +14,7 @@ import math
 import os
 import re
 from base64 import urlsafe_b64encode
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 
 import anyio
@@ -184,7 +184,7 @@ class _CredentialFile(NamedTuple):
 
     machine: CloudEnvironment
     where: str  # for messages
-    fields: dict[str, Any]
+    fields: dict[str, object]
 
     def __repr__(self) -> str:
         return "<CredentialFile>"  # it holds secrets
@@ -301,7 +301,6 @@ class _CredentialFile(NamedTuple):
         return login
 
     async def _exchange(self, kind: str) -> Login:
-        """Exchange the proof in the file for an access token."""
         row = _KINDS[kind]
         form = {"grant_type": row.grant_type}
         form |= {name: self.text(name) for name in row.form_fields}
@@ -330,7 +329,6 @@ class _CredentialFile(NamedTuple):
         return service.read_token(answer, row.hint, secrets=secrets)
 
     async def _impersonate(self, token: str) -> Login:
-        """Exchange a token for one of the account that the file names."""
         options = self.part("service_account_impersonation").fields
         life = options.get("token_lifetime_seconds") or _LIFE
         wanted = {
