@@ -145,8 +145,8 @@ class BlobTransfer:
         self._disk_works = True
         self._feeds = Feeds(transport.gate, staging)
         self._first_starts = dict[RepositoryKey, _FirstStart]()
-        # By area: the question for a blob that is known to be there; and where blobs were looked for
-        # (rule 11).
+        # By area, for rule 11: the question for a blob that is known to be there; where a HEAD has
+        # asked for one.
         self._probes = defaultdict[str, Once[None]](Once)
         self._searched = set[str]()
         # Blobs, by source repository and digest, whose bytes were wrong once; and twice.
@@ -447,23 +447,25 @@ class BlobTransfer:
         return None
 
     async def _learn_to_probe(self, copy: _Copy) -> None:
-        """Find out whether a POST tells that a blob is there, by asking for one that is known to be:
-        once an area, where that saves HEADs (rule 11). Others wait, without any permit.
+        """Ask for a blob that is known to be there, by the POST that would find the others: what it
+        answers shows whether they need a HEAD each (rule 11).
+
+        That is asked once an area, where two or more blobs would need one. Others wait meanwhile,
+        without any permit.
         """
         target = copy.target
         where = target.key
-        if copy.upload.session or self._mount_from(copy) or target.probe_from is None:
+        question = self._probes[area(where)]
+        if question.answer or copy.upload.session or target.probe_from is None:
             return
-        is_asked = (
-            self._probes[area(where)].answer or self._knowledge.probed(where).present is not None
-        )
-        if is_asked or not self._knowledge.needs_head(where, copy.blob.digest):
+        is_known = self._knowledge.probed(where).present is not None
+        if is_known or not self._knowledge.needs_head(where, copy.blob.digest):
             return
-        present = self._known_blob(copy)
+
         is_one_of_several = copy.claims.own_blobs > 1 or area(where) in self._searched
-        if present is not None and is_one_of_several:
-            ask = partial(self._ask_for_known, copy, present, target.probe_from)
-            await self._probes[area(where)].get(ask)
+        present = self._known_blob(copy)
+        if is_one_of_several and present is not None and not self._mount_from(copy):
+            await question.get(partial(self._ask_for_known, copy, present, target.probe_from))
 
     def _known_blob(self, copy: _Copy) -> str | None:
         """Return a blob that is known to be in the repository: first one of the same image."""
