@@ -50,7 +50,8 @@ class Gap(NamedTuple):
     why: str
 
 
-# distribution 2.8.2 as Debian builds it, with deletion switched on; tested by tests/test_checks.py.
+# distribution 2.8.2 as Debian builds it, with deletion switched on;
+# conformance/tests/test_checks.py compares them.
 DISTRIBUTION_2_8_GAPS = (
     Gap("GET manifest: by a malformed digest*", "fail", "500 with code UNKNOWN"),
     Gap(

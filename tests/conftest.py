@@ -4,55 +4,21 @@ from __future__ import annotations
 
 import fcntl
 import gc
-import os
 import resource
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import trustme
 
+from conformance.tests.fixtures import *  # noqa: F403
 from tests import ends, fuzzing
 
 # Fixtures: registries at both ends of a copy.
 from tests.ends import audited, serve, source, speaker, target  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
-
-# What would lead a test to the network, to the user's credentials or to another trust store.
-# Matched by prefix and without case, since proxy variables come in both.
-_SCRUBBED = (
-    "all_proxy",
-    "http_proxy",
-    "https_proxy",
-    "no_proxy",
-    "ssl_cert_",
-    "docker_",
-    "registry_auth_file",
-    "github_token",
-    "aws_",
-    "azure_",
-    "google_",
-    "gce_metadata_",
-    "cloudsdk_",
-    "identity_",
-    "msi_",
-    "regsync_",
-    "no_color",
-)
-
-
-# A shell's background job is born deaf to these, and what the tests start would be too.
-for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-    if signal.getsignal(number) == signal.SIG_IGN:
-        signal.signal(
-            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -108,43 +74,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_inside = item.get_closest_marker("in_process") is not None
         return (runs_file or module in FOR_ANY_FILE) and not is_inside
 
-    left_out = [item for item in items if not is_wanted(item)]
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if is_wanted(item)]
-
-
-@pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    """Run async tests on the backend that ships."""
-    return "asyncio"
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give tests marked `virtual_time` trio's clock, which jumps to the next deadline when all
-    tasks wait.
-
-    In-memory streams only: the clock cannot see that a real socket or a worker thread is at work.
-    """
-    if metafunc.definition.get_closest_marker("virtual_time"):
-        from trio.testing import MockClock
-
-        backend = ("trio", {"clock": MockClock(autojump_threshold=0)})
-        metafunc.parametrize("anyio_backend", [pytest.param(backend, id="virtual_time")])
-
-
-@pytest.fixture(autouse=True)
-def clean_env(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Take everything personal out of the environment; return the temporary home."""
-    for name in list(os.environ):
-        if name.lower().startswith(_SCRUBBED):
-            monkeypatch.delenv(name)
-    home = tmp_path_factory.mktemp("home")
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("USERPROFILE", str(home))
-    for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR"):
-        monkeypatch.setenv(name, str(home / name.lower()))
-    return home
+    wanted = [item for item in items if is_wanted(item)]
+    if len(wanted) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+        items[:] = wanted
 
 
 @pytest.fixture(autouse=True)
@@ -175,12 +108,6 @@ _memory = [100 << 20]
 
 
 @pytest.fixture(scope="session")
-def ca() -> trustme.CA:
-    """Return a certificate authority that nobody else trusts."""
-    return trustme.CA()
-
-
-@pytest.fixture(scope="session")
 def pyz(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
     """Build the program for the interpreter that runs the tests; return the build without the gate.
 
@@ -197,33 +124,3 @@ def pyz(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
     return out / "regsync-nofips.pyz"
-
-
-@pytest.fixture
-def docker_registries(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> Iterator[Callable[..., str]]:
-    """Return a function that starts Debian's docker-registry and returns its `127.0.0.1:PORT`.
-
-    Its arguments are those of `conformance.registries.docker_registry` without the directory. It
-    holds in memory what it gets, unless the run is thorough: on a disk it waits for that at every
-    step.
-    """
-    from conformance import registries
-
-    with ExitStack() as running:
-
-        def start(**options: Any) -> str:
-            directory = tmp_path / f"registry-{len(list(tmp_path.glob('registry-*')))}"
-            directory.mkdir()
-            chosen = {"in_memory": not request.config.getoption("--thorough"), **options}
-            started: AbstractContextManager[str] = registries.docker_registry(directory, **chosen)
-            return running.enter_context(started)
-
-        yield start
-
-
-@pytest.fixture
-def docker_registry(docker_registries: Callable[..., str]) -> str:
-    """Start one open, empty docker-registry."""
-    return docker_registries()

@@ -76,46 +76,35 @@ def test_what_was_a_parameter_keeps_its_name_and_marks() -> None:
 def test_an_option_runs_what_was_left_out(is_thorough: bool) -> None:
     left: list[Any] = []
     hook = SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
-    config: Any = SimpleNamespace(getoption={"--thorough": is_thorough}.get, hook=hook)
-    items: list[Any] = [
-        SimpleNamespace(get_closest_marker={name: True}.get)
-        for name in ("slow", "thorough", "slow")
-    ]
+    options = {"--thorough": is_thorough, "--file": None}
+    config: Any = SimpleNamespace(getoption=options.__getitem__, hook=hook)
+
+    class Item:
+        def __init__(self, mark: str) -> None:
+            self.get_closest_marker = {mark: True}.get
+
+    items: list[Any] = [Item(name) for name in ("slow", "thorough", "slow")]
     one, other, third = items
     pytest_collection_modifyitems(config, items)
     assert items == ([one, other, third] if is_thorough else [one, third])
     assert left == ([] if is_thorough else [other])
 
 
-def test_with_a_file_only_what_runs_one_is_left() -> None:
-    left: list[Any] = []
-    hook = SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
-    config: Any = SimpleNamespace(getoption={"--file": "regsync"}.get, hook=hook)
-
-    def item(module: str, *fixtures: str, mark: str = "slow") -> Any:
-        return SimpleNamespace(
-            path=Path(f"{module}.py"), fixturenames=fixtures, get_closest_marker={mark: True}.get
-        )
-
-    kept = [item("test_cli"), item("test_personas", "pyz")]
-    others = [
-        item("test_personas"),
-        item("test_zipapp", "pyz"),
-        item("test_cli", mark="in_process"),
-        item("test_cli", mark="thorough"),
-    ]
-    items = [*others, *kept]
-    pytest_collection_modifyitems(config, items)
-    assert (items, left) == (kept, others)
-
-
 @pytest.mark.parametrize(
-    ("arguments", "is_bounded"), [(["-x"], True), (["--thorough", "-x"], False)]
+    ("arguments", "has_changed", "tests"),
+    [
+        (["-x"], False, ["tests"]),
+        (["-x"], True, ["tests", "conformance/tests"]),
+        (["-k", "zipapp"], False, ["tests"]),
+        (["--thorough", "-x"], False, ["tests", "conformance/tests"]),
+        (["tests/test_thinning.py::test_one", "-x"], True, []),
+        (["--file", "regsync.py"], True, []),
+    ],
 )
-def test_everything_may_take_longer_than_ci_allows(
-    arguments: list[str], is_bounded: bool, monkeypatch: pytest.MonkeyPatch
+def test_what_is_run_and_how_long_it_may_take(
+    arguments: list[str], has_changed: bool, tests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The option is passed on."""
+    """The options are passed on, and everything may take longer than CI allows."""
     started: list[tuple[list[str], float | None]] = []
 
     def run(
@@ -127,6 +116,7 @@ def test_everything_may_take_longer_than_ci_allows(
     monkeypatch.setattr(check, "ready_venv", lambda: sys.executable)
     monkeypatch.setattr(check, "ready_programs", lambda: None)
     monkeypatch.setattr(check, "ready_provider", lambda: None)
+    monkeypatch.setattr(check, "harness_has_changed", lambda: has_changed)
     monkeypatch.setattr(
         check, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
     )
@@ -134,7 +124,57 @@ def test_everything_may_take_longer_than_ci_allows(
     assert check.main(arguments) == 0
     command, _ = started[-1]
     assert command[2] == "pytest"
-    assert command[-len(arguments) :] == arguments
+    assert command[command.index(arguments[0]) :] == [*arguments, *tests]
+    is_bounded = "--thorough" not in arguments
     for _, timeout in started:
         assert is_bounded is (timeout is not None)
         assert timeout is None or timeout <= 19 * 60
+
+
+@pytest.mark.parametrize("branch", ["main", "feature"])
+@pytest.mark.parametrize("name", ["program.py", "conformance/old.py", "conformance/new.py"])
+def test_git_tells_whether_the_harness_has_changed(
+    name: str, branch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "test")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "test@example.com")
+
+    def commit(name: str) -> None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        with (tmp_path / name).open("a", encoding="utf-8") as file:
+            file.write("1\n")
+        for words in (["add", "-A"], ["commit", "-q", "-m", name]):
+            assert check.git(*words).returncode == 0
+
+    assert check.git("init", "-q", "-b", "main").returncode == 0
+    commit("conformance/old.py")
+    commit("other.py")
+    check.git("checkout", "-q", "-B", branch)
+    assert not check.harness_has_changed()
+    commit(name)
+    if branch == "feature":
+        commit("other.py")
+    assert check.harness_has_changed() is name.startswith("conformance/")
+
+
+def test_where_git_cannot_say_the_harness_may_have_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert check.harness_has_changed()
+    monkeypatch.setenv("PATH", "")
+    assert check.harness_has_changed()
+
+
+def test_a_new_file_of_the_harness_is_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = {"rev-parse": "1", "merge-base": "1", "ls-files": "conformance/new.py", "diff": ""}
+    monkeypatch.setattr(
+        check, "git", lambda word, *_: subprocess.CompletedProcess([], 0, answers[word], "")
+    )
+    assert check.harness_has_changed()
+    answers["ls-files"] = ""
+    assert not check.harness_has_changed()

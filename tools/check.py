@@ -2,8 +2,11 @@
 """Check everything: lint, format, types, tests. Arguments go to pytest.
 
     python3 tools/check.py [-x] [-k name] [-m 'not slow'] ...
-    python3 tools/check.py --thorough      also the cells that an ordinary run leaves out: no time limit
+    python3 tools/check.py --thorough      also what an ordinary run leaves out: no time limit
     python3 tools/check.py --file FILE     run FILE, a static executable, in the tests that start processes
+
+An ordinary run leaves out cells of full products (tests/thinning.py), and the harness's own tests
+(conformance/tests) unless the harness has changed: on main by the last commit, elsewhere since main.
 
 On a fresh Debian machine with Python it first makes `.venv` with the pinned packages of
 pyproject.toml and, as root, installs the registry and the client that the tests drive, and unpacks
@@ -33,6 +36,7 @@ STAMP = os.path.join(VENV, "installed-for")
 OLDEST_PYTHON = (3, 10)
 PROGRAMS = ("docker-registry", "skopeo")  # Debian's packages have the programs' names
 CHECKED = ("_regsync", "regsync.py", "conformance", "tools")  # by mypy
+HARNESS = "conformance"
 PARALLEL = ("-n", "2", "--dist", "loadfile")  # two workers; -n 0 among the arguments: none
 TIME_LIMIT = 19 * 60  # seconds for everything; CI allows 20 minutes
 
@@ -44,7 +48,6 @@ class CheckError(Exception):
 def main(argv: Sequence[str]) -> int:
     """Make the machine ready, run each check even when one before it failed, and return a status."""
     deadline = None if "--thorough" in argv else time.monotonic() + TIME_LIMIT
-    passed_on = for_pytest(argv)
     os.chdir(ROOT)
     try:
         if sys.version_info < OLDEST_PYTHON:
@@ -60,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         "ruff check": ["ruff", "check", "."],
         "ruff format": ["ruff", "format", "--check", "."],
         "mypy": ["mypy", "--strict", *filter(has_python, CHECKED)],
-        "pytest": ["pytest", *PARALLEL, *passed_on],
+        "pytest": ["pytest", *PARALLEL, *argv, *folders(argv)],
     }
     failed = []
     for title, arguments in checks.items():
@@ -71,13 +74,37 @@ def main(argv: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def for_pytest(argv: Sequence[str]) -> list[str]:
-    """Write `--file FILE` as one word: behind it alone, pytest would look for tests in FILE."""
-    words = list(argv)
-    if "--file" in words[:-1]:
-        place = words.index("--file")
-        words[place : place + 2] = [f"--file={os.path.abspath(words[place + 1])}"]
-    return words
+def folders(argv: Sequence[str]) -> list[str]:
+    """Return the folders of tests to run, where the arguments name no tests: the harness's own tests
+    are among them when the harness has changed.
+    """
+    if any(
+        "--file" in argument or os.path.exists(argument.partition("::")[0]) for argument in argv
+    ):
+        return []
+    if "--thorough" in argv or harness_has_changed():
+        return ["tests", f"{HARNESS}/tests"]
+    return ["tests"]
+
+
+def harness_has_changed() -> bool:
+    """Ask git whether the harness differs from what it was before this branch, or, on main, before
+    the last commit; where git cannot say, it does.
+    """
+    head = git("rev-parse", "HEAD").stdout
+    base = git("merge-base", "HEAD", "main").stdout
+    before = "HEAD~1" if base in ("", head) else base.strip()
+    has_new_files = git("ls-files", "--others", "--exclude-standard", "--", HARNESS).stdout != ""
+    return has_new_files or git("diff", "--quiet", before, "--", HARNESS).returncode != 0
+
+
+def git(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Ask git about this repository; where there is none, or no git, it fails."""
+    command = ["git", *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return subprocess.CompletedProcess(command, 1, "", "")
 
 
 def succeeds(command: Sequence[str], title: str, deadline: float | None) -> bool:

@@ -33,7 +33,7 @@ from conformance.server import run_in_thread
 from conformance.storage import OCI_INDEX, Stored, Upload
 from conformance.tokens import BasicAuth, TokenService
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 URL = "http://registry.test/team/app"
 
 

@@ -37,7 +37,7 @@ from conformance.server import run_in_thread
 from conformance.tokens import TokenService
 from conformance.verbs import VERBS
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LAYER = bytes(range(256)) * 400  # 102,400 bytes
 DIGEST = digest_of(LAYER)
 BLOB = f"/v2/app/blobs/{DIGEST}"

@@ -1,6 +1,6 @@
 """The law about who imports whom in `conformance/`: there is no circle.
 
-That it imports nothing of the program is tested in tests/test_conformance.py.
+That it imports nothing of the program is tested in test_conformance.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parent.parent / "conformance"
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def siblings_imported(source: str, siblings: frozenset[str]) -> Iterator[str]:

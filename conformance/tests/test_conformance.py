@@ -37,7 +37,7 @@ from conformance.server import Server, run_in_thread, serve
 from conformance.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 from conformance.tokens import FORMS, BasicAuth, Challenge, TokenService
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "sha256:" + "0" * 64
 OCTETS = ("Content-Type", "application/octet-stream")
 TAKE = ("Accept", ACCEPT)

@@ -1,0 +1,781 @@
+"""The providers that the harness imitates: each compared with what it imitates, then driven by real
+clients.
+
+`distribution` is asked what Debian's docker-registry is asked, request by request. The others rest
+on docs/protocol-facts.md: a test names what a client meets there. skopeo goes through them.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import fnmatch
+import http.client
+import json
+import os
+import socket
+import ssl
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from conformance import checks
+from conformance.app import App
+from conformance.copies import ACCEPT, push_http
+from conformance.images import Image, Seed, encode
+from conformance.messages import Response, digest_of
+from conformance.names import Names, names
+from conformance.personas import PERSONAS, Persona, Provider, Running, imitate, persona
+from conformance.rates import Cap
+from conformance.registries import DISTRIBUTION_2_8_GAPS, docker_registry, skopeo
+
+ROOT = Path(__file__).resolve().parents[2]
+NOWHERE = "sha256:" + "0" * 64
+TAKE = ("Accept", ACCEPT)
+PLAIN = ("--src-tls-verify=false", "--dest-tls-verify=false")
+
+
+class Clock:
+    """Time that a test sets."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def basic(user: str, password: str) -> str:
+    """Return what Basic puts into the Authorization header."""
+    return base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def held(at: Running, repository: str, image: Image) -> bool:
+    """Whether everything that an image names is in a repository, byte for byte."""
+    app = at.app
+    assert isinstance(app, App)
+    for digest, body in image.contents().items():
+        manifest = app.manifest(repository, digest)
+        if (manifest.body if manifest else app.blob(repository, digest)) != body:
+            return False
+    return True
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def seed() -> Seed:
+    return Seed(31)
+
+
+# distribution, against the real one.
+
+
+class Talk:
+    """One client at one registry; every answer is noted under a label: status, error codes, header
+    names.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.answers: dict[str, tuple[int, list[str], list[str]]] = {}
+
+    def ask(
+        self, label: str, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> str:
+        """Send one request on its own connection; return the Location's path."""
+        target = path if path.startswith("/") else f"/v2/team/app/{path}"
+        connection = http.client.HTTPConnection(self.address, timeout=30)
+        with contextlib.closing(connection):
+            connection.request(
+                method, target, body, {k.replace("_", "-"): v for k, v in headers.items()}
+            )
+            answer = connection.getresponse()
+            try:
+                data = answer.read()
+            except http.client.IncompleteRead as short:
+                data = (
+                    short.partial
+                )  # 2.8.2's 416 has the blob's length (docs/protocol-facts.md section 1.12)
+        codes: list[str] = []
+        with contextlib.suppress(ValueError):
+            codes = [entry["code"] for entry in json.loads(data).get("errors", [])]
+        assert label not in self.answers, label
+        seen = sorted({name.lower() for name in answer.headers} - {"date", "connection"})
+        self.answers[label] = (answer.status, codes, seen)
+        where = urlsplit(answer.headers.get("Location", ""))
+        return f"{where.path}?{where.query}" if where.query else where.path
+
+    def start(self, label: str) -> str:
+        return self.ask(f"start: {label}", "POST", "blobs/uploads/", b"")
+
+    def break_off(self, where: str) -> None:
+        """Announce 1,000 bytes, send 400 and leave."""
+        host, _, port = self.address.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=30) as connected:
+            head = f"PATCH {where} HTTP/1.1\r\nHost: {self.address}\r\nContent-Length: 1000\r\n\r\n"
+            connected.sendall(head.encode() + bytes(400))
+            connected.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionError):
+                while connected.recv(65536):
+                    pass
+
+
+OCTETS = {"Content_Type": "application/octet-stream"}
+
+
+def talk_paths(talk: Talk) -> None:
+    ask = talk.ask
+    ask("ping", "GET", "/v2/")
+    ask("ping by HEAD", "HEAD", "/v2/")
+    ask("ping by POST", "POST", "/v2/", b"")
+    ask("ping by OPTIONS", "OPTIONS", "/v2/")
+    ask("ping without its slash", "GET", "/v2")
+    ask("root", "GET", "/")
+    ask("catalog of nothing", "GET", "/v2/_catalog")
+    ask("unknown path", "GET", "/v2/team/app/what/ever")
+    ask("wrong method", "POST", "manifests/v1", b"")
+    ask("bad repository", "GET", "/v2/NO/such/manifests/v1", Accept=ACCEPT)
+
+
+def talk_blobs(talk: Talk, data: bytes) -> None:
+    ask, digest = talk.ask, digest_of(data)
+    for method in ("GET", "HEAD"):
+        ask(f"{method} unknown blob", method, f"blobs/{NOWHERE}")
+    ask("short digest", "GET", "blobs/sha256:12")
+    ask("unknown algorithm", "GET", "blobs/md5:d41d8cd98f00b204e9800998ecf8427e")
+    ask("blob by PUT", "PUT", f"blobs/{digest}", data)
+    where = talk.start("whole")
+    ask("status of a fresh session", "GET", where)
+    ask("whole PUT at the Location of before", "PUT", f"{where}&digest={digest}", data, **OCTETS)
+    ask("PUT again", "PUT", f"{where}&digest={digest}", data, **OCTETS)
+    for method in ("GET", "HEAD"):
+        ask(f"{method} blob", method, f"blobs/{digest}")
+    for span in ("0-9", "10-", "-5", "1000-", "5-2", "5-5000", "0-1,4-5"):
+        ask(f"bytes={span}", "GET", f"blobs/{digest}", Range=f"bytes={span}")
+    ask("another unit", "GET", f"blobs/{digest}", Range="lines=1-2")
+    ask("range of a HEAD", "HEAD", f"blobs/{digest}", Range="bytes=0-9")
+    ask("blob that is known", "GET", f"blobs/{digest}", If_None_Match=f'"{digest}"')
+    ask("tags of blobs only", "GET", "tags/list")
+
+
+def talk_starts(talk: Talk, data: bytes, other: bytes) -> None:
+    digest, there = digest_of(data), "/v2/team/b/blobs/uploads/?mount="
+    ask = talk.ask
+    ask("single POST", "POST", f"blobs/uploads/?digest={digest_of(other)}", other, **OCTETS)
+    ask("POST with a body", "POST", "blobs/uploads/", b"abc", **OCTETS)
+    ask("POST with a bad digest", "POST", "blobs/uploads/?digest=foo", b"")
+    ask("mount without from", "POST", f"{there}{digest}", b"")
+    ask("mount of nothing", "POST", f"{there}{NOWHERE}&from=team/app", b"")
+    ask("mount from nowhere", "POST", f"{there}{digest}&from=no/such", b"")
+    ask("mount of a bad digest", "POST", f"{there}foo&from=team/app", b"")
+    ask("mount from a bad name", "POST", f"{there}{digest}&from=BAD", b"")
+    ask("mount", "POST", f"{there}{digest}&from=team/app", b"")
+    ask("mount on itself", "POST", f"blobs/uploads/?mount={digest}&from=team/app", b"")
+
+
+def talk_uploads(talk: Talk, data: bytes, other: bytes) -> None:
+    ask, digest = talk.ask, digest_of(data)
+    where = ask("PATCH", "PATCH", talk.start("chunks"), other[:300], **OCTETS)
+    ask("status between", "GET", where)
+    where = ask(
+        "PATCH with its range", "PATCH", where, other[300:500], Content_Range="300-499", **OCTETS
+    )
+    ask("PUT of the rest", "PUT", f"{where}&digest={digest_of(other)}", other[500:], **OCTETS)
+    old = talk.start("out of order")
+    ask("PATCH out of order", "PATCH", old, other[:300], Content_Range="100-399", **OCTETS)
+    ask("PATCH at an old Location", "PATCH", old, other[:300], **OCTETS)
+    ask("status at an old Location", "GET", old)
+    for label, headers in {
+        "range with a unit": {"Content_Range": "bytes 0-299/600", **OCTETS},
+        "range that is not the length": {"Content_Range": "0-9", **OCTETS},
+        "wrong type": {"Content_Type": "text/plain"},
+        "no type": {},
+    }.items():
+        ask(f"PATCH, {label}", "PATCH", talk.start(label), other[:300], **headers)
+    where = talk.start("wrong digest")
+    ask("PUT, wrong digest", "PUT", f"{where}&digest={NOWHERE}", data, **OCTETS)
+    ask("status after a wrong digest", "GET", where)
+    ask("PUT, no digest", "PUT", talk.start("no digest"), data, **OCTETS)
+    ask("PUT, bad digest", "PUT", talk.start("bad digest") + "&digest=foo", data, **OCTETS)
+    where = talk.start("cancel")
+    ask("cancel", "DELETE", where)
+    ask("cancel again", "DELETE", where)
+    ask("status of a cancelled session", "GET", where)
+    ask("PATCH of a cancelled session", "PATCH", where, b"x", **OCTETS)
+    ask("PUT to a cancelled session", "PUT", f"{where}&digest={digest}", b"x", **OCTETS)
+    ask("status without the state", "GET", where.partition("?")[0])
+    ask("unknown session", "GET", "blobs/uploads/00000000-0000-0000-0000-000000000000")
+    where = talk.start("broken")
+    talk.break_off(where)
+    ask("status after a broken body", "GET", where)
+    empty = digest_of(b"")
+    ask("PUT of nothing", "PUT", talk.start("nothing") + f"&digest={empty}", b"")
+    ask("GET of nothing", "GET", f"blobs/{empty}")
+    longer = digest_of(data, "sha512")
+    ask("PUT by sha512", "PUT", talk.start("sha512") + f"&digest={longer}", data, **OCTETS)
+    ask("GET by sha512", "GET", f"blobs/{longer}")
+
+
+def talk_manifests(talk: Talk, seed: Seed) -> Image:
+    ask = talk.ask
+    image, index = seed.image(sizes=(100, 200)), seed.index()
+    docker, listed = seed.image(format="docker"), seed.index(format="docker")
+    kind = {"Content_Type": image.media_type}
+    ask("image without its blobs", "PUT", "manifests/v0", image.body, **kind)
+    ask(
+        "index without its children",
+        "PUT",
+        "manifests/v0",
+        index.body,
+        Content_Type=index.media_type,
+    )
+    for tag, each in {"pushed": image, "index": index, "docker": docker, "list": listed}.items():
+        push_http(each, talk.address, "team/app", tag)
+    ask("PUT by tag", "PUT", "manifests/v1", image.body, **kind)
+    ask("PUT by digest", "PUT", f"manifests/{image.top}", image.body, **kind)
+    ask("PUT by a wrong digest", "PUT", f"manifests/{NOWHERE}", image.body, **kind)
+    longer = digest_of(image.body, "sha512")
+    ask("manifest by sha512", "PUT", f"manifests/{longer}", image.body, **kind)
+    ask("PUT by a bad tag", "PUT", "manifests/-bad", image.body, **kind)
+    ask("PUT of junk", "PUT", "manifests/v1", b"{", **kind)
+    ask("PUT without a type", "PUT", "manifests/v1", image.body)
+    ask("PUT as JSON", "PUT", "manifests/v1", image.body, Content_Type="application/json")
+    ask("PUT as another type", "PUT", "manifests/v1", image.body, Content_Type=index.media_type)
+    ask("PUT of 5 MiB", "PUT", "manifests/v1", b" " * (5 << 20), **kind)
+    ask("PUT where there is one", "PUT", "manifests/v2", image.body, If_None_Match="*", **kind)
+    for name in ("v1", "index", "docker", "list"):
+        for method in ("GET", "HEAD"):
+            ask(f"{method} {name}", method, f"manifests/{name}", Accept=ACCEPT)
+        if name != "docker":  # 2.8.2 makes schema 1 of it for those who name no type
+            ask(f"GET {name} without Accept", "GET", f"manifests/{name}")
+            ask(f"GET {name}, */*", "GET", f"manifests/{name}", Accept="*/*")
+    ask("GET by digest", "GET", f"manifests/{image.top}", Accept=ACCEPT)
+    for known in (f'"{image.top}"', image.top):
+        ask(f"GET, known as {known[:2]}", "GET", "manifests/v1", Accept=ACCEPT, If_None_Match=known)
+    ask("short digest of a manifest", "GET", "manifests/sha256:12", Accept=ACCEPT)
+    ask("unknown tag", "GET", "manifests/nope", Accept=ACCEPT)
+    ask("unknown tag by HEAD", "HEAD", "manifests/nope", Accept=ACCEPT)
+    ask("unknown digest", "GET", f"manifests/{NOWHERE}", Accept=ACCEPT)
+    ask("unknown repository", "GET", "/v2/no/such/manifests/v1", Accept=ACCEPT)
+    ask("referrers", "GET", f"referrers/{image.top}")
+    artifact = push_http(seed.artifact(image), talk.address, "team/app")
+    ask(
+        "artifact",
+        "PUT",
+        f"manifests/{artifact.top}",
+        artifact.body,
+        Content_Type=artifact.media_type,
+    )
+    talk_foreign_layers(talk, seed)
+    return docker
+
+
+def talk_foreign_layers(talk: Talk, seed: Seed) -> None:
+    """Layers that are to be fetched elsewhere, by type or by `urls`, here or not."""
+    base, data = seed.image(sizes=(100, 200)), seed.blob(77)
+    for number, (digest, blob) in enumerate({**base.blobs, digest_of(data): data}.items()):
+        where = talk.start(f"foreign {number}") + f"&digest={digest}"
+        talk.ask(f"foreign {number}", "PUT", where, blob, **OCTETS)
+    gone, media_type = seed.blob(78), "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"
+    there = {"mediaType": media_type, "digest": digest_of(data), "size": len(data)}
+    away = {"mediaType": media_type, "digest": digest_of(gone), "size": len(gone)}
+    urls = {"urls": ["https://elsewhere.test/layer"]}
+    config, first, second = base.document["config"], *base.document["layers"]
+    for label, layers in {
+        "here": [first, there],
+        "here with urls": [first, {**there, **urls}],
+        "missing": [first, away],
+        "missing with urls": [first, {**away, **urls}],
+        "missing, then with urls": [away, {**there, **urls}],
+        "an ordinary one with urls": [{**first, **urls}, second],
+    }.items():
+        body = encode(
+            {"schemaVersion": 2, "mediaType": base.media_type, "config": config, "layers": layers}
+        )
+        talk.ask(
+            f"foreign layer, {label}", "PUT", "manifests/f", body, Content_Type=base.media_type
+        )
+
+
+def talk_lists_and_deletions(talk: Talk, docker: Image, data: bytes) -> None:
+    ask, digest = talk.ask, digest_of(data)
+    ask("tags", "GET", "tags/list")
+    ask("tags of an unknown repository", "GET", "/v2/no/such/tags/list")
+    for query in ("n=2", "n=2&last=index", "n=0", "n=x", "n=-1", "n=100000"):
+        ask(f"tags?{query}", "GET", f"tags/list?{query}")
+    ask("catalog", "GET", "/v2/_catalog")
+    ask("catalog?n=1", "GET", "/v2/_catalog?n=1")
+    ask("DELETE of a tag", "DELETE", "manifests/v2")
+    ask("DELETE of a bad digest", "DELETE", "manifests/sha256:12")
+    for label, path in {"manifest": f"manifests/{docker.top}", "blob": f"blobs/{digest}"}.items():
+        ask(f"DELETE {label}", "DELETE", path)
+        ask(f"DELETE {label} again", "DELETE", path)
+        ask(f"GET deleted {label}", "GET", path, Accept=ACCEPT)
+    ask("GET of its tag", "GET", "manifests/docker", Accept=ACCEPT)
+    ask("GET where it was mounted", "GET", f"/v2/team/b/blobs/{digest}")
+
+
+def conversation(talk: Talk) -> None:
+    seed = Seed(31)
+    data, other = seed.blob(1000), seed.blob(600)
+    talk_paths(talk)
+    talk_blobs(talk, data)
+    talk_starts(talk, data, other)
+    talk_uploads(talk, data, other)
+    talk_lists_and_deletions(talk, talk_manifests(talk, seed), data)
+
+
+# What still differs, real first: status, error codes, and what a client would have to do to notice.
+DIFFERENCES: dict[str, tuple[tuple[int, list[str]], tuple[int, list[str]]]] = {
+    "bytes=0-1,4-5": ((206, []), (416, [])),  # several ranges in one answer
+    "range of a HEAD": ((206, []), (200, [])),
+    "bad repository": ((500, []), (400, ["NAME_INVALID"])),  # a defect of Debian's build
+    "catalog?n=1": ((200, []), (200, [])),  # a Link although nothing follows
+}
+
+
+@pytest.mark.slow
+def test_distribution_answers_as_the_real_one(tmp_path: Path) -> None:
+    with docker_registry(tmp_path) as address, persona("distribution") as ours:
+        there, here = Talk(address), Talk(ours.address)
+        conversation(there)
+        conversation(here)
+    assert list(here.answers) == list(there.answers)
+    assert len(here.answers) > 130
+    differing = {
+        label: (there.answers[label][:2], here.answers[label][:2])
+        for label in here.answers
+        if here.answers[label] != there.answers[label]
+    }
+    assert differing == DIFFERENCES
+
+
+def test_distribution_lists_all_tags_whatever_is_asked(seed: Seed) -> None:
+    """2.8.2 knows no pages of tags: who stops after `n` misses some (docs/protocol-facts.md section
+    1.11).
+    """
+    app = imitate("distribution")
+    for tag in ("a", "b", "c"):
+        seed.image(sizes=(1,)).load_into(app, "app", tag=tag)
+    listed = app.request("GET", "/v2/app/tags/list?n=1&last=b")
+    assert (sorted(listed.json()["tags"]), listed.header("Link")) == (["a", "b", "c"], "")
+
+
+@pytest.mark.slow
+def test_distribution_has_the_gaps_that_checks_find_in_the_real_one() -> None:
+    found = {
+        (row.outcome, row.check.name) for row in checked("distribution") if row.outcome != "pass"
+    }
+    listed = [check.name for check in checks.CHECKS]
+    gaps = {
+        (gap.outcome, name)
+        for gap in DISTRIBUTION_2_8_GAPS
+        for name in fnmatch.filter(listed, gap.checks)
+    }
+    assert found == gaps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "lacks"),
+    [
+        ("strict", set[str]()),
+        ("dockerhub", set[str]()),
+        ("redirecting", {"GET blob: its digest in a header"}),  # object storage sends none
+        (
+            "old",
+            {
+                "POST upload digest",
+                "POST upload mount",
+                "GET referrers",
+                "PUT manifest: OCI-Subject",
+            },
+        ),
+    ],
+)
+def test_checks_fail_nothing_and_miss_what_the_row_leaves_out(name: str, lacks: set[str]) -> None:
+    rows = checked(name, {"user": "password"} if name == "dockerhub" else None)
+    assert len(rows) > 200
+    assert [row for row in rows if row.outcome == "fail"] == []
+    missing = {row.check.name for row in rows if row.outcome == "skip"}
+    alone = {each for each in missing if "as a referrer" not in each}
+    assert {each for each in lacks if any(found.startswith(each) for found in missing)} == lacks
+    assert {found for found in alone if not found.startswith(tuple(lacks))} == set()
+
+
+def checked(name: str, users: Mapping[str, str] | None = None) -> list[checks.Row]:
+    """Have the specification's checks ask a persona."""
+    with persona(name, users=users) as served:
+        credentials = next(iter(users.items())) if users else None
+        return list(
+            checks.check_registry(f"{served.url}/team/app", credentials=credentials, keep=True)
+        )
+
+
+# The frame.
+
+
+def test_every_row_names_its_source_and_a_host_for_each_part() -> None:
+    assert {"strict", "distribution", "distribution3", "old", "dockerhub", "redirecting"} <= set(
+        PERSONAS
+    )
+    for name, row in PERSONAS.items():
+        assert row.source.startswith("docs/protocol-facts.md section"), name
+        assert set(imitate(name).sites) == set(row.hosts), name
+    hosts = [host for row in PERSONAS.values() for host in row.hosts.values()]
+    assert len(hosts) == len(set(hosts))
+
+
+def test_a_row_may_mount_only_what_a_manifest_names(seed: Seed) -> None:
+    """docs/protocol-facts.md section 4.9."""
+    row = Persona(source="section 4.9", hosts={"registry": "ecr.test"}, mount="committed")
+    app = Provider(row)
+    loose = app.add_blob("a", b"loose")
+    image = seed.image().load_into(app, "a", tag="v1")
+    named = next(iter(image.blobs))
+    assert app.request("POST", f"/v2/b/blobs/uploads/?mount={loose}&from=a").status == 202
+    assert app.blob("b", loose) is None
+    assert app.request("POST", f"/v2/b/blobs/uploads/?mount={named}&from=a").status == 201
+    asked = app.journal.entries[0]
+    assert asked.query == {"mount": loose, "from": "a"}, "the journal has what the client sent"
+    app.journal.check()
+
+
+def test_a_row_changes_requests_and_answers_by_functions(seed: Seed) -> None:
+    row = Persona(
+        source="section 9",
+        hosts={"registry": "made-up.test"},
+        before=(lambda app, request: Response(418) if request.kind == "catalog" else None,),
+        after=(lambda app, request, answer: Response(answer.status, [("X-Kind", request.kind)]),),
+    )
+    app = Provider(row)
+    answers = [
+        app.request("GET", "/v2/_catalog"),
+        app.request("PUT", "/v2/a/manifests/v1", body=b"{}"),
+    ]
+    assert [answer.header("X-Kind") for answer in answers] == ["catalog", "manifest"]
+    assert answers[0].status == 418
+
+
+def test_who_may_not_is_refused_before_who_asks_too_much(clock: Clock) -> None:
+    row = Persona(
+        source="section 2.5",
+        hosts={"registry": "made-up.test"},
+        tokens={"anonymous": False},
+        caps=lambda provider: (Cap(1),),
+    )
+    app = Provider(row, users={"user": "password"}, now=clock)
+    for _ in range(3):
+        assert app.request("GET", "/v2/a/tags/list").status == 401, "and counts for nothing"
+    given = app.request(
+        "GET",
+        "/token?service=registry.test&scope=repository:a:pull",
+        [("Authorization", f"Basic {basic('user', 'password')}")],
+    )
+    login = [("Authorization", f"Bearer {given.json()['token']}")]
+    assert [app.request("GET", "/v2/a/tags/list", login).status for _ in range(2)] == [404, 429]
+
+
+# old
+
+
+def test_old_has_pages_of_100_tags_and_refuses_larger_ones(seed: Seed) -> None:
+    app = imitate("old")
+    image = seed.image(sizes=(1,)).load_into(app, "app")
+    for number in range(250):
+        app.add_manifest("app", image.body, image.media_type, f"v{number:03}")
+    page = app.request("GET", "/v2/app/tags/list")
+    assert (len(page.json()["tags"]), page.header("Link")) == (
+        100,
+        '</v2/app/tags/list?last=v099&n=100>; rel="next"',
+    )
+    refused = app.request("GET", "/v2/app/tags/list?n=1000")
+    assert (refused.status, refused.codes) == (400, ["PAGINATION_NUMBER_INVALID"])
+
+
+def test_old_mounts_nothing_and_has_no_referrers(seed: Seed) -> None:
+    app = imitate("old")
+    image = seed.image().load_into(app, "a", tag="v1")
+    blob = next(iter(image.blobs))
+    assert app.request("POST", f"/v2/b/blobs/uploads/?mount={blob}&from=a").status == 202
+    assert app.request("GET", f"/v2/a/referrers/{image.top}").status == 404
+    artifact = seed.artifact(image).load_into(app, "a")
+    put = app.request(
+        "PUT",
+        f"/v2/a/manifests/{artifact.top}",
+        [("Content-Type", artifact.media_type)],
+        artifact.body,
+    )
+    assert (put.status, put.header("OCI-Subject")) == (201, "")
+
+
+# dockerhub
+
+
+def hub_token(hub: Provider, repository: str, user: str | None = None) -> list[tuple[str, str]]:
+    """Log in as a client does; return the header."""
+    assert hub.tokens is not None
+    known = [("Authorization", f"Basic {basic(user, 'password')}")] if user else []
+    scope = f"repository:{repository}:pull{',push' if user else ''}"
+    given = hub.tokens.request("GET", f"/token?service=registry.docker.io&scope={scope}", known)
+    assert (given.status, given.json()["expires_in"]) == (200, 300)
+    return [("Authorization", f"Bearer {given.json()['token']}"), TAKE]
+
+
+def test_hub_sends_clients_to_its_token_service() -> None:
+    """docs/protocol-facts.md section 7.2."""
+    refused = imitate("dockerhub").request("GET", "/v2/library/alpine/manifests/latest")
+    assert refused.status == 401
+    assert refused.header("WWW-Authenticate") == (
+        'Bearer realm="https://auth.docker.io/token",service="registry.docker.io",'
+        'scope="repository:library/alpine:pull"'
+    )
+
+
+def test_hub_counts_manifests_that_are_got_and_nothing_else(seed: Seed, clock: Clock) -> None:
+    hub = imitate("dockerhub", now=clock)
+    image = seed.image().load_into(hub, "library/alpine", tag="latest")
+    login, path = hub_token(hub, "library/alpine"), "/v2/library/alpine/manifests/latest"
+
+    def left(method: str) -> str:
+        answer = hub.request(method, path, login)
+        assert (answer.status, answer.header("ratelimit-limit")) == (200, "100;w=21600")
+        assert answer.header("docker-ratelimit-source") == "192.0.2.1"
+        return answer.header("ratelimit-remaining")
+
+    assert [left("HEAD"), left("HEAD"), left("GET"), left("GET")] == [
+        f"{n};w=21600" for n in (100, 100, 99, 98)
+    ]
+    blob = f"/v2/library/alpine/blobs/{next(iter(image.blobs))}"
+    assert hub.request("GET", blob, login).header("ratelimit-limit") == ""
+    assert [hub.request("GET", path, login).status for _ in range(98)] == [200] * 98
+    refused = hub.request("GET", path, login)
+    assert (refused.status, refused.codes, refused.header("Retry-After")) == (
+        429,
+        ["TOOMANYREQUESTS"],
+        "",
+    )
+    assert refused.json()["errors"][0]["message"].startswith(
+        "You have reached your pull rate limit"
+    )
+    assert left("HEAD") == "0;w=21600", "asking what is there stays free"
+    clock.now += 299
+    assert hub.request("GET", path, login).status == 429
+    clock.now += 21600
+    assert hub.request("GET", path, login).status == 401, "tokens live 300 s"
+    login = hub_token(hub, "library/alpine")
+    assert left("GET") == "99;w=21600"
+
+
+def test_hub_gives_accounts_200_of_their_own(seed: Seed, clock: Clock) -> None:
+    hub = imitate("dockerhub", now=clock, users={"one": "password", "two": "password"})
+    seed.image().load_into(hub, "library/alpine", tag="latest")
+    path = "/v2/library/alpine/manifests/latest"
+    first = [hub.request("GET", path, hub_token(hub, "library/alpine", "one")) for _ in range(2)][
+        -1
+    ]
+    other = hub.request("GET", path, hub_token(hub, "library/alpine", "two"))
+    found = [answer.header("ratelimit-remaining") for answer in (first, other)]
+    assert found == ["198;w=21600", "199;w=21600"]
+    assert first.header("docker-ratelimit-source") != other.header("docker-ratelimit-source")
+
+
+def test_hub_shows_its_counters_for_nothing() -> None:
+    hub = imitate("dockerhub")
+    login = hub_token(hub, "ratelimitpreview/test")
+    seen = hub.request("HEAD", "/v2/ratelimitpreview/test/manifests/latest", login)
+    assert (seen.status, seen.header("ratelimit-remaining")) == (200, "100;w=21600")
+
+
+def test_hub_does_not_know_a_name_without_its_library(seed: Seed) -> None:
+    hub = imitate("dockerhub")
+    seed.image().load_into(hub, "alpine", tag="latest")
+    refused = hub.request("GET", "/v2/alpine/manifests/latest", hub_token(hub, "alpine"))
+    assert refused.status == 401
+    assert 'error="insufficient_scope"' in refused.header("WWW-Authenticate")
+
+
+# redirecting
+
+
+def fetched(address: str, path: str, **headers: str) -> tuple[int, str, bytes]:
+    connection = http.client.HTTPConnection(address, timeout=30)
+    with contextlib.closing(connection):
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers.get("Location", ""), answer.read()
+
+
+def test_redirecting_signs_for_a_while_and_for_one_blob(seed: Seed, clock: Clock) -> None:
+    app = imitate("redirecting", wall=clock)
+    data = seed.blob(100)
+    digest = app.add_blob("team/app", data)
+    storage = app.sites["storage"]
+    sent = app.request("GET", f"/v2/team/app/blobs/{digest}")
+    assert (sent.status, sent.data) == (307, b"")
+    place = sent.header("Location")
+    assert place.startswith("https://storage.test/team/app/")
+    path = place.removeprefix("https://storage.test")
+    got = storage.request("GET", path)
+    assert (got.status, got.data, got.header("Docker-Content-Digest")) == (200, data, "")
+    part = storage.request("GET", path, [("Range", "bytes=90-")])
+    assert (part.status, part.data, part.header("Content-Range")) == (
+        206,
+        data[90:],
+        "bytes 90-99/100",
+    )
+    clock.now += 300
+    assert storage.request("GET", path).status == 200
+    clock.now += 2
+    late = storage.request("GET", path)
+    assert (late.status, b"Request has expired" in late.data) == (403, True)
+    other = app.add_blob("team/app", b"other")
+    forged = storage.request(
+        "GET", path.replace(digest.replace(":", "%3A"), other.replace(":", "%3A"))
+    )
+    assert (forged.status, b"SignatureDoesNotMatch" in forged.data) == (403, True)
+    assert storage.request("HEAD", path).status == 403, "signed for another method"
+    assert app.request("HEAD", f"/v2/team/app/blobs/{digest}").status == 200
+    assert app.request("GET", f"/v2/team/app/blobs/{NOWHERE}").status == 404
+    storage.journal.check()
+
+
+def test_redirecting_refuses_a_credential_at_its_storage_and_notes_it(seed: Seed) -> None:
+    app = imitate("redirecting")
+    digest = app.add_blob("app", seed.blob(100))
+    place = app.request("GET", f"/v2/app/blobs/{digest}").header("Location")
+    storage = app.sites["storage"]
+    path = place.removeprefix("https://storage.test")
+    refused = storage.request("GET", path, [("Authorization", "Bearer secret")])
+    assert (refused.status, b"Only one auth mechanism" in refused.data) == (400, True)
+    with pytest.raises(AssertionError, match="authorization was sent to the storage"):
+        storage.journal.check()
+    assert "secret" not in "".join(storage.journal.violations)
+
+
+# Other clients.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["strict", "distribution", "distribution3", "old", "redirecting"])
+def test_skopeo_copies_into_out_of_and_within(name: str, seed: Seed, tmp_path: Path) -> None:
+    image = seed.index(platforms=("linux/amd64", "linux/arm64/v8"))
+    with persona("strict") as plain, persona(name) as other:
+        image.load_into(plain.app, "team/app", tag="v1")
+        place, at = f"docker://{plain.address}/team", f"docker://{other.address}/team"
+        skopeo("copy", "--all", *PLAIN, f"{place}/app:v1", f"{at}/app:v1", home=tmp_path)
+        assert held(other, "team/app", image)
+        skopeo("copy", "--all", *PLAIN, f"{at}/app:v1", f"{at}/copy:v1", home=tmp_path)
+        assert held(other, "team/copy", image)
+        skopeo("copy", "--all", *PLAIN, f"{at}/copy:v1", f"{place}/back:v1", home=tmp_path)
+        assert held(plain, "team/back", image)
+        listed = json.loads(skopeo("list-tags", "--tls-verify=false", f"{at}/app", home=tmp_path))
+        assert listed["Tags"] == ["v1"]
+        if name == "redirecting":
+            assert other.servers["storage"].journal.count("GET", status=200) > 0
+        other.check()
+        plain.check()
+
+
+def test_what_a_client_is_to_trust_is_found_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with names("known") as known:
+        monkeypatch.chdir("/")
+        assert Path(known.environ["SSL_CERT_FILE"]).is_file()
+
+
+@pytest.fixture
+def known_names(tmp_path: Path) -> Iterator[Names]:
+    with names(tmp_path) as found:
+        yield found
+
+
+@pytest.mark.slow
+def test_skopeo_copies_out_of_hub_by_name(known_names: Names, seed: Seed, tmp_path: Path) -> None:
+    """Through the forward proxy, over TLS by the throw-away authority, with the token service
+    elsewhere.
+    """
+    with persona("dockerhub", names=known_names) as hub:
+        image = seed.image().load_into(hub.app, "library/alpine", tag="3")
+        out = tmp_path / "out"
+        command = ["skopeo", "--insecure-policy", "copy", "docker://alpine:3", f"dir:{out}"]
+        home = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
+        ran = subprocess.run(
+            command,
+            env={**home, **known_names.environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert (out / "manifest.json").read_bytes() == image.body
+        assert set(known_names.tunnels) == {"registry-1.docker.io:443", "auth.docker.io:443"}
+        assert known_names.refused == []
+        hub.check()
+
+
+@pytest.mark.parametrize("name", sorted(PERSONAS))
+def test_a_persona_is_served_at_a_port(name: str) -> None:
+    with persona(name) as served:
+        assert fetched(served.address, "/v2/")[0] in (200, 401)
+        assert {server.host for server in served.servers.values()} == {"127.0.0.1"}
+        port = served.servers["registry"].port
+    with persona(name, port=port) as again:
+        assert again.servers["registry"].port == port
+
+
+def test_names_lead_nowhere_but_where_they_are_known(known_names: Names) -> None:
+    proxy = urlsplit(known_names.proxy)
+    with persona("strict", names=known_names):
+        for target in ("elsewhere.test:443", "strict.test:80", "strict.test"):
+            connection = http.client.HTTPConnection(proxy.netloc, timeout=10)
+            with contextlib.closing(connection):
+                connection.request("CONNECT", target)
+                assert connection.getresponse().status == 403
+        connection = http.client.HTTPConnection(proxy.netloc, timeout=10)
+        with contextlib.closing(connection):
+            connection.request("GET", "http://strict.test/v2/")
+            assert connection.getresponse().status == 405
+    assert known_names.refused == [
+        "CONNECT elsewhere.test:443",
+        "CONNECT strict.test:80",
+        "CONNECT strict.test",
+        "GET http://strict.test/v2/",
+    ]
+    assert known_names.tunnels == []
+
+
+def test_certificates_are_good_for_the_names_and_no_others(known_names: Names) -> None:
+    proxy = urlsplit(known_names.proxy)
+    trusting = ssl.create_default_context(cafile=str(known_names.ca_file))
+    trusting.verify_flags |= ssl.VERIFY_X509_STRICT
+
+    def status(name: str, context: ssl.SSLContext) -> int:
+        assert proxy.hostname is not None
+        connection = http.client.HTTPSConnection(
+            proxy.hostname, proxy.port, context=context, timeout=10
+        )
+        with contextlib.closing(connection):
+            connection.set_tunnel(name, 443)
+            connection.request("GET", "/v2/")
+            return connection.getresponse().status
+
+    with persona("strict", names=known_names) as strict:
+        assert strict.url == "https://strict.test"
+        assert status("strict.test", trusting) == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            status("strict.test", ssl.create_default_context())
+        port = strict.servers["registry"].port
+        wrong = pytest.raises(ssl.SSLCertVerificationError, match=r"not valid for .other\.test.")
+        with known_names.known("other.test", port), wrong:
+            status("other.test", trusting)
