@@ -44,7 +44,7 @@ UNKNOWN.is_unknown_name = True
 def outage(*, answered: bool) -> Outage:
     host = Outage(PATIENCE)
     if answered:
-        host.record_answer()
+        host.record_answer(0)
     return host
 
 
@@ -58,7 +58,7 @@ def test_three_failures_in_a_row_begin_an_outage_and_an_answer_between_begins_th
 ):
     host = outage(answered=True)
     assert (fail(host, 1), fail(host, 2)) == (Reach.UP, Reach.UP)
-    assert host.record_answer() is False
+    assert host.record_answer(2.5) is False
     assert [fail(host, now) for now in (3, 4, 5)] == [Reach.UP, Reach.UP, Reach.DOWN]
     assert (host.since, host.gives_up_at) == (3, 123)
 
@@ -98,9 +98,9 @@ def test_an_answer_ends_an_outage_whoever_got_it(probed: bool) -> None:
     fail(host, 0)
     if probed:
         host.begin_probe(1)
-    assert host.record_answer() is True
+    assert host.record_answer(0) is True
     assert host.reach is Reach.UP
-    assert host.record_answer() is False
+    assert host.record_answer(0) is False
 
 
 def test_failures_of_what_was_under_way_change_nothing() -> None:
@@ -124,7 +124,7 @@ def test_a_host_is_given_up_when_the_patience_ends() -> None:
     fail(host, 0)
     assert not host.give_up(14.9)
     assert host.give_up(15)
-    assert host.record_answer() is False
+    assert host.record_answer(0) is False
     assert fail(host, 16) is Reach.STOPPED
 
 
@@ -159,7 +159,7 @@ def test_a_host_that_was_stopped_is_tried_once_in_the_next_run() -> None:
     assert host.reach is Reach.UP
     assert fail(host, 100) is Reach.STOPPED
     host.begin_run()
-    host.record_answer()
+    host.record_answer(0)
     assert fail(host, 200) is Reach.UP
 
 
@@ -663,6 +663,22 @@ async def test_the_first_request_that_can_be_repeated_is_the_probe() -> None:
             await anyio.wait_all_tasks_blocked()
             tasks.start_soon(partial(wait, "second", can_repeat=True))
         assert (probed, pings) == (["first"], [])
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_what_was_sent_in_an_outage_and_fails_behind_it_begins_no_other() -> None:
+    """Nor does it use up an attempt: nobody waits for its host any more."""
+    async with recovery(answers_at=0.0) as (waiting, peer, _):
+        began = anyio.current_time()
+        await waiting.wait(failure_at(waiting, peer), can_repeat=False)
+        back = anyio.current_time()
+        for _ in range(5):
+            late = RESET.without_place()
+            waiting.record_failure(peer, late, began)
+            assert late.outage is peer
+            await waiting.wait(late)
+        assert (anyio.current_time(), peer.outage.reach) == (back, Reach.UP)
 
 
 @pytest.mark.anyio

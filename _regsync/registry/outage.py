@@ -66,6 +66,9 @@ class Outage:
         self.error: SyncError | None = None
         self.since = math.inf
 
+        # When the last outage ended: what was sent before may still fail for it.
+        self.back_at = -math.inf
+
         # While it is away: when it may be probed next, and when it is given up.
         self.probe_at = math.inf
         self.gives_up_at = math.inf
@@ -86,11 +89,13 @@ class Outage:
         """Whether the host was given up for this run."""
         return self.reach is Reach.STOPPED
 
-    def record_answer(self) -> bool:
+    def record_answer(self, now: float) -> bool:
         """Take in an answer; say whether it has ended an outage."""
         if self.is_stopped:
             return False
         was_on = self.is_on
+        if was_on:
+            self.back_at = now
         self.reach = Reach.UP
         self.has_answered = True
         self._failures = 0

@@ -132,8 +132,9 @@ class Recovery:
         outage = peer.outage
         if self.is_probing(peer):
             self._probed.set(None)
-        if outage.record_answer():
-            away = duration_text(anyio.current_time() - outage.since)
+        now = anyio.current_time()
+        if outage.record_answer(now):
+            away = duration_text(now - outage.since)
             name = peer.origin.authority
             self._log("info", "back", f"{name} answers again, after {away}", host=name)
             self._on_back(peer)
@@ -148,6 +149,9 @@ class Recovery:
         outage = peer.outage
         if not is_outage(error):
             self.record_answer(peer)
+            return
+        if began < outage.back_at and not outage.is_on:
+            error.outage = peer  # the one that is over
             return
         if not counts:
             error.outage = peer if outage.is_on else None
@@ -171,32 +175,35 @@ class Recovery:
             self._on_outage(peer)
         peer.notify()
 
-    @contextmanager
-    def limiting(self, peer: Peer) -> Iterator[None]:
-        """End a probe in the block when the host is given up; it fails as the one before."""
-        if not self.is_probing(peer):
-            yield
-            return
-        with anyio.CancelScope(deadline=peer.outage.gives_up_at) as scope:
-            yield
-        if scope.cancelled_caught:
-            self._probed.set(None)
-            peer.outage.give_up(anyio.current_time())
-            peer.notify()
-            assert peer.outage.error is not None
-            error = peer.outage.error.without_place()
-            _give_up(error, peer)
-            raise error
+    async def limit(self, peer: Peer, answering: Awaitable[_Answer]) -> _Answer:
+        """Wait for the answer to a probe until its host is given up; then it fails as the last one."""
+        with anyio.CancelScope(deadline=peer.outage.gives_up_at):
+            return await answering
+        self._probed.set(None)
+        peer.outage.give_up(anyio.current_time())
+        peer.notify()
+        assert peer.outage.error is not None
+        error = peer.outage.error.without_place()
+        _give_up(error, peer)
+        raise error
 
     # The waiting.
 
+    def end_attempt(self) -> None:
+        """Give back the probe that this task was to send, if it has not."""
+        peer = self._probed.get()
+        if peer is not None:
+            self._probed.set(None)
+            peer.outage.drop_probe()
+            peer.notify()
+
     @contextmanager
     def attempt(self) -> Iterator[None]:
-        """Do what a task attempts after `wait`: a probe that was not sent by then is given back."""
+        """Do what a task attempts after `wait`, and `end_attempt`."""
         try:
             yield
         finally:
-            self._drop_probe()
+            self.end_attempt()
 
     async def wait(self, error: SyncError, *, can_repeat: bool = True) -> None:
         """Wait while the host is away at which `error` came about.
@@ -206,7 +213,7 @@ class Recovery:
         """
         peer = error.outage
         assert isinstance(peer, Peer)
-        self._drop_probe()
+        self.end_attempt()
         waiter = _Waiter(can_repeat)
         peer.waiting.append(waiter)
         try:
@@ -249,13 +256,6 @@ class Recovery:
                 return
             with anyio.CancelScope(deadline=until):
                 await peer.changed.wait()
-
-    def _drop_probe(self) -> None:
-        peer = self._probed.get()
-        if peer is not None:
-            self._probed.set(None)
-            peer.outage.drop_probe()
-            peer.notify()
 
 
 def _waiting_for(peer: Peer) -> str:

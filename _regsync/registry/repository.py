@@ -322,7 +322,7 @@ class Repository:
         missing: list[str] = []
         blobs = {blob.digest: blob for manifest in (root, *children) for blob in manifest.blobs}
         for digest, blob in blobs.items():
-            if not await self.has_blob(blob):
+            if not await self.has_blob(blob, repeats=True):
                 missing.append(digest)
         for child in children:
             if await self.head_manifest(child.digest) is None:
@@ -371,8 +371,9 @@ class Repository:
 
     # Blobs.
 
-    async def has_blob(self, blob: Descriptor) -> bool:
-        """Say whether a blob is here and has its size.
+    async def has_blob(self, blob: Descriptor, *, repeats: bool = False) -> bool:
+        """Say whether a blob is here and has its size. It `repeats` what fails where the caller does
+        not.
 
         A registry that refuses to say (401, 403) is taken not to have it: the upload shows
         (docs/design.md section 9).
@@ -380,8 +381,11 @@ class Repository:
         call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.adding_place("look up blob", self.reference(blob.digest)):
             try:
-                async with self._transport.exchange(self.host, call, (200, 404)) as answer:
-                    pass
+                if repeats:
+                    answer = await self._transport.request(self.host, call, ok=(200, 404))
+                else:
+                    async with self._transport.exchange(self.host, call, (200, 404)) as answer:
+                        pass
             except RegistryError as error:
                 if error.status not in (401, 403):
                     raise

@@ -323,10 +323,11 @@ class Transport:
         budget = RetryBudget(ATTEMPTS)
         while True:
             try:
-                with self.recovery.attempt():
-                    return await self._attempt(host, call, ok, limit)
+                return await self._attempt(host, call, ok, limit)
             except SyncError as error:
                 failure = error
+            finally:
+                self.recovery.end_attempt()
             pause = self.pause_after(failure, budget, host, call=call)
             path = call.path.partition("?")[0]
             self.machine.log("debug", "retry", f"{call.method} {host.key}{path}: {failure}")
@@ -426,8 +427,10 @@ class Transport:
         self._count(hop.origin if hop.number else host.origin, call.action)
         began = anyio.current_time()
         try:
-            with self.recovery.limiting(hop.peer):
-                response = await connection.exchange(call.request(hop.authorization), seconds, body)
+            answering = connection.exchange(call.request(hop.authorization), seconds, body)
+            if self.recovery.is_probing(hop.peer):
+                answering = self.recovery.limit(hop.peer, answering)
+            response = await answering
         except WireError as error:
             if not host.has_answered and not isinstance(error, ConnectFailed | TimedOut):
                 error.hint = host.https_hint or error.hint
@@ -499,9 +502,8 @@ class Transport:
         pool = self.pool if known is not None else self.foreign_pool
         began = anyio.current_time()
         try:
-            with self.recovery.limiting(peer):
-                async with pool.lease(origin) as lease:
-                    response = await lease.exchange(request)
+            async with pool.lease(origin) as lease:
+                response = await self.recovery.limit(peer, lease.exchange(request))
         except WireError as error:
             self.recovery.record_failure(peer, error, began)
         else:
@@ -628,8 +630,10 @@ class Transport:
         self._check_reach(host, peer, can_repeat=True)
         began = anyio.current_time()
         try:
-            with self.recovery.limiting(peer):
-                answer = await self._fetch_once(lease, request, seconds)
+            answering = self._fetch_once(lease, request, seconds)
+            if self.recovery.is_probing(peer):
+                answering = self.recovery.limit(peer, answering)
+            answer = await answering
         except WireError as error:
             self.recovery.record_failure(peer, error, began)
             raise

@@ -114,7 +114,7 @@ class DryRun(BlobTransfer):
             return BlobResult.MOUNTED
 
         if not self._knowledge.is_empty(target.key):
-            is_present = await target.has_blob(blob)
+            is_present = await target.has_blob(blob, repeats=True)
             # A run may ask by the start of the upload instead (rule 11).
             may_ask_by_post = target.probe_from is not None
             if may_ask_by_post and not self._knowledge.needs_head(target.key, blob.digest):
