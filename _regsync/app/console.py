@@ -94,18 +94,19 @@ class Console:
     def __init__(
         self, out: TextIO, err: TextIO, *, level: str, as_json: bool, json_log: bool, progress: bool
     ) -> None:
-        is_terminal = err.isatty() and os.environ.get("TERM") != "dumb" and not json_log
+        is_terminal = err.isatty() and os.environ.get("TERM") != "dumb"
+        is_styled = is_terminal and not json_log  # escape sequences may be written
         is_utf8 = (getattr(err, "encoding", None) or "").lower().startswith("utf")
         self.as_json = as_json
-        self.live = progress and is_terminal  # a display at the terminal's bottom
-        self.heartbeat = progress and not is_terminal  # a line now and then
+        self.live = progress and is_styled  # a display at the terminal's bottom
+        self.heartbeat = progress and not is_styled  # a line now and then
         self.lost = False  # whether a stream could not take what was written to it
         self.hinted = set[str]()  # hints that were shown
         self._out = out
         self._err = err
         self._threshold = LEVELS[level]
         self._json_log = json_log
-        self._colours = COLOURS if is_terminal and not os.environ.get("NO_COLOR") else {}
+        self._colours = COLOURS if is_styled and not os.environ.get("NO_COLOR") else {}
         self._marks = "█░" if is_utf8 else "#-"
         self._display = list[str]()  # the lines of the live display as they stand
 

@@ -192,11 +192,13 @@ class _Composer:
         else:
             node = Node(self.scalar_tag(event), line, column, text=event.value)
 
-        if event.tag not in (None, "!", _TAG_PREFIX + node.tag):
+        # None, "!" (a scalar that is text as it stands), or the tag that the node has anyway.
+        is_redundant = event.tag in (None, "!", _TAG_PREFIX + node.tag)
+        if not is_redundant:
             remedy = "remove it, or quote text beginning with '!'"
             self.note(node, path, f"a YAML tag is not supported: {remedy}")
         if event.anchor is not None:
-            # From its end on: no node contains itself.
+            # Only now that the node is complete, so that no node can contain itself.
             self.anchors[event.anchor] = node
         return node
 
@@ -249,7 +251,7 @@ class _Composer:
         if source.tag != "map":
             self.note(source, path, "'<<' takes a mapping or a list of mappings")
             return
-        self.merged += 1 + len(source.entries)
+        self.merged += 1 + len(source.entries)  # an empty mapping costs time too
         if self.merged > _MAX_MERGED:
             message = f"'<<' repeats over {_MAX_MERGED:,} values"
             raise Unreadable(source.line, source.column, message)

@@ -203,14 +203,16 @@ class Response:
 
     async def _read_framed(self) -> None:
         """Get the next part of a body from h11, or learn that the body has ended."""
+        # h11 may hold the next part already, and then nothing below lets other tasks run.
         await anyio.lowlevel.checkpoint()
         while self.left is None and not self._tail:
             event = await self._connection.next_event(in_body=True)
             if isinstance(event, h11.Data):
                 self._tail = memoryview(event.data)
-            else:
+            else:  # the end of the body: one that is cut short is an error of `next_event`
                 self.left = 0
-                self.is_reusable = self.is_reusable and not self._connection.unread()
+                has_more = bool(self._connection.unread())
+                self.is_reusable = self.is_reusable and not has_more
 
     async def read(self, limit: int) -> bytes:
         """Return the whole body; ContentError when it is longer than `limit` bytes.

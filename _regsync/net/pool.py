@@ -133,9 +133,11 @@ class Lease:
         """
         if seconds is None:
             seconds = self._pool.timeouts.head
+        # It is kept, so that a request that is lost with an idle connection can be sent again.
         first = memoryview(request.body) if pieces is None else await pieces.next()
 
-        # What came back last is taken first: a PUT goes where its POST was answered.
+        # The connection of the last exchange goes back to the pool, which gives the newest first:
+        # a PUT goes over the connection of its POST.
         await self.settle()
         lost: Disconnected | None = None
         idle = None if self._is_fresh else self._pool.reuse(self.origin)
@@ -145,8 +147,9 @@ class Lease:
                 self._response = await idle.exchange(request, first, pieces, seconds)
                 return self._response
             except Disconnected as error:
-                # An error with a side is that of the source of the body.
-                if error.side is not None or not idle.can_repeat():
+                # Errors of this connection have no side yet; those of the body's source have one.
+                comes_from_pieces = error.side is not None
+                if comes_from_pieces or not idle.can_repeat():
                     raise
                 lost = error
             await self.settle()
@@ -155,7 +158,8 @@ class Lease:
         self._connection = Connection(self.origin, stream, self._pool.timeouts)
         self._response = await self._connection.exchange(request, first, pieces, seconds)
         if lost is not None and pieces is not None and self._response.status in _SESSION_GONE:
-            # The first attempt may have arrived: only asking for the blob tells.
+            # The lost attempt may have ended the upload and its session. The caller then asks
+            # whether the blob is there.
             raise lost
         return self._response
 

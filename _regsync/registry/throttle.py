@@ -217,21 +217,29 @@ class RequestWindow:
         """Return when one more request may enter: a time that has come, a time to wait for, or inf
         when that depends on answers.
         """
+        self._end_presumed_successes(now)
         window = self.window
-        for number in [number for number, until in window.inside.items() if until <= now]:
-            self.end(number, 200)
-
         opens = max(self.paused_until, self._bucket.next_token())
         is_full = window.is_full(self._limit.cap)
         if discovers:
             opens = max(opens, self._quota.paused_until)
             is_full = is_full or not self._quota.covers(window.entered + 1)
 
-        # With nobody inside one request goes, whatever the quota said: only its answer can tell
-        # that there is room again.
-        if is_full and window.inside:
-            return max(opens, min(window.inside.values()))
-        return opens
+        # With no request under way one may go even when the quota's count is used up: no answer
+        # would ever renew it otherwise.
+        if not is_full or not window.inside:
+            return opens
+
+        # A place comes free when the first request counts as a success; inf: only an answer frees
+        # one.
+        next_leaves = min(window.inside.values())
+        return max(opens, next_leaves)
+
+    def _end_presumed_successes(self, now: float) -> None:
+        """Let uploads leave that the registry has taken for so long that they count as accepted."""
+        due = [number for number, succeeds_at in self.window.inside.items() if succeeds_at <= now]
+        for number in due:
+            self.end(number, 200)
 
     def enter(self, now: float) -> int:
         """Take a token and a place in the window; return the request's number."""

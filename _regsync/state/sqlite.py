@@ -149,6 +149,7 @@ def lock(descriptor: int) -> None:
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         except OSError as error:
+            # It has no error of its own for a file that is locked.
             raise BlockingIOError(str(error)) from error
     else:
         flock(descriptor, LOCK_EX | LOCK_NB)

@@ -135,13 +135,13 @@ class Referrers:
         self._recheck = recheck
         self.lists = ReferrerLists(discovery, knowledge)
 
-        # By mapping, whether its filters hold, targets and subject.
+        # What was found for a subject, by mapping, whether its filters apply, targets and subject.
         self._artifacts = defaultdict[object, Once[list[Artifact]]](Once)
         self._permits = anyio.CapacityLimiter(_MOST_ASKED)
 
-        # Targets and digests of artifacts that they hold: the source's list of them has not changed
-        # since the look after which all were there.
-        self._unchanged = set[tuple[RepositoryKey, str]]()
+        # Artifacts that need not be asked for at a target: it held all of them after the last look,
+        # and the source still lists the same ones.
+        self._known_present = set[tuple[RepositoryKey, str]]()
 
     # When to look.
 
@@ -327,7 +327,7 @@ class Referrers:
             copy.flags |= copy.last_check.flags & HAS_ARTIFACTS
             # The state's own entries of these artifacts may be too old to be believed.
             if copy.last_check.listing_hash == listing_hash:
-                self._unchanged.update((copy.target.key, digest) for digest in digests)
+                self._known_present.update((copy.target.key, digest) for digest in digests)
 
     async def _artifacts_of(
         self, search: _Search, subjects: Iterable[str], *, deep: bool
@@ -495,7 +495,7 @@ class Referrers:
         return Artifact(subject, entry.digest, entry, wanted_lookup, types)
 
     def _is_certainly_at(self, target: Repository, digest: str) -> bool:
-        if (target.key, digest) in self._unchanged:
+        if (target.key, digest) in self._known_present:
             return True
         return self._knowledge.is_confirmed(target.key, digest)
 
