@@ -211,7 +211,7 @@ class World:
             return
         owned = {key: place.waiters[:] for key, place in image.work.owned.items()}
         image.ended = "failed"
-        steps, ready = self.claims.fail(image.work)
+        steps, ready = self.claims.pass_on(image.work)
         del self.images[image.work]
         for key, waiters in owned.items():
             living = [each for each in waiters if not each.failed]
@@ -421,7 +421,7 @@ def test_an_heir_uses_its_own_description_of_the_blob() -> None:
         ImageClaims(A, {BLOBS[0]: blob(BLOBS[0], 10)}),
     )
     claims, _ = claims_of(liar, honest)
-    steps, ready = claims.fail(liar)
+    steps, ready = claims.pass_on(liar)
     assert [(step.claims, step.blob.size) for step in steps] == [(honest, 10)]
     assert ready == []
 
@@ -439,30 +439,30 @@ def test_one_digest_wanted_as_blob_and_as_child_is_two_places() -> None:
 def test_an_heir_that_fails_too_passes_on_what_it_inherited() -> None:
     first, second, third = (work(A, BLOBS[0]) for _ in range(3))
     claims, _ = claims_of(first, second, third)
-    assert shown(claims.fail(first)[0]) == [(A, BLOBS[0], None)]
-    steps, _ = claims.fail(second)
+    assert shown(claims.pass_on(first)[0]) == [(A, BLOBS[0], None)]
+    steps, _ = claims.pass_on(second)
     assert [step.claims for step in steps] == [third]
 
 
 def test_a_waiter_that_failed_before_inherits_nothing() -> None:
     first, second, third = (work(A, BLOBS[0]) for _ in range(3))
     claims, _ = claims_of(first, second, third)
-    assert claims.fail(second) == ([], [])
-    steps, _ = claims.fail(first)
+    assert claims.pass_on(second) == ([], [])
+    steps, _ = claims.pass_on(first)
     assert [step.claims for step in steps] == [third]
 
 
 def test_a_failed_follower_without_waiters_is_forgotten_by_its_leader() -> None:
     leader, follower = work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, follower)
-    assert claims.fail(follower) == ([], [])
+    assert claims.pass_on(follower) == ([], [])
     assert finish(claims, leader) == []
 
 
 def test_a_failed_followers_waiter_goes_on_following() -> None:
     leader, follower, waiter = work(A, BLOBS[0]), work(B, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, follower, waiter)
-    assert claims.fail(follower) == ([], [])
+    assert claims.pass_on(follower) == ([], [])
     steps = finish(claims, leader)
     assert [(step.claims, step.mount_from) for step in steps] == [(waiter, A[1])]
 
@@ -470,14 +470,14 @@ def test_a_failed_followers_waiter_goes_on_following() -> None:
 def test_a_failed_leaders_earliest_follower_leads_and_the_others_follow_it() -> None:
     leader, second, third = work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
     claims, _ = claims_of(leader, second, third)
-    assert shown(claims.fail(leader)[0]) == [(B, BLOBS[0], None)]
+    assert shown(claims.pass_on(leader)[0]) == [(B, BLOBS[0], None)]
     assert shown(finish(claims, second)) == [(C, BLOBS[0], B[1])]
 
 
 def test_a_failed_leaders_waiter_in_its_repository_leads_when_it_was_promoted_first() -> None:
     leader, waiter, follower = work(A, BLOBS[0]), work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, waiter, follower)
-    steps, _ = claims.fail(leader)
+    steps, _ = claims.pass_on(leader)
     assert [step.claims for step in steps] == [waiter]
     assert shown(finish(claims, waiter)) == [(B, BLOBS[0], A[1])]
 
@@ -487,7 +487,7 @@ def test_an_image_that_inherits_its_last_missing_child_is_ready() -> None:
     owner, heir = work(A, children=(child,)), work(A, children=(child,))
     claims, _ = claims_of(owner, heir)
     assert not heir.is_ready()
-    assert claims.fail(owner) == ([], [heir])
+    assert claims.pass_on(owner) == ([], [heir])
     assert heir.own_children == {child}
 
 
@@ -514,7 +514,7 @@ def test_a_blob_is_covered_while_it_is_led_and_once_it_is_committed() -> None:
     claims, _ = claims_of(leader := work(A, BLOBS[0], BLOBS[1]), other := work(B, BLOBS[2]))
     covered = [digest for digest in BLOBS if claims.is_covered(A[0], digest)]
     finish(claims, leader)
-    claims.fail(other)
+    claims.pass_on(other)
     assert covered == list(BLOBS[:3])
     assert [digest for digest in BLOBS if claims.is_covered(A[0], digest)] == list(BLOBS[:2])
     assert not claims.is_covered(HOSTS[1], BLOBS[0])
@@ -632,7 +632,7 @@ def test_an_image_that_fails_with_the_first_mount_hands_it_on() -> None:
     lead, one, two = work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
     claims, _ = claims_of(lead, one, two)
     assert shown(finish(claims, lead)) == [(B, BLOBS[0], A[1])]
-    steps, _ = claims.fail(one)
+    steps, _ = claims.pass_on(one)
     assert shown(steps) == [(C, BLOBS[0], A[1])]
 
 
@@ -654,7 +654,7 @@ def test_an_image_that_fails_with_the_first_mount_leaves_nothing_behind() -> Non
     lead, one, two = work(A, *BLOBS[:3]), work(B, *BLOBS[:3]), work(B, BLOBS[1])
     claims, _ = claims_of(lead, one, two)
     assert shown(finish(claims, lead)) == [(B, BLOBS[0], A[1])]
-    steps, _ = claims.fail(one)
+    steps, _ = claims.pass_on(one)
     assert [(step.claims, step.blob.digest, step.mount_from) for step in steps] == [
         (two, BLOBS[1], A[1])
     ]

@@ -1082,5 +1082,5 @@ async def test_deadline_of_the_policy_is_finite_everywhere() -> None:
     policy = Timeouts()
     assert all(0 < seconds < math.inf for seconds in policy)
     assert (policy.connect, policy.tls, policy.head, policy.manifest_put) == (10, 10, 60, 300)
-    assert (policy.finish, policy.finish_bytes_per_second, policy.idle) == (300, 20e6, 60)
+    assert (policy.finish, policy.longest_finish, policy.idle) == (60, 900, 60)
     assert (policy.slowest_bytes_per_second, policy.slow_window) == (1024, 300)

@@ -73,7 +73,10 @@ def read_config(name: str | None, console: Console | None = None, *, lint: bool 
 
 
 def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Config:
-    """Return the part of a configuration that is one shard's, or all of it without a shard."""
+    """Return the part of a configuration that is one shard's, or all of it without a shard.
+
+    A shard is `I/N`, or `/N` with I from a variable of the environment.
+    """
     if shard is None:
         return config
     from _regsync.sync.mappings import parse_shard, share

@@ -323,7 +323,7 @@ class _Settings:
 
         # A profile that the configuration names is the only source. One that a variable names has
         # to exist, but other sources go before it.
-        self.only_profile = cloud_profile
+        self.required_profile = cloud_profile
         names = (cloud_profile, *map(self.variables.get, _PROFILE_NAMES))
         self.named_profile = next(filter(None, names), None)
         self.profile_name = self.named_profile or "default"
@@ -494,15 +494,12 @@ class _KeyChain:
     async def find(self) -> Credential | None:
         """Return the first keys that there are; None where there are none."""
         settings = self._settings
-        if settings.only_profile:
-            return await self._from_profile(settings.only_profile)
-        if keys := await self._from_variables():
-            return keys
-        self.looked_at.append("AWS_WEB_IDENTITY_TOKEN_FILE")
-        if self._variables.get(_TOKEN_FILE):
-            return await self._assume_by_token(self._variables, "AWS_WEB_IDENTITY_TOKEN_FILE")
+        if settings.required_profile:
+            return await self._from_profile(settings.required_profile)
         return (
-            await self._from_profile(settings.profile_name)
+            await self._from_variables()
+            or await self._from_token_file()
+            or await self._from_profile(settings.profile_name)
             or await self._from_container()
             or await self.from_instance()
         )
@@ -516,6 +513,12 @@ class _KeyChain:
         return _keys_in(fields, "AWS_ACCESS_KEY_ID")
 
     # A role.
+
+    async def _from_token_file(self) -> Credential | None:
+        self.looked_at.append("AWS_WEB_IDENTITY_TOKEN_FILE")
+        if not self._variables.get(_TOKEN_FILE):
+            return None
+        return await self._assume_by_token(self._variables, "AWS_WEB_IDENTITY_TOKEN_FILE")
 
     async def _assume_by_token(self, fields: dict[str, str], origin: str) -> Credential:
         token = self._settings.read_named(fields[_TOKEN_FILE], origin).strip()
@@ -598,7 +601,7 @@ class _KeyChain:
                 f"{origin} has {unable.pop()}, which needs another program, and this one starts none",
                 "set the variables that `aws configure export-credentials` prints",
             )
-        if way or settings.only_profile:
+        if way or settings.required_profile:
             raise _error(f"{origin} has no credentials")
         return None
 

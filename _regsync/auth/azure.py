@@ -246,16 +246,19 @@ def _federated_token(machine: CloudEnvironment) -> str:
 
 
 def _metadata_source(
-    machine: CloudEnvironment, origin: str, url: str, version: str, header: Pair | None = None
+    machine: CloudEnvironment, name: str, url: str, version: str, header: Pair | None = None
 ) -> _Source:
-    """Return a service of managed identities. `header` shows it that we may ask."""
+    """Describe how to ask a service of managed identities. Where the service wants a secret in a
+    `header`, that is its name and value.
+    """
+    # A field that is empty is not sent.
     fields = (("api-version", version), ("client_id", machine.environ.get("AZURE_CLIENT_ID", "")))
     headers: tuple[Pair, ...] = (("Metadata", "true"),)
     secret = ""
     if header is not None:
         _, secret = header
         headers = (*headers, header)
-    return _Source(origin, url, fields, _ROLE_HINT, secret, headers)
+    return _Source(name, url, fields, _ROLE_HINT, secret, headers)
 
 
 async def _machine_token(machine: CloudEnvironment, audiences: tuple[str, ...]) -> str | None:

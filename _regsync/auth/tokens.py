@@ -195,15 +195,15 @@ class _TokenCache:
         }
 
     def add(self, new_token: _Token) -> None:
-        """Keep a new token, and drop those that have ended."""
+        """Keep a new token; drop the one that it replaces, and those that are known to have ended."""
         key = frozenset(new_token.scopes.items())
-        replaced = [
-            other
-            for other, token in self._tokens.items()
-            if other == key or not self.is_live(token, before_body=False)
+        outdated = [
+            old_key
+            for old_key, token in self._tokens.items()
+            if old_key == key or not self.is_live(token, before_body=False)
         ]
-        for other in replaced:
-            self._drop(other)
+        for old_key in outdated:
+            self._drop(old_key)
         self._tokens[key] = new_token
         self._by_value[new_token.value] = new_token
 

@@ -328,14 +328,18 @@ class Knowledge:
         self._now = now
         self._ttl = ttl
 
+        # In the tables below a digest is `str`, and its key (`key_of`), by which the archive knows it,
+        # is `bytes`.
+
         # Digests that a registry confirmed in this run.
         self._blobs: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
         self._manifests: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
-        # Blobs that are believed to be in a repository by what this run was answered, and per host and
-        # blob the repositories to mount it from. A run without a state has no other place for them.
+        # Blobs that follow from an answer of this run (a manifest that names them, a probing POST)
+        # and were not confirmed one by one.
         self._believed: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
+        # Per host and blob, the repositories that are believed to hold it so: to mount it from.
         self._believed_holders: defaultdict[tuple[str, bytes], dict[str, None]] = defaultdict(dict)
-        # Those that a probing POST alone has said to be there (rule 11).
+        # Blobs that are known only by a probing POST, and that no HEAD has confirmed (rule 11).
         self._said_present: set[tuple[RepositoryKey, str]] = set()
         # Per host and blob, the repositories with a committed manifest that names it, oldest first.
         self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
@@ -347,16 +351,19 @@ class Knowledge:
         self._refused_mounts: set[tuple[RepositoryKey, str]] = set()
         self._hosts: dict[str, HostFacts] = {}
 
-        # Manifests that a target's tag answered with in this run.
+        # Vouched manifests: those with which a target's tag answered in this run. A vouched manifest
+        # makes its entries strong: its own, and those of all that it names, at any depth (I5).
         self._vouched: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
-        # Those of them that `_strong_keys` has not read yet, and what the others name, at any depth.
+        # Vouched manifests that `_strong_keys` has not followed yet.
         self._unread: defaultdict[RepositoryKey, list[bytes]] = defaultdict(list)
+        # What the others reach: themselves and all that they name.
         self._strong: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
-        # Repositories whose entries an answer of this run spoke against.
-        self._contradicted: set[RepositoryKey] = set()
-        # Per manifest, the repositories where such an answer shows it: it is the tag's, or an index that
-        # the tag names is known to name it.
+        # Per manifest, the repositories where a tag's answer implies it: the tag names it, or names
+        # an index that does.
         self._shown_in: dict[bytes, tuple[RepositoryKey, ...]] = {}
+        # Repositories where an answer of this run contradicted the state: there only strong entries
+        # are believed.
+        self._contradicted: set[RepositoryKey] = set()
         # What was forgotten in this run: no tag's answer makes it believed again.
         self._forgotten: set[tuple[RepositoryKey, bytes]] = set()
 

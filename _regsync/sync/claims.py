@@ -232,8 +232,8 @@ class Claims:
         """Note that an image is committed: claims on that host may mount its blobs now."""
         return self._start(self._end_leads(image))
 
-    def fail(self, image: ImageClaims) -> tuple[list[Step], list[ImageClaims]]:
-        """Record that an image failed: each of its claims goes to the earliest image waiting for it.
+    def pass_on(self, image: ImageClaims) -> tuple[list[Step], list[ImageClaims]]:
+        """Record that an image is not copied: each of its claims goes to the earliest image waiting for it.
 
         Returns the steps that may start now, and the images that are ready now. Such an image
         now owns the claim of the last manifest that it waited for, and can put it.

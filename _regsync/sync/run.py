@@ -328,7 +328,7 @@ class Run:
         return selection.kept
 
     async def _list_targets(self, tags: Sequence[WantedTag]) -> None:
-        """List each target repository where a listing takes the place of two requests or more
+        """List each target repository whose listing could spare looking up two tags or more
         (docs/design.md section 6, rule 6).
         """
         counts: Counter[Repository] = Counter()
@@ -337,8 +337,9 @@ class Run:
                 if self._would_use_listing(wanted, target):
                     counts[target] += 1
 
-        several = [target for target, count in counts.items() if count > 1]
-        # The discovery keeps an error, and raises it for each image that needs the listing.
+        several = [target for target, count in counts.items() if count >= 2]
+        # All are listed, also where one fails: the discovery keeps its error, and raises it for each
+        # image that needs the listing.
         with suppress(SyncError):
             await gather(partial(self._discovery.target_tags, target) for target in several)
 

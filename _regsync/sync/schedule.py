@@ -345,27 +345,29 @@ class Scheduler:
     async def _copy_image(self, promoted: _Promoted) -> None:
         """Copy one promoted image: its blobs, its children, its root. Its artifacts follow it.
 
-        A failure is recorded in the image, and its claims go to the images that wait for them.
+        A failure is recorded in the image. Where the target lacked what the state said is there, the
+        image starts again. Either way its claims go to the images that wait for them.
         """
         image = promoted.image
         claims = promoted.claims
 
-        # The blobs that this image owns. Some come late: another image owned them and has failed, or
-        # copied them elsewhere on the host, so that they can be mounted now. Blobs that others own
-        # are copied by them.
+        # Copy the blobs that this image owns; others copy theirs. A step may come late: another
+        # image has failed and its claim passed to this one, or it has committed the blob to another
+        # repository of the host, from where it can be mounted now.
         async with anyio.create_task_group() as blobs:
             while step := await promoted.next_step():
                 blobs.start_soon(self._copy_blob, promoted, step)
         if promoted.phase is Phase.ABANDONED:
-            return
+            return  # it holds no slot, and stays among the promoted as one that was left undone
 
         is_committed = image.error is None and await self._put_manifests(image, claims)
 
-        # Images that wait for this one go on: they mount what is committed now, else they copy it.
+        # Images that wait for this one go on: if it is committed they may mount its blobs, if not
+        # its claims pass to them.
         if is_committed:
             self._give_steps(self._claims.complete(claims))
         else:
-            steps, ready = self._claims.fail(claims)
+            steps, ready = self._claims.pass_on(claims)
             self._give_steps(steps)
             self._wake_ready(ready)
         del self._promoted[claims]
@@ -377,7 +379,7 @@ class Scheduler:
             self.add_artifacts(image.dependents)
         elif image.error is not None:
             self._end_failed(image)
-        else:
+        else:  # nothing failed: the target lacked what was known of it
             self._start_again(image)
         self.advance()
 
