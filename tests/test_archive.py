@@ -771,3 +771,15 @@ def test_without_a_directory_nothing_is_kept_but_looks_of_this_run() -> None:
         state.put_artifact_check(NAMES[0], ArtifactCheck(5, 5, 1, b""))
         assert state.artifact_check(NAMES[0]) == ArtifactCheck(5, 5, 1, b"")
         state.close()
+
+
+def test_a_transaction_that_breaks_off_leaves_nothing_behind(tmp_path: Path) -> None:
+    state = StateFile(str(tmp_path), Said())
+    state.load()
+    put_blobs(state, 1)
+    state.put_fact("host:5000", Fact("no value of JSON", "", object(), 5))
+    with pytest.raises(TypeError):
+        state.commit()
+    with opened(tmp_path, keep=False) as other:
+        assert blobs(other) == set()
+    state._let_go()

@@ -20,7 +20,7 @@ from _regsync.addresses import Origin, format_authority, is_address_in_disguise,
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges
 from _regsync.auth.cloud import Answer
 from _regsync.auth.credentials import Credential
-from _regsync.auth.tokens import Authenticator
+from _regsync.auth.tokens import Authenticator, LoginRefusals, Refusal
 from _regsync.errors import AuthError, ConnectFailed, RegistryError, Side, SyncError
 
 REALM = "https://auth.example.org/token"
@@ -1225,3 +1225,20 @@ async def test_of_what_signs_a_url_no_more_is_kept_than_a_line_shows() -> None:
     finally:
         tracemalloc.stop()
     assert held < 4 * 2**20, "each is looked for in each error: 30 MB of them took 13 seconds"
+
+
+@pytest.mark.anyio
+async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_worth_a_repetition() -> None:
+    at = await challenged(Tokens(), USER)
+    used = await at.authorization("team/app", "pull")
+    expired = f'{BEARER},error="invalid_token"'
+    assert await at.on_unauthorized([expired], used, "team/app", "pull")
+    fresh = await at.authorization("team/app", "pull")
+    assert fresh != used
+    assert at.on_forbidden(used)
+    assert not at.on_forbidden(fresh)
+
+
+def test_a_login_is_renewed_five_times_for_one_request() -> None:
+    refusals = LoginRefusals()
+    assert [refusals.may_repeat(Refusal.ENDED) for _ in range(6)] == [True] * 5 + [False]

@@ -20,7 +20,7 @@ import pytest
 
 from conformance.app import App
 from conformance.images import Image, Seed
-from conformance.messages import Answer, Request, Response
+from conformance.messages import Answer, Request, Response, error
 from conformance.server import Server
 from conformance.tokens import TokenService
 from tests.ends import Ran, Start, document, held, run_regsync, tags
@@ -628,6 +628,30 @@ def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(
     target.journal.matching("PUT", "manifest", status=400).exactly(1)
     target.journal.matching("HEAD", "blob", reference=wrong, status=404).at_least(1)
     target.journal.matching("HEAD", "blob").at_most(2)
+    target.journal.matching("PUT", "upload", status=201).exactly(3)
+
+
+@pytest.mark.provokes("manifest_names_absent")
+def test_a_target_is_healed_once(tmp_path: Path, serve: Start) -> None:
+    """What refuses a manifest whose blobs it was sent anew is not sent it a third time."""
+    source, target = serve(), serve(single_post=False)
+    changed(tmp_path, target, source, 3)
+    image = Seed(68).image(sizes=(900, 900))
+    wrong = image.document["layers"][0]["digest"]
+
+    def intercept(request: Request) -> Answer | None:
+        if request.method == "PUT" and "/manifests/" in request.path:
+            return error(400, "MANIFEST_BLOB_UNKNOWN", "unknown")
+        if request.method == "POST" and dict(request.query).get("mount") == wrong:
+            return Response(201, [("Location", "/v2/app/blobs/x")], b"")
+        return None
+
+    target.app.intercept = intercept
+    load(source, {"app": {"v1": image}})
+    clear(source, target)
+    ran = sync(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    assert ran.statuses() == ["failed"], ran.err
+    target.journal.matching("PUT", "manifest", status=400).exactly(2)
     target.journal.matching("PUT", "upload", status=201).exactly(3)
 
 

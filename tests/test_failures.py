@@ -15,9 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
+import anyio.lowlevel
 import pytest
 
+from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.net.streams import Timeouts
+from _regsync.oci.manifest import Manifest
 from _regsync.sync import discovery
 from conformance.images import Image, Seed
 from conformance.messages import Request
@@ -172,3 +176,45 @@ def test_a_run_keeps_a_bounded_number_of_manifests(
     assert ran.statuses() == ["synced"] * 6
     assert all(held(target, "app", index) for index in indexes)
     assert max(kept) == 3
+
+
+@pytest.mark.anyio
+async def test_what_fails_is_asked_once_by_all_that_want_it() -> None:
+    once = discovery.Once[int]()
+    asked: list[str] = []
+    errors: list[SyncError] = []
+
+    async def ask() -> int:
+        asked.append("")
+        await anyio.lowlevel.checkpoint()
+        raise ContentError("no such thing")
+
+    async def want() -> None:
+        try:
+            await once.get(ask)
+        except SyncError as error:
+            errors.append(error)
+
+    async with anyio.create_task_group() as group:
+        for _ in range(3):
+            group.start_soon(want)
+    assert (len(asked), len(errors)) == (1, 3)
+
+
+def test_manifests_are_kept_as_far_as_their_budget_goes() -> None:
+    kept = discovery._Manifests()
+    place = ("registry.example", "app")
+    manifests = [Manifest("image", f"sha256:{number:064x}", bytes(4 << 20)) for number in range(12)]
+    for manifest in manifests:
+        kept.record_use(place, manifest.digest, manifest)
+    assert [kept.has(place, manifest.digest) for manifest in manifests] == [False] * 4 + [True] * 8
+
+
+def test_an_error_that_is_raised_again_elsewhere_has_another_place_and_no_retries() -> None:
+    error = RegistryError("status 503", status=503)
+    error.with_place(Side.SOURCE, "fetch blob", "a.test/app@sha256:00")
+    error.retries = 4
+    copy = error.without_place()
+    assert str(copy) == "status 503"
+    assert (copy.side, copy.retries) == (None, 0)
+    assert str(error) == "fetch blob a.test/app@sha256:00: status 503 (tried 5 times)"

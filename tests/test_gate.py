@@ -478,3 +478,25 @@ async def test_time_that_passes_between_two_looks_at_the_clock_loses_nobody(
                 entered.append(number)
     assert entered == [*range(20)]
     assert is_idle(gate)
+
+
+@pytest.mark.virtual_time
+async def test_who_waits_for_a_moment_goes_before_who_asks_when_it_has_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The clock has moved and nobody was woken yet: the one that asks now is not let in first."""
+    gate = Gate()
+    now = anyio.current_time()
+    late = 0.0
+    limit = gate.limits["a"] = RegistryLimits(50, (Pace("upload_start", rate=1),))
+    monkeypatch.setattr(anyio, "current_time", lambda: now + late)
+    want = Demand("a", meters=limit.meters_of("repository", "upload_start"))
+    async with anyio.create_task_group() as group:
+        crowd = Crowd(gate, group)
+        await crowd.ask("first", want)
+        await crowd.ask("waiting", want)
+        assert crowd.order == ["first"]
+        late = 1.5
+        await crowd.ask("asking", want)
+        assert crowd.order == ["first", "waiting"]
+        group.cancel_scope.cancel()

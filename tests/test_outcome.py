@@ -8,7 +8,7 @@ import pytest
 
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor
-from _regsync.sync.image import ImageCopy
+from _regsync.sync.image import Image, ImageCopy
 from _regsync.sync.run import outcome_of
 
 SOURCE, PUSHED, OTHER = (f"sha256:{letter * 64}" for letter in "abc")
@@ -89,3 +89,15 @@ def test_an_outcome_has_what_was_counted_also_when_it_failed() -> None:
         assert (outcome.bytes, outcome.duration, outcome.transferred) == (7, 1.5, (OTHER,))
         assert (outcome.mounted, outcome.skipped, outcome.planned) == (2, 3, ("strip z",))
         assert outcome.artifacts == {"synced": 2, "skipped": 4, "failed": 5, "stripped": 6}
+
+
+def test_whatever_hangs_on_an_image_that_failed_has_failed_with_it() -> None:
+    copy = ended(unfinished_images=4)
+    tree: Any = None
+    signature = Image(copy, tree, "signature", b"", [], "signature of the SBOM")
+    sbom = Image(copy, tree, "sbom", b"", [signature], "SBOM")
+    other = Image(copy, tree, "other", b"", [], "another artifact")
+    failed = Image(copy, tree, "1", b"", [sbom, other], error=ERROR)
+    copy.record_failure(failed)
+    assert (copy.artifacts_failed, copy.unfinished_images) == (3, 0)
+    assert copy.error is ERROR

@@ -646,3 +646,10 @@ def test_causes_that_images_share_are_told_once_more_with_their_number(
         assert told["cause"] == "CONTENT_ERROR s: wrong digest"
     else:
         assert err == "Failed: 12 x CONTENT_ERROR s: wrong digest\n"
+
+
+def test_no_line_is_as_wide_as_the_terminal() -> None:
+    """A line that fills the last column moves the cursor on, in some terminals to the next line."""
+    for columns in range(4, 100):
+        for line in progress_lines(BUSY, columns):
+            assert len(line) < columns

@@ -15,9 +15,11 @@ from _regsync.providers import ROWS, Pace
 from _regsync.registry.throttle import (
     LARGE_BODY,
     UNDER_WAY,
+    CongestionWindow,
     Demand,
     RegistryLimits,
     Remaining,
+    RetryBudget,
     backoff,
     next_opening,
     parse_quota,
@@ -549,3 +551,28 @@ def test_a_quota_that_is_used_up_for_longer_than_a_run_waits_is_said(
     left: int, seconds: float, goes_on: bool
 ) -> None:
     assert Window(16, 50).meter.update_quota(0.0, 0, Remaining(left, seconds)) is goes_on
+
+
+def test_a_window_of_one_request_is_not_narrowed_further() -> None:
+    window = CongestionWindow(1)
+    for moment in range(5):
+        number = window.enter()
+        window.leave(number)
+        window.record_refusal(number, float(moment), 1.0)
+    assert window.width == 1.0
+    window.record_success(50)
+    assert window.width == 2.0
+
+
+def test_a_request_with_two_meters_takes_a_token_of_each() -> None:
+    limit = RegistryLimits(50, (Pace("upload_finish", rate=100), Pace("upload_body", rate=1)))
+    want = Demand("a", meters=limit.meters_of("repository", "upload_finish", "upload_body"))
+    assert admit({"a": limit}, (want,), 10.0)
+    assert next_opening({"a": limit}, (want,), 10.0) == pytest.approx(11.0, abs=0.001)
+
+
+def test_a_registry_that_throttles_for_ten_minutes_is_given_up() -> None:
+    budget = RetryBudget(5)
+    for moment in range(0, 601, 30):
+        assert budget.pause(float(moment), 0.5, throttled=True, asked=0.0) is not None
+    assert budget.pause(601.0, 0.5, throttled=True, asked=0.0) is None

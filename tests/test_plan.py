@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from _regsync.config.model import ArtifactRule, MappingRule, Registry
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor, Manifest, Platform
-from _regsync.sync.election import Election
-from _regsync.sync.image import Tree, build_tree
+from _regsync.sync.election import Election, Pending
+from _regsync.sync.image import Image, Tree, build_tree
 from _regsync.sync.mappings import assign, grouped
 from _regsync.tags import TagRule
 
@@ -357,3 +358,26 @@ def test_both_spellings_of_a_docker_hub_repository_are_one() -> None:
     first, second = mapping(0, "a", "nginx", hub), mapping(1, "b", "library/nginx", hub)
     assert groups_of(first, second) == [[0, 1]]
     assert assigned((first, "1"), (second, "1")) == (["0 1 docker.io"], ["1 1 docker.io to 0"])
+
+
+def test_whatever_names_what_is_lost_is_lost_with_it() -> None:
+    inner = index("inner", one := leaf("one", "a"), two := leaf("two", "b"))
+    grown = tree(index("root", inner, three := leaf("three", "c")), inner, one, two, three)
+    assert grown.with_ancestors(frozenset({"a"})) == {"a", "one", "inner", "root"}
+    assert grown.with_ancestors(frozenset({"three"})) == {"three", "root"}
+    assert grown.with_ancestors(frozenset()) == frozenset()
+
+
+def test_an_image_that_shares_blobs_with_two_earlier_ones_leads_them() -> None:
+    assert elected(("h", "a"), ("h", "b"), ("h", "ab")) == [2, 0, 1]
+
+
+def test_no_more_than_512_candidates_wait() -> None:
+    pending = Pending()
+    for number in range(512):
+        assert not pending.is_full()
+        copy: Any = None
+        pending.add(Image(copy, tree(leaf(str(number))), str(number), b"", []), [])
+    assert pending.is_full()
+    pending.take()
+    assert not pending.is_full()

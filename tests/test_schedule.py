@@ -261,3 +261,15 @@ async def test_images_that_nobody_would_ever_serve_do_not_keep_a_run_from_ending
     await stage.run(image("a", ("one", 1)))
     assert [each.reference for each in stage.scheduler.images.values()] == ["a"]
     assert stage.ended == {}
+
+
+async def test_the_blob_that_most_images_want_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "_MAX_BLOB_TASKS", 1)
+    stage = Stage()
+
+    async def expect() -> None:
+        wanted = {digest("a"): 2, digest("b"): 3, digest("c"): 1}
+        stage.scheduler.references.update(wanted)
+
+    await stage.run(image("x", ("a", 1), ("c", 1), ("b", 1)), during=expect)
+    assert stage.trace == [f"x {digest('b')}", f"x {digest('a')}", f"x {digest('c')}", "x put"]
