@@ -738,7 +738,7 @@ async def judge(case: Case) -> str:
     if "disk-stage" in case.name or "blob_lost" in case.name:
         ends._provoked.add(
             "blob_pulled_twice"
-        )  # each target reads for itself, what was lost is read again
+        )  # once for the disk and once for all targets; what was lost again
     if "blob_lost" in case.name:  # and sent again, when a manifest that names it was refused
         ends._provoked.update(
             ["blob_uploaded_twice", "manifest_names_absent", "manifest_put_twice"]
