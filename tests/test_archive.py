@@ -783,3 +783,19 @@ def test_a_transaction_that_breaks_off_leaves_nothing_behind(tmp_path: Path) -> 
     with opened(tmp_path, keep=False) as other:
         assert blobs(other) == set()
     state._let_go()
+
+
+def test_a_link_in_the_place_of_the_state_is_replaced(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(b"of another program")
+    directory = tmp_path / "state"
+    directory.mkdir()
+    (directory / "state.db").symlink_to(elsewhere)
+    said = Said()
+    with opened(directory, said) as state:
+        put_blobs(state, 1)
+    assert [message.rpartition(": ")[2] for _, message in said] == ["it is a link"]
+    assert elsewhere.read_bytes() == b"of another program"
+    assert not (directory / "state.db").is_symlink()
+    with opened(directory) as again:
+        assert blobs(again) == {1}

@@ -513,3 +513,10 @@ def test_any_json_gives_a_credential_nothing_or_an_auth_error(document: object) 
         find(registry(auth_type="docker_config"), {DOCKER: document})
     except AuthError as error:
         assert error.fatal  # noqa: PT017
+
+
+def test_a_secret_that_the_end_of_a_long_text_cuts_in_two_is_not_shown() -> None:
+    secret = "hunter2-and-more"
+    for inside in range(1, len(secret) + 1):
+        text = "x" * (16 * 1024 - 1 - inside) + secret
+        assert "h" not in redact(text, [secret])

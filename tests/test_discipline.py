@@ -430,6 +430,23 @@ def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(
     }
 
 
+def test_a_mount_asks_for_the_right_to_read_where_an_earlier_run_has_put_the_blob(
+    tmp_path: Path, serve: Start
+) -> None:
+    source = serve()
+    target = serve(single_post=False, auth=TokenService({"u": "p"}))
+    image = Seed(11).image(sizes=(LARGE, LARGE))
+    load(source, {"one": {"v1": image}, "two": {"v1": image}})
+    login = {"username": "u", "password": "p"}
+    entry = {"url": target.url, "auth_type": "basic", "credentials": login}
+    ends = {"source": source, "target": entry}
+    assert sync(tmp_path, ends, {"from": "one", "tags": tags("v1")}).status == 0
+    clear(source, target)
+    assert sync(tmp_path, ends, {"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
+    target.journal.matching("POST", "upload_start", status=201, query={"from": "one"}).exactly(3)
+    target.journal.matching("POST", "upload_start", status=401).none()
+
+
 @pytest.mark.provokes("upload_without_mount")  # decided just before another repository had it
 def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(
     tmp_path: Path, serve: Start

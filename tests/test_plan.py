@@ -381,3 +381,8 @@ def test_no_more_than_512_candidates_wait() -> None:
     assert pending.is_full()
     pending.take()
     assert not pending.is_full()
+
+
+def test_one_place_is_one_target_whichever_scheme_leads_there() -> None:
+    plain = registry("x.example", alias="plain")._replace(scheme="http")
+    assert assigned((mapping(0, "a", "r", X, plain), "1")) == (["0 1 x.example"], [])

@@ -67,6 +67,11 @@ def test_kind_follows_the_whole_host_name(host: str, kind: str) -> None:
     assert kind_of(host) == kind
 
 
+def test_an_address_belongs_to_no_product_whatever_its_login() -> None:
+    assert kind_of("10.0.0.1", "ecr") == "unknown"
+    assert kind_of("registry.internal", "ecr") == "ecr"
+
+
 @pytest.mark.parametrize("host", LOOK_ALIKES)
 def test_a_look_alike_of_a_cloud_host_is_of_no_kind(host: str) -> None:
     assert kind_of(host) == "unknown"

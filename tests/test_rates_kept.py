@@ -19,6 +19,7 @@ from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import CongestionWindow, Demand, RegistryLimits
 from _regsync.registry.transport import Call
 from conformance.app import App
+from conformance.copies import ACCEPT
 from conformance.images import Image, Part, Seed, compose
 from conformance.memory import Link, Place
 from conformance.messages import Answer, Request, Response, error
@@ -272,6 +273,27 @@ async def test_docker_hubs_quota_is_used_up_and_never_overdrawn(seed: Seed) -> N
             "quota is used up" in text and "until 2026-01-01 06:0" in text for text in failed
         )
         assert ran.seconds < 60
+
+
+async def test_a_quota_told_to_a_head_is_the_manifests(seed: Seed) -> None:
+    """Others have used it up: what the first HEAD tells keeps all GETs of manifests from being sent."""
+    async with virtual() as world:
+        hub, target = world.persona("dockerhub"), world.registry("target.test", up=NEAR, down=NEAR)
+        for number in range(5):
+            seed.image(sizes=(500,)).load_into(target.app, "app", tag=f"v{number}")
+            seed.image(sizes=(500,)).load_into(hub, "library/app", tag=f"v{number}")
+        assert hub.tokens is not None
+        scope = "service=registry.docker.io&scope=repository:library/app:pull"
+        token = hub.tokens.request("GET", f"/token?{scope}", []).json()["token"]
+        for _ in range(100):
+            path = "/v2/library/app/manifests/v0"
+            login = [("Authorization", f"Bearer {token}"), ("Accept", ACCEPT)]
+            assert hub.request("GET", path, login).status == 200
+        text = document({"source": "docker.io", "t": target}, {"from": "app", "tags": tags("v*")})
+        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+        assert ran.statuses() == ["failed"] * 5
+        assert hub.journal.count("HEAD", "manifest", status=200) == 5
+        assert hub.journal.count("GET", "manifest", status=429) == 0
 
 
 def with_quota(provider: Provider, request: Request, answer: Response) -> Response:

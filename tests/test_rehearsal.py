@@ -254,3 +254,17 @@ def test_a_dry_run_names_all_artifacts_that_stay_behind(
 
     report = command(tmp_path, "dry", ends, mapping)
     assert report.images[0]["artifacts"]["stripped"] == len(made.all - copied)
+
+
+def test_a_dry_run_finds_what_the_target_has(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    seed = Seed(92)
+    base = seed.layer(50_000)
+    old, new = (seed.image(layers=[base, seed.layer(900)]) for _ in range(2))
+    old.load_into(target.app, "app", tag="v1")
+    new.load_into(source.app, "app", tag="v2")
+    ends = {"source": source, "target": target}
+    foretold = command(tmp_path, "dry", ends, {"from": "app", "tags": {"glob": "v*"}})
+    assert [each["blobs"]["skipped"] for each in foretold.images] == [1]
+    done = command(tmp_path, "sync", ends, {"from": "app", "tags": {"glob": "v*"}})
+    assert foretold.totals["bytes"] == done.totals["bytes"] > 0

@@ -406,6 +406,15 @@ def test_a_mistyped_login_is_not_repeated(where: str, command: list[str], more: 
 
 
 @pytest.mark.rule("R19")
+@pytest.mark.parametrize("words", [["--password=hunter2"], ["--password", "hunter2"]])
+def test_what_an_unknown_option_was_given_is_not_repeated(words: list[str]) -> None:
+    ran = run_regsync("sync", "-c", "mirror.yaml", *words)
+    assert ran.status == 3
+    assert "unrecognized arguments: --password" in ran.err
+    assert "hunter2" not in ran.out + ran.err
+
+
+@pytest.mark.rule("R19")
 @pytest.mark.parametrize("word", ["registry.test:5000/app@sha256:zz", "app:v1@sha512:"])
 def test_a_digest_is_no_login(word: str) -> None:
     assert word in run_regsync("tags", word).err
