@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
@@ -70,19 +69,23 @@ def clean_beginning(body: bytes, limit: int) -> str:
     return printable(body[:most].decode("utf-8", "replace"), limit)
 
 
-@contextmanager
-def redacting(secrets: Secrets) -> Iterator[None]:
+class redacting:  # read as a verb, as those of contextlib are
     """Within the block, let `printable` remove these secrets from every text before it cuts it.
 
     Text is made printable where it is parsed. The secrets are known further out, where the request
     was made.
     """
-    outer = _SECRETS_IN_USE.get()
-    _SECRETS_IN_USE.set((*outer, secrets))
-    try:
-        yield
-    finally:
-        _SECRETS_IN_USE.set(outer)
+
+    def __init__(self, secrets: Secrets) -> None:
+        self._secrets = secrets
+        self._outer: tuple[Secrets, ...] = ()
+
+    def __enter__(self) -> None:
+        self._outer = _SECRETS_IN_USE.get()
+        _SECRETS_IN_USE.set((*self._outer, self._secrets))
+
+    def __exit__(self, *_: object) -> None:
+        _SECRETS_IN_USE.set(self._outer)
 
 
 def redact(text: str, secrets: Iterable[str]) -> str:

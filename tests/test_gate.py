@@ -351,12 +351,13 @@ async def request(
     answer.
     """
     await gate.take(permit, want)
-    turn = Turn(gate, permit, permit.take_slot(want), owns_permit=False)
+    now = anyio.current_time()
+    turn = Turn(gate, permit, permit.take_slot(want), now, owns_permit=False)
     try:
         await anyio.sleep(seconds)
     finally:
         turn.meter.end(turn.number, status, anyio.current_time(), 0.0, 1.0)
-        turn.end()
+        await turn.end()
 
 
 @pytest.mark.virtual_time

@@ -64,9 +64,9 @@ async def test_registrys_connection_serves_others_while_storage_sends_the_blob()
     storage = Wire(answers=((answer(b"blob"),),))
     transport = transport_of({REGISTRY: [first], STORAGE: [storage]})
     host = transport.host(registry())
-    async with transport.exchange(host, GET, (200,)) as response:
+    async with await transport.exchange(host, GET, (200,)) as response:
         assert transport.gate.limits[host.key].in_use == 1
-        async with transport.exchange(host, GET, (200,)) as other:
+        async with await transport.exchange(host, GET, (200,)) as other:
             assert await other.read(10) == b"other"
         assert await response.read(10) == b"blob"
     assert (first.dialled, storage.dialled) == ("at home", "abroad")
@@ -87,7 +87,7 @@ async def test_body_of_a_redirect_says_nothing(rest: tuple[Item, ...]) -> None:
     assert isinstance(head, bytes)
     wire = Wire(answers=((MOVED + head, *others),))
     transport = transport_of({REGISTRY: [wire], STORAGE: [Wire(answers=((answer(b"blob"),),))]})
-    async with transport.exchange(transport.host(registry()), GET, (200,)) as response:
+    async with await transport.exchange(transport.host(registry()), GET, (200,)) as response:
         assert await response.read(10) == b"blob"
     assert wire.closed
 
@@ -98,7 +98,7 @@ async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open() -> None:
     wire = Wire(answers=((here,),) * 20)
     transport = transport_of({REGISTRY: [wire]})
     with pytest.raises(ProtocolBroken, match="more than 10 redirects"):
-        async with transport.exchange(transport.host(registry()), GET, (200,)):
+        async with await transport.exchange(transport.host(registry()), GET, (200,)):
             pass
     assert (len(wire.requests), wire.dialled) == (11, "at home")
 
@@ -128,6 +128,6 @@ async def test_each_hop_is_judged_by_the_one_before_it(host: str, end: str, word
         {Origin("http", host, 80): [first], Origin("https", "storage.test", 443): [storage]}
     )
     with pytest.raises(ProtocolBroken, match=words):
-        async with transport.exchange(transport.host(registry(host)), GET, (200,)):
+        async with await transport.exchange(transport.host(registry(host)), GET, (200,)):
             pass
     assert (len(first.requests), len(storage.requests)) == (1, 1)

@@ -50,13 +50,16 @@ class Pool:
         """
         return Lease(self, origin, fresh)
 
-    def reuse(self, origin: Origin) -> Connection | None:
-        """Take the connection to an origin that was used last and lives; close what does not."""
-        if not self._idle:
-            return None
+    def reuse(self, origin: Origin, now: float | None = None) -> Connection | None:
+        """Take the connection to an origin that was used last and lives; close what does not.
+
+        `now` is the time, from a caller who has just looked at the clock.
+        """
+        if now is None:
+            now = anyio.current_time()
         # At any origin: nobody may ever ask for one again.
-        oldest = anyio.current_time() - self.timeouts.idle_connection
-        while self._idle and self._idle[0].idle_since <= oldest:
+        oldest = now - self.timeouts.idle_connection
+        while self._idle and self._idle[0].used_at <= oldest:
             self._idle.pop(0).close()
 
         for connection in self._idle[::-1]:
@@ -70,8 +73,9 @@ class Pool:
 
     def keep(self, connection: Connection) -> None:
         """Keep a connection whose last exchange ended in order."""
-        connection.idle_since = anyio.current_time()
         self._idle.append(connection)
+        if len(self._idle) <= _IDLE_PER_ORIGIN:
+            return
 
         to_origin = [idle for idle in self._idle if idle.origin == connection.origin]
         for surplus in to_origin[:-_IDLE_PER_ORIGIN] or self._idle[:-_IDLE_IN_ALL]:
@@ -122,14 +126,19 @@ class Lease:
                 connection.close()
 
     async def exchange(
-        self, request: Request, seconds: float | None = None, pieces: Pieces | None = None
+        self,
+        request: Request,
+        seconds: float | None = None,
+        pieces: Pieces | None = None,
+        *,
+        now: float | None = None,
     ) -> Response:
         """Do one exchange and return its answer with the body unread.
 
         The body is that of the request or what `pieces` give. `seconds` (by default the policy's)
         bound the wait for the answer's head once the body is sent. An idle connection that turns
-        out to be dead is replaced by a new one, once. Raises as Connection.exchange, ConnectFailed
-        when no connection can be made.
+        out to be dead is replaced by a new one, once. `now` is that of Pool.reuse. Raises as
+        Connection.exchange, ConnectFailed when no connection can be made.
         """
         if seconds is None:
             seconds = self._pool.timeouts.head
@@ -138,9 +147,10 @@ class Lease:
 
         # The connection of the last exchange goes back to the pool, which gives the newest first:
         # a PUT goes over the connection of its POST.
-        await self.settle()
+        if self._connection is not None:
+            await self.settle()
         lost: Disconnected | None = None
-        idle = None if self._is_fresh else self._pool.reuse(self.origin)
+        idle = None if self._is_fresh else self._pool.reuse(self.origin, now)
         if idle is not None:
             self._connection = idle
             try:

@@ -20,6 +20,7 @@ from itertools import count
 
 import anyio
 
+from _regsync.net.http1 import Response
 from _regsync.net.pool import Lease
 from _regsync.registry.throttle import Demand, RegistryLimits, Slot, admit, next_opening, release
 
@@ -47,27 +48,29 @@ class Turn:
     """What one request holds from its admission to its end: a place in a window, a permit, and a
     connection, unless it goes over its caller's lease.
 
-    The connection goes back to the pool before the permit does, so that whoever gets the permit
-    next can use it.
+    `async with` gives the answer, once there is one, and ends the turn. The connection goes back to
+    the pool before the permit does, so that whoever gets the permit next can use it.
     """
 
-    def __init__(self, gate: Gate, permit: Permit, slot: Slot, *, owns_permit: bool) -> None:
+    def __init__(
+        self, gate: Gate, permit: Permit, slot: Slot, began: float, *, owns_permit: bool
+    ) -> None:
         self.meter = slot.meter
         self.number = slot.number
+        self.began = began  # when its request could be sent, in the event loop's time
         self.connection: Lease | None = None
+        self.response: Response | None = None
         self._gate = gate
         self._permit = permit
         self._owns_permit = owns_permit
         permit.requests_in_flight += 1
 
-    async def __aenter__(self) -> Turn:
-        return self
+    async def __aenter__(self) -> Response:
+        assert self.response is not None
+        return self.response
 
     async def __aexit__(self, *_: object) -> None:
-        try:
-            await self.settle()
-        finally:
-            self.end()
+        await self.end()
 
     async def settle(self) -> None:
         """Let go of the connection."""
@@ -79,14 +82,20 @@ class Turn:
         self.meter.window.inside[self.number] = moment
         self._gate.wake()
 
-    def end(self) -> None:
-        """Leave the window, and give back the permit when it is the request's own."""
-        self._permit.requests_in_flight -= 1
-        self.meter.end(self.number)
-        if self._owns_permit:
-            self._gate.give_back(self._permit)
-        else:
-            self._gate.wake()
+    async def end(self) -> None:
+        """Let go of the connection, leave the window, and give back the permit when it is the
+        request's own.
+        """
+        try:
+            if self.connection is not None:
+                await self.connection.settle()
+        finally:
+            self._permit.requests_in_flight -= 1
+            self.meter.end(self.number)
+            if self._owns_permit:
+                self._gate.give_back(self._permit)
+            else:
+                self._gate.wake()
 
 
 @dataclass(order=True)
@@ -135,7 +144,8 @@ class Gate:
         permit = Permit(wants, self._rank(rank))
         outer = self.at_work.set(permit)
         try:
-            await self._admit(permit, wants)
+            if wants and not self._admits_at_once(permit, wants, anyio.current_time()):
+                await self._wait(permit, wants)
             yield permit
             if lease is not None:
                 await lease.settle()
@@ -146,20 +156,24 @@ class Gate:
 
     async def enter(self, want: Demand, rank: float | None, lease: Lease | None) -> Turn:
         """Wait for a request's turn, as a part of what this task holds where it holds a permit of
-        that registry: `async with` ends the turn.
+        that registry. Whoever gets the turn ends it.
         """
         work = self.at_work.get()
         if work is not None and any(held.host == want.host for held in work.wants):
             await self.take(work, want, lease=lease)
-            return Turn(self, work, work.take_slot(want), owns_permit=False)
+            slot = work.take_slot(want)
+            return Turn(self, work, slot, anyio.current_time(), owns_permit=False)
 
         permit = Permit((want,), self._rank(rank))
-        try:
-            await self._admit(permit, permit.wants)
-        except BaseException:
-            self.give_back(permit)
-            raise
-        return Turn(self, permit, permit.take_slot(want), owns_permit=True)
+        now = anyio.current_time()
+        if not self._admits_at_once(permit, permit.wants, now):
+            try:
+                await self._wait(permit, permit.wants)
+            except BaseException:
+                self.give_back(permit)
+                raise
+            now = anyio.current_time()
+        return Turn(self, permit, permit.slots.pop(), now, owns_permit=True)
 
     async def take(self, permit: Permit, *wants: Demand, lease: Lease | None = None) -> None:
         """Take the places in windows, and the tokens, for the next requests of admitted work.
@@ -169,7 +183,7 @@ class Gate:
         """
         entered = {slot.want.place for slot in permit.slots}
         needs = tuple(want._replace(within=True) for want in wants if want.place not in entered)
-        if not needs or self._admits_at_once(permit, needs):
+        if not needs or self._admits_at_once(permit, needs, anyio.current_time()):
             return
         if permit.requests_in_flight == 0:
             if lease is not None:
@@ -192,6 +206,8 @@ class Gate:
         """Let in whoever fits; the first of those that do not looks again when time alone may have
         made room.
         """
+        if not self._queues:
+            return
         heads = [queue[0] for queue in self._queues.values()]
         heapq.heapify(heads)
         while heads:
@@ -228,14 +244,9 @@ class Gate:
         held = (slot.want._replace(within=True) for slot in permit.slots)
         return (*permit.wants, *(want for want in (*held, *needs) if want.place not in first))
 
-    async def _admit(self, permit: Permit, needs: tuple[Demand, ...]) -> None:
-        if needs and not self._admits_at_once(permit, needs):
-            await self._wait(permit, needs)
-
-    def _admits_at_once(self, permit: Permit, needs: tuple[Demand, ...]) -> bool:
-        if self._queues:
-            self.wake()  # others came first; they may fit by now, by time alone
-        return self._takes(permit, needs, anyio.current_time())
+    def _admits_at_once(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> bool:
+        self.wake()  # others came first; they may fit by now, by time alone
+        return self._takes(permit, needs, now)
 
     def _takes(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> bool:
         slots = admit(self.limits, needs, now)

@@ -13,8 +13,7 @@ from __future__ import annotations
 import math
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import cache, partial
 
 import anyio
@@ -88,17 +87,12 @@ class RegistryClient:
             secure = self.origin._replace(scheme="https")
             self.https_hint = f"if it serves HTTPS, write {secure} as its url"
 
-    @contextmanager
-    def stopping_on_fatal_auth(self) -> Iterator[None]:
-        """Stop this registry at once when an error in the block says that its login is beyond use:
-        accounts get locked.
+    def stop_if_fatal(self, error: AuthError) -> None:
+        """Stop this registry at once when an error says that its login is beyond use: accounts get
+        locked.
         """
-        try:
-            yield
-        except AuthError as error:
-            if error.fatal:
-                self.stopped = error.without_place()
-            raise
+        if error.fatal:
+            self.stopped = error.without_place()
 
     def record_answer(self) -> None:
         self.has_answered = True

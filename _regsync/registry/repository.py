@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Collection, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from _regsync.errors import (
     ContentError,
@@ -24,7 +24,7 @@ from _regsync.errors import (
     SyncError,
     WrongBytes,
 )
-from _regsync.net.http1 import Response
+from _regsync.net.http1 import Header, Response
 from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, is_tag
 from _regsync.providers import ROWS, api_repository
@@ -50,6 +50,8 @@ _SMALL_PAGE = 100
 # Harbor has no host names of its own; its tokens are for this service (docs/protocol-facts.md
 # section 2.1).
 _HARBOR_SERVICE = "harbor-registry"
+
+_ACCEPT_MANIFESTS: Header = (b"Accept", ACCEPT_MANIFESTS.encode())
 
 # The media type of a list of referrers, which is an OCI index.
 _INDEX = ACCEPT_MANIFESTS.partition(",")[0]
@@ -111,6 +113,27 @@ class _Pages:
         return ListingBroken(text)
 
 
+class _Place:
+    """A block in which something is asked of a repository: its errors say where they came about."""
+
+    def __init__(self, repository: Repository, operation: str, reference: str) -> None:
+        self._repository = repository
+        self._operation = operation
+        self._reference = reference
+        self._redacting = redacting(repository.host.authenticator.secrets)
+
+    def __enter__(self) -> None:
+        self._redacting.__enter__()
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        self._redacting.__exit__()
+        if isinstance(error, SyncError):
+            error.with_place(self._repository.side, self._operation, self._reference)
+            # A malformed answer may repeat our request with its login; a traceback shows causes.
+            error.message = self._repository.host.authenticator.redact(error.message)
+            error.__cause__ = None
+
+
 class Repository:
     """One repository of one host, seen from one side of a copy."""
 
@@ -156,21 +179,12 @@ class Repository:
         separator = "@" if ":" in reference else ":"
         return f"{self}{separator}{reference}"
 
-    @contextmanager
-    def adding_place(self, operation: str, reference: str) -> Iterator[None]:
-        """Add side, operation and reference to every error that the block raises."""
-        try:
-            with redacting(self.host.authenticator.secrets):
-                yield
-        except SyncError as error:
-            error.with_place(self.side, operation, reference)
-            # A malformed answer may repeat our request with its login; a traceback shows causes.
-            error.message = self.host.authenticator.redact(error.message)
-            error.__cause__ = None
-            raise
+    def adding_place(self, operation: str, reference: str) -> _Place:
+        """Return a block which adds side, operation and reference to every error that it raises."""
+        return _Place(self, operation, reference)
 
     def call(
-        self, action: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b""
+        self, action: str, method: str, path: str, *headers: Header, body: bytes = b""
     ) -> Call:
         """Word a request to a path below this repository's own."""
         return Call(
@@ -251,8 +265,8 @@ class Repository:
         """Return a manifest's digest; "" where the registry does not tell it, None where there is
         no such manifest.
         """
-        accept = ("Accept", ACCEPT_MANIFESTS)
-        call = self.call("manifest_head", "HEAD", f"manifests/{reference}", accept)
+        path = f"manifests/{reference}"
+        call = self.call("manifest_head", "HEAD", path, _ACCEPT_MANIFESTS)
         with self.adding_place("look up", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(200, 404))
             if answer.status == 404:
@@ -269,10 +283,10 @@ class Repository:
         `expected`, the entry of an index; RegistryError with status 404 when there is no such
         manifest.
         """
-        accept = ACCEPT_MANIFESTS
-        if expected is not None and expected.media_type not in accept:
-            accept = f"{accept}, {expected.media_type}"
-        call = self.call("manifest_get", "GET", f"manifests/{reference}", ("Accept", accept))
+        accept = _ACCEPT_MANIFESTS
+        if expected is not None and expected.media_type not in ACCEPT_MANIFESTS:
+            accept = ("Accept", f"{ACCEPT_MANIFESTS}, {expected.media_type}")
+        call = self.call("manifest_get", "GET", f"manifests/{reference}", accept)
         with self.adding_place("fetch manifest", self.reference(reference)):
             try:
                 return await self._get_manifest(call, reference, expected)
@@ -384,7 +398,9 @@ class Repository:
                 if repeats:
                     answer = await self._transport.request(self.host, call, ok=(200, 404))
                 else:
-                    async with self._transport.exchange(self.host, call, (200, 404)) as answer:
+                    async with await self._transport.exchange(
+                        self.host, call, (200, 404)
+                    ) as answer:
                         pass
             except RegistryError as error:
                 if error.status not in (401, 403):
@@ -409,8 +425,8 @@ class Repository:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
         async with AsyncExitStack() as stack:
             with self.adding_place("fetch blob", self.reference(blob.digest)):
-                opened = self._transport.exchange(self.host, call, (200, 206))
-                response = await stack.enter_async_context(opened)
+                turn = await self._transport.exchange(self.host, call, (200, 206))
+                response = await stack.enter_async_context(turn)
                 _check_range(response, blob, start)
             yield response
 

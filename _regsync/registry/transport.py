@@ -14,8 +14,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ from _regsync.errors import (
     TimedOut,
     WireError,
 )
-from _regsync.net.http1 import Pieces, Request, Response, parse_retry_after
+from _regsync.net.http1 import Header, Pieces, Request, Response, parse_retry_after
 from _regsync.net.pool import Lease, Pool
 from _regsync.net.streams import Stream, Timeouts
 from _regsync.providers import ROWS
@@ -76,6 +75,9 @@ _TOKEN_BODY = 1024 * 1024
 # Files that a process needs for itself, beside those of its connections.
 _OWN_FILES = 24
 
+_USER_AGENT: Header = (b"User-Agent", f"regsync/{__version__}".encode())
+_EVERY_REQUEST: tuple[Header, ...] = (_USER_AGENT, (b"Accept-Encoding", b"identity"))
+
 # The rank of what everybody else may wait for: an image waits for nothing but its manifest.
 _FIRST = 0.0
 
@@ -104,7 +106,7 @@ class Call(NamedTuple):
     path: str
     repository: str
     rights: str = "pull"
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: tuple[Header, ...] = ()
     body: bytes = b""
 
     # Other repositories that the token must cover: (name, rights).
@@ -118,10 +120,10 @@ class Call(NamedTuple):
 
     def request(self, authorization: str | None) -> Request:
         """Return what goes over the wire; content is never asked for in a coding (R15)."""
-        headers = [("User-Agent", f"regsync/{__version__}"), ("Accept-Encoding", "identity")]
+        headers = (*_EVERY_REQUEST, *self.headers)
         if authorization is not None:
-            headers.append(("Authorization", authorization))
-        return Request(self.method, self.path, (*headers, *self.headers), self.body)
+            headers = (*headers, ("Authorization", authorization))
+        return Request(self.method, self.path, headers, self.body)
 
 
 class Body:
@@ -346,14 +348,13 @@ class Transport:
             if is_first and host.has_answered:
                 is_first = False
                 host.first_contact.release()
-            async with self.exchange(host, call, ok) as response:
+            async with await self.exchange(host, call, ok) as response:
                 await response.read(limit)
                 return response
         finally:
             if is_first:
                 host.first_contact.release()
 
-    @asynccontextmanager
     async def exchange(
         self,
         host: RegistryClient,
@@ -362,8 +363,9 @@ class Transport:
         *,
         lease: Lease | None = None,
         body: Body | None = None,
-    ) -> AsyncIterator[Response]:
-        """Do one exchange and give its answer unread; SyncError for a status not in `ok`.
+    ) -> Turn:
+        """Do one exchange and return its turn, which gives the answer unread; SyncError for a status
+        not in `ok`.
 
         A request gets its login, then its turn (permit, place in a window, token of a bucket), then
         a connection, then its answer. `lease` is the caller's own connection, which outlives this
@@ -381,13 +383,15 @@ class Transport:
             peer = host.peer if origin == host.origin else self.recovery.peer(origin)
             hop = _Hop(call, origin, peer, authorization, has_left=origin != host.origin)
 
-            async with await self.gate.enter(want, rank, lease) as turn:
+            turn = await self.gate.enter(want, rank, lease)
+            try:
                 self._check_open(host, want)  # it may have been stopped meanwhile
                 self._watch_body(call, turn, body, authorization)
                 response = await self._send(host, hop, turn, lease, body)
                 while response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
                     await turn.settle()  # its connection serves others meanwhile
                     hop = await self._next_hop(host, hop, response)
+                    turn.began = anyio.current_time()
                     response = await self._send(host, hop, turn, lease, body)
                 self._record_pace(host, call, turn, response)
 
@@ -399,9 +403,13 @@ class Transport:
                     if response.early and body is None and response.status in (200, 201):
                         raise Disconnected("the registry answered before the request was sent")
                     await self.raise_unless(host, response, ok, hop.peer)
-                    yield response
-                    return
+                    turn.response = response
+                    return turn
                 await response.read(ERROR_BODY)
+            except BaseException:
+                await turn.end()
+                raise
+            await turn.end()
             await self.refresh_login(host, call, hop.authorization, response, refusals)
 
     async def _send(
@@ -425,9 +433,9 @@ class Transport:
 
         self._check_reach(host, hop.peer, can_repeat=body is None)
         self._count(hop.origin if hop.number else host.origin, call.action)
-        began = anyio.current_time()
+        request = call.request(hop.authorization)
         try:
-            answering = connection.exchange(call.request(hop.authorization), seconds, body)
+            answering = connection.exchange(request, seconds, body, now=turn.began)
             if self.recovery.is_probing(hop.peer):
                 answering = self.recovery.limit(hop.peer, answering)
             response = await answering
@@ -435,7 +443,7 @@ class Transport:
             if not host.has_answered and not isinstance(error, ConnectFailed | TimedOut):
                 error.hint = host.https_hint or error.hint
             if error.side is None:  # else the source of the body has failed
-                self.recovery.record_failure(hop.peer, error, began, counts=body is None)
+                self.recovery.record_failure(hop.peer, error, turn.began, counts=body is None)
             raise
         retry_after = response.headers.get("retry-after")
         self._record_reach(hop.peer, response.status, retry_after, counts=body is None)
@@ -498,7 +506,7 @@ class Transport:
         origin = peer.origin
         known = self._known.get(origin[:3])
         self._count(origin, "probe")
-        request = Request("GET", "/v2/", (("User-Agent", f"regsync/{__version__}"),))
+        request = Request("GET", "/v2/", (_USER_AGENT,))
         pool = self.pool if known is not None else self.foreign_pool
         began = anyio.current_time()
         try:
@@ -560,10 +568,12 @@ class Transport:
         if call.origin is not None and call.origin != host.origin:
             return None
         try:
-            with host.stopping_on_fatal_auth():
-                return await host.authenticator.authorization(
-                    call.repository, call.rights, call.also, before_body
-                )
+            return await host.authenticator.authorization(
+                call.repository, call.rights, call.also, before_body
+            )
+        except AuthError as error:
+            host.stop_if_fatal(error)
+            raise
         except RegistryError as error:
             peer = host.token_peer
             if peer is not None and is_gateway_failure(error.status, error.retry_after):
@@ -588,7 +598,7 @@ class Transport:
         # ECR answers an expired password with 403, not 401. Only the text of the body tells the two
         # meanings of its 403 apart.
         is_unauthorized = refused.status == 401 or b"token has expired" in refused.body
-        with host.stopping_on_fatal_auth():
+        try:
             if is_unauthorized:
                 challenges = refused.headers.all("www-authenticate")
                 refusal = await authenticator.on_unauthorized(
@@ -596,6 +606,9 @@ class Transport:
                 )
             else:
                 refusal = authenticator.on_forbidden(used)
+        except AuthError as error:
+            host.stop_if_fatal(error)
+            raise
         if not refusals.may_repeat(refusal):
             raise self.error_from(host, refused)
 
@@ -617,7 +630,7 @@ class Transport:
         if about is not None:
             origin = origin._replace(via=about.registry)
         self._count(origin, "token")
-        own = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"))
+        own = (_USER_AGENT, ("Accept", "application/json"))
         request = Request(method, target, (*own, *headers), body)
         is_foreign = host is not None and origin != host.origin
         lease = (self.foreign_pool if is_foreign else self.pool).lease(origin)

@@ -123,7 +123,7 @@ class Upload:
         """Return whether the blob is there (201); if not, a session is open (202)."""
         host = self.repository.host
         self.has_begun = False
-        async with self._transport.exchange(host, call, ok, lease=self.lease) as response:
+        async with await self._transport.exchange(host, call, ok, lease=self.lease) as response:
             if response.status == 202:
                 self._open(call, response, 0)
                 return False
@@ -144,8 +144,8 @@ class Upload:
         # A registry may hash or copy the whole blob before it answers.
         seconds = min(timeouts.finish + self.blob.size / _MIB, timeouts.longest_finish)
         body = Body(pieces, seconds, self._on_begin)
-        opened = self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
-        async with opened as response:
+        turn = await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
+        async with turn as response:
             if not response.early or response.status < 500:
                 self.broken_session = ""  # the session has had its answer, it is not broken
             if response.status == 401 and self._is_at_home:
@@ -196,7 +196,9 @@ class Upload:
         host = self.repository.host
         call = self.repository.call("upload_start", "GET", "")._replace(path=self.broken_session)
         try:
-            async with self._transport.exchange(host, call, (204,), lease=self.lease) as response:
+            async with await self._transport.exchange(
+                host, call, (204,), lease=self.lease
+            ) as response:
                 self.broken_session = ""
                 kept = self._kept(response)
                 if kept or self.style == "chunks":
@@ -223,7 +225,7 @@ class Upload:
         host = self.repository.host
         call = self._session_call("upload_finish", "DELETE", "")
         with suppress(SyncError):
-            async with self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease):
+            async with await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease):
                 self.session = ""
 
     def _session_call(

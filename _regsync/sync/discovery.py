@@ -60,33 +60,42 @@ class Once(Generic[_T]):
     """
 
     # There is one for each tag of a run.
-    __slots__ = ("_error", "_lock", "answer")
+    __slots__ = ("_error", "_has_ended", "_is_under_way", "answer")
 
     def __init__(self, *answer: _T) -> None:
         # No element until there is an answer, then one.
         self.answer = answer
         self._error: SyncError | None = None
-        # None once there is an answer. A free lock is taken without a turn of the event loop.
-        self._lock: anyio.Lock | None = None if answer else anyio.Lock(fast_acquire=True)
+        # Whether somebody asks, and what later askers wait for meanwhile. Most have none.
+        self._is_under_way = False
+        self._has_ended: anyio.Event | None = None
 
     async def get(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Return the answer; only the first asker's `ask` is called."""
-        if self._lock is not None:
-            async with self._lock:
-                if not self.answer and self._error is None:
-                    await self._ask(ask)
-                self._lock = None
+        while not self.answer and self._error is None:
+            if not self._is_under_way:
+                await self._ask(ask)
+                continue
+            if self._has_ended is None:
+                self._has_ended = anyio.Event()
+            await self._has_ended.wait()
 
         if self._error is not None:
             raise self._error
         return self.answer[0]
 
     async def _ask(self, ask: Callable[[], Awaitable[_T]]) -> None:
+        self._is_under_way = True
         try:
             self.answer = (await ask(),)
         except SyncError as error:
             error.drop_frames()
             self._error = error
+        finally:
+            self._is_under_way = False
+            if self._has_ended is not None:
+                self._has_ended.set()
+                self._has_ended = None
 
 
 async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
@@ -234,7 +243,8 @@ class Discovery:
         # Logs each text once, also where it is said of every tag of a repository.
         self.say = cache(transport.machine.log)
 
-        self._repositories: dict[tuple[str, str, str, Side], Repository] = {}
+        # By registry, name, and whether it is a source.
+        self._repositories: dict[tuple[Registry, str, bool], Repository] = {}
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
         self._manifests = _Manifests()
@@ -248,7 +258,7 @@ class Discovery:
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
         """Return a repository, the same object each time."""
-        key = (registry.alias, registry.authority, name, side)
+        key = (registry, name, side is Side.SOURCE)
         if key not in self._repositories:
             host = self._transport.host(registry, name)
             repository = Repository(self._transport, host, name, side, reads_only=self._reads_only)

@@ -266,12 +266,12 @@ class Run:
     async def _ask_queued(self, source: str) -> None:
         """Ask the queued questions of a source, one after the other, as a worker does."""
         queue = self._questions[source]
-        while queue and not self.scheduler.draining:
-            with anyio.CancelScope() as scope:
-                self._asking.add(scope)
+        with anyio.CancelScope() as scope:
+            self._asking.add(scope)
+            while queue and not self.scheduler.draining:
                 await queue.popleft()()
-                self._asking.remove(scope)
-            await self.scheduler.wait_for_room()
+                await self.scheduler.wait_for_room()
+            self._asking.remove(scope)
         self._workers[source] -= 1
 
     # Which tags.
