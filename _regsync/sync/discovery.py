@@ -10,8 +10,7 @@ Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import cache, partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -354,7 +353,10 @@ class Discovery:
             name = self.snapshot_name(mapping, source, target, reference, target_reference)
             tags.append(TargetTag(target, name, self._knowledge.snapshot(name)))
 
-        with self._answers_under_way(tags):
+        # Other look-ups may wait for what these answers show; at the end it is noted.
+        for tag in tags:
+            self._under_way[tag.target.host.key][tag] = anyio.Event()
+        try:
             async with anyio.create_task_group() as group:
                 for tag in tags:
                     if tag.target not in silent:
@@ -364,6 +366,9 @@ class Discovery:
             if isinstance(named, SyncError):
                 raise named
             self._learn_at_hand(source, tags)
+        finally:
+            for tag in tags:
+                self._settle(tag)
 
         is_filtered = bool(mapping.platforms)
         is_up_to_date = all(
@@ -555,17 +560,6 @@ class Discovery:
         blobs = (blob.digest for blob in manifest.blobs)
         children = (child.digest for child in manifest.children)
         self._knowledge.learn_manifest(target.host.key, manifest.digest, blobs, children)
-
-    @contextmanager
-    def _answers_under_way(self, tags: Iterable[TargetTag]) -> Iterator[None]:
-        """Let other look-ups wait for what these answers show; at the end it is noted."""
-        for tag in tags:
-            self._under_way[tag.target.host.key][tag] = anyio.Event()
-        try:
-            yield
-        finally:
-            for tag in tags:
-                self._settle(tag)
 
     def _settle(self, tag: TargetTag) -> None:
         """Let nobody wait for a tag any more."""
