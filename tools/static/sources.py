@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -24,7 +23,8 @@ from pathlib import Path
 __all__ = ["SOURCES", "ZIG", "Source", "SourceError", "fetch"]
 
 TIME_LIMIT = 600  # seconds for one download
-DEBIAN_SUITES = ("sid", "trixie")
+# The suites that have the source packages, by the end of their archive's address.
+DEBIAN_SUITES = (("debian", "sid"), ("debian", "trixie"), ("debian-security", "trixie-security"))
 DEBIAN_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 
@@ -151,11 +151,14 @@ def from_debian(source: Source, work: Path) -> None:
     if shutil.which("apt-get") is None:
         raise SourceError("no apt-get for Debian's source packages")
     mirrors = run("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages")
-    mirror = next((line for line in mirrors.split() if re.search(r"/debian/?\Z", line)), None)
-    if mirror is None:
+    by_archive = {address.rstrip("/").rpartition("/")[2]: address for address in mirrors.split()}
+    lines = [
+        f"deb-src [signed-by={DEBIAN_KEYS}] {by_archive[archive]} {suite} main"
+        for archive, suite in DEBIAN_SUITES
+        if archive in by_archive
+    ]
+    if not lines:
         raise SourceError("apt has no mirror of Debian for its source packages")
-
-    lines = [f"deb-src [signed-by={DEBIAN_KEYS}] {mirror} {suite} main" for suite in DEBIAN_SUITES]
     (work / "sources.list").write_text("\n".join([*lines, ""]), encoding="ascii")
     for name in ("lists/partial", "cache/archives/partial"):
         (work / name).mkdir(parents=True)
