@@ -49,7 +49,6 @@ FOR_ANY_FILE = (
     "test_real_registry",
     "test_report",
     "test_resume",
-    "test_secrets",
     "test_shard",
     "test_signals",
     "test_static_file",
@@ -58,7 +57,14 @@ FOR_ANY_FILE = (
 )
 
 # Whose tests of the built file are about the zipapp, its interpreter or its gate.
-FOR_THE_ZIPAPP = ("test_deploy", "test_fips", "test_start", "test_supply_chain", "test_zipapp")
+FOR_THE_ZIPAPP = (
+    "test_demo",
+    "test_deploy",
+    "test_fips",
+    "test_start",
+    "test_supply_chain",
+    "test_zipapp",
+)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -12,7 +12,6 @@ import contextlib
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -29,7 +28,7 @@ from conformance.messages import Request
 from conformance.names import Names, names
 from conformance.personas import imitate
 from conformance.server import Server, run_in_thread
-from tests.ends import Virtual, document, held, tags, virtual
+from tests.ends import Virtual, document, held, program, tags, virtual
 from tests.test_aws import SOURCES, World
 from tests.thinning import Cell, thinned
 
@@ -105,7 +104,7 @@ def regsync(
 ) -> subprocess.CompletedProcess[str]:
     """Run the built program; nothing that it says may hold a secret."""
     ran = subprocess.run(
-        [sys.executable, str(pyz), *arguments],
+        [*program(pyz), *arguments],
         env={**os.environ, **parts.known.environ, **environ},
         input=stdin,
         capture_output=True,

@@ -124,7 +124,8 @@ def test_what_is_run_and_how_long_it_may_take(
     assert check.main(arguments) == 0
     command, _ = started[-1]
     assert command[2] == "pytest"
-    assert command[command.index(arguments[0]) :] == [*arguments, *tests]
+    passed_on = check.for_pytest(arguments)
+    assert command[command.index(passed_on[0]) :] == [*passed_on, *tests]
     is_bounded = "--thorough" not in arguments
     for _, timeout in started:
         assert is_bounded is (timeout is not None)

@@ -48,6 +48,7 @@ class CheckError(Exception):
 def main(argv: Sequence[str]) -> int:
     """Make the machine ready, run each check even when one before it failed, and return a status."""
     deadline = None if "--thorough" in argv else time.monotonic() + TIME_LIMIT
+    passed_on = for_pytest(argv)
     os.chdir(ROOT)
     try:
         if sys.version_info < OLDEST_PYTHON:
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         "ruff check": ["ruff", "check", "."],
         "ruff format": ["ruff", "format", "--check", "."],
         "mypy": ["mypy", "--strict", *filter(has_python, CHECKED)],
-        "pytest": ["pytest", *PARALLEL, *argv, *folders(argv)],
+        "pytest": ["pytest", *PARALLEL, *passed_on, *folders(passed_on)],
     }
     failed = []
     for title, arguments in checks.items():
@@ -72,6 +73,15 @@ def main(argv: Sequence[str]) -> int:
             failed.append(title)
     print(f"== failed: {', '.join(failed)}" if failed else "== all checks passed", flush=True)
     return 1 if failed else 0
+
+
+def for_pytest(argv: Sequence[str]) -> list[str]:
+    """Write `--file FILE` as one word: behind it alone, pytest would look for tests in FILE."""
+    words = list(argv)
+    if "--file" in words[:-1]:
+        place = words.index("--file")
+        words[place : place + 2] = [f"--file={os.path.abspath(words[place + 1])}"]
+    return words
 
 
 def folders(argv: Sequence[str]) -> list[str]:
