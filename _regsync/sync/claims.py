@@ -2,9 +2,9 @@
 
 Owns: which image copies which blob and puts which child manifest, and who waits for whom.
 May not know: tasks, slots, how anything is copied; of time only for how long an image has waited.
-Invariants: a digest that promoted images lack in a repository has exactly one owner, promoted
-before all that wait for it, so that no circle of waiting can form (rule 9); the same events give
-the same steps (I10).
+Invariants: a digest that promoted images lack in a repository has exactly one owner. The owner was
+promoted before all images that wait for the digest, so that no circle of waiting can form (rule 9).
+The same events give the same steps (I10).
 Follows: docs/specification.md section 1.1 "Cross-repo blob mounting"; docs/design.md section 6
 rules 9 and 10.
 """
@@ -20,8 +20,8 @@ from _regsync.state.knowledge import Knowledge, RepositoryKey
 
 
 class ClaimKey(NamedTuple):
-    """What is claimed: a digest in a repository. An index may name the digest of a blob, so that one
-    digest is wanted as blob and as manifest.
+    """What is claimed: a digest in a repository, as blob or as manifest. An index may name the digest
+    of a blob, so that both are claimed.
     """
 
     where: RepositoryKey
@@ -30,10 +30,11 @@ class ClaimKey(NamedTuple):
 
 
 class ImageClaims:
-    """What one promoted image lacks in its repository, and what it owns of that.
+    """What one promoted image lacks in its repository, and which claims it owns; only `Claims` changes
+    an ImageClaims.
 
-    `careful`: the registry would not notice that a blob is absent, so that what earlier runs knew of
-    it may not be enough (docs/design.md section 7). Only `Claims` changes it.
+    With `careful` the registry would not notice that a blob is absent, so that an entry of an earlier
+    run may not be enough to believe in the blob (docs/design.md section 7).
     """
 
     def __init__(
@@ -53,9 +54,9 @@ class ImageClaims:
         # Its place in the order of promotions.
         self.order = -1
         self.owned = dict[ClaimKey, Claim]()
-        # Blobs, and children that others put, that are not in the repository yet.
+        # How many blobs are not in the repository yet, and how many manifests that other images put.
         self.missing = 0
-        # Blobs that were in the repository, or that others copied there.
+        # How many blobs were in the repository, or other images have copied there.
         self.skipped = 0
         self.failed = False
 
@@ -70,21 +71,21 @@ class ImageClaims:
         return sum(1 for key in self.owned if not key.is_manifest)
 
     def is_ready(self) -> bool:
-        """Say whether everything that its manifests name is in the repository (I1)."""
+        """Say whether all that its manifests name is there, except its own children (I1)."""
         return self.missing == 0 and not self.failed
 
 
 class Claim:
-    """One digest that its owner brings to one repository, for itself and for those who wait."""
+    """One digest that its owner brings to one repository, for itself and for the waiters."""
 
     def __init__(self, key: ClaimKey, owner: ImageClaims) -> None:
         self.key = key
         self.owner = owner
-        # In promotion order: the first of them inherits the claim.
+        # In promotion order: the first waiter inherits the claim.
         self.waiters = list[ImageClaims]()
-        # Who copies the same blob elsewhere on the host, if the owner waits to mount it from there;
-        # and since when it waits.
+        # The leader whose commit the owner awaits, to mount the blob; None while it awaits none.
         self.leader: Leader | None = None
+        # When the owner began to wait for the leader.
         self.waits_since = 0.0
 
     @property
@@ -94,13 +95,13 @@ class Claim:
 
     @property
     def blob(self) -> Descriptor:
-        """Return the blob as its owner describes it: a wrong size in one image harms no other."""
+        """Return the owner's descriptor: a wrong size in one image harms no other image."""
         return self.owner.blobs[self.key.digest]
 
 
 class Leader(NamedTuple):
-    """The image that copies a blob to a host first, and the claims that wait to mount it from the
-    repository of that image.
+    """The image that copies a blob to a host first, and the claims that wait to mount the blob from
+    the image's repository.
     """
 
     image: ImageClaims
@@ -108,7 +109,7 @@ class Leader(NamedTuple):
 
 
 class FirstMount(NamedTuple):
-    """The mount that finds out whether a host mounts at all, and the claims that wait for it."""
+    """The claim whose mount shows whether a host mounts at all, and the claims that wait for that."""
 
     tried: Claim
     waiting: list[Claim]
@@ -135,12 +136,15 @@ class Claims:
         self._claims = dict[ClaimKey, Claim]()
         # By host and digest.
         self._leaders = dict[tuple[str, str], Leader]()
-        # By host, while none of its answers says whether it mounts.
+        # By host; a host is left out once an answer has shown whether it mounts.
         self._first_mounts = dict[str, FirstMount]()
         self._order = count()
 
     def promote(self, image: ImageClaims) -> list[Step]:
-        """Claim all that `image` lacks and nobody has claimed; wait for the rest."""
+        """Claim what `image` lacks and no image has claimed; let it wait for other images' claims.
+
+        Returns the steps that may start now.
+        """
         image.order = next(self._order)
         lacking = [
             digest
@@ -156,9 +160,9 @@ class Claims:
             if claim is not None:
                 claimed.append(claim)
 
-        # The manifests are claimed too. So an index that contains this image waits for it, rather
-        # than putting it again, and a second tag of the same image is put after the first.
-        # `Tree.missing_at` has left out children that are committed.
+        # The manifests are claimed too. So an index that contains this image waits rather than put
+        # the image again, and a second tag of the same image is put after the first tag.
+        # `children` has none that is committed (`Tree.missing_at`).
         manifests = [*image.children, image.root] if image.root else image.children
         for digest in manifests:
             if self._claim_or_wait(image, digest, is_manifest=True) is None:
@@ -167,15 +171,17 @@ class Claims:
         return self._start(claimed)
 
     def is_covered(self, host: str, digest: str) -> bool:
-        """Say whether some image copies a blob to a host already, or has done so."""
+        """Say whether a repository of a host holds a blob, or an image is copying it there."""
         return (host, digest) in self._leaders or any(self.knowledge.holders(host, digest))
 
     def arrived(
         self, image: ImageClaims, digest: str, *, is_confirmed: bool = True
     ) -> list[ImageClaims]:
-        """Note that what `image` owned is in its repository; return the images that are ready now."""
-        # A digest that is wanted as blob and as child arrives as blob first: children are put when
-        # all blobs are there.
+        """Note that a digest whose claim `image` owned is in the repository; return the images that
+        are ready now. Without `is_confirmed`, no HEAD has shown that the blob is there.
+        """
+        # Of a digest that is claimed as blob and as manifest the blob arrives first: manifests are
+        # put when all blobs are there.
         key = ClaimKey(image.where, digest, is_manifest=False)
         if key not in image.owned:
             key = key._replace(is_manifest=True)
@@ -197,8 +203,10 @@ class Claims:
         return [waiter for waiter in waiting if waiter.is_ready()]
 
     def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
-        """Note how a mount ended. Claims that waited for the first mount on the host go on; so do those
-        that wait for a leader from whose repository they may not mount any more.
+        """Note how a mount ended; return the steps that may start now.
+
+        Claims that waited for the first mount on the host go on. So do followers of a leader from
+        whose repository they may not mount any more.
         """
         moved = list[Claim]()
         first = self._first_mounts.pop(host, None)
@@ -216,7 +224,7 @@ class Claims:
         return self._start(moved)
 
     def stop_waiting_after(self, patience: float) -> list[Step]:
-        """Let followers upload when they have waited `patience` seconds for their leader's commit."""
+        """Return uploads for the followers that have waited `patience` seconds for their leader."""
         before = self._now() - patience
         overdue = [
             claim
@@ -229,20 +237,19 @@ class Claims:
         return [Step(claim.owner, claim.blob, None) for claim in overdue]
 
     def complete(self, image: ImageClaims) -> list[Step]:
-        """Note that an image is committed: claims on that host may mount its blobs now."""
+        """Note that an image is committed; return the mounts of its blobs that may start now."""
         return self._start(self._end_leads(image))
 
     def pass_on(self, image: ImageClaims) -> tuple[list[Step], list[ImageClaims]]:
-        """Record that an image is not copied: each of its claims goes to the earliest image waiting for it.
+        """Record that an image is not copied: each of its claims passes to its earliest waiter.
 
-        Returns the steps that may start now, and the images that are ready now. Such an image
-        now owns the claim of the last manifest that it waited for, and can put it.
+        Returns the steps that may start now, and the images that are ready now: those that have
+        inherited the claim of the last manifest that they waited for.
         """
         image.failed = True
         blob_claims = dict[ClaimKey, Claim]()
         ready = list[ImageClaims]()
         for claim in image.owned.values():
-            # Claims that waited for this one to try the first mount on the host.
             for freed in self._stop_waiting(claim):
                 blob_claims[freed.key] = freed
 
@@ -257,13 +264,12 @@ class Claims:
                 ready.append(claim.owner)
         image.owned.clear()
 
-        # A claim that nobody inherited may be among these: it waited for another claim of the failed
-        # image to try the first mount on the host.
+        # A freed claim may be the failed image's own, which no image has inherited.
         to_start = [claim for claim in blob_claims.values() if claim.owner is not image]
         return self._start([*to_start, *self._end_leads(image)]), ready
 
     def _claim_or_wait(self, image: ImageClaims, digest: str, *, is_manifest: bool) -> Claim | None:
-        """Return the claim that `image` now owns; None when it waits for another image's."""
+        """Claim a digest for `image`, or let `image` wait for the image that has claimed it (None)."""
         key = ClaimKey(image.where, digest, is_manifest)
         if key in self._claims:
             self._claims[key].waiters.append(image)
@@ -278,17 +284,17 @@ class Claims:
         claim.owner, *claim.waiters = waiters
         claim.owner.owned[claim.key] = claim
         if claim.key.is_manifest:
-            claim.owner.missing -= 1  # it puts this child itself, so it waits for it no more
+            claim.owner.missing -= 1  # the heir puts the manifest itself
 
     def _end_leads(self, image: ImageClaims) -> list[Claim]:
-        """Let an image lead no more; return the claims that need not wait any longer."""
+        """Let an image that has ended lead no more; return the claims that need not wait any longer."""
         host, _ = image.where
         moved = list[Claim]()
         for digest in image.blobs:
             leader = self._leaders.get((host, digest))
             if leader is None:
                 continue
-            # A commit lets the followers of other leaders mount too.
+            # From an image that is committed, the followers of other leaders may mount too.
             if leader.image is image or not image.failed:
                 moved += leader.followers
             if leader.image is image:
@@ -296,7 +302,7 @@ class Claims:
         return moved
 
     def _start(self, claims: Iterable[Claim]) -> list[Step]:
-        """Decide anew on claims that wait for nothing any more; return the steps to take now."""
+        """Decide anew on claims whose wait is over; return the steps of those that wait no more."""
         # In promotion order, so that a leader was promoted before its followers (rule 9).
         ordered = sorted(claims, key=lambda claim: claim.owner.order)
         for claim in ordered:
@@ -318,13 +324,15 @@ class Claims:
                 self._first_mounts.setdefault(claim.host, FirstMount(claim, []))
 
     def _next_step(self, claim: Claim) -> Step | None:
-        """Decide how a blob comes to its repository: by mount, by upload, or (None) not yet."""
+        """Return a blob's mount or upload; None where the claim waits, which is noted."""
         source = self.knowledge.mount_source(claim.key.where, claim.key.digest)
-        is_waiting = self._follows_leader(claim) if source is None else self._awaits_mount(claim)
-        return None if is_waiting else Step(claim.owner, claim.blob, source)
+        wait = self._wait_for_leader if source is None else self._wait_for_first_mount
+        return None if wait(claim) else Step(claim.owner, claim.blob, source)
 
-    def _awaits_mount(self, claim: Claim) -> bool:
-        """Say whether a blob waits until the first mount has shown whether the host mounts."""
+    def _wait_for_first_mount(self, claim: Claim) -> bool:
+        """Let a claim wait until the first mount has shown whether the host mounts; False where it
+        need not wait, or makes the first mount itself.
+        """
         if self.knowledge.mounts(claim.host) is not None:
             return False
         first = self._first_mounts.setdefault(claim.host, FirstMount(claim, []))
@@ -333,12 +341,14 @@ class Claims:
         first.waiting.append(claim)
         return True
 
-    def _follows_leader(self, claim: Claim) -> bool:
-        """Say whether a blob waits until an earlier image has committed it elsewhere on the host."""
-        by_blob = (claim.host, claim.key.digest)
-        leader = self._leaders.setdefault(by_blob, Leader(claim.owner, []))
+    def _wait_for_leader(self, claim: Claim) -> bool:
+        """Let a claim wait until an earlier image has committed the blob elsewhere on the host; False
+        where it need not wait. The first image to ask becomes the leader.
+        """
+        host_and_digest = (claim.host, claim.key.digest)
+        leader = self._leaders.setdefault(host_and_digest, Leader(claim.owner, []))
         _, repository = leader.image.where
-        # The leader was promoted first, else there could be a circle (rule 9).
+        # Images wait for older ones alone, so that they never wait in a circle (rule 9).
         is_earlier = leader.image.order < claim.owner.order
         if not is_earlier or not self.knowledge.may_mount(claim.key.where, repository):
             return False
@@ -348,7 +358,9 @@ class Claims:
         return True
 
     def _stop_waiting(self, claim: Claim) -> list[Claim]:
-        """Let a claim wait for nothing; return those that waited for it to try the first mount."""
+        """Let a claim wait for nothing. If it was to make the first mount on its host, return the
+        claims that waited for that mount.
+        """
         if claim.leader is not None:
             claim.leader.followers.remove(claim)
             claim.leader = None

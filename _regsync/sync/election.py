@@ -15,50 +15,50 @@ from itertools import count
 
 from _regsync.sync.image import Image
 
-# Images that stand for election, and bytes of their manifests, at which discovery rests.
+# Discovery rests while so many images stand for election, or while their manifests have more bytes.
 _MAX_PENDING = 512
 _MAX_PENDING_BYTES = 64 * 1024 * 1024
 
 
 class Election:
-    """Which pending image is promoted next: the greedy set cover of docs/specification.md section
-    1.1, in near-linear time.
+    """The greedy set cover of docs/specification.md section 1.1 among numbered pending images, in
+    near-linear time.
 
-    The image with the highest gain goes next, then the one with the lowest number. Its gain is the
-    count of its blobs that other pending images of that host want too and that nobody copies yet.
+    An image's gain is the count of its blobs that no image copies yet and that other pending images
+    want on the same host. The highest gain is elected; among equals, the lowest number.
     """
 
     def __init__(self) -> None:
-        # What each pending image would copy, and what it would gain.
+        # By number, the image's blobs (host, digest) that no image copied when it was added.
         self._blobs = dict[int, list[tuple[str, str]]]()
+        # By number, the present gain.
         self._gains = dict[int, int]()
-        # The pending images that want a blob, in the order in which they came.
+        # By blob (host, digest), the numbers of the pending images that want it, oldest first.
         self._wanted_by = dict[tuple[str, str], list[int]]()
-        # (-gain, number). An entry whose gain is not the image's present one is out of date.
+        # (-gain, number). An entry with a gain that is not the present one is out of date.
         self._heap = list[tuple[int, int]]()
 
     def add(self, number: int, blobs: Iterable[tuple[str, str]]) -> None:
-        """Let an image stand for election; `blobs` are the (host, digest) that nobody copies yet."""
+        """Let an image stand for election; `blobs` are its (host, digest) that no image copies yet."""
         self._blobs[number] = list(blobs)
         self._gains[number] = 0
         for blob in self._blobs[number]:
             images = self._wanted_by.setdefault(blob, [])
             images.append(number)
-            if len(images) == 2:
-                # The second image makes the blob a shared one for the first image too.
+            if len(images) == 2:  # from now on the blob is shared, for the first image too
                 self._change_gain(images[0], +1)
             if len(images) >= 2:
                 self._gains[number] += 1
         heapq.heappush(self._heap, (-self._gains[number], number))
 
     def take(self) -> int:
-        """Return the number of the elected image. The others gain nothing from its blobs any more."""
-        number = self._pop_highest()
-        for blob in self._blobs.pop(number):
-            for other in self._wanted_by.pop(blob, ()):
-                if other in self._gains:
-                    self._change_gain(other, -1)
-        return number
+        """Remove the elected image and return its number. Its blobs add to no gain any more."""
+        elected = self._pop_highest()
+        for blob in self._blobs.pop(elected):
+            for number in self._wanted_by.pop(blob, ()):
+                if number in self._gains:
+                    self._change_gain(number, -1)
+        return elected
 
     def _pop_highest(self) -> int:
         while True:
@@ -76,12 +76,14 @@ class Pending:
     """The images that wait for their promotion.
 
     Artifacts whose subject is at the target go first, in the order in which they came, so that
-    images finish one after another. The others stand for election.
+    images finish one after another. All other images stand for election.
     """
 
     def __init__(self) -> None:
         self._artifacts = deque[Image]()
+        # The images that stand for election, by their number.
         self._candidates = dict[int, Image]()
+        # Bytes of the candidates' manifests.
         self._candidate_bytes = 0
         self._election = Election()
         self._numbers = count()
@@ -96,9 +98,9 @@ class Pending:
         return self._candidate_bytes > _MAX_PENDING_BYTES
 
     def add(self, image: Image, blobs: Iterable[tuple[str, str]]) -> None:
-        """Let an image stand for election; `blobs` are those that nobody copies to its host yet.
+        """Let an image stand for election; `blobs` are its (host, digest) that no image copies yet.
 
-        An image that stood before keeps its number, and so its place among equals.
+        An image that starts again keeps its number, and so its place among equals.
         """
         if image.number < 0:
             image.number = next(self._numbers)
@@ -107,11 +109,11 @@ class Pending:
         self._election.add(image.number, blobs)
 
     def add_artifacts(self, images: Iterable[Image]) -> None:
-        """Let artifacts go next."""
+        """Let artifacts go before all candidates, after the artifacts that wait already."""
         self._artifacts.extend(images)
 
     def take(self) -> Image:
-        """Return the image to promote now; there has to be one."""
+        """Remove and return the image to promote now; the caller has checked that there is one."""
         if self._artifacts:
             return self._artifacts.popleft()
         image = self._candidates.pop(self._election.take())

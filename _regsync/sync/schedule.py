@@ -1,9 +1,9 @@
 """Copy what discovery found: one coroutine for each promoted image, from its claims to its end.
 
-Owns: when an image is promoted and has a slot; what is done where a target has lost what an earlier
-run knew to be there.
-May not know: tags, mappings, how anything is asked or moved, which image is next (`election`), who
-copies which blob (`claims`).
+Owns: when an image is promoted and has a slot; what is done when a target lacks something that the
+state says it holds.
+May not know: tags, mappings, how requests are sent and blobs moved, which image is next
+(`election`), who copies which blob (`claims`).
 Invariants: a manifest is put when all that it names is there (I1, I2); a wrong state costs requests
 and fails no image (I5, "Healing"); an image that waits for others holds no slot (I8); nothing is
 left claimed by an image that has ended (I9); images are promoted one after another, so that the
@@ -35,17 +35,18 @@ from _regsync.sync.referrer_lists import ReferrerLists
 from _regsync.sync.staging import SMALL_BLOB
 from _regsync.sync.transfer import BlobTransfer, Keep
 
-# Images with a coroutine (docs/design.md section 9).
+# Promoted images at the same time; each has a coroutine (docs/design.md section 9).
 _MAX_PROMOTED = 512
 
 # Blobs of one image that are copied at the same time.
 _MAX_BLOB_TASKS = 16
 
-# Seconds before a manifest is put again that was refused for something that this run copied (I5).
+# A target may deny for a moment what this run has just copied there. The refused manifest is put
+# again after so many seconds (I5).
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)
 
-# Seconds for which an image waits to mount a blob that another one is to commit on the same host:
-# the other one may crawl.
+# Seconds for which an image waits for another image, which may be slow, to commit a blob: the blob
+# can be mounted then.
 _MOUNT_PATIENCE = 600.0
 
 
@@ -57,7 +58,7 @@ class Phase(enum.Enum):
               it is promoted                                                  WAITING
     WAITING   it may copy a blob, or all is there and it may put manifests    QUEUED
     QUEUED    a slot is free, and no older image wants one                    AT_WORK
-    AT_WORK   its steps have ended, and others copy the rest                  WAITING
+    AT_WORK   its steps have ended, and other images copy the rest            WAITING
     AT_WORK   it is committed, has failed, or has to start again              (gone)
     WAITING   the run ends, and nothing that it waits for will come           ABANDONED
     QUEUED    the run ends, and it has not copied anything yet                ABANDONED
@@ -70,19 +71,20 @@ class Phase(enum.Enum):
 
 
 class _Promoted:
-    """One promoted image: its phase, the steps that it has been given, how many of them run.
-
-    `references` says how many images name a blob, as far as they have been discovered.
-    """
+    """One promoted image; `references` counts by digest the discovered manifests that name a blob."""
 
     def __init__(self, image: Image, claims: ImageClaims, references: Counter[str]) -> None:
         self.image = image
         self.claims = claims
         self.phase = Phase.WAITING
+        # Whether it has ever had a slot.
         self.has_begun = False
+        # Steps that it has been given and that have not started.
         self.steps = list[Step]()
+        # How many steps are under way.
         self.running = 0
         self._references = references
+        # Set by `wake`; `next_step` makes a new event for each wait.
         self._changed = anyio.Event()
 
     def wake(self) -> None:
@@ -90,9 +92,9 @@ class _Promoted:
         self._changed.set()
 
     async def next_step(self) -> Step | None:
-        """Wait for the next blob to copy.
+        """Wait for a step that may start, and count it in `running`.
 
-        None when no further one comes: all is in the repository, a step has failed, or the run ends.
+        None when no further step comes: all is in the repository, a step has failed, or the run ends.
         """
         while not self._is_over():
             may_start = self.phase is Phase.AT_WORK and self.running < _MAX_BLOB_TASKS
@@ -104,12 +106,12 @@ class _Promoted:
         return None
 
     def _take_step(self) -> Step:
-        """Take the blob that most images name; of several, the one that was given first."""
-        number = max(
+        """Remove and return the step whose blob most manifests name; among equals, the oldest."""
+        place = max(
             range(len(self.steps)),
-            key=lambda number: self._references[self.steps[number].blob.digest],
+            key=lambda place: self._references[self.steps[place].blob.digest],
         )
-        return self.steps.pop(number)
+        return self.steps.pop(place)
 
     def _is_over(self) -> bool:
         if self.image.error is not None or self.phase is Phase.ABANDONED:
@@ -117,17 +119,17 @@ class _Promoted:
         return self.phase is Phase.AT_WORK and self.claims.is_ready()
 
     def is_idle(self) -> bool:
-        """Say whether the image can do nothing until another one has done something."""
+        """Say whether the image can only wait for other images; a failed one waits for none."""
         if self.running or self.steps:
             return False
         return self.image.error is None and not self.claims.is_ready()
 
 
 class Scheduler:
-    """Images on their way, at most `slots` of them at work.
+    """The promoted images, at most `slots` of them at work.
 
-    `start` starts a task. `ask` queues a question for a source. `lists` are those of targets without
-    the referrers API, None where nothing is written. `on_end` is called with each copy.
+    `start` starts a task. `ask` queues a question for a source host. `lists` writes lists of
+    referrers at targets; it is None in a dry run. `on_end` is called with each copy that has ended.
     """
 
     def __init__(
@@ -151,30 +153,34 @@ class Scheduler:
         self._on_end = on_end
         self._lists = lists
 
-        # Images that wait for their promotion. Discovery waits for `_has_room` while they are many.
         self.pending = Pending()
+        # Discovery waits for this event while too many images are pending.
         self._has_room = anyio.Event()
 
-        # Promoted images, oldest first. `_queue` is a heap of those that want a slot, by their order.
         self._claims = Claims(knowledge, anyio.current_time)
+        # Oldest first.
         self._promoted = dict[ImageClaims, _Promoted]()
+        # A heap of the images in phase QUEUED, each with its place in the order of promotions.
         self._queue = list[tuple[int, _Promoted]]()
         self._slots = slots
         self._slots_in_use = 0
 
-        # While draining no further image is promoted. What has begun may go on until `drain_ends`.
+        # While draining no further image is promoted.
         self.draining = False
+        # When the images that have begun are cancelled, on the clock of the event loop.
         self.drain_ends: float | None = None
 
-        # How many manifests of discovered images name a blob.
+        # By digest, how many manifests of discovered images name a blob.
         self.references = Counter[str]()
-        # Artifacts that are at a target, by repository and reference: whether this run copied them.
+        # By target repository and reference, the artifacts that the target holds: True for an
+        # artifact that this run copied.
         self.artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
+        # The hosts to which images of this run are copied.
         self._target_hosts = set[str]()
         # Digests of blobs that are on disk or about to be.
         self._staged = set[str]()
 
-        # For a display: images known and done, bytes expected, and where to ask for the rest.
+        # Only a display reads these: the transport for its counters, and what this run expects.
         self.transport = transport
         self.images_known = 0
         self.images_done = 0
@@ -196,14 +202,14 @@ class Scheduler:
         ]
 
     async def wait_for_room(self) -> None:
-        """Let discovery rest while too much waits for its promotion."""
+        """Wait while too many images are pending; a drain ends the wait."""
         while self.pending.is_full() and not self.draining:
             if self._has_room.is_set():
                 self._has_room = anyio.Event()
             await self._has_room.wait()
 
     def add_image(self, image: Image) -> None:
-        """Let an image wait for its promotion. The caller calls `advance` after the last one."""
+        """Make an image pending. The caller calls `advance` after the last one."""
         host = image.target.host.key
         self._target_hosts.add(host)
         digests = {
@@ -211,33 +217,30 @@ class Scheduler:
             for manifest in (image.tree.root, *image.tree.children)
             for blob in manifest.blobs
         }
-        # What most images share is promoted first. Blobs that an image has copied to this host, or is
-        # about to copy, do not count.
+        # The election counts only blobs that no image has copied to this host or is about to copy.
         uncovered = [
             (host, digest) for digest in digests if not self._claims.is_covered(host, digest)
         ]
         self.pending.add(image, uncovered)
 
     def add_artifacts(self, images: Sequence[Image]) -> None:
-        """Let artifacts wait for their promotion; their subject is at the target. The caller calls
-        `advance` afterwards.
-        """
+        """Make artifacts pending whose subject is at the target. The caller calls `advance` then."""
         self.pending.add_artifacts(images)
 
     def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
-        """Note that a manifest is in a repository, and all that it names."""
+        """Note that a repository holds a manifest and all blobs and children that it names."""
         blobs = [blob.digest for blob in manifest.blobs]
         children = [child.digest for child in manifest.children]
         self._knowledge.commit(where, manifest.digest, blobs, children)
 
     def hurry(self) -> None:
-        """Let images upload what they have waited to mount for too long."""
+        """Let images upload the blobs that they have waited too long to mount."""
         self._give_steps(self._claims.stop_waiting_after(_MOUNT_PATIENCE))
         self.advance()
 
     def drain(self) -> None:
-        """Begin no further image. What has begun may end, without regard to slots: else an image could
-        wait for a slot with all its blobs copied.
+        """Promote no further image. Images that have begun may end, without regard to slots: else an
+        image whose blobs are all copied could still wait for a slot.
         """
         self.draining = True
         self._has_room.set()
@@ -257,9 +260,9 @@ class Scheduler:
                 break
 
         if self._slots_in_use == 0:
-            # Images that wait when nothing is at work wait for what will not come. That happens in a
-            # drain only, as long as an image waits for older ones alone (rule 9). If it happens all
-            # the same, the run has to end, and to name these images.
+            # No image is at work, so nothing will wake the images that still wait. Outside a drain
+            # there are none, because an image waits for older ones alone (rule 9). Should that rule
+            # be broken, the run ends all the same, and names these images.
             for promoted in self._promoted.values():
                 self._abandon(promoted)
 
@@ -273,7 +276,7 @@ class Scheduler:
         promoted.wake()
 
     def _abandon(self, promoted: _Promoted) -> None:
-        """Leave an image undone. Nobody gets what it has claimed, for the run ends."""
+        """Leave an image undone. Its claims pass to nobody, because the run ends."""
         promoted.phase = Phase.ABANDONED
         promoted.wake()
 
@@ -289,16 +292,17 @@ class Scheduler:
         self._promote(image)
 
     def _promote(self, image: Image) -> None:
-        """Claim what an image lacks, and start its coroutine.
+        """Claim what the target lacks of an image, and start the image's coroutine.
 
-        The claims are made in one step, so that an owner is older than all who wait for it (rule 9).
+        Nothing is awaited here, so that the owner of a claim is older than all images that wait for
+        it (rule 9).
         """
         where = image.target.key
         try:
             blobs, children = image.tree.missing_at(
                 lambda digest: self._knowledge.is_committed(where, digest)
             )
-        except NotAtHand:  # the target seemed to hold a child when the image was looked up
+        except NotAtHand:  # when the image was looked up, the target seemed to hold the child
             self._start_again(image)
             return
         except SyncError as error:
@@ -343,30 +347,30 @@ class Scheduler:
     # How an image is copied.
 
     async def _copy_image(self, promoted: _Promoted) -> None:
-        """Copy one promoted image: its blobs, its children, its root. Its artifacts follow it.
+        """Copy one promoted image: its blobs, its children, its root. Then its artifacts are pending.
 
-        A failure is recorded in the image. Where the target lacked what the state said is there, the
-        image starts again. Either way its claims go to the images that wait for them.
+        A failure is recorded in the image. An image whose target lacks something that the state says
+        it holds starts again. In both cases its claims pass to the images that wait for them.
         """
         image = promoted.image
         claims = promoted.claims
 
-        # Copy the blobs that this image owns; others copy theirs. A step may come late: another
-        # image has failed and its claim passed to this one, or it has committed the blob to another
-        # repository of the host, from where it can be mounted now.
+        # Copy the blobs whose claims this image owns. A step may come late: when the claim of a
+        # failed image passes to this one, or when another image has committed a blob elsewhere on
+        # the host, from where it can be mounted now.
         async with anyio.create_task_group() as blobs:
             while step := await promoted.next_step():
                 blobs.start_soon(self._copy_blob, promoted, step)
         if promoted.phase is Phase.ABANDONED:
-            return  # it holds no slot, and stays among the promoted as one that was left undone
+            return  # it holds no slot; it stays in `_promoted`, so that the run knows of it
 
         is_committed = image.error is None and await self._put_manifests(image, claims)
 
-        # Images that wait for this one go on: if it is committed they may mount its blobs, if not
-        # its claims pass to them.
         if is_committed:
+            # Images that wait for this one may mount its blobs now.
             self._give_steps(self._claims.complete(claims))
         else:
+            # Images that wait for this one inherit its claims.
             steps, ready = self._claims.pass_on(claims)
             self._give_steps(steps)
             self._wake_ready(ready)
@@ -379,13 +383,13 @@ class Scheduler:
             self.add_artifacts(image.dependents)
         elif image.error is not None:
             self._end_failed(image)
-        else:  # nothing failed: the target lacked what was known of it
+        else:  # nothing failed: the target lacks something that the state said it holds
             self._start_again(image)
         self.advance()
 
     async def _copy_blob(self, promoted: _Promoted, step: Step) -> None:
-        """Copy one blob, by mount or upload. If that fails, the image fails; its other blobs that are
-        under way go on.
+        """Copy one blob, by mount or upload. A failure fails the image, but stops none of its steps
+        that are under way.
         """
         image = promoted.image
         blob = step.blob
@@ -403,7 +407,7 @@ class Scheduler:
             image.error = image.error or error
         else:
             image.copy.record_blob(blob, result)
-            if result is not BlobResult.UPLOADED:
+            if result is not BlobResult.UPLOADED:  # then nothing was read from the source
                 self.bytes_expected -= bytes_to_read
             is_confirmed = result is not BlobResult.BELIEVED
             ready = self._claims.arrived(step.claims, blob.digest, is_confirmed=is_confirmed)
@@ -416,7 +420,7 @@ class Scheduler:
         self._end_step(promoted)
 
     def _end_step(self, promoted: _Promoted) -> None:
-        """Note that a step has ended. An image that now waits for others gives its slot back (I8)."""
+        """Note that a step has ended. An image that can only wait now gives its slot back (I8)."""
         promoted.running -= 1
         if promoted.is_idle():
             promoted.phase = Phase.WAITING
@@ -433,14 +437,15 @@ class Scheduler:
         return step._replace(mount_from=source)
 
     def _where_to_keep(self, image: Image, blob: Descriptor) -> Keep:
-        """Say where a blob is kept: on disk when other targets need it; in memory when other images
-        need it, it is small, and they cannot all mount it (rule 13).
+        """Say where a blob's bytes are kept for later uploads (rule 13): on disk when other targets
+        need the blob, in memory when it is small and will be uploaded again for another image.
         """
         if image.copy.has_several_targets:
             return "disk"
         never_mounts = self._knowledge.mounts(image.target.host.key) is False
-        is_copied_again = never_mounts or len(self._target_hosts) > 1
-        if self.references[blob.digest] > 1 and is_copied_again and blob.size <= SMALL_BLOB:
+        is_shared = self.references[blob.digest] > 1
+        is_uploaded_again = is_shared and (never_mounts or len(self._target_hosts) > 1)
+        if is_uploaded_again and blob.size <= SMALL_BLOB:
             return "memory"
         return None
 
@@ -454,12 +459,12 @@ class Scheduler:
     # How its manifests are put.
 
     async def _put_manifests(self, image: Image, claims: ImageClaims) -> bool:
-        """Put the children that this image has claimed, then its root. Return whether the root is
-        in the repository now.
+        """Put the children that this image has claimed, then its root; return whether the root is in
+        the repository now.
 
-        False has one of two meanings. With `image.error` the image has failed. Without an error the
-        target lacks a blob or child that was recorded as present: the record is forgotten, and the
-        image has to start again (docs/design.md section 7, "Healing").
+        After False the image has failed if `image.error` is set. Otherwise the target lacks a blob
+        or child that the state says it holds: this has been forgotten, and the image has to start
+        again (docs/design.md section 7, "Healing").
         """
         root = image.tree.root
         # Two tags of one image share its artifacts, which are put once.
@@ -481,10 +486,11 @@ class Scheduler:
         return True
 
     async def _try_to_put(self, image: Image, claims: ImageClaims) -> RegistryError | None:
-        """Put the manifests. Return the refusal that may mean that the target has lost something.
+        """Put the manifests; None when the root is at the target.
 
-        A target that denies what this run has copied there may be late to see it: the manifests are
-        put again after a while. Raises SyncError for any other failure.
+        Returns a refusal that may mean that the target has lost something. Raises SyncError for any
+        other failure. A target that denies what this run has copied there may be late to see it: the
+        manifests are put again after a pause.
         """
         pauses = iter(_ABSENT_PAUSES)
         on_put = partial(self._record_put, claims)
@@ -493,7 +499,7 @@ class Scheduler:
                 await self._transfer.put_manifests(image, claims.own_children, on_put)
                 return None
             except RegistryError as error:
-                if is_immutable(error) and await self._has_immutable_tag(image, error):
+                if is_immutable(error) and await self._check_immutable_tag(image, error):
                     return None
                 if image.has_been_healed or not may_be_stale(error):
                     raise
@@ -504,15 +510,15 @@ class Scheduler:
             await anyio.sleep(pause)
 
     def _record_put(self, claims: ImageClaims, manifest: Manifest) -> None:
-        """Note that a manifest is in its repository; images that wait for it may go on."""
+        """Note that a manifest is in its repository; images that wait for a child may go on."""
         self.commit(claims.where, manifest)
         if manifest.digest in claims.own_children:
             self._wake_ready(self._claims.arrived(claims, manifest.digest))
             self.advance()
 
     def _unconfirmed(self, image: Image, refusal: RegistryError) -> frozenset[str]:
-        """Return the digests in a refused image that no answer of this run has confirmed at the target.
-        Where the refusal names some of these, only those.
+        """Return what a refused image requires and no answer of this run has confirmed at the target.
+        If the refusal names some of these digests, only the named ones are returned.
         """
         where = image.target.key
         unconfirmed = frozenset(
@@ -525,7 +531,8 @@ class Scheduler:
     async def _forget_lost(self, image: Image, refusal: RegistryError) -> None:
         """Forget what the target may have lost, and every manifest that names it.
 
-        Raises the refusal when nothing is lost.
+        Where this run has confirmed all parts of the image, the target is asked for them. Raises the
+        refusal when nothing is lost.
         """
         lost = self._unconfirmed(image, refusal)
         if not lost and _denies_existence(refusal):
@@ -538,9 +545,11 @@ class Scheduler:
             self._knowledge.forget(image.target.key, digest)
         image.has_been_healed = True
 
-    async def _has_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
-        """Say whether a tag that may not be moved names the image already (docs/design.md section
-        9). When it names another one, that is no failure at ecr kinds.
+    async def _check_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
+        """Ask what an immutable tag names; return whether it names the image already.
+
+        Notes in `image` whether the refusal is no failure: at ecr kinds it is none even if the tag
+        names another image (docs/design.md section 9).
         """
         digest_at_target = await image.target.head_manifest(image.reference)
         is_ours = digest_at_target == image.tree.root.digest
@@ -548,7 +557,7 @@ class Scheduler:
         is_skipped_at_ecr = is_ecr and digest_at_target is not None
         image.is_kept_by_immutable_tag = is_ours or is_skipped_at_ecr
 
-        # An attempt whose answer was lost may have put it: then this run has copied it.
+        # After a retry the image was probably put by the first attempt, whose answer was lost.
         is_put_by_us = is_ours and refusal.retries > 0
         if image.is_kept_by_immutable_tag and not is_put_by_us:
             self._discovery.say("debug", "tag_immutable_exists", str(refusal))
@@ -559,7 +568,7 @@ class Scheduler:
         return is_ours
 
     def _start_again(self, image: Image) -> None:
-        """Fetch the manifests that an image lacks now, and let it stand for election again."""
+        """Fetch the manifests that are not at hand, then make the image pending again."""
         self._ask(image.source.host.key, partial(self._fetch_lacking, image))
 
     async def _fetch_lacking(self, image: Image) -> None:
@@ -586,11 +595,13 @@ class Scheduler:
         self.end_if_complete(image.copy)
 
     def end_if_complete(self, copy: ImageCopy) -> None:
-        """End a copy whose images have all ended. Where the target lacks the referrers API, a list of
-        the artifacts is put first.
+        """End a copy if all its images have ended. A target without the referrers API gets lists of
+        the artifacts first.
         """
         if copy.unfinished_images:
             return
+
+        # An artifact that failed is not listed.
         listing = dict[str, list[Descriptor]]()
         for subject, entries in copy.listing.items():
             at_target = [
@@ -612,8 +623,8 @@ class Scheduler:
         try:
             for subject, entries in copy.listing.items():
                 added = await lists.keep(copy.source, copy.target, subject, entries)
-                # Artifacts that the target held, and its list did not name: another writer had
-                # replaced the list.
+                # The target held these artifacts, and its list did not name them, because another
+                # writer had replaced it. They count as copied.
                 relisted = {
                     digest
                     for digest in added
@@ -627,5 +638,5 @@ class Scheduler:
 
 
 def _denies_existence(refusal: RegistryError) -> bool:
-    """Say whether a manifest was refused because something that it names is said not to exist."""
+    """Say whether a manifest was refused because the registry denies that a part of it exists."""
     return refusal.status == 404 or any(code.endswith("_UNKNOWN") for code in refusal.codes)
