@@ -40,7 +40,7 @@ class _Partition(NamedTuple):
     dual_suffix: str  # of hosts that have IPv6 addresses as well
 
 
-# The last one has all other regions.
+# The last partition has all other regions.
 _PARTITIONS = (
     _Partition("us-gov-", "amazonaws.com", "api.aws"),
     _Partition("cn-", "amazonaws.com.cn", "api.amazonwebservices.com.cn"),
@@ -52,7 +52,7 @@ _PARTITIONS = (
     _Partition("", "amazonaws.com", "api.aws"),
 )
 
-# Names of variables, without AWS_ and in lower case: a profile names the same things so.
+# Names of variables, without AWS_ and in lower case. Fields of a profile have the same names.
 _ACCESS_KEY = "access_key_id"
 _TOKEN_FILE = "web_identity_token_file"
 _CONTAINER_PATH = "container_credentials_relative_uri"
@@ -69,15 +69,12 @@ _NEARBY = r"https://.+|http://(localhost|127(\.\d+){3}|169\.254\.170\.23?|\[(::1
 _ECR_HOST = r"[0-9]{12}\.dkr[.-]ecr(?P<fips>-fips)?\.(?P<region>[a-z0-9-]+)\.(?P<dual>on\.aws)?"
 
 _ATTEMPTS = 3
+_PAUSE = 1.0  # seconds between two attempts
+_CONTAINER_SECONDS = 2.0  # for an answer of a container's credential service
+_INSTANCE_SECONDS = 1.0  # for an answer of EC2's metadata service
+_SSO_MARGIN = 60.0  # seconds for which a session of SSO must still serve
 
-# In seconds: between two attempts; for the answer of each metadata service; of life that a session
-# of SSO must have left.
-_PAUSE = 1.0
-_CONTAINER_SECONDS = 2.0
-_INSTANCE_SECONDS = 1.0
-_SSO_MARGIN = 60.0
-
-# In the names of errors that go away by themselves.
+# Parts of the names of errors that pass by themselves.
 _PASSING_ERRORS = "Throttl|TooMany|IDPComm"
 
 
@@ -281,7 +278,7 @@ def _flatten(text: str) -> dict[str, object]:
 def _keys_in(document: Mapping[str, object], origin: str, *secrets: str) -> Credential:
     """Return the keys in variables, a profile or an answer; AuthError where there are none.
 
-    `secrets`: what was sent to get the answer, which may repeat it.
+    `secrets` were sent to get the answer, which may repeat them.
     """
     fields = {
         re.sub("^aws|_", "", name.lower()): str(value) for name, value in document.items() if value
@@ -289,7 +286,7 @@ def _keys_in(document: Mapping[str, object], origin: str, *secrets: str) -> Cred
     access_key = fields.get("accesskeyid", "")
     secret_key = fields.get("secretaccesskey", "")
     session = fields.get("sessiontoken") or fields.get("token") or ""
-    # They go into headers.
+    # Keys go into headers.
     is_ascii = re.fullmatch("[ -~]+", access_key + secret_key + session)
     if access_key and secret_key and is_ascii:
         return Credential(access_key, secret_key, session, origin=origin)
@@ -301,8 +298,8 @@ def _keys_in(document: Mapping[str, object], origin: str, *secrets: str) -> Cred
 class _Settings:
     """The variables and files that AWS's programs read; AuthError for a broken file.
 
-    `variables` has them by name, without AWS_ and in lower case, as a profile names them. `profile`
-    is the one that applies, empty where there is none.
+    `variables`: AWS's variables by name, without AWS_ and in lower case, as in a profile.
+    `profile`: the fields of the profile that applies, empty where there is none.
     """
 
     def __init__(self, machine: CloudEnvironment, cloud_profile: str | None) -> None:
@@ -316,14 +313,14 @@ class _Settings:
         self.credentials_file = (
             self.variables.get("shared_credentials_file") or "~/.aws/credentials"
         )
-        # By `profile NAME` and `sso-session NAME`.
+        # By `profile NAME` or `sso-session NAME`: the fields of the section.
         self._sections: dict[str, dict[str, str]] = {}
         self._read_sections(self.config_file, is_config=True)
         self._read_sections(self.credentials_file, is_config=False)
 
-        # A profile that the configuration names is the only source. One that a variable names has
-        # to exist, but other sources go before it.
+        # A profile that the configuration names is the only source.
         self.required_profile = cloud_profile
+        # A profile that a variable names has to exist, but other sources go before it.
         names = (cloud_profile, *map(self.variables.get, _PROFILE_NAMES))
         self.named_profile = next(filter(None, names), None)
         self.profile_name = self.named_profile or "default"
@@ -411,9 +408,10 @@ class _Client:
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
     ) -> str:
-        """Return the text of the answer, which has fields; AuthError with `hint` for a refusal.
+        """Return the text of the answer, in which `_flatten` finds fields; AuthError with `hint` for
+        a refusal.
 
-        The request is signed with `keys`. `secrets`: what else in it no message may show.
+        `keys` sign the request. `secrets`: what else in the request no message may show.
         """
         all_secrets = secrets if keys is None else (*secrets, *keys.secrets)
         for attempt in range(_ATTEMPTS):
@@ -479,7 +477,10 @@ def _describe_failure(
 
 
 class _KeyChain:
-    """The sources of AWS's keys, in the order of section 4.5. `looked_at`: those tried so far."""
+    """The sources of AWS's keys, in the order of section 4.5.
+
+    `looked_at`: the sources tried so far, as messages name them.
+    """
 
     def __init__(
         self, machine: CloudEnvironment, settings: _Settings, client: _Client, region: str
@@ -488,7 +489,7 @@ class _KeyChain:
         self._settings = settings
         self._variables = settings.variables
         self._client = client
-        self._region = region  # the registry's: STS is asked there, where no other one is set
+        self._region = region  # the registry's; STS is asked there where settings name none
         self.looked_at: list[str] = []
 
     async def find(self) -> Credential | None:
@@ -569,9 +570,10 @@ class _KeyChain:
     # A profile.
 
     async def _from_profile(self, name: str, *way: str) -> Credential | None:
-        """Return the keys of a profile. None where it has none, unless it is the only source.
+        """Return the keys of a profile; None where it has none and another source may be asked.
 
-        `way`: the profiles that have led to this one as their source, which must give keys then.
+        `way`: the profiles that led here, each of which names the next one as its source. AuthError
+        where the profile at the end of such a way has no keys, or a named profile does not exist.
         """
         settings = self._settings
         profile = settings.section(f"profile {name}")
@@ -584,7 +586,7 @@ class _KeyChain:
             return None
 
         has_keys = "aws_access_key_id" in profile
-        # The keys of a source profile are used, even where it has a role as well.
+        # A source profile gives its own keys, even where it has a role as well.
         is_source_with_keys = bool(way) and has_keys
         if _TOKEN_FILE in profile:
             return await self._assume_by_token(profile, origin)
@@ -610,7 +612,7 @@ class _KeyChain:
     ) -> Credential:
         """Return the keys that assume a profile's role; AuthError where there are none."""
         source_profile = profile.get("source_profile")
-        source = profile.get("credential_source", "")
+        credential_source = profile.get("credential_source", "")
         sources: dict[str, Callable[[], Awaitable[Credential | None]]] = {
             "EcsContainer": self._from_container,
             "Ec2InstanceMetadata": self.from_instance,
@@ -621,8 +623,8 @@ class _KeyChain:
         if "mfa_serial" in profile:
             raise _error(f"{origin} has mfa_serial, and nobody is here to type a code")
 
-        has_one = bool(source_profile) != bool(source)
-        if not has_one or not (source_profile or source in sources):
+        names_one_source = bool(source_profile) != bool(credential_source)
+        if not names_one_source or not (source_profile or credential_source in sources):
             raise _error(
                 f"{origin} needs either source_profile or credential_source ({', '.join(sources)})"
             )
@@ -630,7 +632,7 @@ class _KeyChain:
         if source_profile:
             keys = await self._from_profile(source_profile, *way, name)
         else:
-            keys = await sources[source]()
+            keys = await sources[credential_source]()
 
         if keys is None:
             raise _error(f"{origin}: its credential_source gives nothing: {self.looked_at[-1]}")
@@ -665,12 +667,12 @@ class _KeyChain:
         return _keys_in(_flatten(answer), origin, token)
 
     async def _sso_token(self, session: str, fields: dict[str, str], origin: str, hint: str) -> str:
-        """Return the token that `aws sso login` has left. One that has ended is renewed, in memory
-        only.
+        """Return the token that `aws sso login` has left. A token that has ended is renewed, in
+        memory only.
         """
         name = name_hash(session or fields["sso_start_url"])
         cached = _flatten(self._settings.read_named(f"~/.aws/sso/cache/{name}.json", origin, hint))
-        # Both are UTC in the same form, which sorts as text.
+        # Both times are UTC in the same form, which sorts as text.
         soon = time.gmtime(self._machine.wall() + _SSO_MARGIN)
         is_live = str(cached.get("expiresAt"))[:19] >= time.strftime("%Y-%m-%dT%H:%M:%S", soon)
         if is_live:

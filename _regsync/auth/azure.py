@@ -37,11 +37,9 @@ _ASSERTION_TYPE = (
     "urn:ietf:params:oauth:client-assertion-type:jwt-bearer",
 )
 
-# In seconds: to find out whether there is a metadata service; for it to give a token; of life that
-# a token of the command line must have left.
-_PROBE_SECONDS = 1.0
-_TOKEN_SECONDS = 30.0
-_LEAST_TOKEN_LIFE = 300.0
+_PROBE_SECONDS = 1.0  # for any answer of a metadata service, which shows that there is one
+_TOKEN_SECONDS = 30.0  # for a token of a metadata service
+_LEAST_TOKEN_LIFE = 300.0  # seconds for which a token of the command line must still serve
 
 # The client id of Azure's command line, and the user name that goes with a refresh token (section
 # 6.1).
@@ -106,10 +104,14 @@ class _Source(NamedTuple):
 
     origin: str
     url: str
-    fields: tuple[Pair, ...]
+    fields: tuple[Pair, ...]  # of the form or the query; an empty field is not sent
     hint: str
     secret: str  # in the request; no message may show it
-    headers: tuple[Pair, ...] = ()  # only a metadata service has some
+    headers: tuple[Pair, ...] = ()  # a metadata service's; empty for an authority
+
+    @property
+    def is_metadata_service(self) -> bool:
+        return bool(self.headers)
 
     def __repr__(self) -> str:
         return "<Source>"  # it holds secrets
@@ -251,7 +253,7 @@ def _metadata_source(
     """Describe how to ask a service of managed identities. Where the service wants a secret in a
     `header`, that is its name and value.
     """
-    # A field that is empty is not sent.
+    # Without AZURE_CLIENT_ID, the empty field is not sent.
     fields = (("api-version", version), ("client_id", machine.environ.get("AZURE_CLIENT_ID", "")))
     headers: tuple[Pair, ...] = (("Metadata", "true"),)
     secret = ""
@@ -266,8 +268,8 @@ async def _machine_token(machine: CloudEnvironment, audiences: tuple[str, ...]) 
 
     AuthError or WireError where it gives no token, as for a machine without an identity.
     """
-    # A token may take seconds. So a request that is refused at once, for it lacks a header, finds
-    # out first whether anybody answers there.
+    # A token may take seconds. This request lacks a header, so that a metadata service refuses it
+    # with 400 at once: it only shows whether there is one.
     url = f"{_METADATA_URL}?api-version={_METADATA_VERSION}"
     answer = await machine.fetch("GET", url, [], b"", _PROBE_SECONDS)
     if answer.status in (401, 403, 404):
@@ -313,8 +315,8 @@ async def _command_line_token(
     return _DirectoryToken(source.origin, await _token(machine, source, cloud.audiences))
 
 
-# The next four functions read documents of any shape. They raise whatever that raises, and
-# `_command_line_token` turns it into an AuthError.
+# The next five functions read documents of any shape. Whatever they raise becomes an AuthError in
+# `_command_line_token`.
 
 
 def _subscription(profile: Any, cloud: _Cloud) -> Any | None:
@@ -374,8 +376,8 @@ def _text(value: object) -> str:
 
 async def _token(machine: CloudEnvironment, source: _Source, audiences: tuple[str, ...]) -> str:
     """Return a source's token for the first audience that the directory knows (section 6.2)."""
-    *others, last = audiences
-    for audience in others:
+    *first_choices, last = audiences
+    for audience in first_choices:
         try:
             return await _token_for(machine, source, audience)
         except AuthError as error:
@@ -387,18 +389,19 @@ async def _token(machine: CloudEnvironment, source: _Source, audiences: tuple[st
 async def _token_for(machine: CloudEnvironment, source: _Source, audience: str) -> str:
     resource = ("resource", f"https://{audience}")
     scope = ("scope", f"https://{audience}/.default")
-    wanted = resource if source.headers else scope
+    wanted = resource if source.is_metadata_service else scope
     return await _ask(machine, source._replace(fields=(*source.fields, wanted)), "access_token")
 
 
 async def _ask(machine: CloudEnvironment, source: _Source, field: str) -> str:
     """Ask a source, and return a field of its answer.
 
-    RegistryError for an answer that passes, AuthError for a refusal, with its reason (section 6.2).
+    RegistryError where a repetition may succeed, AuthError for a refusal, with its reason (section
+    6.2).
     """
     form = urlencode([(name, value) for name, value in source.fields if value], errors="replace")
     with redacting(lambda: (source.secret,)):
-        if source.headers:
+        if source.is_metadata_service:
             url = f"{source.url}?{form}"
             answer = await machine.fetch("GET", url, [*source.headers], b"", _TOKEN_SECONDS)
         else:
@@ -418,6 +421,6 @@ async def _ask(machine: CloudEnvironment, source: _Source, field: str) -> str:
 
 
 def _reason(text: str) -> str:
-    """Return the code and the first line of an error. What follows them names tenants and users."""
+    """Return the code and the first line of an error. Its other lines name tenants and users."""
     words = r'"(?:error|code|error_description|message)" *: *"([^"\\]*)'
     return ": ".join(re.findall(words, text)[:2]).partition(" Trace ID")[0]

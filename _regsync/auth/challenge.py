@@ -103,7 +103,7 @@ def _objection_to(
     try:
         parts = urlsplit(realm)
         host = (parts.hostname or "").rstrip(".")
-        _ = parts.port
+        _ = parts.port  # ValueError for a port that is no number
     except ValueError:
         host = ""
     if not host or not realm.isascii() or not realm.isprintable() or " " in realm:
@@ -148,7 +148,7 @@ class _ErrorEntry(NamedTuple):
 
 def parse_error_body(body: bytes) -> tuple[tuple[str, ...], str]:
     """Return the codes and the message of an error body, in any shape of docs/protocol-facts.md
-    section 1.12. An HTML page has neither.
+    section 1.12. Both are empty for an HTML page.
 
     The message is the server's own text, of any length. Secrets are to be redacted before it is
     cut.
@@ -160,8 +160,8 @@ def parse_error_body(body: bytes) -> tuple[tuple[str, ...], str]:
 
     entries = _error_entries(document.get("errors"))
     if not entries:
-        shapes = ("message", "error_description", "details", "error")
-        texts = filter(None, (_as_text(document.get(shape)) for shape in shapes))
+        fields = ("message", "error_description", "details", "error")
+        texts = filter(None, (_as_text(document.get(field)) for field in fields))
         entries = [_ErrorEntry(message=next(texts, ""))]
     codes = tuple(entry.code for entry in entries if entry.code)
     sentences = (" ".join(filter(None, entry)) for entry in entries)

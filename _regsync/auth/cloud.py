@@ -86,7 +86,7 @@ class CloudModule(Protocol):
 def life_of(token: str, now: float) -> float | None:
     """Return for how many seconds a JWT serves; None where it does not say.
 
-    They are counted from its own `iat`, where it has one: the clock here may be wrong.
+    The seconds count from its own `iat`, where it has one: the clock here may be wrong.
     """
     try:
         claims = json.loads(b64decode(token.split(".")[1] + "==", "-_"))
@@ -116,8 +116,8 @@ _RETRY_SECONDS = 60.0
 class CloudLogin:
     """The login of one identity at one cloud, renewed before its end.
 
-    `probing_metadata`: nothing here names an identity, so only the metadata service is asked, until
-    it has given one.
+    With `probing_metadata`, nothing here names an identity: only the metadata service is asked, until
+    it has given a login.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class CloudLogin:
         self.machine = clouds.machine
         self._probing_metadata = probing_metadata
         self._credential: Credential | None = None
-        self._error: SyncError | None = None
-        self._renewals = 0
+        self._error: SyncError | None = None  # of the last renewal, for all who waited for it
+        self._renewals = 0  # how many have ended
         self.expires = math.inf  # seconds since 1970, by the wall clock
 
         # By the clock of the event loop: when to renew the login, and until when it serves.
@@ -141,9 +141,10 @@ class CloudLogin:
         self._lock = clouds.probe_lock(cloud) if probing_metadata else anyio.Lock()
 
     async def credential(self, refused: Credential | None = None) -> Credential | None:
-        """Return what to log in with, another than `refused`; None where no cloud answers.
+        """Return what to log in with, renewed where it is due; None where no cloud answers.
 
-        All who wait share one renewal, and its SyncError where it failed.
+        `refused` is renewed at once if it is still in use. All who wait share one renewal, and its
+        SyncError where it failed.
         """
         renewals = self._renewals
         if refused and refused == self._credential:
@@ -151,6 +152,7 @@ class CloudLogin:
             self._valid_until = -math.inf
         if anyio.current_time() >= self._renew_at:
             async with self._lock:
+                # Another caller may have renewed it while this one waited.
                 if renewals == self._renewals:
                     await self._renew()
             if self._error is not None:
@@ -190,11 +192,11 @@ class CloudLogin:
         self.expires = login.expires
         life = login.expires - self._clouds.machine.wall()
         if life <= 0:
-            # By a clock that is wrong it has ended already: a 401 will tell.
+            # By our clock the login has ended already. The clock may be wrong: a 401 will tell.
             life = math.inf
         self._valid_until = began + life
         serves = min(life * (1 - _EARLY_SHARE), life - _EARLY_SECONDS)
-        # A short one serves at least half its life.
+        # A short login serves at least half its life.
         self._renew_at = began + max(serves, life / 2)
 
 
@@ -205,17 +207,18 @@ class Clouds:
         self.machine = machine
         self.module = module
         self.absent: set[str] = set()  # clouds whose metadata service does not answer here
-        self._configured: dict[str, bool] = {}  # whether something here names an identity
+        self._configured: dict[str, bool] = {}  # by cloud: whether something here names an identity
         self._probe_locks: dict[str, anyio.Lock] = {}
+        # By cloud, `_login_key`, profile, and whether metadata is only probed.
         self._logins: dict[tuple[object, ...], CloudLogin] = {}
 
     def reload(self) -> None:
-        """Let another run look again: files change, a metadata service may start after a pod."""
+        """Forget what was not found: files change, a metadata service may start after a pod."""
         self.absent.clear()
         self._configured.clear()
 
     def probe_lock(self, cloud: str) -> anyio.Lock:
-        """Return the lock that all share who ask one cloud's metadata service."""
+        """Return the lock that all logins share that probe one cloud's metadata service."""
         return self._probe_locks.setdefault(cloud, anyio.Lock())
 
     def find(
@@ -236,7 +239,7 @@ class Clouds:
             if credential is not None:
                 return credential
         probing = not has_identity
-        key = (cloud, _realm_of_login(cloud, registry), registry.cloud_profile, probing)
+        key = (cloud, _login_key(cloud, registry), registry.cloud_profile, probing)
         if key not in self._logins:
             self._logins[key] = CloudLogin(self, cloud, registry, probing)
         return self._logins[key]
@@ -271,8 +274,8 @@ def _cloud_for(registry: Registry) -> str | None:
     return None
 
 
-def _realm_of_login(cloud: str, registry: Registry) -> str:
-    """Return what is the same for all registries of one login, and differs between logins
+def _login_key(cloud: str, registry: Registry) -> str:
+    """Return a text that is the same for all registries of one login, and differs between logins
     (docs/protocol-facts.md section 4.3).
     """
     if cloud == "google":

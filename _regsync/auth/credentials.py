@@ -74,10 +74,10 @@ def find_credential(
     read: ReadFile,
     repository: str | None = None,
 ) -> Credential | None:
-    """Return what to log in with to a registry, None for nobody.
+    """Return the credential for a registry, None where no source has one.
 
-    AuthError for a source that cannot be used, and for a kind of source that the configuration
-    names and that has nothing.
+    AuthError for a source that cannot be used, and where `auth_type` names a kind of source that
+    has none.
     """
     method = registry.auth_type
     where = f"registry {registry.alias!r}"

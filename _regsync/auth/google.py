@@ -43,11 +43,11 @@ _GRANT_HINT = (
     "on that account"
 )
 
-# In seconds: the life that is asked for a token; the pauses between attempts; how long a metadata
-# server may take to answer. The last attempt is short: it is the only one where nothing says that
-# there is a metadata server.
-_LIFE = 3600
-_PAUSES = (1.0, 2.0)
+_LIFE = 3600  # seconds for which a token is asked to serve
+_PAUSES = (1.0, 2.0)  # seconds between attempts
+
+# Seconds for an answer of a metadata server. The last attempt is short: it is the only one where
+# nothing says that there is such a server.
 _METADATA_SECONDS = 3.0
 _LAST_METADATA_SECONDS = 1.0
 
@@ -172,8 +172,7 @@ async def _ask_metadata(machine: CloudEnvironment, probing: bool) -> Login:
     url = f"{account}/token?scopes={quote(_SCOPE, safe='')}"
     pauses = () if probing else _PAUSES
     answer = await server.ask("GET", url, [("Metadata-Flavor", "Google")], pauses=pauses)
-    # Another server may answer at this address, so the answer has to say whose it is. (google-auth
-    # finds out by a ping before.)
+    # Another server may answer at this address, so the answer has to say that it is Google's.
     if answer.headers.get("metadata-flavor") != "Google":
         raise server.error("not Google's")
     return server.read_token(answer, _ATTACH_HINT)
@@ -230,15 +229,15 @@ class _CredentialFile(NamedTuple):
         secrets: tuple[str, ...] = (),
         pauses: tuple[float, ...] = _PAUSES,
     ) -> Answer:
-        """Make a request, and repeat one that fails after each of `pauses`; AuthError where there
-        is no answer.
+        """Make a request, and repeat it after each of `pauses` as long as it fails. Return the last
+        answer, of whatever status; AuthError where the last attempt has none.
 
-        `secrets`: what is in the request and no message may show.
+        `secrets` are in the request; no message may show them.
         """
         # A metadata server is asked by plain http. It may refuse for a while after the start of a
         # pod (section 5.4).
         is_metadata = not url.startswith("https:")
-        passing = (403, 404, 429) if is_metadata else (429,)
+        passing_statuses = (403, 404, 429) if is_metadata else (429,)
         fetch = self.machine.fetch
         with redacting(lambda: secrets):
             for pause in pauses:
@@ -248,7 +247,7 @@ class _CredentialFile(NamedTuple):
                 except WireError:
                     await anyio.sleep(pause)
                     continue
-                if answer.status < 500 and answer.status not in passing:
+                if answer.status < 500 and answer.status not in passing_statuses:
                     return answer
                 await anyio.sleep(pause)
 

@@ -49,15 +49,15 @@ _SHORTEST_LIFE = 60.0
 # ACR 400).
 _WITHOUT_POST = (400, 401, 404, 405)
 
-# Statuses by which a token service may refuse all repositories of a request because of one of them,
-# or because they are many (ghcr: 403).
+# Statuses by which a token service may refuse a request for several repositories because of one
+# repository, or because of their number (ghcr: 403).
 _SPOILT_BY_ONE = (400, 403, 404, 413, 414, 431)
 
-# The values in a URL's query, any of which may sign it. Shorter ones would be found in any text,
-# longer ones do not fit into a line.
+# A value in a URL's query: any value may be the URL's signature. A shorter value would be found in
+# any text, a longer one does not fit into a line.
 _SIGNATURES = "=([^&]{8,2048})"
 
-# How many tokens are remembered after they were dropped: requests that carry them may be under way.
+# How many dropped tokens are remembered: requests that carry them may be under way.
 _MOST_DROPPED = 64
 
 # How often one request may find that a token which had worked has ended.
@@ -77,7 +77,7 @@ class _Use(NamedTuple):
 class Refusal(Enum):
     """Why a refused request may be repeated."""
 
-    # It had no login, or one that has not worked for such a request yet. Another one may.
+    # It had no login, or one that has not worked for its kind of request yet. Another may work.
     UNPROVEN = auto()
 
     # Its token had worked, and has ended: it was revoked, or counts its uses.
@@ -95,13 +95,15 @@ class LoginRefusals:
         self._ended = 0
 
     def may_repeat(self, refusal: Refusal | None) -> bool:
-        """Count a refusal. Return whether the request goes again; with None no login helps."""
+        """Count a refusal. Return whether the request may be repeated: never after None, for which
+        no login helps.
+        """
         if refusal is Refusal.UNPROVEN:
             self._unproven += 1
         elif refusal is Refusal.ENDED:
             self._ended += 1
-        # REPLACED is not counted. Each token that was replaced has let other requests in, so their
-        # number falls until this one comes through.
+        # REPLACED is not counted: each replaced token has let other requests in. So fewer and fewer
+        # requests compete, until this one comes through.
         within_bounds = self._unproven <= 1 and self._ended <= _MOST_RENEWALS
         return refusal is not None and within_bounds
 
@@ -109,30 +111,30 @@ class LoginRefusals:
 class _Token:
     """A token, from the moment in which it is asked for.
 
-    When `done` is set the request for it has ended: it has a `value`, or an `error`. It has neither
-    when the request was cancelled, or asked for more than the registry allows.
+    `done` is set when the exchange for it has ended. The token then has a `value` or an `error`, or
+    neither where the exchange was cancelled or asked for more than the registry allows.
     """
 
     def __init__(self, scopes: _Scopes, covers_more: bool, requested_at: float) -> None:
         self.scopes = scopes
-        self.covers_more = covers_more  # than what the request that caused it needs
+        self.covers_more = covers_more  # whether `scopes` has more than one request needs
         self.requested_at = requested_at
         self.renew_at: float | None = None  # None: its life is unknown
         self.value = ""
         self.error: SyncError | None = None
         self.done = anyio.Event()
-        self.worked_for: set[_Use] = set()  # what it has let in
+        self.worked_for: set[_Use] = set()  # the uses that it has let in
 
 
 class _TokenCache:
-    """The tokens of one registry, and those that are asked for."""
+    """The tokens of one registry: those that it has given, and the pending ones."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._tokens: dict[frozenset[Pair], _Token] = {}  # by scopes
-        self._by_value: dict[str, _Token] = {}  # the same
+        self._by_value: dict[str, _Token] = {}  # the same tokens, by their texts
         self._dropped = deque[_Token](maxlen=_MOST_DROPPED)
-        self.pending: list[_Token] = []
+        self.pending: list[_Token] = []  # the exchange for each is under way
         self.needs_exact = False  # whether each request needs a token for exactly what it touches
         self.any_serves = False  # whether any token is for all repositories
 
@@ -170,9 +172,9 @@ class _TokenCache:
         )
 
     def find(self, needed: _Scopes, before_body: bool) -> _Token | None:
-        """Return the youngest token that serves a request, or else the youngest asked for."""
+        """Return the youngest given token that serves a request, or else the youngest pending."""
         if self.needs_exact:
-            # There may be thousands, and only one can serve.
+            # There may be thousands of tokens, and only one has these scopes.
             exact = self._tokens.get(frozenset(needed.items()))
             tokens = [exact] if exact else []
         else:
@@ -185,7 +187,7 @@ class _TokenCache:
         return max(serving, key=lambda token: (bool(token.value), token.requested_at), default=None)
 
     def covered_scopes(self, before_body: bool) -> set[Pair]:
-        """Return the scopes of all live tokens, and of those that are asked for."""
+        """Return the scopes of all live tokens, given or pending."""
         tokens = [*self._tokens.values(), *self.pending]
         return {
             scope
@@ -195,7 +197,7 @@ class _TokenCache:
         }
 
     def add(self, new_token: _Token) -> None:
-        """Keep a new token; drop the one that it replaces, and those that are known to have ended."""
+        """Keep a new token; drop the old token of the same scopes, and all that have ended."""
         key = frozenset(new_token.scopes.items())
         outdated = [
             old_key
@@ -208,9 +210,10 @@ class _TokenCache:
         self._by_value[new_token.value] = new_token
 
     def drop(self, refused: _Token, needed: _Scopes) -> list[str]:
-        """Drop a refused token, and older ones for the same request; return their values.
+        """Drop a refused token and each older token that serves the same request; return the values
+        of all dropped tokens.
 
-        The older ones will end before it: the request would be refused once more.
+        An older token ends before the refused one: with it the request would be refused once more.
         """
         dropped = [
             key
@@ -238,8 +241,8 @@ class Authenticator:
     each may be cancelled.
 
     `login_hint` says how a credential gets here, `denied_hint` what may help where the registry
-    does not let us do what we ask. `is_proven` once a request with the present credential was let
-    in.
+    does not let us do what we ask. `is_proven` says whether a request with the present credential
+    was let in.
     """
 
     def __init__(
@@ -271,10 +274,11 @@ class Authenticator:
         self._challenge: Challenge | None = None
         # A challenge from the state may be out of date.
         self._challenged_in_this_run = False
-        self._planned_scopes: dict[str, str] = {}
+        self._planned_scopes: dict[str, str] = {}  # actions of this run, by repository
         self._tokens = _TokenCache(now)
         # By repository and actions: the registry's own words for a scope, where ours do not serve.
         self._scope_overrides: dict[Pair, str] = {}
+        # The scope that covers all repositories, where the registry names such a one; else empty.
         self._scope_for_all = ""
 
     def _use(self, credential: Credential | None) -> None:
@@ -294,10 +298,10 @@ class Authenticator:
             )
 
     async def _renew_cloud_login(self, refused: Credential | None = None) -> bool:
-        """Have a cloud's login that has not ended. Return whether it is another one than before.
+        """Renew a cloud's login where it is due. Return whether the credential has changed.
 
-        With `refused`, another one than this is asked for, unless it never let us in: then the next
-        one would be refused as well.
+        With `refused`, renew it unless another task has replaced that credential already. One that
+        never let us in is not renewed: the next one would be refused as well.
         """
         if self.cloud_login is None or (refused == self.credential and not self.is_proven):
             return False
@@ -315,8 +319,8 @@ class Authenticator:
         self._challenged_in_this_run = False
 
     def plan_scope(self, repository: str, actions: str) -> None:
-        """Declare that this run uses a repository, so that tokens cover it (rule 2: up to eight of
-        them in one token).
+        """Declare that this run uses a repository, so that tokens cover it (rule 2: one token
+        covers up to eight repositories).
         """
         planned = self._planned_scopes.get(repository, actions)
         self._planned_scopes[repository] = _union(planned, actions)
@@ -332,14 +336,14 @@ class Authenticator:
         challenge = [*self._challenge] if self._challenge else None
         if challenge:
             redacted = self.redact(" ".join(challenge))
-            # One that repeats a secret is not kept, nor one that is too long to be searched.
+            # A challenge that repeats a secret is not kept, nor one too long to be searched.
             if "***" in redacted or redacted.endswith("…"):
                 challenge = None
         return [challenge, self._tokens.needs_exact]
 
     def restore(self, snapshot: object) -> None:
-        """Take over the `snapshot` of an earlier run, which saves the first bare request. A realm
-        is checked when it is used.
+        """Take over the `snapshot` of an earlier run, which saves the request without a login that
+        asks for a challenge. The realm is checked when it is used.
         """
         if not isinstance(snapshot, list | tuple) or len(snapshot) != 2:
             return
@@ -348,7 +352,7 @@ class Authenticator:
             self._tokens.needs_exact = True
         if self._challenge is not None or not isinstance(fields, list | tuple):
             return
-        if len(fields) != 5:
+        if len(fields) != len(Challenge._fields):
             return
         if all(isinstance(field, str) for field in fields):
             challenge = Challenge(*fields)
@@ -358,7 +362,7 @@ class Authenticator:
                 self._challenge = challenge
 
     def secrets(self) -> Iterator[str]:
-        """Yield all that no text may show: what is in use, and what was lately; some are empty."""
+        """Yield the secrets in use and those lately in use, which no text may show; some are empty."""
         yield self._refresh_token
         yield from self._tokens.values()
         yield from self.credential.secrets
@@ -380,7 +384,7 @@ class Authenticator:
         self, repository: str, actions: str, extra: Iterable[Pair] = (), before_body: bool = False
     ) -> str | None:
         """Return a request's Authorization header, None for a request without; SyncError where
-        there is no token to be had.
+        no token can be had. The challenge of an earlier run is forgotten where it gives none.
 
         `extra`: further repositories that the request touches, each with its actions.
         `before_body`: the request carries a body, which cannot be sent twice.
@@ -404,7 +408,7 @@ class Authenticator:
             was_refused = isinstance(error, AuthError) and error.fatal
             if error.retryable or self._challenged_in_this_run or was_refused:
                 raise
-        # The challenge from the state leads nowhere any more: a bare request brings the present
+        # The challenge from the state is out of date: a request without a login brings the present
         # one.
         self._challenge = None
         return None
@@ -456,18 +460,18 @@ class Authenticator:
         token = self._tokens.sent_in(used)
         if token is None or not token.worked_for or offered.error == "insufficient_scope":
             return Refusal.UNPROVEN
-        # A token that has only let in something else may lack a right here: unless the registry
-        # says that it is invalid, it counts as new.
+        # A token that worked only for other uses may lack a right here: unless the registry says
+        # that it is invalid, it counts as unproven.
         if use not in token.worked_for and offered.error != "invalid_token":
             return Refusal.UNPROVEN
         return Refusal.ENDED if self._tokens.is_in_use(token) else Refusal.REPLACED
 
     async def offer(self, challenges: Iterable[str], repository: str, actions: str) -> bool:
-        """Let requests carry the credential from now on, though none was refused without it. Return
-        whether there is one that can be carried.
+        """Let requests carry the credential from now on, though no request without it was refused.
+        Return whether there is a credential that they can carry.
 
-        `challenges` come from an answer that let us in. Where there are none, the registry itself
-        is shown the credential.
+        `challenges` come from an answer that let us in. Where there are none, the credential goes
+        to the registry itself.
         """
         await self._renew_cloud_login()
         if self.is_anonymous:
@@ -496,7 +500,7 @@ class Authenticator:
         return known
 
     async def _prepare_basic(self, used: str | None) -> None:
-        """Have a password other than the one refused in `used`; AuthError where there is none."""
+        """Renew a password that was refused in `used` or is due; AuthError where there is none."""
         await self._renew_cloud_login()
         if self.credential.basic is None:
             lack = f"{self.credential.origin} has none"
@@ -509,7 +513,10 @@ class Authenticator:
 
     def on_forbidden(self, used: str | None) -> Refusal | None:
         """Learn from the 403 to a request that carried the header `used`. Return why it may be
-        repeated: a token for this request alone may do better. None where that has been tried.
+        repeated; None where its token was for it alone, or no other token can be had.
+
+        A token for several repositories may lack a right that a token for one has: from now on each
+        token covers one request only.
         """
         if not (used or "").startswith("Bearer ") or self.credential.registry_token:
             return None
@@ -534,21 +541,21 @@ class Authenticator:
         token = self._tokens.sent_in(used)
         scope = offered.scope
         is_too_narrow = offered.error == "insufficient_scope" and used is not None
-        is_of_another = ":" in scope and f" repository:{repository}:" not in f" {scope}"
-        needs_exact = is_of_another
+        is_of_other_repository = ":" in scope and f" repository:{repository}:" not in f" {scope}"
+        needs_exact = is_of_other_repository
 
         if scope and ":" not in scope:
-            # ECR Public's is `aws`, whatever the repository.
+            # ECR Public's scope is `aws`, whatever the repository.
             self._scope_for_all = scope
             self._tokens.any_serves = True
-        elif scope and (is_of_another or is_too_narrow):
+        elif scope and (is_of_other_repository or is_too_narrow):
             self._scope_overrides[repository, actions] = scope
 
         if token is not None and self._tokens.is_in_use(token):
             # An answer that comes later may repeat a dropped token.
             self._secrets_seen.extend(self._tokens.drop(token, {repository: actions}))
-            # Some registries only look at the first scope of a token. They refuse it before its
-            # time, for what it has never let in, and do not call it invalid.
+            # Some registries look only at the first scope of a token. They refuse a live token for
+            # a use that it has never let in, and do not call it invalid.
             is_early = (
                 refusal is Refusal.UNPROVEN
                 and self._tokens.is_live(token, before_body=True)
@@ -561,7 +568,7 @@ class Authenticator:
     # Tokens.
 
     async def _token_for(self, needed: _Scopes, before_body: bool) -> str:
-        """Return a token for a request. All who need the same token wait for one exchange."""
+        """Return the text of a token for a request. Callers of the same token share one exchange."""
         while True:
             token = self._tokens.find(needed, before_body)
             if token is None:
@@ -570,14 +577,14 @@ class Authenticator:
                 return token.value
             if not token.done.is_set():
                 await token.done.wait()
-            # Without an error, the exchange was cancelled or asked for too much: the first who
-            # looks again asks anew.
+            # Without an error, the exchange was cancelled or asked for too much: the first caller
+            # that gets here begins another.
             if token.error is not None and self._tokens.has_rights(token, needed):
                 raise token.error.without_place() from token.error
 
     async def _request_token(self, needed: _Scopes, before_body: bool) -> _Token:
-        """Ask for a token that covers what is needed, and what this run will need next. It may come
-        back without a value (see `_Token`).
+        """Ask for a token that covers what is needed, and what this run will need next. Return it,
+        with or without a value (see `_Token`).
         """
         scopes = self._scopes_to_ask(needed, before_body)
         token = _Token(scopes, scopes != needed, self._now())
@@ -588,7 +595,7 @@ class Authenticator:
             answer = await self._exchange(token.scopes)
             if answer.status == 401 and await self._renew_cloud_login(credential):
                 answer = await self._exchange(token.scopes)
-            # A 401 to a password ends it: accounts get locked by another attempt.
+            # A refused password is not sent again, for fewer scopes either: accounts get locked.
             may_be_spoilt = answer.status in _SPOILT_BY_ONE or (
                 answer.status == 401 and self.is_anonymous
             )
