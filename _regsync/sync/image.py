@@ -25,7 +25,7 @@ class BlobResult(enum.Enum):
     UPLOADED = enum.auto()
     MOUNTED = enum.auto()
     PRESENT = enum.auto()  # it was there already
-    BELIEVED = enum.auto()  # it is there already by an answer that no HEAD has confirmed
+    BELIEVED = enum.auto()  # the answer to a POST says that it is there; no HEAD has confirmed it
 
 
 # Blobs of one image. Real images name hundreds, a hostile index could name hundreds of thousands.
@@ -37,10 +37,12 @@ class NotAtHand(ContentError):
 
 
 class Tree(NamedTuple):
-    """The manifests of an image: `children` in the order in which they are put, without the root."""
+    """The manifests of an image."""
 
     root: Manifest
+    # All manifests below the root that were fetched, in the order in which they are put.
     children: tuple[Manifest, ...]
+    # The root's digest at the source, which differs where platforms are filtered.
     source_digest: str
 
     @property
@@ -50,7 +52,7 @@ class Tree(NamedTuple):
 
     @property
     def required_digests(self) -> frozenset[str]:
-        """Return what the target has to hold before the root: all blobs, all children."""
+        """Return the digests that the target has to hold before the root: all blobs, all children."""
         return frozenset(
             descriptor.digest
             for manifest in (self.root, *self.children)
@@ -59,8 +61,8 @@ class Tree(NamedTuple):
 
     @property
     def is_image(self) -> bool:
-        """Say whether every config is an image's: of such a manifest registries notice that a blob is
-        absent (docs/design.md section 7).
+        """Say whether every config is an image's: registries refuse such a manifest while a blob of it
+        is absent (docs/design.md section 7).
         """
         return all(
             manifest.config.media_type in IMAGE_CONFIGS if manifest.config else not manifest.layers
@@ -68,9 +70,9 @@ class Tree(NamedTuple):
         )
 
     def with_ancestors(self, lost: frozenset[str]) -> frozenset[str]:
-        """Return `lost` and every manifest that names some of it, at any depth."""
+        """Return the digests `lost`, and those of all manifests above them."""
         digests = set(lost)
-        for manifest in (*self.children, self.root):
+        for manifest in (*self.children, self.root):  # each comes after its own children
             if any(descriptor.digest in digests for descriptor in manifest.dependencies):
                 digests.add(manifest.digest)
         return frozenset(digests)
@@ -80,9 +82,9 @@ class Tree(NamedTuple):
     ) -> tuple[tuple[Descriptor, ...], tuple[Manifest, ...]]:
         """Return the blobs, each once, and the children that a target lacks.
 
-        `is_committed` says whether the target holds a manifest with all that is below it. Raises
-        NotAtHand for a child that would have to be fetched first, ContentError for a tree that
-        contradicts itself or is too large.
+        `is_committed` says whether the target holds a manifest with all that is below it. Both are
+        empty for a committed root. Raises NotAtHand for a child that would have to be fetched first,
+        ContentError for a tree that contradicts itself or is too large.
         """
         if is_committed(self.root.digest):
             return (), ()
@@ -91,20 +93,20 @@ class Tree(NamedTuple):
         blobs = dict[str, Descriptor]()
         lacking = {self.root.digest}
         pending = [self.root]
-        for manifest in pending:
+        for manifest in pending:  # the list grows by the children of each manifest
             for blob in manifest.blobs:
                 first = blobs.setdefault(blob.digest, blob)
                 if first.size != blob.size:
                     raise ContentError(
                         f"{blob.digest} is named with {first.size} and with {blob.size} bytes"
                     )
-            for digest in [entry.digest for entry in manifest.children]:
-                if digest in lacking or is_committed(digest):
+            for entry in manifest.children:
+                if entry.digest in lacking or is_committed(entry.digest):
                     continue
-                if digest not in by_digest:
-                    raise NotAtHand(f"the index names {digest}, which is not at hand")
-                lacking.add(digest)
-                pending.append(by_digest[digest])
+                if entry.digest not in by_digest:
+                    raise NotAtHand(f"the index names {entry.digest}, which is not at hand")
+                lacking.add(entry.digest)
+                pending.append(by_digest[entry.digest])
 
         if len(blobs) > _MAX_BLOBS:
             raise ContentError(f"the image names more than {_MAX_BLOBS} blobs")
@@ -141,35 +143,40 @@ class ImageCopy:
     source_name: str
     # The tag or digest under which the target is to have it.
     reference: str
-    # What the target is to hold; the source's own digest differs where platforms are filtered.
+    # The digest that the target is to hold.
     digest: str
+    # The source's own digest, which differs where platforms are filtered.
     source_digest: str
     # On the clock of the event loop.
     began: float
-    # The target held the image; only artifacts may be missing.
+    # Whether the target held the image; then only artifacts may be missing.
     already_at_target: bool
     # The first failure of the image or of any of its artifacts.
     error: RegsyncError | None = None
     # Whether other targets get the same image.
     has_several_targets: bool = False
 
-    # This run has put the image itself.
+    # Whether this run has put the image itself.
     is_copied: bool = False
 
-    # The look at its artifacts: the key in the state; what the state said; what it will say.
+    # The key under which the state keeps the looks at the artifacts; empty where this run records
+    # no look.
     check_key: bytes = b""
+    # What the state said of the last look.
     last_check: ArtifactCheck = NO_CHECK
+    # The bits of this look that `flags_after` records, unless the copy fails.
     flags: int = 0
+    # The hash of the digests that the source lists now (`ArtifactCheck.listing_hash`).
     listing_hash: bytes = bytes(8)
-    # Artifacts by subject, which a target without the referrers API is to list.
+    # By subject, the artifacts that a target without the referrers API is to list.
     listing: dict[str, list[Descriptor]] = field(default_factory=dict)
 
-    # Images, the artifacts among them, that have not ended. At 0 the copy has ended.
+    # How many of the image and its artifacts have not ended. At 0 the copy has ended.
     unfinished_images: int = 1
-    # What the target held under a tag that it did not let us move.
+    # The digest that the target held under a tag that it did not let us move.
     immutable_digest: str | None = None
 
-    # Blobs of all of them.
+    # Blobs of the image and its artifacts.
     blobs_uploaded: list[Descriptor] = field(default_factory=list)
     blobs_mounted: int = 0
     blobs_present: int = 0
@@ -179,7 +186,7 @@ class ImageCopy:
     artifacts_skipped: int = 0
     artifacts_failed: int = 0
     artifacts_stripped: int = 0
-    # What a dry run says of them.
+    # What a dry run says of the artifacts.
     planned: list[str] = field(default_factory=list)
 
     def record_blob(self, blob: Descriptor, result: BlobResult) -> None:
@@ -207,13 +214,13 @@ class ImageCopy:
             self.artifacts_skipped += 1
 
     def record_failure(self, image: Image) -> None:
-        """Note that an image is not at the target, so that its artifacts will not be either."""
-        lost = list(image.with_dependents())
-        self.unfinished_images -= len(lost)
+        """Note that an image will not be at the target, and so neither will its dependents."""
+        failed = list(image.with_dependents())
+        self.unfinished_images -= len(failed)
         self.blobs_present += image.blobs_present
         if not image.is_kept_by_immutable_tag:
             self.error = self.error or image.error
-            self.artifacts_failed += sum(1 for dependent in lost if dependent.artifact)
+            self.artifacts_failed += sum(1 for dependent in failed if dependent.artifact)
 
 
 @dataclass(eq=False)
@@ -223,20 +230,20 @@ class Image:
     copy: ImageCopy
     tree: Tree
     reference: str
-    # The key under which the state keeps what the tag named; empty where it is no tag.
+    # The key under which the state keeps what the tag named; empty where `reference` is no tag.
     snapshot_name: bytes
     # Artifacts that refer to this image, and are copied after it.
     dependents: list[Image]
     # What a dry run calls the artifact; empty for an image proper.
     artifact: str = ""
 
-    # Its place among the pending images, once it has one.
+    # Its number in the election; -1 before it stands for election.
     number: int = -1
-    # A refused manifest was put again, after what it names was checked. That is done once (I5).
+    # Whether the image has started again after a refusal. That happens once (I5).
     has_been_healed: bool = False
-    # The target does not let the tag move. That is no failure.
+    # Whether the target does not let the tag move, which is no failure.
     is_kept_by_immutable_tag: bool = False
-    # Blobs that this image did not have to copy, because they were there or others copied them.
+    # Blobs that were at the target, or that other images copied there.
     blobs_present: int = 0
     error: RegsyncError | None = None
 
@@ -249,7 +256,7 @@ class Image:
         return self.copy.target
 
     def with_dependents(self) -> Iterator[Image]:
-        """Give this image and all that follows it, at any depth."""
+        """Give this image and its dependents, at any depth."""
         yield self
         for dependent in self.dependents:
             yield from dependent.with_dependents()

@@ -39,18 +39,19 @@ from _regsync.tags import compile_glob, select_literals
 # docs/specification.md section 1.6: what is under way may end in this time.
 DRAIN_SECONDS = 25.0
 
-# How often a drain is looked at, and how often images that wait for a mount are.
+# Seconds between two looks at whether a drain still moves.
 _DRAIN_TICK = 2.0
+# Seconds between two looks for images that have waited too long for a mount.
 _HURRY_SECONDS = 30.0
 
-# Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, whatever the tags.
+# Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, however many tags.
 _WORKERS_PER_SOURCE = 16
 
 _UNCHANGED = "unchanged"
 _TAG_IMMUTABLE_EXISTS = "tag_immutable_exists"
 _IMMUTABLE_TAG = "immutable_tag"
 
-# Something to find out at a source. What it finds is copied, or leads to further questions.
+# A task that asks a source. It starts copies, or queues further questions.
 _Question = Callable[[], Awaitable[None]]
 
 
@@ -68,7 +69,7 @@ class Run:
 
         _list_mappings   which tags do the mappings select?
         _look_up         what does a tag name, and which targets lack it?
-        _start_copies    what they lack goes to the scheduler, which copies it
+        _start_copies    what the targets lack goes to the scheduler, which copies it
         _end_copy        an image has come to its target, or has failed: one outcome
     """
 
@@ -102,13 +103,11 @@ class Run:
         self._recheck = recheck
         self._compiled_glob = cache(compile_glob)
 
-        # What earlier runs have left, and what this one is answered.
         self._state = state or StateFile(config.cache_dir, machine.log)
         self._state.load(keep=not is_dry_run)
         knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
         self._knowledge = knowledge
 
-        # Who asks, who moves blobs (or says what would be moved), who copies images.
         self._discovery = Discovery(
             transport, knowledge, reads_only=is_dry_run, wants_all_trees=self._is_analysis
         )
@@ -129,11 +128,14 @@ class Run:
             lists=None if is_dry_run else self._referrers.lists,
         )
 
-        # By source: the questions that wait, and how many workers ask them.
+        # By source (host:port), the questions that wait.
         self._questions: dict[str, deque[_Question]] = {}
+        # By source, how many workers ask its questions.
         self._workers: Counter[str] = Counter()
-        # The scopes of questions under way; after the run, of the questions that were cut off.
+        # The scopes of questions under way. That of a cancelled question stays, so that
+        # `_is_work_left` sees it.
         self._asking = set[anyio.CancelScope]()
+        # The group of all questions and copies, while the run goes on.
         self._tasks: anyio.abc.TaskGroup | None = None
 
     # The run as a whole.
@@ -203,7 +205,7 @@ class Run:
         self._log("warning", "stopping", text)
         self.scheduler.drain()
         for scope in self._asking:
-            scope.cancel()  # nobody copies any more what they would find
+            scope.cancel()  # what a question would find now is not copied any more
 
         deadline = anyio.current_time() + DRAIN_SECONDS
         self.scheduler.drain_ends = deadline
@@ -213,18 +215,20 @@ class Run:
         while True:
             recovery = self._transport.recovery
             permits = sum(limit.in_use for limit in self._transport.gate.limits.values())
+            # A probe of a registry that is away holds a permit too, and moves nothing.
             is_busy = permits > recovery.probes_under_way()
             requests = sum(counter.total() for counter in self._transport.requests.values())
-            if not is_busy and (recovery.is_waiting() or requests == requests_at_last_tick):
-                # What is left waits for a registry that is away or asks for a pause.
+            # All that is left waits for a registry that is away or asks for a pause.
+            is_stuck = recovery.is_waiting() or requests == requests_at_last_tick
+            if is_stuck and not is_busy:
                 work.cancel()
             requests_at_last_tick = None if is_busy else requests
             await anyio.sleep(_DRAIN_TICK)
 
     def _save(self) -> None:
-        """Let the next run have what this one learnt."""
-        # Only the run that holds the lock may delete staged files that it did not write: the others
-        # may belong to a run in progress.
+        """Save what this run learnt, for the next one."""
+        # Staged files that this run did not write may be another run's, unless this run has the
+        # lock of the state: only then may they be deleted.
         self._staging.close(
             sweep=not self.scheduler.draining,
             failed=self._report.exit_status() != 0,
@@ -240,8 +244,8 @@ class Run:
         return bool(self.scheduler.pending or self.scheduler.images)
 
     def _fail_lost_images(self) -> None:
-        """Fail the images that still wait for others. There are none as long as an image waits only
-        for those promoted before it (rule 9); if there are, they must not be lost silently.
+        """Fail the images that still wait for other images. There are none, because an image waits for
+        older ones alone (rule 9). Should that rule be broken, they must not be lost silently.
         """
         for image in list(self.scheduler.images.values()):
             text = "the run ended while this image waited for another one"
@@ -337,15 +341,15 @@ class Run:
                 if self._would_use_listing(wanted, target):
                     counts[target] += 1
 
-        several = [target for target, count in counts.items() if count >= 2]
-        # All are listed, also where one fails: the discovery keeps its error, and raises it for each
-        # image that needs the listing.
+        worth_listing = [target for target, count in counts.items() if count >= 2]
+        # An error is not lost here: the discovery keeps it, and raises it for each image that needs
+        # the listing.
         with suppress(SyncError):
-            await gather(partial(self._discovery.target_tags, target) for target in several)
+            await gather(partial(self._discovery.target_tags, target) for target in worth_listing)
 
     def _would_use_listing(self, wanted: WantedTag, target: Repository) -> bool:
-        """Say whether a target's listing could spare a request for a tag: a tag that never moves
-        may be settled by it, and a tag that no earlier run has left there is probably absent.
+        """Say whether a target's listing could spare a request for a tag. It may show that a tag that
+        never moves is there, or that a tag without a snapshot is absent, as is probable.
         """
         if self._never_moves(wanted.mapping, wanted.tag):
             return True
@@ -398,7 +402,7 @@ class Run:
 
     def _never_moves(self, mapping: MappingRule, tag: str) -> bool:
         pattern = mapping.tags.immutable_tags
-        if pattern is None or self._is_analysis:
+        if pattern is None or self._is_analysis:  # an analysis reads every image
             return False
         return self._compiled_glob(pattern)(tag)
 
@@ -419,22 +423,25 @@ class Run:
     def _has_artifact_news(
         self, mapping: MappingRule, target: Repository, tag: str, reference: str
     ) -> bool:
-        """Say whether a tag that never moves is looked up all the same, for its artifacts."""
+        """Say whether a tag that never moves is looked up all the same, for its artifacts. Renews its
+        snapshot, because no look-up may do so.
+        """
         source = self._source(mapping)
         name = self._discovery.snapshot_name(mapping, source, target, tag, reference)
         snapshot = self._knowledge.snapshot(name)
         if snapshot is None or not mapping.artifacts.enabled:
             return False
 
-        # A tag that never moves is not looked up, so its snapshot is renewed here.
         self._knowledge.record_snapshot(name, *snapshot)
         return self._referrers.has_news(mapping, source, target, *snapshot)
 
     async def _find_artifacts(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
     ) -> FoundArtifacts:
-        """Find the artifacts of an image, if it is time to look for them (docs/design.md section
-        8). A plan names all that stay behind too. An error fails the copies.
+        """Find the artifacts of an image, if it is time to look for them (docs/design.md section 8).
+
+        In a plan `stripped` has all artifacts that stay behind. After an error none is returned, and
+        the error is set in the copies.
         """
         artifacts = FoundArtifacts()
         try:
@@ -493,7 +500,7 @@ class Run:
         if copy.error is None:
             missing = self._missing_artifacts(copy, artifacts)
         if lookup.tree is None or copy.already_at_target or copy.error is not None:
-            # Nothing to do for the image itself.
+            # The image itself is not copied.
             copy.unfinished_images -= 1
             self.scheduler.add_artifacts(missing)
             self.scheduler.end_if_complete(copy)
@@ -502,8 +509,9 @@ class Run:
             self.scheduler.add_image(image)
 
     def _expect_blobs(self, lookup: TagLookup) -> None:
-        """Count the blobs that an image names, by which blobs are put in order. Where source and
-        target share a host, note that they may be mounted from the source.
+        """Count how many manifests name each blob of an image; the scheduler orders blobs by that.
+
+        Where source and target share a host, note that blobs may be mounted from the source.
         """
         tree = lookup.tree
         if tree is None:
@@ -518,11 +526,14 @@ class Run:
     def _missing_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
         """Count the artifacts of a copy; return those that its target lacks, as images to copy.
 
-        An artifact of a missing artifact is not returned: it is among the dependents of the other,
-        because it is put after it (I2).
+        An artifact whose subject is missing too is not returned: it is put after its subject, among
+        the subject's dependents (I2). If any is missing, the state says from now on that the
+        artifacts of the target are not complete.
         """
         missing = list[Image]()
+        # By digest of a manifest, the missing artifact that the manifest is a part of.
         image_of_digest = dict[str, Image]()
+        # References of the artifacts that have failed.
         failed = set[str]()
 
         for artifact in artifacts:
@@ -535,8 +546,9 @@ class Run:
             if error is not None or artifact.subject in failed:
                 copy.error = copy.error or error
                 copy.artifacts_failed += 1
-                failed.add(artifact.reference)  # nor is anything put that refers to it
+                failed.add(artifact.reference)  # an artifact that refers to it fails too
                 continue
+            # A target that was not asked (no `tag`) is known to hold the artifact.
             if lookup is None or lookup.tree is None or tag is None or tag.digest == lookup.digest:
                 copy.artifacts_skipped += 1
                 self.scheduler.artifacts_at_target.setdefault(
@@ -544,7 +556,7 @@ class Run:
                 )
                 continue
 
-            # What an entry of a list names is put by digest, which has no snapshot.
+            # Only a tag of cosign's has a snapshot. An entry of a list is put by its digest.
             snapshot_name = tag.snapshot_name if artifact.entry is None else b""
             image = Image(copy, lookup.tree, artifact.reference, snapshot_name, [], str(artifact))
             copy.unfinished_images += 1
@@ -556,7 +568,7 @@ class Run:
                 image_of_digest.setdefault(digest, image)
 
         if missing:
-            # The target is not complete, should this run be ended before they are there.
+            # If this run is killed before the artifacts are copied, the next run looks at them all.
             self._knowledge.record_artifact_check(
                 copy.check_key,
                 copy.last_check.flags & COPIED,
@@ -569,6 +581,8 @@ class Run:
 
     def _end_copy(self, copy: ImageCopy) -> None:
         """Remember the look at a copy's artifacts, and report how it ended."""
+        # After a failure the artifacts are not complete. If the state says so already, nothing is
+        # recorded.
         has_news = copy.error is None or copy.last_check.is_complete or copy.is_copied
         if copy.check_key and has_news:
             self._knowledge.record_artifact_check(
@@ -615,11 +629,14 @@ def _copies_of(
 
 def outcome_of(copy: ImageCopy, duration: float, *, is_dry_run: bool = False) -> Outcome:
     """Return how a copy ended that took `duration` seconds."""
-    outcome = Outcome(
+    status, reason = _status_of(copy, is_dry_run=is_dry_run)
+    return Outcome(
         copy.source_name,
         copy.target.reference(copy.reference),
-        "failed",
+        status,
+        digest=(copy.immutable_digest or copy.digest) if copy.error is None else None,
         source_digest=copy.source_digest,
+        reason=reason,
         error=copy.error,
         bytes=sum(blob.size for blob in copy.blobs_uploaded),
         duration=duration,
@@ -634,12 +651,14 @@ def outcome_of(copy: ImageCopy, duration: float, *, is_dry_run: bool = False) ->
             "stripped": copy.artifacts_stripped,
         },
     )
-    if copy.error is not None:
-        return outcome
 
-    outcome = outcome._replace(digest=copy.immutable_digest or copy.digest)
+
+def _status_of(copy: ImageCopy, *, is_dry_run: bool) -> tuple[str, str | None]:
+    """Return the status of a copy that has ended, and for `skipped` the reason."""
+    if copy.error is not None:
+        return "failed", None
     if copy.immutable_digest is not None and not copy.artifacts_copied:
-        return outcome._replace(status="skipped", reason=_TAG_IMMUTABLE_EXISTS)
+        return "skipped", _TAG_IMMUTABLE_EXISTS
     if copy.already_at_target and not copy.artifacts_copied:
-        return outcome._replace(status="skipped", reason=_UNCHANGED)
-    return outcome._replace(status="would_sync" if is_dry_run else "synced")
+        return "skipped", _UNCHANGED
+    return "would_sync" if is_dry_run else "synced", None
