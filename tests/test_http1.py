@@ -111,6 +111,19 @@ async def test_host_header_has_brackets_and_no_default_port(origin: Origin, host
     assert wire.requests[0].headers["host"] == host
 
 
+async def test_every_request_over_a_connection_has_its_own_headers() -> None:
+    """Those of the request before are not checked again, and never sent in place of others."""
+    logins = ["Bearer one", "Bearer one", "Bearer two", None, "Bearer one"]
+    wire = Wire(answers=((answer(),),) * len(logins))
+    reused = connection(wire)
+    for login in logins:
+        headers = (("Authorization", login),) if login else ()
+        sent = await reused.exchange(Request("GET", "/", headers), memoryview(b""), None, 60)
+        await sent.read(10)
+        assert await sent.finish()
+    assert [seen.headers.get("authorization") for seen in wire.requests] == logins
+
+
 @pytest.mark.parametrize("token", ["secret\r\nInjected: x", "secret\u00e9", "secret\x00"])
 async def test_header_that_cannot_be_sent_is_one_error_without_its_value(token: str) -> None:
     wire = Wire()

@@ -216,7 +216,8 @@ class Gate:
             # One reading of the clock for both questions: between two of them an opening could
             # pass unseen, and the waiter would sleep for ever.
             now = anyio.current_time()
-            if self._takes(waiter.permit, waiter.needs, now):
+            opens = next_opening(self.limits, waiter.needs, now)
+            if opens <= now and self._takes(waiter.permit, waiter.needs, now):
                 queue = self._queues[waiter.needs]
                 heapq.heappop(queue)
                 waiter.is_admitted.set()
@@ -225,7 +226,6 @@ class Gate:
                 else:
                     del self._queues[waiter.needs]
             else:
-                opens = next_opening(self.limits, waiter.needs, now)
                 waiter.scope.deadline = opens if opens > now else math.inf
 
     def _rank(self, rank: float | None) -> float:

@@ -51,6 +51,8 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
 
 def check_foreign(base: Origin, origin: Origin) -> None:
     """Refuse another origin that is less safe than the one that names it (R3, R4)."""
+    if origin == base:
+        return
     if base.scheme == "https" and origin.scheme != "https":
         raise ProtocolBroken(
             f"the registry sends us from https to http ({printable(origin.host, 100)}), refused"

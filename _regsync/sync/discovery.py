@@ -253,7 +253,8 @@ class Discovery:
         # stands for host and credential: another credential may see another repository.
         self._source_tags: dict[tuple[RegistryClient, str, str], Once[str]] = {}
         # By host of a target: its tags that have been asked for, and nobody knows yet what they show.
-        self._under_way = defaultdict[str, dict[TargetTag, anyio.Event]](dict)
+        # What others wait for is made when somebody does.
+        self._under_way = defaultdict[str, dict[TargetTag, anyio.Event | None]](dict)
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
         """Return a repository, the same object each time."""
@@ -355,7 +356,7 @@ class Discovery:
 
         # Other look-ups may wait for what these answers show; at the end it is noted.
         for tag in tags:
-            self._under_way[tag.target.host.key][tag] = anyio.Event()
+            self._under_way[tag.target.host.key][tag] = None
         try:
             async with anyio.create_task_group() as group:
                 for tag in tags:
@@ -572,12 +573,16 @@ class Discovery:
         another repository, and then it can be mounted. One that takes too long is no longer waited
         for by anybody.
         """
-        under_way = [
-            (tag, settled)
-            for host in hosts
-            if self._knowledge.mounts(host) is not False
-            for tag, settled in self._under_way[host].items()
-        ]
+        under_way = list[tuple[TargetTag, anyio.Event]]()
+        for host in hosts:
+            if self._knowledge.mounts(host) is False:
+                continue
+            tags = self._under_way[host]
+            for tag in tags:
+                settled = tags[tag] or anyio.Event()
+                tags[tag] = settled
+                under_way.append((tag, settled))
+
         with anyio.move_on_after(_ANSWER_PATIENCE):
             for _, settled in under_way:
                 await settled.wait()
