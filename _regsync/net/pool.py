@@ -143,7 +143,10 @@ class Lease:
         if seconds is None:
             seconds = self._pool.timeouts.head
         # It is kept, so that a request that is lost with an idle connection can be sent again.
-        first = memoryview(request.body) if pieces is None else await pieces.next()
+        first = memoryview(request.body)
+        if pieces is not None:
+            first = await pieces.next()
+            now = None  # the source may have let us wait
 
         # The connection of the last exchange goes back to the pool, which gives the newest first:
         # a PUT goes over the connection of its POST.
