@@ -43,7 +43,7 @@ class Origin(NamedTuple):
 def format_authority(scheme: str, host: str, port: int) -> str:
     """Return `host` or `host:port`: brackets for IPv6, no port that is the scheme's own."""
     bracketed = f"[{host}]" if ":" in host else host
-    # Without a scheme, as for http.
+    # An empty scheme counts as http.
     default = DEFAULT_PORTS.get(scheme, DEFAULT_PORTS["http"])
     return bracketed if port == default else f"{bracketed}:{port}"
 
@@ -54,7 +54,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_private(host: str) -> bool:
-    """Return whether a host is an address, or a name for one, that no stranger may send us to."""
+    """Return whether a host is, or names, an address that no stranger may send us to."""
     host = host.rstrip(".").lower()
     try:
         address = ip_address(host)

@@ -19,9 +19,10 @@ from _regsync.text import strip_userinfo
 # The host of an ECR repository: account and region.
 _ECR_HOST = r"(?P<account>[0-9]{12})\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
 
-# Error statuses of which a registry says that the same request may succeed later
-# (docs/design.md section 9): these and those of 500 and above, but for two that never pass.
+# Error statuses below 500 after which the same request may succeed later (docs/design.md section 9).
 _PASSING_STATUSES = (408, 429)
+
+# Error statuses from 500 on after which the same request will not succeed either.
 _LASTING_SERVER_ERRORS = (501, 505)
 
 
@@ -88,7 +89,7 @@ class ConfigError(RegsyncError):
 class SyncError(RegsyncError):
     """Something failed at a registry.
 
-    Most are raised without side, operation and reference: callers that know them add them.
+    Most are raised without side, operation and reference: callers that know the place add it.
     """
 
     retryable = False  # whether the same exchange may succeed when it is repeated
@@ -97,11 +98,11 @@ class SyncError(RegsyncError):
     reference: str | None = None
     retries = 0  # attempts after the first
 
-    # The host that was away when it came about (`registry.recovery` waits for it).
+    # The peer in whose outage the request failed (`registry.recovery` waits for its end).
     outage: object | None = None
 
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Add what the error does not say yet, and return the same error.
+        """Add the parts of the place that the error does not have yet, and return the same error.
 
         `reference` is what `operation` was about: `HOST/REPOSITORY[:TAG][@DIGEST]`.
         """
@@ -166,14 +167,14 @@ class AuthError(SyncError):
         self, message: str, *, hint: str | None = None, fatal: bool = False, code: str = code
     ) -> None:
         super().__init__(message, hint=hint)
-        self.fatal = fatal  # the whole registry is beyond use
-        self.code = code  # another one where a login service could not be reached
+        self.fatal = fatal  # no request to this registry can succeed
+        self.code = code  # NETWORK_ERROR where a login service could not be reached
 
 
 class RegistryError(SyncError):
     """A registry answered with an error status."""
 
-    paced = False  # whether the next attempt waits until its window lets it in, without a pause
+    paced = False  # whether the next attempt only waits for its window, without a pause
     final = False  # whether there is no next attempt
 
     def __init__(
@@ -187,8 +188,8 @@ class RegistryError(SyncError):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.codes = codes  # of the body
-        self.digests = digests  # that the body names
+        self.codes = codes  # the error codes in the body
+        self.digests = digests  # the digests that the body names
         self.retry_after = retry_after  # seconds
 
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
@@ -209,7 +210,7 @@ class RegistryError(SyncError):
     def retryable(self) -> bool:  # type: ignore[override]
         if self.final:
             return False
-        if self.forgot_session:  # before its body came: the upload is begun anew
+        if self.forgot_session:  # a new session can take the blob
             return True
         if self.status in _LASTING_SERVER_ERRORS:
             return False
@@ -276,4 +277,4 @@ class ContentError(SyncError):
 
 
 class WrongBytes(ContentError):
-    """What was read does not match its digest or size; another reading may bring the right bytes."""
+    """Bytes do not match their digest or size; another reading may bring the right ones."""

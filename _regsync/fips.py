@@ -36,7 +36,7 @@ _INFO_MODULES_DIR = 1003
 _MORE_MODULE_DIRS = ("/usr/lib64/ossl-modules",)
 _MORE_SETTINGS_DIRS = ("/etc/ssl", "/etc/pki/tls")
 
-# Goes behind the settings that fipsinstall wrote: of two equal keys the later one holds.
+# These settings go behind those that fipsinstall wrote: of two equal keys the later one holds.
 _ACTIVATION = b"""
 [fips_sect]
 activate = 1
@@ -104,8 +104,8 @@ class _Module(NamedTuple):
     """A provider's module, and the settings that fipsinstall wrote for it."""
 
     path: str  # of fips.so
-    settings: bytes  # empty where there are none, as some modules need none
-    settings_shown: str  # where they are, for messages
+    settings: bytes  # empty where there are none: some modules need none
+    settings_place: str  # where the settings are, or are missing, for messages
 
 
 def _activate() -> CDLL:
@@ -142,7 +142,8 @@ def _check_loads(crypto: CDLL, own_settings: str) -> None:
 
 
 def _is_in_fips_mode(crypto: CDLL) -> bool:
-    # The setting first: asking for a provider that nobody named would load the built-in one.
+    # The setting is asked first: asking for a provider that nobody named would load the built-in
+    # one.
     if crypto.EVP_default_properties_is_fips_enabled(None) != 1:
         return False
     return bool(crypto.OSSL_PROVIDER_available(None, b"fips") == 1)
@@ -191,7 +192,7 @@ def _load(crypto: CDLL, module: _Module, own_settings: str | None) -> None:
         and bool(pointer(crypto, "OSSL_PROVIDER_load", None, b"fips"))
     )
     if not is_loaded:
-        tried = f"{module.path!r} with {module.settings_shown}"
+        tried = f"{module.path!r} with {module.settings_place}"
         if own_settings:
             tried += f", after OPENSSL_CONF={own_settings!r},"
         reason = _reported_errors(crypto)
@@ -221,7 +222,7 @@ def _check(crypto: CDLL) -> None:
 
     _check_hashlib()
     _check_ssl()
-    crypto.ERR_clear_error()  # or TLS would take what is left there for its own
+    crypto.ERR_clear_error()  # or TLS would take errors that are left there for its own
 
 
 def _random_generator(crypto: CDLL) -> c_void_p | None:
@@ -271,12 +272,10 @@ def libcrypto() -> CDLL:
     import _ssl
     from ctypes import CDLL
 
-    # By the names that the extension links; inside the interpreter; on Windows, where a name gives
-    # the library that is loaded already.
     places = (
-        getattr(_ssl, "__file__", None),
-        None,
-        "libcrypto-3",
+        getattr(_ssl, "__file__", None),  # the extension, by which its libraries are found
+        None,  # the interpreter itself
+        "libcrypto-3",  # Windows: a name gives the library that is loaded already
         "libcrypto-3-x64",
         "libcrypto-3-arm64",
     )
@@ -297,8 +296,8 @@ def pointer(crypto: CDLL, function: str, *arguments: object) -> c_void_p:
     """Call a function of libcrypto that returns a pointer; a null pointer is false."""
     from ctypes import c_void_p
 
-    called = crypto[function]  # an object of its own, as `crypto.function` would be shared
-    called.restype = c_void_p  # by default 32 bits of it
+    called = crypto[function]  # a new object: `crypto.function` is shared, and so its `restype`
+    called.restype = c_void_p  # by default only 32 bits are taken
     return c_void_p(called(*arguments))
 
 

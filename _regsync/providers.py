@@ -28,7 +28,7 @@ class Pace(NamedTuple):
     `rate` and `burst` together never exceed the limit that the registry publishes.
     """
 
-    actions: str  # those that share the window, with blanks between
+    actions: str  # the actions that share the window, with blanks between
     start: int = 4  # how many requests the window lets in at first
     rate: int = 0  # tokens a second; 0: no limit is published or known
     burst: int = 1  # tokens at once
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     """
 
     hosts: str | None  # a pattern of whole host names
-    source: str  # of what stands here
+    source: str  # where the facts of this row are from
     paces: tuple[Pace, ...]
 
     upload: UploadStyle = "put"
@@ -57,7 +57,7 @@ class Row(NamedTuple):
     listing_has_digests: bool = False
     per_project: bool = False  # whether each first segment of a repository has its own windows
 
-    # The action that `ratelimit-remaining` counts; None: the one in whose answer it stands.
+    # The action that `ratelimit-remaining` counts; None: that of the answer with this header.
     quota: str | None = None
 
 
@@ -171,8 +171,8 @@ _CONTAINER_REGISTRY = _ARTIFACT_REGISTRY._replace(hosts=r"(?:[a-z]+\.)?gcr\.io")
 _GHCR = Row(
     r"ghcr\.io",
     "docs/protocol-facts.md section 7.1 (host, upload, rate)",
-    # Reports of its PATCH with Content-Range contradict each other. By all of them, a whole body
-    # without that header is safe.
+    # Reports of its PATCH with Content-Range contradict each other. All reports agree that a whole
+    # body without that header is safe.
     # cirruslabs/tart#179, https://github.com/ocx-sh/ocx/pull/237
     fallback="patch",
     # 2,000 requests a minute: users report it, GitHub does not document it.

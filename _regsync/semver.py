@@ -72,8 +72,8 @@ def _version(numbers: Sequence[int], prerelease: str | None = None) -> Version:
 def _sort_key(identifier: str) -> str:
     """Return a text that sorts as SemVer sorts identifiers of a pre-release.
 
-    Numbers come before words. A number is `\\1`, how many digits it has, and these; a word is `\\2`,
-    itself, and `\\0`, which makes it lower than those that it begins.
+    Numbers come before words. A number becomes `\\1`, the count of its digits, and the digits; a word
+    becomes `\\2`, the word, and `\\0`, so that it sorts below longer words that begin with it.
     """
     if not identifier.isdigit():
         return f"\2{identifier}\0"
@@ -91,29 +91,31 @@ class Comparator(NamedTuple):
 
     low: Version
     high: Version
-    inside: bool  # False for `!=`, which admits all other versions
+    admits_inside: bool  # False for `!=`, which admits all versions outside
     prerelease_of: _Release | None  # the release whose pre-release it names
 
 
-# Alternatives, which `||` joined; all comparators of one, which `,` joined, have to hold.
+# Alternatives, which `||` joined. Each has comparators, which `,` joined, and all have to hold.
 Range = tuple[tuple[Comparator, ...], ...]
 
 
-def admits(versions: Range, version: Version, prerelease: Prerelease = "exclude") -> bool:
+def admits(range_: Range, version: Version, prerelease: Prerelease = "exclude") -> bool:
     """Ask whether a range, under the rule for pre-releases, takes a version."""
     if prerelease == "only" and not version.is_prerelease:
         return False
-    return any(_all_admit(comparators, version, prerelease) for comparators in versions)
+    return any(_all_admit(comparators, version, prerelease) for comparators in range_)
 
 
 def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: Prerelease) -> bool:
     """Ask whether a version satisfies all comparators of one alternative, as in node-semver.
 
     A comparator that names a pre-release of 1.2.0 opens the range to all pre-releases of 1.2.0,
-    which are compared as they are. Other pre-releases are refused under `exclude`; under `include`
-    and `only` their release is compared in their place.
+    which are compared as they are. Any other pre-release is refused under `exclude`; under `include`
+    and `only` its release is compared in its place.
     """
-    opened_releases = [comparator.prerelease_of for comparator in comparators if comparator.inside]
+    opened_releases = [
+        comparator.prerelease_of for comparator in comparators if comparator.admits_inside
+    ]
     compared = version
     if version.is_prerelease and version.release not in opened_releases:
         if prerelease == "exclude":
@@ -124,7 +126,8 @@ def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: 
         # `!=1.2.0-rc.1` opens nothing, but pre-releases of 1.2.0 are compared with it as they are.
         names_release = comparator.prerelease_of == version.release
         candidate = version if names_release else compared
-        if (comparator.low <= candidate < comparator.high) is not comparator.inside:
+        is_inside = comparator.low <= candidate < comparator.high
+        if is_inside is not comparator.admits_inside:
             return False
     return True
 
@@ -143,7 +146,7 @@ def _comparator(word: str) -> Comparator:
     match = re.fullmatch(_COMPARATOR, word)
     if match is None:
         raise ValueError(_trouble_with(word))
-    # As in node-semver, nothing counts after the first part that is open.
+    # As in node-semver, no part counts after the first one that is missing, `x` or `*`.
     parts = takewhile(lambda part: part and part not in "xX*", match.group(2, 3, 4))
     numbers = [int(part) for part in parts]
     prerelease = match["prerelease"]
@@ -181,10 +184,10 @@ def _trouble_with(word: str) -> str:
 
 
 def _end_of_span(version: Version, numbers: list[int], operator: str | None) -> Version:
-    """Return the lowest version above those that a comparator spells.
+    """Return the lowest version above all versions that a comparator spells.
 
-    `1.2` spells all that begin so, `^1.2.3` all up to 2, `~1.2.3` all up to 1.3; `1.2.3` spells
-    itself and nothing else.
+    `1.2` spells all that begin with 1.2, `^1.2.3` all from 1.2.3 and below 2, `~1.2.3` all from
+    1.2.3 and below 1.3; `1.2.3` spells itself alone.
     """
     if operator == "^":
         # The leftmost number that is not zero stays: 0.2.x for ^0.2.3, 0.0.x for ^0.0.
@@ -193,7 +196,7 @@ def _end_of_span(version: Version, numbers: list[int], operator: str | None) -> 
     elif operator == "~":
         fixed = numbers[:2]
     elif len(numbers) == 3:
-        # A tag cannot spell what lies between.
+        # No tag spells a version between this one and the one that is returned.
         return version._replace(identifiers=version.identifiers + "\0")
     else:
         fixed = numbers

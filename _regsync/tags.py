@@ -27,7 +27,7 @@ _Order = Literal["semver", "alpha"]
 
 
 class _Mark(enum.Enum):
-    """What structures a glob."""
+    """A token that is neither text nor a set of characters."""
 
     ANY_RUN = "*"
     OPEN = "{"
@@ -98,7 +98,7 @@ def _parse_glob(pattern: str) -> _Pattern:
     if len(tokens) > 1 or not isinstance(tokens[0], str):
         return _Pattern(tuple(tokens), literal=None)
 
-    # It will stand in a request as it is (docs/design.md section 5).
+    # The literal will stand in a request as it is (docs/design.md section 5).
     literal = tokens[0]
     if not is_tag(literal):
         raise ValueError(
@@ -155,20 +155,20 @@ def _joined(tokens: Sequence[_Token]) -> list[_Token]:
 
 
 class _Choice:
-    """Alternatives that are being matched: the places where all begin, and where some end."""
+    """The alternatives between `{` and `}` while they are matched."""
 
     def __init__(self, starts: set[int]) -> None:
-        self.starts = starts
-        self.ends: set[int] = set()
+        self.starts = starts  # the places where each alternative begins
+        self.ends: set[int] = set()  # the places where one of those matched so far ends
 
 
 def _matches(tokens: Sequence[_Token], tag: str) -> bool:
     """Ask whether tokens match a whole tag.
 
-    All ways to match are followed at once, as the set of places in the tag that the tokens so far
-    can end at. Each token looks at each place at most once, so that no pattern can hang it. A
-    regular expression cannot promise that for alternatives of different lengths: it would try them
-    one after the other, and again for each way that led to them.
+    All ways to match are followed at once: `places` is the set of places in the tag where the
+    tokens so far can end. Each token looks at each place at most once, so that no pattern can hang
+    the program. A regular expression cannot promise that for alternatives of different lengths: it
+    would try each alternative anew for each way that leads to it.
     """
     places = {0}
     choices: list[_Choice] = []
@@ -176,8 +176,8 @@ def _matches(tokens: Sequence[_Token], tag: str) -> bool:
         if isinstance(token, str):
             places = {place + len(token) for place in places if tag.startswith(token, place)}
         elif isinstance(token, _CharacterSet):
-            inside = (place for place in places if place < len(tag))
-            places = {place + 1 for place in inside if token.accepts(tag[place])}
+            before_end = (place for place in places if place < len(tag))
+            places = {place + 1 for place in before_end if token.accepts(tag[place])}
         elif token is _Mark.ANY_RUN:
             if places:
                 places = set(range(min(places), len(tag) + 1))
@@ -234,7 +234,9 @@ class TagRule(NamedTuple):
 
     @property
     def order(self) -> _Order | None:
-        """How the result is sorted; ValueError when `latest` is set and nothing says it."""
+        """How the result is sorted, None for the order of the listing; ValueError where `latest` is
+        set without an order.
+        """
         if self.latest and not (self.sort or self.semver):
             raise ValueError("latest needs `sort` or `semver`, to say which tags are the highest")
         if self.sort:
@@ -248,7 +250,7 @@ class TagRule(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What a rule keeps, why it drops the others, and how many `min_tags` asks for."""
+    """The tags that a rule keeps, why it drops each other tag, and how many `min_tags` asks for."""
 
     kept: tuple[str, ...]
     dropped: Mapping[str, Reason]
@@ -256,7 +258,7 @@ class Selection(NamedTuple):
 
 
 def select_literals(rule: TagRule) -> Selection | None:
-    """Select without a listing where the rule names its tags one by one; None where it does not."""
+    """Select without a listing where a rule names its tags one by one; None for another rule."""
     if not rule.glob or rule.exclude or rule.drops_versions or rule.latest:
         return None
     literals: list[str] = []
@@ -290,18 +292,18 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
         kept = ranked[: rule.latest]
         beyond_latest = ranked[rule.latest :]
 
-    # docs/design.md section 5, step 6: what `latest` cut comes back first, then what versions
-    # dropped.
+    # Where fewer than `min_tags` are kept, tags beyond `latest` come back first, then tags dropped
+    # by their version (docs/design.md section 5, step 6).
     floor = rule.min_tags or 0
     missing = floor - len(kept)
     if missing > 0:
         order = rule.order or "semver"
-        other_versions = [
+        dropped_by_version = [
             tag
             for tag, reason in dropped.items()
             if reason in ("semver", "prerelease") and not tests.is_excluded(tag)
         ]
-        spare = (*beyond_latest, *_ordered(other_versions, order, tests.version_of))
+        spare = (*beyond_latest, *_ordered(dropped_by_version, order, tests.version_of))
         if spare:
             kept = _ordered((*kept, *spare[:missing]), order, tests.version_of)
 
@@ -327,7 +329,7 @@ class _Tests:
         self.prerelease: Prerelease = rule.semver_prerelease or usual
 
     def reason_to_drop(self, tag: str) -> Reason | None:
-        """Return why a tag is dropped, before `latest` counts; None where it is not."""
+        """Return why a tag is dropped, whatever `latest` says; None for a candidate."""
         if not self.takes_referrer_tags and is_referrer_tag(tag):
             return "referrer_tag"
         if not self.is_wanted(tag):
@@ -348,7 +350,7 @@ class _Tests:
             return "semver"
         if admits(self.range, version, self.prerelease):
             return None
-        # The rule for pre-releases is the reason where another one would let the tag in.
+        # Under "include" the tag may be let in: then the rule for pre-releases is the reason.
         return "prerelease" if admits(self.range, version, "include") else "semver"
 
 

@@ -36,8 +36,8 @@ _PRINTABLE = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys(_SPACES, " ")
 
 _MASK = "***"
 
-# Characters of a text in which secrets are looked for. An error's body is read further than this,
-# so that a secret which the reading has cut in two is not among them.
+# Characters of a text in which secrets are looked for. More of an error's body is read, so that
+# a secret which the reading cuts in two stands behind them.
 _MOST_SEARCHED = 16 * 1024 - 1
 
 # Functions that return the secrets which text in the present task may hold: see `redacting`.
@@ -64,7 +64,7 @@ def printable(text: str, limit: int = 500) -> str:
 
 def clean_beginning(body: bytes, limit: int) -> str:
     """Return the beginning of others' bytes as `printable` does, however many they are."""
-    # UTF-8 has at most four bytes a character: what is cut here is longer than what is searched.
+    # UTF-8 has at most four bytes a character, so the cut is behind all that is searched.
     most = 4 * (_MOST_SEARCHED + 1)
     return printable(body[:most].decode("utf-8", "replace"), limit)
 
@@ -112,7 +112,7 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
-# The same secrets are looked for in the texts of a whole run. Twice as many as a login remembers.
+# All texts of a run are searched for the same secrets. A login remembers half as many as fit here.
 @lru_cache(maxsize=1024)
 def _written_forms(secret: str) -> frozenset[str]:
     """Return what a secret may look like in a text that was decoded twice."""

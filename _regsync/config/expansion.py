@@ -18,15 +18,15 @@ from _regsync.errors import ConfigError
 
 _MASK = "********"
 
-# Values of an expanded configuration: aliases could fill the memory.
+# Values of an expanded configuration. YAML aliases could repeat them until memory is full.
 _MAX_EXPANDED = 1_000_000
 
 
 def expand(file: ConfigFile, *, show_secrets: bool = False) -> str:
     """Return a configuration as YAML that loads again, without variables, groups and `defaults`.
 
-    Unless shown, secrets stay variables or become asterisks. So does any other text with a variable
-    that gives a secret elsewhere. ConfigError as of `load`.
+    Without `show_secrets`, secrets stay variables or become asterisks. A text that is no secret
+    keeps its variables if one of them gives a secret elsewhere. ConfigError as of `load`.
     """
     reader = Reader(file, lint=False)
     root = reader.read().node
@@ -101,7 +101,7 @@ class _Expansion:
         return value.replace("$", "$$") if isinstance(value, str) else value
 
     def hidden(self, written: str, field: Field, is_secret: bool) -> str:
-        """Return a text as written, its variables kept and, in a secret, all else as asterisks."""
+        """Return a text with its variables as they were written; the rest of a secret is masked."""
         if not is_secret:
             return mask_values(written, "")
         if field.name != "proxy":

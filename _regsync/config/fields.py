@@ -174,10 +174,10 @@ class Field(NamedTuple):
     meaning: str
     default: str = ""  # as it would be written
     required: bool = False
-    of: str = ""  # the name of its section, or of the sections in its list or behind its names
+    of: str = ""  # the name of its section, or of the section that its list or names hold
     choices: tuple[str, ...] = ()
-    parse: Callable[[str], object] | None = None  # gives the value; raises ValueError
-    check: Callable[[str], object] | None = None  # lets the text be the value; raises ValueError
+    parse: Callable[[str], object] | None = None  # returns the value of a text; raises ValueError
+    check: Callable[[str], object] | None = None  # raises ValueError; the text itself is the value
     refuses: Refusal | None = None
     least: int = 0  # of a count
     empty: str = ""  # the remedy for an empty list, if it is an error
@@ -187,7 +187,7 @@ class Field(NamedTuple):
     example: str = ""  # as it would be written
 
     def is_secret(self, text: str) -> bool:
-        """Ask whether a text is a secret here; a proxy's URL is one where it names a user."""
+        """Ask whether a text is a secret here; a proxy's URL is a secret where it names a user."""
         return self.secret and (self.name != "proxy" or "@" in text)
 
     def parse_text(self, text: str) -> Any:
@@ -446,7 +446,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of the document.
 
-    What fields say against each other is for `validate` alone.
+    It leaves contradictions between fields to `validate`.
     """
     sections = {name: _section_schema(fields) for name, fields in SECTIONS.items()}
     document = sections.pop("config")
@@ -495,7 +495,7 @@ def _shapes(field: Field) -> list[dict[str, Any]]:
         texts["minItems"] = 1
 
     if field.choices:
-        with_variable = {"type": "string", "pattern": r"\$\{"}
+        with_variable = {"type": "string", "pattern": r"\$\{"}  # may become one of the choices
         return [{"enum": list(field.choices)}, with_variable]
     match field.type:
         case "flag":

@@ -25,13 +25,13 @@ _MOVING_TAG = (
     r"|snapshot|dev|develop|testing|unstable|next|v?[0-9]{1,3}(?:\.[0-9]{1,3})?)(?:-[a-z]+)*"
 )
 
-# Alternatives and sets of a glob, in which anything may stand.
+# An alternative or a set of a glob. What stands in it is not looked at.
 _GROUPS = r"\{.*\}|\[(?:\\.|[^\]\\])*\]"
 
-# What else a glob can hold if a tag is to match it.
+# A glob that a tag can match, with `*` in place of its groups.
 _POSSIBLE = r"(?:[A-Za-z0-9_*?][A-Za-z0-9_.*?-]*)?"
 
-# Later than all versions that there will be.
+# A version above all that will ever be released.
 _FAR_VERSION = Version((1_000_000_000, 0, 0))
 
 
@@ -68,7 +68,7 @@ def _impossible_patterns(rule: TagRule) -> Iterator[Doubt]:
 
 
 def _literals_never_copied(rule: TagRule) -> Iterator[Doubt]:
-    """Give the tags that are listed one by one, and dropped by another field."""
+    """Warn of tags that `glob` lists one by one, and another field drops."""
     literals = _literals(rule)
     if not literals or not (rule.exclude or rule.drops_versions):
         return
@@ -121,7 +121,7 @@ def doubts_of_artifacts(rule: ArtifactRule) -> Sequence[Doubt]:
 
 
 def doubts_of_repositories(rule: MappingRule) -> Iterator[Doubt]:
-    """Give the repositories of a mapping that begin with the host name of their own registry."""
+    """Warn of repositories of a mapping that begin with the host name of their own registry."""
     yield from _host_in_repository("from", rule.source_repository, [rule.source])
     if rule.target_repository != rule.source_repository:
         yield from _host_in_repository("to", rule.target_repository, rule.targets)

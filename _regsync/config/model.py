@@ -40,7 +40,7 @@ class Registry(NamedTuple):
     proxy: str | None = None
 
     def repository_key(self, repository: str) -> object:
-        """Return the identity of a repository there, the same under all its names."""
+        """Return a key of a repository in this registry, the same under all names of both."""
         return self.origin, api_repository(self.host, repository)
 
     def __repr__(self) -> str:
@@ -115,8 +115,8 @@ class Config(NamedTuple):
 def registry_for(written: str, config: Config | None) -> Registry:
     """Return the first configured registry for `[SCHEME://]HOST[:PORT]`, else one with no settings.
 
-    Without scheme and port, the port is that of the scheme of each registry it is compared with.
-    ConfigError where it is no address, or has another scheme than its registry.
+    Without scheme and port, it matches a registry of its host at the default port of that
+    registry's scheme. ConfigError where it is no address, or has another scheme than its registry.
     """
     try:
         address = parse_registry_url(written)

@@ -55,18 +55,20 @@ MAPPING = Field("", "section", "", of="mapping")
 REGISTRY = Field("", "section", "", of="registry")
 _ALIAS = Field("", "alias", "", empty="name one registry at least")
 
-# Fields that another value of `auth_type` needs.
+# Values of `auth_type` that need fields of their own.
 _LOGINS_WITH_FIELDS = ("basic", "static_token")
 
 # Characters of a registry's name that a path shows.
 _SHOWN_NAME = 64
 
-# Tags that a remedy repeats.
+# Tags that a remedy repeats, and how many of them.
 _SHORT_TAG = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,23}"
 _MAX_NAMES_SHOWN = 3
 
-# Problems after which no similar name is looked for any more, and names that are looked at.
+# Problems after which no similar name is looked for any more.
 _MAX_COMPARISONS = 100
+
+# Known names among which a similar one is looked for.
 _MAX_COMPARED_NAMES = 500
 
 
@@ -154,19 +156,22 @@ class Reader:
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
 
-        # By name. None stands for one that is there, but wrong: its uses are no problems.
+        # By alias. None stands for a registry that is wrong: its uses are no further problems.
         self.registries: dict[str, Registry | None] = {}
+
+        # By name: the registries of a group; None for a group that is wrong.
         self.groups: dict[str, tuple[Registry, ...] | None] = {}
         self.defaults = Section(Node("map", 0, 0), "", {}, {})
 
         # Variables that are part of a secret somewhere.
         self.secret_variables: set[str] = set()
 
-        # By the identities of a node and of its field. A node that aliases repeat is read once.
+        # The value of a node, by the identities of the node and of its field. A node that aliases
+        # repeat is read once.
         self.values_read: dict[tuple[int, int], object] = {}
 
     def read(self) -> Section:
-        """Return the document; ConfigError with all problems if there are any."""
+        """Read the document, and return it; ConfigError with all problems if there are any."""
         document: Section | None = None
         try:
             root = compose(self.file.text, self.note)
@@ -227,7 +232,7 @@ class Reader:
     # Reading by the type of a field.
 
     def value(self, node: Node, field: Field, path: str) -> Any:
-        """Return what a node means as a field, None where it is wrong."""
+        """Return what a node means as a field; None where it is wrong, which is noted."""
         key = (id(node), id(field))
         if key not in self.values_read:
             self.values_read[key] = self.read_value(node, field, path)
@@ -255,7 +260,7 @@ class Reader:
                 return self.read_scalar(node, field, path)
 
     def require(self, node: Node, tag: str, path: str, remedy: str = "") -> bool:
-        """Say whether a node is the mapping (or list) that it has to be; note a problem if it is not."""
+        """Return whether a node is a mapping ("map") or list ("seq") as required; note if it is not."""
         if node.tag != tag:
             wanted = "a mapping" if tag == "map" else "a list"
             self.note(node, path, f"{wanted} is needed, not {node.kind}{remedy}")
@@ -324,7 +329,7 @@ class Reader:
             self.groups[name] = self.read_texts(entry, _ALIAS, f"{path}.{name[:_SHOWN_NAME]}")
 
     def named_entries(self, node: Node, path: str) -> list[tuple[str, Node]]:
-        """Return the entries that have a proper name; note the others."""
+        """Return the entries that have a proper name; note each entry without one."""
         if not self.require(node, "map", path):
             return []
         named: list[tuple[str, Node]] = []
@@ -502,7 +507,7 @@ class Reader:
         return registry
 
     def check_login_fields(self, section: Section) -> None:
-        """Note the fields that `auth_type` lacks, and those that go with another one."""
+        """Note the fields that `auth_type` lacks, and those that go with another value of it."""
         nodes = section.nodes
         auth = section.values.get("auth_type")
         auth_type_is_wrong = "auth_type" in nodes and auth is None
@@ -557,8 +562,8 @@ class Reader:
             self.note_field(section, name, message)
 
         # A copy reserves a read slot and a write slot in one step (docs/design.md I8: nothing is
-        # held while waiting). In one registry these are two requests at a time, and a limit of 1
-        # would never admit them. All aliases of this host share the smallest limit.
+        # held while waiting). In one registry these are two requests at a time, which a limit of 1
+        # would never admit. All aliases of this host share the smallest limit.
         aliases = [
             alias for alias in self.registries.values() if alias and alias.origin == source.origin
         ]

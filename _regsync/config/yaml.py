@@ -27,8 +27,8 @@ _SHOWN_KEY = 64
 
 _TAG_PREFIX = "tag:yaml.org,2002:"
 
-# `$$`, or `${NAME}` with an operator and its text. `${` that nothing closes properly is matched
-# alone. Each character is looked at once.
+# `$$`, or `${NAME}` with an operator and its text. Where nothing closes `${` properly, `${` alone
+# matches. Each character is looked at once.
 _VARIABLE = (
     r"\$\$"
     r"|\$\{(?:(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
@@ -166,7 +166,7 @@ class _Composer:
         return root
 
     def events_before(self, end: type) -> Iterator[Any]:
-        """Give the events of a collection.
+        """Yield the events of a collection before its end event.
 
         The caller reads each node to its end before it takes the next event.
         """
@@ -192,13 +192,14 @@ class _Composer:
         else:
             node = Node(self.scalar_tag(event), line, column, text=event.value)
 
-        # None, "!" (a scalar that is text as it stands), or the tag that the node has anyway.
+        # No tag changes nothing, "!" says that a scalar is text, and a third tag may be the one that
+        # the node has anyway.
         is_redundant = event.tag in (None, "!", _TAG_PREFIX + node.tag)
         if not is_redundant:
             remedy = "remove it, or quote text beginning with '!'"
             self.note(node, path, f"a YAML tag is not supported: {remedy}")
         if event.anchor is not None:
-            # Only now that the node is complete, so that no node can contain itself.
+            # The anchor is known from here on, so that no node can contain itself.
             self.anchors[event.anchor] = node
         return node
 
@@ -227,10 +228,10 @@ class _Composer:
 
         for event in self.events_before(yaml.MappingEndEvent):
             key = self.node(event, path, depth)
-            inner = path
+            value_path = path
             if key.is_scalar:
-                inner = f"{path}.{key.text[:_SHOWN_KEY]}".removeprefix(".")
-            value = self.node(self.loader.get_event(), inner, depth)
+                value_path = f"{path}.{key.text[:_SHOWN_KEY]}".removeprefix(".")
+            value = self.node(self.loader.get_event(), value_path, depth)
 
             if not key.is_scalar:
                 self.note(key, path, f"{key.kind} cannot be a key")
@@ -238,7 +239,7 @@ class _Composer:
                 sources += value.items if value.tag == "seq" else [value]
             elif key.text in entries:
                 earlier = entries[key.text].key.line
-                self.note(key, inner, f"duplicate key: it is on line {earlier} already")
+                self.note(key, value_path, f"duplicate key: it is on line {earlier} already")
             else:
                 entries[key.text] = Entry(key, value)
 
@@ -247,7 +248,7 @@ class _Composer:
         return entries
 
     def merge(self, source: Node, entries: dict[str, Entry], path: str) -> None:
-        """Add the entries of a mapping that `<<` names; those that are there already win."""
+        """Add the entries of a mapping that `<<` names, but none whose key `entries` has already."""
         if source.tag != "map":
             self.note(source, path, "'<<' takes a mapping or a list of mappings")
             return

@@ -51,15 +51,15 @@ _FOREIGN_LAYERS = (
     "application/vnd.docker.image.rootfs.foreign.",
 )
 
-# What an index of BuildKit's older cache names in place of manifests. Other tools take any other
-# type for a manifest too.
+# What an index of BuildKit's older cache names in place of manifests. Entries of any other type are
+# manifests, as other tools take them.
 _BLOB_TYPES = (
     "application/vnd.oci.image.layer.",
     "application/vnd.docker.image.rootfs.",
     "application/vnd.buildkit.cacheconfig.",
 )
 
-# Of one document: 4 MiB hold about 30,000, and so many have not been seen.
+# Descriptors of one document: 4 MiB have room for about 30,000, and no document with 10,000 is known.
 _MAX_DESCRIPTORS = 10_000
 
 # JSON values of one document: 4 MiB of empty lists take seconds, and 100 MB.
@@ -209,8 +209,9 @@ def parse_manifest(
     received = _description(body, answered_type)
     wanted_digest = expected.digest if expected else digest
     actual_digest = _digest_like(wanted_digest, body)
-    is_wanted = wanted_digest in (None, "", actual_digest)
-    unreadable = ContentError if is_wanted else WrongBytes
+    has_wanted_digest = wanted_digest in (None, "", actual_digest)
+    # Another reading may bring other bytes, unless these are the ones that were asked for.
+    unreadable = ContentError if has_wanted_digest else WrongBytes
 
     if expected and len(body) != expected.size:
         raise unreadable(f"{len(body)} bytes, the index says {expected.size}; {received}")
@@ -220,7 +221,7 @@ def parse_manifest(
         raise unreadable(error.message) from error
     inner_type = _field(document, "mediaType", str).lower()
 
-    # Before the digest, which in schema 1 leaves out the signatures.
+    # The digest is looked at later: a digest of schema 1 leaves out the signatures.
     is_schema_1 = document.get("schemaVersion") == 1 or any(
         media_type.startswith(_DOCKER_SCHEMA_1) for media_type in (answered_type, inner_type)
     )
@@ -230,15 +231,15 @@ def parse_manifest(
             hint="push the image again with a current tool, as schema 2 or OCI",
         )
 
-    if not is_wanted:
+    if not has_wanted_digest:
         raise WrongBytes(f"asked for {wanted_digest}, got {actual_digest}; {received}")
 
-    names = [inner_type]
+    types = [inner_type]
     if answered_type not in _GENERIC_TYPES:
-        names.append(answered_type)
+        types.append(answered_type)
     if expected:
-        names.append(expected.media_type)
-    media_type = _settle_type(document, [name for name in names if name], received)
+        types.append(expected.media_type)
+    media_type = _settle_type(document, [name for name in types if name], received)
     return _read_manifest(document, media_type, actual_digest, body)
 
 
@@ -370,7 +371,7 @@ def _size(descriptor: Mapping[str, object]) -> int:
 
 
 def _platform(descriptor: Mapping[str, object]) -> Platform | None:
-    """Return a descriptor's platform; one that nobody could ask for (an empty `os`, say) is none."""
+    """Return a descriptor's platform; None where nobody could ask for it, as with an empty `os`."""
     platform = _field(descriptor, "platform", dict)
     parts = [_field(platform, key, str) for key in ("os", "architecture", "variant")]
     try:
@@ -380,7 +381,7 @@ def _platform(descriptor: Mapping[str, object]) -> Platform | None:
 
 
 def _data(descriptor: Mapping[str, object]) -> bytes | None:
-    """Return a descriptor's embedded content; what is no base64 is none."""
+    """Return a descriptor's embedded content; None where it is empty or no base64."""
     text = _field(descriptor, "data", str)
     try:
         return binascii.a2b_base64(text) or None
@@ -389,15 +390,15 @@ def _data(descriptor: Mapping[str, object]) -> bytes | None:
 
 
 def _annotations(document: Mapping[str, object]) -> dict[str, str]:
-    """Return annotations; nulls occur among them, and mean nothing to a copy."""
+    """Return annotations without nulls, which occur, and mean nothing to a copy."""
     annotations = _field(document, "annotations", dict)
     return {key: value for key, value in annotations.items() if isinstance(value, str)}
 
 
 def _field(document: Mapping[str, object], key: str, kind: type[_T]) -> _T:
-    """Return a field of the type that it must have.
+    """Return the value of a field; ContentError unless it is of type `kind`.
 
-    Absent and null are an empty one, as they are in Go.
+    An absent or null field has the empty value of its type, as in Go.
     """
     value = document.get(key)
     if value is None:
@@ -418,8 +419,8 @@ def _load(
     `context` is the last part of each message. `parse_float` converts numbers with a fraction or an
     exponent, as in `json.loads`.
     """
-    # Each value but the outermost follows one of these characters, so their number is an upper
-    # bound that needs no parsing. Those within strings are counted too.
+    # Each value but the outermost follows one of these characters. Their count, strings included,
+    # is an upper bound that needs no parsing.
     most_values = body.count(b"{") + body.count(b"[") + body.count(b",")
     if most_values > _MAX_VALUES:
         raise ContentError(f"the document holds more than {_MAX_VALUES} values; {context}")
@@ -495,12 +496,15 @@ def _dump(document: Mapping[str, object]) -> bytes:
 
 
 class Trimmed(NamedTuple):
-    """What a platform filter leaves of an index: nothing if `matched` is empty."""
+    """What a platform filter leaves of an index.
+
+    Where `matched` is empty it leaves nothing, and `manifest` is the index as it was.
+    """
 
     manifest: Manifest
-    nested: Mapping[str, Trimmed]  # the indexes below, by the digest that they had before
+    nested: Mapping[str, Trimmed]  # the indexes below that have a match, by digest before trimming
     matched: frozenset[Platform]  # the wanted platforms that the index has
-    available: tuple[str, ...]  # all platforms that it has
+    available: tuple[str, ...]  # all platforms that the index has
 
 
 def trim_index(
@@ -519,7 +523,9 @@ def _trim(
     nested: Mapping[str, Manifest],
     trimmed: dict[str, Trimmed],
 ) -> Trimmed:
-    """Trim an index, the nested ones first; `trimmed` collects these by the digest that they had."""
+    """Trim an index, its nested indexes first. `trimmed` collects the results for nested indexes,
+    by digest before trimming.
+    """
     chosen: list[Descriptor | None] = []
     matched: set[Platform] = set()
     available: dict[str, None] = {}
@@ -551,17 +557,17 @@ def _trim(
 def _with_attestations(
     children: Sequence[Descriptor], chosen: Sequence[Descriptor | None]
 ) -> list[Descriptor | None]:
-    """Return the chosen entries with the attestations of those that are kept."""
+    """Return the chosen entries, and with each image that is kept its attestations."""
     pairs = list(zip(children, chosen, strict=True))
     kept = {child.digest for child, entry in pairs if entry}
     return [child if child.attested_digest in kept else entry for child, entry in pairs]
 
 
 def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
-    """Return an index with only the chosen children; entries that name blobs go.
+    """Return an index with only the chosen children, and without the entries that name blobs.
 
-    `chosen` has one element for each child, in the index's order: None drops the child. A nested
-    index that was trimmed has the descriptor of its trimmed form.
+    `chosen` has an element for each child, in the index's order: None drops the child, a nested
+    index that was trimmed has its new descriptor.
     """
     document = _load(index.body, "the index cannot be trimmed", _refuse_number)
     child_entries = [
@@ -585,9 +591,9 @@ def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest
 
 
 def extend_referrers_list(existing: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
-    """Return a fallback list of referrers: the entries of the existing one, and `more` behind them.
+    """Return a fallback list of referrers: the entries of `existing`, and `more` behind them.
 
-    docs/protocol-facts.md section 1.10 has its form. ContentError where the existing one cannot be
+    docs/protocol-facts.md section 1.10 has its form. ContentError where `existing` cannot be
     changed.
     """
     document: dict[str, Any] = {"schemaVersion": 2, "mediaType": _OCI_INDEX, "manifests": []}

@@ -24,7 +24,7 @@ _TAG = r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}"
 
 # The grammar of all digests, whatever their algorithm.
 _DIGEST = r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[a-zA-Z0-9=_-]+"
-_MAX_DIGEST = 999  # characters that are looked at
+_MAX_DIGEST = 999  # characters that are matched with the grammar
 
 _REFERRER_TAG = r"sha(?:256|512)-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?"
 
@@ -65,9 +65,9 @@ def digest_of(body: bytes, algorithm: str = "sha256") -> str:
 
 
 def referrers_tag(digest: str) -> str:
-    """Return the fallback tag that lists a digest's referrers.
+    """Return the fallback tag under which a list of a digest's referrers is found.
 
-    docs/protocol-facts.md section 1.10: both parts are cut at 64 characters.
+    Both parts of the digest are cut at 64 characters (docs/protocol-facts.md section 1.10).
     """
     algorithm, encoded = split_digest(digest)
     return f"{algorithm[:64]}-{encoded[:64]}"
