@@ -73,8 +73,8 @@ def hmac_bytes(key: bytes, data: bytes) -> bytes:
 def sign_rs256(key: str, message: bytes) -> bytes:
     """Return the RSASSA-PKCS1-v1_5 signature over SHA-256 by a private key in PEM.
 
-    ValueError says why the key cannot be used. The libcrypto of TLS computes the signature. Its list
-    of errors is emptied, or TLS would report them (docs/protocol-facts.md section 5.4).
+    ValueError says why the key cannot be used. The libcrypto of TLS computes the signature, and its
+    list of errors is emptied, or TLS would report them (docs/protocol-facts.md section 5.4).
     """
     _check_rsa_key(key)
     if IS_STATIC:

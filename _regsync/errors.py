@@ -19,7 +19,7 @@ from _regsync.text import strip_userinfo
 # The host of an ECR repository: account and region.
 _ECR_HOST = r"(?P<account>[0-9]{12})\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
 
-# Error statuses below 500 after which the same request may succeed later (docs/design.md section 9).
+# Error statuses below 500 after which the same request may succeed (docs/design.md section 9).
 _PASSING_STATUSES = (408, 429)
 
 # Error statuses from 500 on after which the same request will not succeed either.

@@ -72,8 +72,8 @@ def _version(numbers: Sequence[int], prerelease: str | None = None) -> Version:
 def _sort_key(identifier: str) -> str:
     """Return a text that sorts as SemVer sorts identifiers of a pre-release.
 
-    Numbers come before words. A number becomes `\\1`, the count of its digits, and the digits; a word
-    becomes `\\2`, the word, and `\\0`, so that it sorts below longer words that begin with it.
+    Numbers come before words. A number becomes `\\1`, the count of its digits, and the digits. A
+    word becomes `\\2`, the word, and `\\0`, so that it sorts below longer words that begin with it.
     """
     if not identifier.isdigit():
         return f"\2{identifier}\0"
@@ -110,8 +110,8 @@ def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: 
     """Ask whether a version satisfies all comparators of one alternative, as in node-semver.
 
     A comparator that names a pre-release of 1.2.0 opens the range to all pre-releases of 1.2.0,
-    which are compared as they are. Any other pre-release is refused under `exclude`; under `include`
-    and `only` its release is compared in its place.
+    which are compared as they are. Any other pre-release is refused under `exclude`; under
+    `include` and `only` its release is compared in its place.
     """
     opened_releases = [
         comparator.prerelease_of for comparator in comparators if comparator.admits_inside

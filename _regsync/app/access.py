@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 CONCURRENT_CHECKS = 16
 LARGEST_TAG_PAGE = 8 * 1024 * 1024  # bytes; some registries ignore `n=1`
 MOUNTING = {True: "enabled", False: "disabled", None: "unknown"}
-LATEST_TIME = 1e11  # seconds since 1970; a later end of a login is none that a calendar has
+LATEST_TIME = 1e11  # seconds since 1970; the end of a login that is later is shown as unknown
 
 
 async def check(config: Config, console: Console) -> int:
@@ -82,22 +82,22 @@ class Access:
     """What one repository let us do."""
 
     repository: Repository
-    rights: list[str] = field(default_factory=list)  # "pull", "push": those that were seen
-    upload: str | None = None  # at a target: "opened", or "absent" where it is not there yet
+    rights: list[str] = field(default_factory=list)  # "pull" and "push", as far as they worked
+    upload: str | None = None  # at a target: "opened", or "absent" without the repository
     error: SyncError | None = None
-    asks_for_login: bool = True
+    asks_for_login: bool = True  # whether the registry asks for a login at all
     account: EcrAccount | None = None  # only at a target in ECR
 
     @property
     def source(self) -> str | None:
-        """Where the credential is from that the registry took; None where it asks for none."""
+        """Where the credential that the registry took was found; None where it took none."""
         login = self.repository.host.authenticator
         is_taken = login.is_proven and not login.is_anonymous and self.asks_for_login
         return login.credential.origin if is_taken else None
 
     @property
     def expires(self) -> str | None:
-        """The end of the login in UTC; None where it is unknown, or no calendar has it."""
+        """The end of a cloud's login in UTC; None where it is unknown or beyond `LATEST_TIME`."""
         cloud_login = self.repository.host.authenticator.cloud_login
         expires = cloud_login.expires if cloud_login else math.inf
         if not 0 <= expires < LATEST_TIME:
@@ -164,11 +164,13 @@ class AccessCheck:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        # By registry: the lock of those who show it the credential, and what came of it: whether it
-        # asks for one at all.
+        # By registry: held while it is shown the credential, or asked for its account.
         self._locks = defaultdict[RegistryClient, anyio.Lock](anyio.Lock)
-        self._asks = dict[RegistryClient, bool | SyncError]()
-        self._accounts: dict[RegistryClient, EcrAccount] = {}
+
+        # By registry: whether it asks for a login at all, or how it refused the credential.
+        self._asks_for_login = dict[RegistryClient, bool | SyncError]()
+
+        self._accounts: dict[RegistryClient, EcrAccount] = {}  # by registry
 
     async def try_repository(self, repository: Repository) -> Access:
         """Try what a run would do in a repository, and the credential it would do it with."""
@@ -188,7 +190,7 @@ class AccessCheck:
             access.error = error
             is_missing = isinstance(error, RegistryError) and error.status == 404
             if is_missing and access.account and access.account.created_on_push is None:
-                # What stood there before ends with a command, so this goes in front.
+                # The usual hint ends with a command, so the other remedy goes in front.
                 template = "a repository creation template for CREATE_ON_PUSH may do it"
                 error.hint = f"{template}, else {error.hint}"
 
@@ -245,24 +247,25 @@ class AccessCheck:
         return self._accounts[host]
 
     async def _prove_credential(self, host: RegistryClient, repository: Repository) -> bool:
-        """Show the credential to a registry that has let everybody in so far, once; AuthError where
-        it is refused. Return whether the registry asks for one at all.
+        """Show the credential, once, to a registry that has let in requests without it. Return
+        whether the registry asks for a login at all; the error of a refusal is raised for each
+        repository.
 
-        A push may need it later, and a wrong one is to be known now.
+        A push may need the credential later, and a wrong one is to be known now.
         """
         login = host.authenticator
         async with self._locks[host]:
-            if host not in self._asks:
+            if host not in self._asks_for_login:
                 if login.is_proven:
                     return True
                 try:
-                    self._asks[host] = await self._show_credential(host, repository)
+                    self._asks_for_login[host] = await self._show_credential(host, repository)
                 except SyncError as error:
-                    self._asks[host] = error.without_place()
-        asks = self._asks[host]
-        if isinstance(asks, SyncError):
-            raise asks.without_place()
-        return asks
+                    self._asks_for_login[host] = error.without_place()
+        asks_or_error = self._asks_for_login[host]
+        if isinstance(asks_or_error, SyncError):
+            raise asks_or_error.without_place()
+        return asks_or_error
 
     async def _show_credential(self, host: RegistryClient, repository: Repository) -> bool:
         login = host.authenticator
@@ -274,12 +277,12 @@ class AccessCheck:
         except RegistryError as error:
             if error.status in (401, 403):
                 raise
-            return False  # a registry without this endpoint can be shown nothing there
+            return False  # without this endpoint, there is nowhere to show the credential
         if login.is_proven:
             return True
 
-        # A registry that answers 200 may say all the same how it takes a login, as zot does. One
-        # that does not say it may look at no login, so that nothing is proven.
+        # A registry that answers 200 may send challenges all the same, as zot does. Without
+        # challenges it may look at no login, so that a second 200 proves nothing.
         challenges = answer.headers.all("www-authenticate")
         if not await login.offer(challenges, repository.api_name, repository.rights):
             return False

@@ -25,8 +25,8 @@ from _regsync.text import mask_unless_word, printable
 if TYPE_CHECKING:
     from _regsync.config.fields import Field
 
-# How a full disk, a quota or a reader that left ends a write to our output. Files of our own raise
-# errors of their own.
+# Errors of a write to our output: a full disk, a quota, a reader that left. Our own files raise
+# errors of other classes.
 LOST_OUTPUT = frozenset(
     {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EAGAIN}
 )
@@ -98,7 +98,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = parser_of(name)
     arguments, unknown = parser.parse_known_args(words, argparse.Namespace(command=name))
     if unknown:
-        # A word that nobody knows may be a secret, or an option that ends in one.
+        # An unknown word may be a secret, or an option with a secret behind its `=`.
         shown = [word.partition("=")[0] if word.startswith("-") else "***" for word in unknown]
         parser.error(f"unrecognized arguments: {' '.join(shown)}")
     if name is None:
@@ -328,7 +328,7 @@ def main(argv: Sequence[str], closed: str = "") -> int:
         return COMMANDS[arguments.command].run(arguments, console)
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # the one place
+    except Exception as error:  # every error of every command is reported here
         if verbosity > 1 and not isinstance(error, ConfigError):
             sys.excepthook(type(error), error, error.__traceback__)
         return report_error(console, error)
@@ -346,7 +346,7 @@ def log_level(arguments: argparse.Namespace) -> str:
 
 
 def discard_lost_output() -> None:
-    """Let go of a stream that takes nothing any more, or the interpreter's last flush complains."""
+    """Replace each stream that takes nothing any more: the interpreter's last flush would fail."""
     for name in ("stdout", "stderr"):
         try:
             getattr(sys, name).flush()
@@ -377,7 +377,7 @@ def report_error(console: Console, error: BaseException) -> int:
         except OSError:
             pass  # standard error cannot be written either: only the exit status is left
 
-    # Errors of several classes have this code.
+    # Errors of other classes may have AuthError's code, and then its exit status.
     return AuthError.exit_status if shown.code == AuthError.code else shown.exit_status
 
 

@@ -226,7 +226,7 @@ def run_schema(arguments: Namespace, console: Console) -> int:
 def write_text(text: str) -> None:
     try:
         sys.stdout.write(text)
-    except UnicodeEncodeError:  # YAML is UTF-8, whatever a terminal is
+    except UnicodeEncodeError:  # YAML is UTF-8, whatever the terminal's encoding is
         sys.stdout.buffer.write(text.encode())
     sys.stdout.flush()
 

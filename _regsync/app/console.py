@@ -26,7 +26,7 @@ COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
 NO_COLOUR = "\x1b[0m"
 CLEAR_BELOW = "\x1b[J"
 
-LONGEST_LINE = 2000  # characters; an image's line holds two references and a cause, cut before
+LONGEST_LINE = 2000  # characters: room for two references and a cause, which are cut before
 LONGEST_BAR = 24  # columns
 SHORTEST_BAR = 4  # columns; below it the numbers alone are shown
 USUAL_TEXT = 30  # columns kept for the text behind a bar, so that usual texts do not move it
@@ -39,10 +39,10 @@ USUAL_ROWS = 24
 class Snapshot(NamedTuple):
     """How far a run is."""
 
-    done: int  # images, of those known so far
-    known: int
-    bytes: int  # moved, of those expected so far
-    expected: int
+    done: int  # images
+    known: int  # images so far, done or not
+    bytes: int  # that were moved
+    expected: int  # bytes so far, moved or not
     rate: float  # bytes a second
     elapsed: float  # seconds
     waiting: str  # what takes long, in words
@@ -98,8 +98,8 @@ class Console:
         is_styled = is_terminal and not json_log  # escape sequences may be written
         is_utf8 = (getattr(err, "encoding", None) or "").lower().startswith("utf")
         self.as_json = as_json
-        self.live = progress and is_styled  # a display at the terminal's bottom
-        self.heartbeat = progress and not is_styled  # a line now and then
+        self.live = progress and is_styled  # whether a display stands at the terminal's bottom
+        self.heartbeat = progress and not is_styled  # whether a line shows progress now and then
         self.lost = False  # whether a stream could not take what was written to it
         self.hinted = set[str]()  # hints that were shown
         self._out = out
@@ -107,7 +107,7 @@ class Console:
         self._threshold = LEVELS[level]
         self._json_log = json_log
         self._colours = COLOURS if is_styled and not os.environ.get("NO_COLOR") else {}
-        self._marks = "█░" if is_utf8 else "#-"
+        self._marks = "█░" if is_utf8 else "#-"  # as in `progress_lines`
         self._display = list[str]()  # the lines of the live display as they stand
 
     def log(self, level: str, event: str, message: str, **fields: object) -> None:

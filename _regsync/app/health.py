@@ -30,10 +30,10 @@ from _regsync.net.http1 import next_portion
 from _regsync.net.streams import WANT_READ, SocketStream
 from _regsync.text import printable
 
-# What is said at `/healthz` or `/readyz`: HTTP status and document.
+# Takes the path `/healthz` or `/readyz`, returns HTTP status and document.
 Tell = Callable[[str], tuple[int, dict[str, object]]]
 
-READ_SIZE = 4096  # bytes; a head may have twice that, less one
+READ_SIZE = 4096  # bytes; a head may have twice that size, less one byte
 CLIENT_PLACES = 256
 CLIENT_SECONDS = 5.0  # for a request and its answer, and once more for the client's close
 BACKLOG = 1024
@@ -46,7 +46,7 @@ SWITCH_INTERVAL = 1e-4
 
 @contextmanager
 def serving(bind: str, port: int, tell: Tell) -> Iterator[list[Any]]:
-    """Serve while the block lasts; give the addresses.
+    """Serve while the block lasts; give the addresses that are listened at.
 
     The listener has a thread and an event loop of its own, because the caller's loop may be busy.
     """
@@ -58,8 +58,9 @@ def serving(bind: str, port: int, tell: Tell) -> Iterator[list[Any]]:
             try:
                 yield addresses
             finally:
-                if not task.cancel():
-                    task.result()  # raises what has ended it
+                has_ended = not task.cancel()
+                if has_ended:
+                    task.result()  # raises the error that ended the server
     finally:
         sys.setswitchinterval(interval)
 
@@ -73,7 +74,7 @@ async def serve(
 ) -> None:
     """Serve at all addresses of `bind` (empty: the machine's own) until cancelled.
 
-    `task_status` gets the addresses; ConfigError where one cannot be had.
+    `task_status` gets the addresses; ConfigError where one of them cannot be listened at.
     """
     listeners = open_listeners(bind, port)
     async with anyio.create_task_group() as tasks:
@@ -120,7 +121,7 @@ class Server:
     def __init__(self, tell: Tell, tasks: TaskGroup) -> None:
         self._tell = tell
         self._tasks = tasks
-        self._clients = dict[Client, anyio.CancelScope]()
+        self._clients = dict[Client, anyio.CancelScope]()  # the scope ends the client's task
 
     async def accept(self, listener: socket.socket) -> None:
         with listener:
@@ -137,7 +138,7 @@ class Server:
                     await anyio.sleep(NO_FILES_PAUSE)
 
     async def _converse(self, client: Client) -> None:
-        """Answer one client, and wait for its close. A client that leaves ends only itself."""
+        """Answer one client and wait for its close. A broken connection ends only this task."""
         with (
             client.connection,
             suppress(Disconnected, OSError),
@@ -167,7 +168,7 @@ class Client:
         self.scratch = memoryview(bytearray(READ_SIZE))
         self._tell = tell
         self._framing = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_SIZE - 1)
-        self._unsent: memoryview | None = None  # of the answer; None before there is one
+        self._unsent: memoryview | None = None  # the rest of the answer; None before the answer
 
     def step(self) -> int:
         """Read the request and send the answer, as far as the socket lets us.
@@ -216,8 +217,8 @@ class Client:
         """Return status and document for a request; the document of an error is empty."""
         fields = dict(request.headers)
         path = re.sub(rb"(?i)^https?://[^/?]*", b"", request.target).partition(b"?")[0]
-        # RFC 9112 sections 3.2 and 6.3: others on the way could see another host, or another end of
-        # the message.
+        # A proxy on the way could see another host, or another end of the message (RFC 9112
+        # sections 3.2 and 6.3).
         has_two_ends = b"transfer-encoding" in fields and b"content-length" in fields
         host = fields.get(b"host", b"")
         if has_two_ends or not re.fullmatch(rb"[\w.~:%\[\]-]*", host):

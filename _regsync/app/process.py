@@ -20,8 +20,8 @@ from _regsync.errors import ConfigError
 from _regsync.registry.transport import Machine, Transport
 from _regsync.text import printable
 
-LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes; more than any such file has
-MOST_OPEN_FILES = 65536  # or as many as the system lets us open (docs/design.md section 9)
+LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes; login files are far smaller
+MOST_OPEN_FILES = 65536  # or fewer, where the system allows fewer (docs/design.md section 9)
 
 
 def connect(console: Console, log: Callable[..., None] | None = None) -> Transport:
@@ -84,13 +84,13 @@ def run_async(work: Callable[..., Awaitable[int]], *arguments: object) -> int:
 async def run_awake_to_signals(work: Callable[..., Awaitable[int]], *arguments: object) -> int:
     """Run `work` in an event loop that every signal wakes; return its exit status.
 
-    Python runs a signal's function only between two steps of its own. A signal that comes right
-    before the event loop waits would be acted on when something else ends the wait. While the loop
-    receives any signal, it sets `signal.set_wakeup_fd`, and then each signal ends the wait. SIGURG
-    is one that nobody sends and that does nothing: the functions of the others stay as they are.
+    Python calls a signal's handler only between two steps of its own. A signal that comes right
+    before the event loop waits would be handled when something else ends the wait. While the loop
+    receives any signal, it sets `signal.set_wakeup_fd`, so that each signal ends the wait. It
+    receives SIGURG, which nobody sends and which does nothing: no other handler is replaced.
     """
     unused = getattr(signal, "SIGURG", None)
-    # Windows has no SIGURG, but a loop that every signal wakes. Only the main thread gets signals.
+    # Windows has no SIGURG: there every signal wakes the loop. Only the main thread gets signals.
     if unused is None or threading.current_thread() is not threading.main_thread():
         return await work(*arguments)
 

@@ -17,7 +17,7 @@ from _regsync.text import duration_text
 
 DISPLAY_SECONDS = 0.25  # between two drawings of the live display
 HEARTBEAT_SECONDS = 30.0  # between two lines where no terminal shows a display
-RATE_SECONDS = 5.0  # the rate is an average over so long: a longer one hides a standstill
+RATE_SECONDS = 5.0  # of which the rate is the average: a longer average hides a standstill
 
 
 async def show_progress(console: Console, scheduler: Scheduler) -> None:
@@ -53,8 +53,8 @@ def describe_wait(scheduler: Scheduler, now: float) -> str:
     """Say in a few words what the run is waiting for."""
     names = scheduler.under_way()
     if scheduler.drain_ends is not None:
-        left = duration_text(max(0.0, scheduler.drain_ends - now))
-        return f"stopping in {left} at most, {len(names)} under way"
+        remaining = duration_text(max(0.0, scheduler.drain_ends - now))
+        return f"stopping in {remaining} at most, {len(names)} under way"
 
     outage = scheduler.transport.recovery.describe(now)
     if outage is not None:

@@ -85,7 +85,8 @@ async def run(
 async def carry_out(work: Run, image: SingleImage | None, console: Console) -> list[int]:
     """Carry out a run, and show how far it is; return the signals that came meanwhile.
 
-    After the first signal nothing new begins, and what is under way may end. The second one ends it.
+    After the first signal no further copy begins, and copies under way may end. The second signal
+    ends the run.
     """
     signals: list[int] = []
     stop = anyio.Event()

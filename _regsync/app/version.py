@@ -1,6 +1,6 @@
 """What `regsync version` says: this program, its interpreter, its OpenSSL, its FIPS gate.
 
-Owns: those words, and the inventory (SBOM) of the built file.
+Owns: the words of `version`, and the inventory (SBOM) of the built file.
 Follows: docs/design.md sections 1 and 10.
 """
 

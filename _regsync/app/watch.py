@@ -46,7 +46,7 @@ Load = Callable[[Log, ConfigFile], Config]
 class Health(NamedTuple):
     """What probes are told; replaced as a whole, because a thread of its own reads it."""
 
-    due: float  # when the cycle under way began, or the next one is to begin
+    due: float  # when the cycle under way began, or when the next one is to begin
     status: str = (
         "starting"  # "ready" once a cycle has ended well; "stopping" from the first signal
     )
@@ -104,12 +104,16 @@ class CycleLog:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        # Event and message of each line that was due, in the cycle before and in this one.
         self._said_before = set[object]()
         self._said_now = set[object]()
-        # By source and target, how an image failed: code and HTTP status. Words may hold a time.
+
+        # How each image fails in this cycle, by source and target: code and HTTP status. Its
+        # message may hold a time.
         self.failures = dict[tuple[str, str], object]()
-        self._failures_before = dict[tuple[str, str], object]()
-        self.has_news = False
+        self._failures_before = dict[tuple[str, str], object]()  # as `failures`, the cycle before
+
+        self.has_news = False  # whether this cycle has shown an image
 
     def begin(self) -> None:
         self._said_before = self._said_now
@@ -130,7 +134,7 @@ class CycleLog:
         self._said_now.add(key)
 
     def outcome(self, outcome: Outcome) -> None:
-        """Show an image that was copied, and one that fails otherwise than in the cycle before."""
+        """Show an image that was copied, or that fails in another way than in the cycle before."""
         key = (outcome.source, outcome.target)
         if outcome.error is not None:
             self.failures[key] = (outcome.error.code, getattr(outcome.error, "status", None))
@@ -144,7 +148,7 @@ class CycleLog:
         recovered = Counter[str]()
         for key in sorted(self._failures_before.keys() - self.failures.keys()):
             source, target = (name.rpartition(":")[0] for name in key)
-            # Of a mapping whose listing failed (`REPO:*`), no image was asked for.
+            # Where the listing of a mapping failed (`REPO:*`), its images were not looked at.
             if (f"{source}:*", f"{target}:*") in self.failures:
                 self.failures[key] = self._failures_before[key]
             else:
@@ -163,13 +167,13 @@ class Watch:
         self._interval = interval
         self._log = CycleLog(console)
         file = read()
-        self._text: bytes | None = file.text  # None: what was read last cannot be used
+        self._text: bytes | None = file.text  # of the file as last read; None: it cannot be used
         self._config = load(self._log.log, file)
         self.transport = connect(console, self._log.log)
         self._states = dict[str | None, StateFile]()  # by cache_dir, which a reload may change
         self._stop = anyio.Event()
         self._wake = anyio.Event()  # ends the pause between two cycles
-        self._number = 0  # of the cycle under way, or of the last
+        self._number = 0  # of the cycle under way, or of the last one
         self._last_sign_of_life = anyio.current_time()
         self._health = Health(due=anyio.current_time())
         self._cycle_scope = anyio.CancelScope()
@@ -197,7 +201,8 @@ class Watch:
                 self._reload()
             await self._run_cycle()
             if self._interval > self.transport.machine.timeouts.idle_connection:
-                self.transport.close()  # the registries would have closed them by the next cycle
+                # Idle connections would be stale by the next cycle. The transport opens new ones.
+                self.transport.close()
             with anyio.move_on_after(self._interval):
                 await self._wake.wait()
 
@@ -292,7 +297,7 @@ async def run(
 ) -> int:
     """Run cycles, `interval` seconds apart, until SIGINT or SIGTERM; return the exit status.
 
-    `health_at` is the address and port at which probes are answered; ConfigError if it cannot be had.
+    `health_at`: address and port at which probes are answered; ConfigError if nobody can listen.
     """
     watch = Watch(console, read, load, interval)
     address, _ = health_at
@@ -302,7 +307,8 @@ async def run(
     with closing(watch.transport), serving(*health_at, watch.tell_health) as addresses:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listen_for_signals, watch.on_signal, numbers)
-            await anyio.lowlevel.checkpoint()  # signals are heard from here on
+            # The listener for signals starts at this checkpoint, before anything is announced.
+            await anyio.lowlevel.checkpoint()
             port = addresses[0][1]
             text = (
                 f"a cycle every {duration_text(interval)}, "

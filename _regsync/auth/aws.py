@@ -408,8 +408,8 @@ class _Client:
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
     ) -> str:
-        """Return the text of the answer, in which `_flatten` finds fields; AuthError with `hint` for
-        a refusal.
+        """Return the text of the answer, in which `_flatten` finds fields; AuthError with `hint`
+        for a refusal.
 
         `keys` sign the request. `secrets`: what else in the request no message may show.
         """

@@ -116,8 +116,8 @@ _RETRY_SECONDS = 60.0
 class CloudLogin:
     """The login of one identity at one cloud, renewed before its end.
 
-    With `probing_metadata`, nothing here names an identity: only the metadata service is asked, until
-    it has given a login.
+    With `probing_metadata`, nothing here names an identity: only the metadata service is asked,
+    until it has given a login.
     """
 
     def __init__(

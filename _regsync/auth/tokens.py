@@ -362,7 +362,7 @@ class Authenticator:
                 self._challenge = challenge
 
     def secrets(self) -> Iterator[str]:
-        """Yield the secrets in use and those lately in use, which no text may show; some are empty."""
+        """Yield the secrets in use and lately in use, which no text may show; some are empty."""
         yield self._refresh_token
         yield from self._tokens.values()
         yield from self.credential.secrets
@@ -568,7 +568,7 @@ class Authenticator:
     # Tokens.
 
     async def _token_for(self, needed: _Scopes, before_body: bool) -> str:
-        """Return the text of a token for a request. Callers of the same token share one exchange."""
+        """Return the text of a token for a request. Callers with one need share one exchange."""
         while True:
             token = self._tokens.find(needed, before_body)
             if token is None:

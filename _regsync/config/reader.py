@@ -260,7 +260,7 @@ class Reader:
                 return self.read_scalar(node, field, path)
 
     def require(self, node: Node, tag: str, path: str, remedy: str = "") -> bool:
-        """Return whether a node is a mapping ("map") or list ("seq") as required; note if it is not."""
+        """Return whether a node is the mapping or list that `tag` requires; note if it is not."""
         if node.tag != tag:
             wanted = "a mapping" if tag == "map" else "a list"
             self.note(node, path, f"{wanted} is needed, not {node.kind}{remedy}")

@@ -192,8 +192,7 @@ class _Composer:
         else:
             node = Node(self.scalar_tag(event), line, column, text=event.value)
 
-        # No tag changes nothing, "!" says that a scalar is text, and a third tag may be the one that
-        # the node has anyway.
+        # "!" says that a scalar is text. Any other tag may only be the one the node has anyway.
         is_redundant = event.tag in (None, "!", _TAG_PREFIX + node.tag)
         if not is_redundant:
             remedy = "remove it, or quote text beginning with '!'"
@@ -248,7 +247,7 @@ class _Composer:
         return entries
 
     def merge(self, source: Node, entries: dict[str, Entry], path: str) -> None:
-        """Add the entries of a mapping that `<<` names, but none whose key `entries` has already."""
+        """Add the entries of a mapping that `<<` names, without the keys that `entries` has."""
         if source.tag != "map":
             self.note(source, path, "'<<' takes a mapping or a list of mappings")
             return

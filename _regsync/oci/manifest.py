@@ -59,7 +59,7 @@ _BLOB_TYPES = (
     "application/vnd.buildkit.cacheconfig.",
 )
 
-# Descriptors of one document: 4 MiB have room for about 30,000, and no document with 10,000 is known.
+# Descriptors of one document: 4 MiB have room for about 30,000, but nobody has seen 10,000.
 _MAX_DESCRIPTORS = 10_000
 
 # JSON values of one document: 4 MiB of empty lists take seconds, and 100 MB.
