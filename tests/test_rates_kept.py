@@ -447,7 +447,7 @@ async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_it
                 await anyio.sleep(0.3)
                 transport._record_under_way(turn)
             await anyio.sleep(seconds)
-            turn.end()
+            await turn.end()
 
         async with anyio.create_task_group() as group:
             group.start_soon(lambda: put(10, told=False))
@@ -462,6 +462,23 @@ async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_it
             await anyio.sleep(1)
             assert transport.gate.limits[host.key].in_use == 3
     assert entered == [0.0, pytest.approx(1.0, abs=1e-3), pytest.approx(1.3)]
+
+
+async def test_a_body_well_under_way_wakes_those_who_wait_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = Call("upload_body", "PUT", "/v2/app/blobs/uploads/1", "app")
+    async with narrow() as (transport, host):
+        turn = await transport.gate.enter(transport.demand_of(host, body), None, None)
+        with monkeypatch.context() as patch:
+            wakes: list[None] = []
+            patch.setattr(transport.gate, "wake", lambda: wakes.append(None))
+            for moment in (1.0, 2.0, 3.0):
+                await anyio.sleep_until(moment)
+                transport._record_under_way(turn)
+                assert transport.last_progress == pytest.approx(moment)
+            assert len(wakes) == 1
+        await turn.end()
 
 
 async def test_a_large_body_does_not_hold_up_other_uploads_of_a_window_of_one(

@@ -494,6 +494,43 @@ async def test_a_disk_that_takes_a_piece_in_parts_gets_all_of_it(
         assert await content(pieces) == LARGE
 
 
+async def test_a_worker_thread_writes_the_piece_after_a_slow_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The event loop waits for a slow disk once, and takes no way to a thread for a quick one."""
+    now = 0.0
+    seconds = iter([0.0, 0.0, 3.0, 3.0, 0.0, 0.0])
+    writers: list[str] = []
+
+    class Disk(FileIO):
+        def write(self, piece: Any) -> int:
+            nonlocal now
+            now += next(seconds)
+            return super().write(piece)
+
+    async def run_sync(function: Any, *given: Any) -> Any:
+        writers[-1] = "thread"
+        return function(*given)
+
+    class Reading(Source):
+        async def __call__(self, sink: Any) -> None:
+            async def sink_and_note(piece: memoryview) -> None:
+                writers.append("loop")
+                await sink(piece)
+
+            await super().__call__(sink_and_note)
+
+    body = bytes(6 * PIECE)
+    staging = Staging(str(tmp_path))
+    monkeypatch.setattr(sync_staging, "FileIO", Disk)
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+    monkeypatch.setattr(anyio.to_thread, "run_sync", run_sync)
+    writers.append("")  # a thread looks whether a killed run has left the file
+    await bring(staging, described(body), Reading(body))
+    staging.close()
+    assert writers[1:] == ["loop", "loop", "loop", "thread", "thread", "loop"]
+
+
 async def test_a_disk_that_cannot_be_read_is_one_clear_line(
     staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -77,6 +77,10 @@ class Turn:
         if self.connection is not None:
             await self.connection.settle()
 
+    def is_in_window(self) -> bool:
+        """Say whether the request still takes a place in its window."""
+        return self.number in self.meter.window.inside
+
     def succeed_at(self, moment: float) -> None:
         """Give the window back at a time when nothing is heard until then: a body is under way."""
         self.meter.window.inside[self.number] = moment

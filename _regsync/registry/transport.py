@@ -674,8 +674,9 @@ class Transport:
     def _record_under_way(self, turn: Turn) -> None:
         """A body counts as a success before its answer."""
         self.last_progress = anyio.current_time()
-        turn.meter.end(turn.number, 200)
-        self.gate.wake()
+        if turn.is_in_window():
+            turn.meter.end(turn.number, 200)
+            self.gate.wake()
 
     def _record_pace(
         self, host: RegistryClient, call: Call, turn: Turn, response: Response

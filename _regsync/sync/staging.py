@@ -46,6 +46,10 @@ _MEMORY_BUDGET = 48 * 1024 * 1024
 # Seconds without a write after which a partial file is taken for a killed run's.
 _ABANDONED_SECONDS = 24 * 3600.0
 
+# Seconds for one write after which the disk is slow: the next piece is written by a worker thread. A
+# piece that the system only takes into memory costs less than the way to a thread.
+_SLOW_WRITE = 0.02
+
 _STAGED_NAME = re.compile("[0-9a-f]{64,128}")
 
 # Reads a blob from its source to the end, verified, and hands each piece to a sink. A piece is
@@ -270,6 +274,7 @@ class Staging:
         self._memory_size = 0  # of bodies in memory, those that are being read from a source too
         self._incoming_size = 0  # of files that are being written
         self._failed: StagingFailed | None = None  # the disk takes no blob any more
+        self._is_disk_slow = False  # by the last write
 
         # By digest.
         self._pulling = dict[str, anyio.Lock]()
@@ -424,7 +429,12 @@ class Staging:
 
             async def write(piece: memoryview) -> None:
                 while piece:
-                    written = await anyio.to_thread.run_sync(staged.write, piece)
+                    began = anyio.current_time()
+                    if self._is_disk_slow:
+                        written = await anyio.to_thread.run_sync(staged.write, piece)
+                    else:
+                        written = staged.write(piece)
+                    self._is_disk_slow = anyio.current_time() - began > _SLOW_WRITE
                     piece = piece[written:]
 
             await read(write)
