@@ -17,30 +17,27 @@ from _regsync.sync.image import ImageCopy
 # Seconds after an image was copied: pipelines push, then sign.
 FIRST_LOOKS = (5 * 60, 15 * 60, 30 * 60)
 
-# Seconds between two later looks; in between, this part of the time since the first one.
+# The pause between two later looks is this share of the time since the first look.
+PAUSE_SHARE = 1 / 4
+# Bounds of that pause, in seconds.
 SHORTEST_PAUSE = 3600
 LONGEST_PAUSE = 7 * 86400
-PAUSE_SHARE = 1 / 4
 
-# Seconds.
-_QUARTER_OF_A_DAY = 6 * 3600
+_QUARTER_OF_A_DAY = 6 * 3600  # seconds
 
 
 class Look(enum.IntEnum):
     """How much of an image is looked at for artifacts."""
 
     NONE = 0
-    # what refers to the image itself
-    TOP = 1
-    # also what refers to the manifests below it
-    DEEP = 2
+    TOP = 1  # what refers to the image itself
+    DEEP = 2  # also what refers to the manifests below it
 
 
 def decide_look(checks: Sequence[ArtifactCheck], listed_tags: int, now: float) -> Look:
-    """Decide on an image that all targets hold.
+    """Decide on an image that all targets hold; the one look serves all of them.
 
-    `checks` has one entry for each target, and one look serves all. `listed_tags` are those that the
-    source's listing shows (`Referrers.listed_tags`).
+    `checks` has one entry for each target. `listed_tags` are bits (`Referrers.listed_tags`).
     """
     look = max(look_for_news(check, listed_tags) for check in checks)
     if look is Look.NONE and is_due(checks, now):
@@ -52,13 +49,14 @@ def look_for_news(check: ArtifactCheck, listed_tags: int) -> Look:
     """Decide by what is known of one target, whatever the time."""
     if not check.is_complete:
         return Look.DEEP
-    if listed_tags & ~check.flags:
-        return Look.TOP
-    return Look.NONE
+    has_new_tags = listed_tags & ~check.flags != 0
+    return Look.TOP if has_new_tags else Look.NONE
 
 
 def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:
-    """Say whether it is time to look again: by the oldest look, at the target that came last."""
+    """Say whether it is time to look again. Of several targets, the one whose last look is oldest
+    counts, and the one whose first look is newest.
+    """
     last = min(check.last for check in checks)
 
     copied = max((check.first for check in checks if check.was_copied), default=None)
@@ -71,11 +69,11 @@ def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:
 
 
 def is_due_without_state(digest: str, now: float) -> bool:
-    """Spread the looks at unchanged images over the runs of jobs that remember nothing.
+    """Say whether a job that remembers nothing looks at an unchanged image now.
 
-    An image has one quarter of each day, the next day another one, all four in four days. So a job
-    that runs every 6, 12 or 24 hours looks at each image in at least one of five runs, and a job
-    with other hours, at each of them in one of four days: on average in one of four runs.
+    An image is due in one quarter of each day, each day in the next quarter. So a job that runs every
+    6, 12 or 24 hours looks at each image in at least one of five runs, and a job with other hours on
+    average in one of four runs.
     """
     quarter = int(now) // _QUARTER_OF_A_DAY
     day = quarter // 4
@@ -83,9 +81,9 @@ def is_due_without_state(digest: str, now: float) -> bool:
 
 
 def flags_after(copy: ImageCopy) -> int:
-    """Return the flags that are remembered of a look whose copy has ended.
+    """Return the flags that the state keeps of the look at a copy that has ended.
 
-    Where something failed the artifacts are not complete, and the next run looks at all of them.
+    After a failure they are without COMPLETE, so that the next run looks at all artifacts.
     """
     flags = COPIED if copy.is_copied or copy.last_check.was_copied else 0
     if copy.error is not None:

@@ -33,12 +33,12 @@ _T = TypeVar("_T")
 # Tasks of one asker: more than a registry has permits by default.
 _MOST_TASKS = 64
 
-# Bytes of manifests that are kept (docs/design.md section 6, rule 13), and the least that one
-# counts: what it was parsed into needs memory too.
+# Bytes of manifests that are kept (docs/design.md section 6, rule 13).
 _MANIFEST_BUDGET = 32 * 1024 * 1024
+# The least that a manifest counts for, because what it is parsed into needs memory too.
 _LIGHTEST_MANIFEST = 8192
 
-# Seconds for which a look-up waits for others that may show that its blobs can be mounted.
+# Seconds for which a look-up waits for answers that may show where its blobs can be mounted from.
 _ANSWER_PATIENCE = 5.0
 
 # Tags that one warning names.
@@ -47,8 +47,9 @@ _MOST_NAMED = 10
 # Several registries answer so for repositories that they hide (docs/design.md section 9).
 _HIDING_STATUSES = (401, 403)
 
-# Manifests of one image on all levels, and bytes of them. An entry may name an index of 4 MiB.
+# Manifests of one image on all levels.
 _MOST_MANIFESTS = 10_000
+# Bytes of these manifests: an entry may name an index of 4 MiB.
 _LARGEST_TREE = 32 * 1024 * 1024
 
 
@@ -130,10 +131,11 @@ class TargetTag:
 
     def __init__(self, target: Repository, snapshot_name: bytes, snapshot: Snapshot | None) -> None:
         self.target = target
-        # What an earlier run knew, and its name in the state (`Discovery.snapshot_name`).
+        # The name of the snapshot in the state (`Discovery.snapshot_name`).
         self.snapshot_name = snapshot_name
+        # What an earlier run knew of the tag.
         self.snapshot = snapshot
-        # What this run was answered; with both None, that the tag is not there.
+        # The digest that the target has answered; None where the tag is absent, or after an error.
         self.digest: str | None = None
         self.error: SyncError | None = None
 
@@ -157,20 +159,20 @@ class TagLookup(NamedTuple):
 
     source: Repository
     reference: str
-    # None where every target holds it.
+    # None when every target holds the image.
     tree: Tree | None
-    # What the targets are to hold, and what the source holds; they differ where an index is trimmed
-    # to its platforms.
+    # The digest that the targets are to hold.
     digest: str
+    # The source's own digest, which differs where an index is trimmed to its platforms.
     source_digest: str
     targets: tuple[TargetTag, ...]
-    # The manifests of the tree that the source holds too: all but trimmed indexes.
+    # The digests of the tree's manifests that the source holds too: all but trimmed indexes.
     at_source: frozenset[str] = frozenset()
-    # Whether digests alone have shown that every target holds it: no manifest was fetched.
+    # Whether every target holds the image by the digests alone, with no manifest fetched.
     is_by_digest: bool = False
 
     def at(self, target: Repository) -> TargetTag | None:
-        """Return what one target holds, None where it was not asked."""
+        """Return what one target holds, None for a target that is not in this look-up."""
         return next((tag for tag in self.targets if tag.target is target), None)
 
 
@@ -186,11 +188,12 @@ class _Manifests:
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[RepositoryKey, str], Once[Manifest]] = {}
-        # What counts of the budget, least recently used first: bytes of each manifest, their sum.
+        # The bytes that each fetched manifest counts for, the least recently used first.
         self._weights: dict[tuple[RepositoryKey, str], int] = {}
         self._total_weight = 0
 
     def has(self, where: RepositoryKey, digest: str) -> bool:
+        """Say whether a manifest is kept, or is being fetched."""
         return (where, digest) in self._by_key
 
     def at_hand(self, where: RepositoryKey, digest: str) -> Manifest | None:
@@ -205,7 +208,7 @@ class _Manifests:
         return self._by_key[key]
 
     def record_use(self, where: RepositoryKey, digest: str, manifest: Manifest) -> None:
-        """Keep a manifest as the one used last; drop the others that are above the budget."""
+        """Keep a manifest as the one used last; drop the least recently used above the budget."""
         key = (where, digest)
         if not self.once(where, digest).answer:
             self._by_key[key] = Once(manifest)
@@ -239,7 +242,7 @@ class Discovery:
         self._reads_only = reads_only
         self._wants_all_trees = wants_all_trees
 
-        # Logs each text once, also where it is said of every tag of a repository.
+        # Logs each text once, however many tags of a repository give cause for it.
         self.say = cache(transport.machine.log)
 
         # By registry, name, and whether it is a source.
@@ -263,7 +266,7 @@ class Discovery:
             host = self._transport.host(registry, name)
             repository = Repository(self._transport, host, name, side, reads_only=self._reads_only)
 
-            # Rule 1: how the host asked for a login in an earlier run saves the bare request.
+            # What an earlier run learnt of the host's logins saves the bare request (rule 1).
             host.authenticator.restore(self._knowledge.host(host.key).login)
             host.authenticator.plan_scope(repository.api_name, repository.rights)
             self._repositories[key] = repository
@@ -284,7 +287,7 @@ class Discovery:
         return await listing.get(repository.list_tags)
 
     def names(self, repository: Repository) -> Mapping[str, str | None] | None:
-        """Return the tags of a repository that was listed, None where it was not."""
+        """Return the tags of a repository by its listing, None where it was not listed yet."""
         listing = self._listings.get(repository.key)
         if listing is None or not listing.answer:
             return None
@@ -344,9 +347,9 @@ class Discovery:
     ) -> TagLookup:
         """Find out what a tag or digest names, and which targets lack it (rules 4 to 6 and 8).
 
-        Targets in `silent` are known not to have it, so they are not asked. `expected` is the entry
-        of an index that names the digest. A SyncError of the source is raised; one of a target is
-        kept in its TargetTag.
+        Targets in `silent` are known not to hold it, so they are not asked. `expected` is the entry
+        of an index that names the digest. Raises the source's SyncError; a target's is kept in its
+        TargetTag.
         """
         source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
         tags = list[TargetTag]()
@@ -354,7 +357,7 @@ class Discovery:
             name = self.snapshot_name(mapping, source, target, reference, target_reference)
             tags.append(TargetTag(target, name, self._knowledge.snapshot(name)))
 
-        # Other look-ups may wait for what these answers show; at the end it is noted.
+        # Other look-ups may wait for these answers until all that they show is noted.
         for tag in tags:
             self._under_way[tag.target.host.key][tag] = None
         try:
@@ -363,6 +366,8 @@ class Discovery:
                     if tag.target not in silent:
                         group.start_soon(self._look_at_target, tag, target_reference)
                 by_head = self._should_head_first(mapping, target_reference, tags)
+                # The source's error is raised when the targets have answered: raised here, it would
+                # cancel their look-ups.
                 named = await _or_error(self._look_at_source(source, reference, by_head=by_head))
             if isinstance(named, SyncError):
                 raise named
@@ -376,6 +381,7 @@ class Discovery:
             tag.is_up_to_date(named.digest, is_filtered=is_filtered) for tag in tags
         )
         if is_up_to_date and not self._wants_all_trees:
+            # All targets that hold the image hold the same digest.
             digest = next((tag.digest for tag in tags if tag.digest is not None), named.digest)
             return TagLookup(
                 source,
@@ -392,8 +398,8 @@ class Discovery:
     def _should_head_first(
         self, mapping: MappingRule, target_reference: str, tags: list[TargetTag]
     ) -> bool:
-        """Say whether the source is asked for a digest alone: where all targets probably hold the
-        tag (rule 4).
+        """Say whether the source is asked for a digest alone, because all targets probably hold the
+        image (rule 4).
         """
         if self._wants_all_trees:
             return False
@@ -411,8 +417,7 @@ class Discovery:
 
     async def _look_at_source(self, source: Repository, reference: str, *, by_head: bool) -> _Named:
         digest = await self._source_digest(source, reference, by_head=by_head)
-        # It is held from here on, because others may take its place among the manifests at hand
-        # before the targets have answered.
+        # The caller holds the manifest: `_manifests` may drop it before the targets have answered.
         return _Named(digest, self._manifests.at_hand(source.key, digest))
 
     async def _source_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
@@ -450,8 +455,8 @@ class Discovery:
     async def _top_manifest(
         self, source: Repository, reference: str, digest: str, expected: Descriptor | None
     ) -> Manifest:
-        """Fetch the manifest of a digest that a reference named a moment ago. Where it is gone, the
-        tag has been moved: it is asked for once more, for all mappings that want it (rule 4).
+        """Fetch the manifest of a digest that a reference named a moment ago. If the manifest is gone,
+        the tag has been moved: the tag is asked for once more, for all mappings (rule 4).
         """
         try:
             return await self.manifest(source, digest, expected)
@@ -459,14 +464,16 @@ class Discovery:
             if error.status != 404 or reference == digest:
                 raise
 
+        # Another mapping may have begun to ask for the tag again: its question is shared.
         if self._source_tag(source, reference).answer == (digest,):
             self._source_tags[source.host, source.api_name, reference] = Once()
         digest = await self._source_digest(source, reference, by_head=False)
         return await self.manifest(source, digest)
 
     async def _look_at_target(self, tag: TargetTag, reference: str) -> None:
-        """Find out what a target holds under a tag. The answer speaks for or against what the state
-        says of that repository (I5).
+        """Find out what a target holds under a tag; set the digest or error of `tag`.
+
+        The answer confirms or contradicts what the state says of the repository (I5).
         """
         target = tag.target
         try:
@@ -477,6 +484,7 @@ class Discovery:
             return
 
         if tag.digest is not None:
+            # `look_up` settles the tag, when it has noted what the manifest names.
             self._knowledge.vouch(target.key, tag.digest)
             return
         self._settle(tag)
@@ -486,7 +494,9 @@ class Discovery:
             self._knowledge.forget(target.key, reference)
 
     async def _target_digest(self, target: Repository, reference: str) -> str | None:
-        """Return the digest that a target holds under a tag, by its listing or a HEAD."""
+        """Return the digest that a target holds under a tag, by its listing or a HEAD; None where the
+        tag is absent or the repository is hidden.
+        """
         if ":" not in reference and target.key in self._target_tags:
             listed = await self.target_tags(target)
             listed_digest = (self.names(target) or {}).get(reference)
@@ -516,7 +526,7 @@ class Discovery:
         top: Manifest,
         tags: tuple[TargetTag, ...],
     ) -> TagLookup:
-        """Fetch the manifests that some target lacks, and say what each target should hold."""
+        """Fetch the manifests that some target lacks; return the look-up."""
         root, trimmed = await self._filter_platforms(mapping, source, reference, top)
         lacking = [
             tag.target.key for tag in tags if tag.digest != root.digest and tag.error is None
@@ -550,28 +560,29 @@ class Discovery:
     # What the answers of targets show to be there (rule 4).
 
     def _learn_at_hand(self, source: Repository, tags: Iterable[TargetTag]) -> None:
-        """Learn the manifests that targets have answered with, where these are at hand."""
+        """Learn the manifests whose digests targets have answered, as far as they are at hand."""
         for tag in tags:
             manifest = self._manifests.at_hand(source.key, tag.digest or "")
             if manifest is not None:
                 self._learn(tag.target, manifest)
 
     def _learn(self, target: Repository, manifest: Manifest) -> None:
-        """Note what a manifest names, for the repositories of a target's host that hold it."""
+        """Note what a manifest names, for all repositories of a target's host that hold it."""
         blobs = (blob.digest for blob in manifest.blobs)
         children = (child.digest for child in manifest.children)
         self._knowledge.learn_manifest(target.host.key, manifest.digest, blobs, children)
 
     def _settle(self, tag: TargetTag) -> None:
-        """Let nobody wait for a tag any more."""
+        """End the waits of other look-ups for the answer of a tag."""
         settled = self._under_way[tag.target.host.key].pop(tag, None)
         if settled is not None:
             settled.set()
 
     async def _wait_for_answers(self, hosts: Collection[str]) -> None:
-        """Wait for the answers of these hosts that are under way: what is copied may be there, in
-        another repository, and then it can be mounted. One that takes too long is no longer waited
-        for by anybody.
+        """Wait for the answers under way from these hosts. They may show that another repository of
+        the host holds the blobs, from where these can be mounted.
+
+        An answer that takes too long is settled, so that no other look-up waits for it.
         """
         under_way = list[tuple[TargetTag, anyio.Event]]()
         for host in hosts:
@@ -601,7 +612,7 @@ class Discovery:
         return manifest
 
     async def completed(self, source: Repository, tree: Tree) -> Tree:
-        """Return a tree with the manifests that were left out, because its target seemed to hold
+        """Return a tree with all its manifests. Some were not fetched, because targets seemed to hold
         them.
         """
         at_hand = {child.digest: child for child in tree.children}
@@ -610,8 +621,8 @@ class Discovery:
         )
 
     async def below(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
-        """Return the digests below an image's index that artifacts may refer to: neither
-        attestations, nor indexes that are trimmed, whose digests the source does not know.
+        """Return the digests below an image's index that artifacts may refer to. Attestations are left
+        out, and trimmed indexes, whose digests the source does not know.
         """
         source = lookup.source
         tree = lookup.tree
@@ -641,7 +652,7 @@ class Discovery:
     ) -> tuple[Manifest, dict[str, Manifest]]:
         """Apply the platform filter (docs/specification.md section 1.1).
 
-        Returns the root to push, and the indexes below it that are trimmed too, by their digest.
+        Returns the root to push, and by digest the trimmed indexes below it.
         """
         platforms = mapping.platforms
         if not platforms:
@@ -651,6 +662,7 @@ class Discovery:
             self.say("debug", "no_index", text)
             return top, {}
 
+        # `_fetch_tree` adds the indexes below the top; their images are not needed yet.
         nested = dict[str, Manifest]()
         await self._fetch_tree(source, top.digest, top, nested, lambda entry: not entry.is_index)
         with source.adding_place("filter platforms of", source.reference(top.digest)):
@@ -674,9 +686,7 @@ class Discovery:
         return trimmed.manifest, {index.digest: index for index in indexes}
 
     def tell_missing_platforms(self) -> None:
-        """Warn of the platforms that were asked for and that indexes do not have, once for all tags
-        of a repository.
-        """
+        """Warn of the wanted platforms that indexes lack, once for all tags of a repository."""
         for (source, absent), references in sorted(self._missing_platforms.items()):
             names = sorted(references)
             listed = ", ".join(names[:_MOST_NAMED])
@@ -693,9 +703,10 @@ class Discovery:
         at_hand: dict[str, Manifest],
         is_there: Callable[[Descriptor], bool],
     ) -> Tree:
-        """Fetch, level by level, everything below the root that is neither at hand nor there.
+        """Fetch, level by level, the manifests below the root that are not in `at_hand`, except those
+        of which `is_there` is true, and what these name.
 
-        What is fetched is added to `at_hand`. Raises ContentError for a tree that is too large.
+        Adds the fetched manifests to `at_hand`. Raises ContentError for a tree that is too large.
         """
         level = [root, *at_hand.values()]
         with source.adding_place("read", source.reference(top_digest)):

@@ -28,18 +28,18 @@ _MOST_NAMED = 10
 
 
 class _Forecast:
-    """The requests that a run sends to one host and a dry run does not; the bytes that it moves."""
+    """What a run sends to one host and a dry run does not: requests by action, bytes of blobs."""
 
     blob_gets = 0
     upload_starts = 0
     upload_bodies = 0
     manifest_puts = 0
-    saved_heads = 0  # sent by a dry run only: an upload start answers the same
+    saved_heads = 0  # sent by a dry run only: in a run the start of the upload tells the same
     bytes_to_move = 0
 
-    def requests(self, asked: Mapping[str, int]) -> dict[str, int]:
-        """Return the requests of a run by action, where this one `asked` so many."""
-        total = Counter(asked)
+    def requests(self, sent: Mapping[str, int]) -> dict[str, int]:
+        """Return the requests of a run by action; `sent` are those of this dry run."""
+        total = Counter(sent)
         total["blob_head"] -= self.saved_heads
         total["blob_get"] += self.blob_gets
         total["upload_start"] += self.upload_starts
@@ -49,7 +49,7 @@ class _Forecast:
 
 
 class _SourceBlob(NamedTuple):
-    """A blob at the host that it is read from."""
+    """A blob at the source's host from which it is read."""
 
     host: str
     digest: str
@@ -68,25 +68,28 @@ class DryRun(BlobTransfer):
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
         super().__init__(transport, knowledge, staging)
         self._forecasts = defaultdict[str, _Forecast](_Forecast)  # by host
-        self._read_to_keep = set[_SourceBlob]()
+        self._blobs_read = set[_SourceBlob]()
 
-        # The blobs of all images that were looked at, by digest: their sizes, how many images name
-        # them, which repositories need them.
+        # By digest, of the blobs of all images that were looked at: the size.
         self._sizes = dict[str, int]()
+        # By digest, how many images name the blob.
         self._uses = Counter[str]()
+        # By digest, which target repositories need the blob.
         self._places = defaultdict[str, set[RepositoryKey]](set)
-        self._images = dict[str, _Sized]()  # by the root's digest
+        # By the root's digest.
+        self._images = dict[str, _Sized]()
+        # What all copies come to if no blob is shared.
         self._bytes_image_by_image = 0
 
     def count_copy(self, copy: ImageCopy, lookups: Sequence[TagLookup]) -> None:
-        """Count what a copy consists of, even if it is at the target already: the image, then its
-        artifacts. The image alone is counted under a name.
+        """Count the blobs of an image and its artifacts, even if the target holds them already;
+        `lookups` begins with the image's own.
         """
         name = copy.source_name
         for lookup in lookups:
             if lookup.tree is not None:
                 self._count_tree(name, lookup.tree, copy.target.key)
-            name = ""
+            name = ""  # artifacts have none: an analysis does not list them as images
 
     def _count_tree(self, name: str, tree: Tree, where: RepositoryKey) -> None:
         manifests = (tree.root, *tree.children)
@@ -104,7 +107,9 @@ class DryRun(BlobTransfer):
     async def copy(
         self, step: Step, source: Repository, target: Repository, keep: Keep
     ) -> BlobResult:
-        """Say how a run would copy a blob; a repository that may hold it is asked."""
+        """Say how a run would copy a blob, and count what it would send. A repository that may hold
+        the blob is asked by HEAD.
+        """
         blob = step.blob
         host = target.host.key
         forecast = self._forecasts[host]
@@ -132,10 +137,10 @@ class DryRun(BlobTransfer):
 
     def _forecast_read(self, read: _SourceBlob, step: Step, keep: Keep) -> None:
         """Count the GET of a blob, unless its body is known or was kept when it was read before."""
-        is_kept = keep is not None and read in self._read_to_keep
+        is_kept = keep is not None and read in self._blobs_read
         if known_body(step.blob) is None and not is_kept:
             self._forecasts[read.host].blob_gets += 1
-        self._read_to_keep.add(read)
+        self._blobs_read.add(read)
 
     async def _put_manifest(self, target: Repository, reference: str, manifest: Manifest) -> None:
         """Count a manifest that a run would put."""
@@ -179,9 +184,9 @@ class DryRun(BlobTransfer):
         mounts = Counter[str]()
         for digest, places in self._places.items():
             repositories = Counter(host for host, _ in places)
-            for host, number in repositories.items():
+            for host, count in repositories.items():
                 sizes[host] += self._sizes[digest]
-                mounts[host] += number - 1  # the first one is uploaded
+                mounts[host] += count - 1  # the first repository gets an upload
         return {
             host: {
                 "bytes": sizes[host],
@@ -199,5 +204,5 @@ class DryRun(BlobTransfer):
 
 
 def _largest(things: list[_Sized]) -> list[_Sized]:
-    """Return the largest ones, in falling order."""
+    """Return the ten largest, in falling order."""
     return sorted(things, key=lambda thing: (-thing.size, thing.name))[:_MOST_NAMED]

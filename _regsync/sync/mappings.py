@@ -5,7 +5,7 @@ May not know: how tags are found, how anything is copied, clocks, tasks.
 Invariants:
 - I10: on a conflict the earlier mapping wins.
 - Shards are disjoint and together the whole. Mappings with a source or target repository in common
-  are in one shard: it is listed once, and conflicts are seen.
+  are in one shard, so that the repository is listed once and conflicts are seen.
 Follows: docs/design.md sections 2 and 3.
 """
 
@@ -19,7 +19,7 @@ from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.errors import ConfigError
 from _regsync.text import printable
 
-# Kubernetes sets it in the pods of an Indexed Job.
+# Kubernetes sets this variable in the pods of an Indexed Job.
 _INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 
 _SHARD_NUMBER = re.compile("[0-9]{1,3}")
@@ -28,8 +28,8 @@ _SHARD_NUMBER = re.compile("[0-9]{1,3}")
 def grouped(
     mappings: Iterable[MappingRule], keys: Callable[[MappingRule], list[object]]
 ) -> list[list[MappingRule]]:
-    """Group mappings that have a key in common, also where they are linked by others only; the
-    members of a group are in the order of the configuration.
+    """Group mappings that have a key in common, directly or through a chain of mappings; the members
+    of a group are in the order of the configuration.
     """
     group_of_key = dict[object, list[MappingRule]]()
 
@@ -37,8 +37,8 @@ def grouped(
         own_keys = keys(mapping)
         groups = _distinct(group_of_key[key] for key in own_keys if key in group_of_key)
 
-        # The mapping links these groups: it and the smaller ones join the largest. A mapping that
-        # is moved comes into a group of at least twice the size, so none is moved often.
+        # The mapping links these groups, so it and the smaller groups join the largest group. A
+        # mapping that is moved comes into a group of at least twice the size: few moves are needed.
         groups.sort(key=len, reverse=True)
         largest = groups[0] if groups else []
         newcomers = [mapping, *(member for group in groups[1:] for member in group)]
@@ -54,7 +54,7 @@ def grouped(
 
 
 def _distinct(groups: Iterable[list[MappingRule]]) -> list[list[MappingRule]]:
-    """Return each list once (the same object, not an equal one), in the order of its first place."""
+    """Return each list object once, in the order of its first place."""
     return list({id(group): group for group in groups}.values())
 
 
@@ -67,7 +67,9 @@ class WantedTag(NamedTuple):
 
 
 class Conflict(NamedTuple):
-    """A tag that is not copied: another mapping writes the same target tag from another source."""
+    """A tag that is not copied, because an earlier mapping, the owner, writes the same target tag from
+    another source.
+    """
 
     wanted: WantedTag
     owner: MappingRule
@@ -79,7 +81,7 @@ def assign(
     """Give each target tag to the first mapping that names it (docs/design.md section 3).
 
     `selected` has mappings with the tags that they select. Returns the tags to look up, and the
-    conflicts. A later mapping that would write the same from the same source has nothing to do.
+    conflicts. A later mapping of the same source repository gets neither: the tag is copied already.
     """
     owners: dict[object, MappingRule] = {}
     wanted = list[WantedTag]()
@@ -102,7 +104,7 @@ def assign(
 
 
 def _versions_first(tags: Iterable[str]) -> list[str]:
-    """Order tags so that, of one digest, `1.2.3` is put before `latest` (I2)."""
+    """Order tags so that `1.2.3` is put before `latest`, which may name the same image (I2)."""
     return sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit())
 
 
@@ -112,7 +114,7 @@ def share(config: Config, number: int, total: int) -> Config:
     """
     groups = grouped(config.mappings, _repositories_of)
 
-    # The largest group first, each to the shard with the fewest mappings.
+    # The largest group goes first, and each group to the shard with the fewest mappings.
     shards: list[list[MappingRule]] = [[] for _ in range(total)]
     for group in sorted(groups, key=len, reverse=True):
         min(shards, key=len).extend(group)
@@ -123,14 +125,14 @@ def share(config: Config, number: int, total: int) -> Config:
 
 
 def _repositories_of(mapping: MappingRule) -> list[object]:
-    """Return what a mapping reads and writes."""
+    """Return the keys of the repositories that a mapping reads and writes."""
     return [mapping.source.repository_key(mapping.source_repository), *mapping.target_keys]
 
 
 def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Read `I/N`, I from 0, or `/N` with I from the environment.
+    """Read `I/N`, I from 0, or `/N` with I from the environment; return I and N.
 
-    Returns number and total; ConfigError names what is wrong.
+    Raises ConfigError.
     """
     number, _, total = text.partition("/")
     shown = printable(text, 40)

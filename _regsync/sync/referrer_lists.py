@@ -24,20 +24,20 @@ from _regsync.registry.repository import Repository, is_immutable
 from _regsync.state.knowledge import Knowledge, RepositoryKey, area
 from _regsync.sync.discovery import Discovery, Once
 
-# Others may replace a fallback list that we put: so often it is put before that is an error.
+# Other writers may replace a fallback list that we put. After so many puts that is an error.
 _MOST_PUTS = 5
 
-# A longer list is not kept, because each of 20,000 images may have one. Characters of annotations,
-# and 100 for each entry.
+# A list of more characters is not kept, because each of 20,000 images may have one.
 _LONGEST_KEPT_LIST = 64 * 1024
+# An entry counts for so many characters, and for those of its annotations.
 _CHARACTERS_OF_ENTRY = 100
 
-# These statuses say nothing about the API.
+# Statuses that say nothing about the API.
 _REFUSALS = (401, 403)
 
-# A registry without the API gives one of these statuses, and none of these codes, which are about the
-# manifest or the repository (docs/design.md section 6, rule 15).
+# A registry without the API answers with one of these statuses (docs/design.md section 6, rule 15).
 _NO_API_STATUSES = (200, 404, 405, 501)
+# A refusal with one of these codes is about the manifest or the repository, not about the API.
 _OTHER_CODES = frozenset({"MANIFEST_UNKNOWN", "NAME_UNKNOWN"})
 
 
@@ -60,11 +60,11 @@ class ReferrerLists:
         # How many subjects each source is asked about.
         self._subjects = Counter[RepositoryKey]()
 
-        # By area: whoever asks there for the first time has it.
+        # By area (`area`): held while the area's API is asked for the first time.
         self._first_questions = defaultdict[str, anyio.Lock](anyio.Lock)
-        # By target and fallback tag: whoever writes the list has it; the digests that the list named
-        # when this run put or read it last.
+        # By target and fallback tag: held while the list is written.
         self._writing = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
+        # By target and fallback tag: the digests in the list that this run put or read last.
         self._named = dict[tuple[RepositoryKey, str], set[str]]()
 
     def has_api(self, where: Repository) -> bool | None:
@@ -74,11 +74,12 @@ class ReferrerLists:
     # At a source.
 
     def expect(self, source: Repository, count: int) -> None:
-        """Note that a source will be asked about so many subjects (see `tags`)."""
+        """Note that a source will be asked about `count` more subjects (see `tags`)."""
         self._subjects[source.key] += count
 
     async def tags(self, source: Repository) -> Collection[str] | None:
-        """Return a source's tags, None where they were not listed and a listing is not worth it.
+        """Return a source's tags. None where they were not listed and a listing is not worth it, or
+        where the listing is refused.
 
         Without the API a listing costs less than to ask for four tags of each of several subjects.
         """
@@ -92,7 +93,9 @@ class ReferrerLists:
         return tags
 
     async def read(self, source: Repository, subject: str) -> ReferrerList:
-        """Return what a source lists for a subject, asked once a run."""
+        """Return what a source lists for a subject. The source is asked once a run, if the list is
+        short enough to be kept.
+        """
         key = (source.key, subject)
         answer = await self._lists[key].get(partial(self._ask, source, subject))
 
@@ -117,7 +120,7 @@ class ReferrerLists:
     async def _ask_api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
         """Ask the referrers API; None where there is none."""
         if self.has_api(where) is None:
-            # The others of the area wait: where there is no API, one question is enough.
+            # Later askers in the area wait: where there is no API, one question is enough.
             async with self._first_questions[area(where.key)]:
                 if self.has_api(where) is None:
                     return await self._list_referrers(where, subject)
@@ -132,11 +135,13 @@ class ReferrerLists:
         try:
             entries = await where.list_referrers(subject)
         except RegistryError as error:
-            # Where the API has answered before, a page that is no index is a failure, and a 404 is
-            # about this digest alone.
             is_known = bool(self.has_api(where))
-            if error.retryable or error.status in _REFUSALS or (is_known and error.status == 200):
+            if error.retryable or error.status in _REFUSALS:
                 raise
+            # An API that has answered before has sent a page that is no index.
+            if is_known and error.status == 200:
+                raise
+            # From an API that has answered before, a 404 is about this digest alone.
             lacks_api = error.status in _NO_API_STATUSES and _OTHER_CODES.isdisjoint(error.codes)
             if lacks_api and not is_known:
                 self._knowledge.learn_referrers_api(where.key, False)
@@ -147,13 +152,14 @@ class ReferrerLists:
     async def _get_fallback(
         self, where: Repository, subject: str, tags: Collection[str] | None
     ) -> Manifest | None:
-        """Return what the fallback tag of a subject names, None where it is absent.
+        """Return what the fallback tag of a subject names, None where the tag is absent.
 
         `tags` are those of a listing, None where nothing was listed.
         """
         tag = referrers_tag(subject)
-        is_written_since = (where.key, tag) in self._named
-        if tags is not None and tag not in tags and not is_written_since:
+        # This run may have put the tag after the listing.
+        may_be_newer = (where.key, tag) in self._named
+        if tags is not None and tag not in tags and not may_be_newer:
             return None
         try:
             return await where.get_manifest(tag)
@@ -167,9 +173,8 @@ class ReferrerLists:
     async def keep(
         self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
     ) -> set[str]:
-        """Have a target without the API list these referrers of a subject.
-
-        Returns the digests that its list lacked; a target with the API needs no list.
+        """Have a target without the API list these referrers of a subject; return the digests that
+        its list lacked. A target with the API needs no list.
         """
         async with self._first_questions[area(target.key)]:
             if self.has_api(target) is None:
@@ -189,6 +194,7 @@ class ReferrerLists:
                 lacking = [entry for entry in entries if entry.digest not in self._named[place]]
                 if not lacking:
                     return added
+                # The tag may not be moved, and it still names a list without these entries.
                 if refusal is not None:
                     raise refusal
                 added |= {entry.digest for entry in lacking}
@@ -199,10 +205,11 @@ class ReferrerLists:
                 except RegistryError as error:
                     if not is_immutable(error):
                         raise
-                    # Another writer may have put what is needed, or we, and the answer was lost.
+                    # The list may be complete all the same: another writer has put it, or an attempt
+                    # of ours whose answer was lost.
                     refusal = error
                     continue
-                # Another writer may have replaced it.
+                # Another writer may have replaced our list.
                 if await target.head_manifest(tag) == merged.digest:
                     self._named[place] |= {entry.digest for entry in merged.children}
                     return added
@@ -212,7 +219,7 @@ class ReferrerLists:
         raise conflict.with_place(target.side, "list referrers in", target.reference(tag))
 
     async def _get_held_list(self, target: Repository, subject: str) -> Manifest | None:
-        """Return the list that a target holds for a subject, and note what it names."""
+        """Return the list that a target holds for a subject, and set `_named` to its digests."""
         tag = referrers_tag(subject)
         held = await self._get_fallback(target, subject, self._discovery.names(target))
         if held is not None and not held.is_index:
@@ -232,12 +239,15 @@ class ReferrerLists:
         lacking: Sequence[Descriptor],
         added: Collection[str],
     ) -> Manifest:
-        """Return the list to put. Where the target holds none and the source's names the same
-        digests, the source's own bytes are put; else a merged list.
+        """Return the list to put: the source's list, byte for byte, if the target holds none and it
+        names just the digests `added`; else a merged list.
         """
         once = self._lists[source.key, subject]
         if held is None and once.answer:
-            own = once.answer[0].fallback
-            if own is not None and {entry.digest for entry in own.dependencies} == added:
-                return own
+            at_source = once.answer[0].fallback
+            if (
+                at_source is not None
+                and {entry.digest for entry in at_source.dependencies} == added
+            ):
+                return at_source
         return extend_referrers_list(held, lacking)

@@ -1,7 +1,7 @@
 """Which artifacts refer to an image, and which targets lack them.
 
-Owns: the search of docs/specification.md section 1.1, "Artifacts" (lists of referrers, cosign's tags,
-artifacts of artifacts), and its filters.
+Owns: the search for artifacts of docs/specification.md section 1.1, "Artifacts" (lists of referrers,
+cosign's tags, artifacts of artifacts), and its filters.
 May not know: how anything is copied.
 Invariants: what could not be asked is an error, never "none".
 Follows: docs/design.md section 6, rule 15.
@@ -36,17 +36,17 @@ from _regsync.sync.referrer_lists import ReferrerLists
 
 _COSIGN_SUFFIXES = (".sig", ".att", ".sbom")
 
-# Levels of artifacts on artifacts. Signatures of attestations of signatures have been seen; a longer
-# chain is somebody's trap.
+# Levels of artifacts on artifacts. Real chains have up to three; a longer one is somebody's trap.
 _MOST_LEVELS = 8
 
 # Artifacts of one image.
 _MOST_ARTIFACTS = 10_000
 
-# Subjects whose artifacts are kept, for other tags of the same image.
+# Searches for the artifacts of a subject that are kept, for other tags of the same image.
 _MOST_KEPT = 1024
 
-# Subjects that are asked about at the same time: each answer may name 10,000 artifacts.
+# Subjects that are asked about at the same time. They are few, because each answer may name 10,000
+# artifacts.
 _MOST_ASKED = 32
 
 
@@ -59,8 +59,10 @@ class Artifact(NamedTuple):
     reference: str
     # Its entry in a list of referrers; None for a tag of cosign's.
     entry: Descriptor | None
-    # None where every target has it.
+    # None where no target lacks it.
     lookup: TagLookup | None
+    # Its artifact type; of a tag of cosign's, the media types of config and layers. Empty where
+    # they are not known.
     types: frozenset[str]
 
     def __str__(self) -> str:
@@ -70,21 +72,23 @@ class Artifact(NamedTuple):
 class FoundArtifacts(NamedTuple):
     """The artifacts of an image."""
 
+    # The artifacts that the targets are to hold.
     copied: tuple[Artifact, ...] = ()
-    # Those that stay behind: what refers to an index that is trimmed; in a dry run all others too.
+    # The artifacts that stay behind because they refer to an index that is trimmed; in a plan, all
+    # that the mapping never copies.
     stripped: tuple[Artifact, ...] = ()
 
 
 class _Search(NamedTuple):
     """Where the artifacts of an image are looked for, and which targets may lack them."""
 
-    # Its platform filter is off, because artifacts are copied whole.
+    # With the platform filter off, because artifacts are copied whole.
     mapping: MappingRule
     source: Repository
     targets: tuple[Repository, ...] = ()
-    # These did not have the image, so they cannot have its artifacts and are not asked.
+    # Targets without the image: they cannot hold its artifacts, so they are not asked.
     new_targets: tuple[Repository, ...] = ()
-    # These had all artifacts after the last look, so the state's entries of them are believed.
+    # Targets with all artifacts after the last look: what the state says of these is believed.
     complete_targets: tuple[Repository, ...] = ()
 
     @property
@@ -101,9 +105,10 @@ class _Search(NamedTuple):
 
 
 def check_name(mapping: MappingRule, source: Repository, target: Repository, *keys: bytes) -> bytes:
-    """Name what the state keeps of an image's artifacts, which depends on the filters too.
+    """Return the name under which the state keeps the check of an image's artifacts at a target. It
+    depends on the filters too.
 
-    `keys` are those of its digests at source and target.
+    `keys` are the keys of the image's digests at source and target.
     """
     rule = mapping.artifacts
     filters = (",".join(sorted(types)) for types in (rule.include, rule.exclude))
@@ -113,7 +118,7 @@ def check_name(mapping: MappingRule, source: Repository, target: Repository, *ke
 
 
 class Referrers:
-    """The artifacts of the images of one run; `lists` are those of its registries."""
+    """The artifacts of the images of one run; `lists` reads and writes lists of referrers."""
 
     def __init__(
         self,
@@ -124,9 +129,8 @@ class Referrers:
         has_state: bool,
         recheck: bool = False,
     ) -> None:
-        """`wall` gives the time in seconds since 1970; `has_state`: earlier runs left something.
-
-        With `recheck` all is asked, whatever the schedule and the state say.
+        """`wall` gives the time in seconds since 1970; `has_state` says whether this run knows what
+        earlier runs left. With `recheck` all images are looked at, whatever the state says.
         """
         self._discovery = discovery
         self._knowledge = knowledge
@@ -135,12 +139,12 @@ class Referrers:
         self._recheck = recheck
         self.lists = ReferrerLists(discovery, knowledge)
 
-        # What was found for a subject, by mapping, whether its filters apply, targets and subject.
+        # The artifacts of a subject, by mapping, whether its filters apply, targets and subject.
         self._artifacts = defaultdict[object, Once[list[Artifact]]](Once)
         self._permits = anyio.CapacityLimiter(_MOST_ASKED)
 
-        # Artifacts that need not be asked for at a target: it held all of them after the last look,
-        # and the source still lists the same ones.
+        # By target and digest: artifacts that the target held after the last look, of sources that
+        # still list the same ones. The target is not asked for these.
         self._known_present = set[tuple[RepositoryKey, str]]()
 
     # When to look.
@@ -159,7 +163,7 @@ class Referrers:
     def decide(self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]) -> Look:
         """Decide how much of an image is looked at for artifacts, for all its targets.
 
-        Each copy gets what the state says of the last look.
+        Sets `check_key`, `last_check` and `flags` of each copy without an error.
         """
         usable = [copy for copy in copies if copy.error is None]
         if not usable:
@@ -171,7 +175,7 @@ class Referrers:
             is_there = copy.already_at_target or self._knowledge.is_committed(
                 copy.target.key, copy.digest
             )
-            # What is to be copied, maybe again, has had no look yet; another tag of it has.
+            # A look at an image that the target has lost since does not count.
             if is_there:
                 copy.last_check = self._knowledge.artifact_check(copy.check_key)
             copy.flags = self.listed_tags(copy.source, copy.source_digest)
@@ -186,22 +190,21 @@ class Referrers:
             is_due = is_due_without_state(usable[0].source_digest, now)
             look = Look.DEEP if is_due else Look.NONE
 
-        # What hangs below the top was asked about when the image was copied. Of an image that no
-        # earlier run has seen there, that is believed of whoever has copied it: to ask would cost
-        # the manifest (rule 4).
-        is_unknown = not any(check.last for check in checks) and not any(
+        # No earlier run has seen the image at its targets: somebody else copied it, and is believed
+        # to have copied what refers to the manifests below the top. A deep look would cost a GET of
+        # the top, which has not been fetched (rule 4).
+        is_known = any(check.last for check in checks) or any(
             tag.snapshot for tag in lookup.targets
         )
-        if lookup.is_by_digest and is_unknown:
+        if lookup.is_by_digest and not is_known:
             return min(look, Look.TOP)
         return look
 
     def has_news(
         self, mapping: MappingRule, source: Repository, target: Repository, *keys: bytes
     ) -> bool:
-        """Say whether a tag that never moves has artifacts that are not known to be complete.
-
-        `keys` are those of its digests at source and target. No request is made.
+        """Say whether a tag that never moves may have artifacts that the target lacks. No request is
+        made. `keys` are the keys of the tag's digests at source and target.
         """
         check = self._knowledge.artifact_check(check_name(mapping, source, target, *keys))
         listed_tags = self.listed_tags(source, digest_like(keys[0]))
@@ -212,10 +215,10 @@ class Referrers:
     async def find(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look
     ) -> FoundArtifacts:
-        """Return the artifacts of an image; SyncError when one may be missed.
+        """Return the artifacts of an image. Raises SyncError when one may be missed.
 
-        Each copy learns what its source lists. A copy fails that would be without a required
-        artifact; where the target holds the image already, it is skipped as any other is.
+        Sets `listing_hash` and `flags` of each copy. If a required artifact is missing, sets the
+        error of the copies whose targets do not hold the image yet.
         """
         is_trimmed = lookup.digest != lookup.source_digest
         subjects = list[str]()
@@ -224,15 +227,15 @@ class Referrers:
         if look is Look.DEEP:
             subjects += await self._discovery.below(mapping, lookup)
 
-        # Of an index that is trimmed: what hangs on the source's own stays behind.
-        stays_behind = [lookup.source_digest] if is_trimmed else []
-        self.lists.expect(lookup.source, len(subjects) + len(stays_behind))
+        # What refers to the source's own index of a trimmed image stays behind.
+        left_out = [lookup.source_digest] if is_trimmed else []
+        self.lists.expect(lookup.source, len(subjects) + len(left_out))
         await self._compare_lists(lookup, copies, look, is_trimmed=is_trimmed)
         search = self._search_for(mapping, lookup.source, copies)
         found = await self._artifacts_of(search, subjects, deep=look is Look.DEEP)
 
         without_targets = _Search(search.mapping, lookup.source)
-        stripped = await self._artifacts_of(without_targets, stays_behind, deep=False)
+        stripped = await self._artifacts_of(without_targets, left_out, deep=False)
         if stripped:
             text = "what hangs on an index that is trimmed to its platforms stays behind: the target has another index"
             place = f"{lookup.source} -> {mapping.target_repository}"
@@ -248,11 +251,11 @@ class Referrers:
     async def find_left_behind(
         self, mapping: MappingRule, lookup: TagLookup
     ) -> tuple[Artifact, ...]:
-        """Return the artifacts of an image at its source that a mapping never copies, whatever the
-        targets hold: a dry run names them. Raises SyncError when one may be missed.
+        """Return the artifacts of an image that a mapping never copies, whatever the targets hold: a
+        dry run names them. Raises SyncError when one may be missed.
 
-        They stay behind because the mapping takes none, because its filters refuse them or what
-        they refer to, or because they refer to what is left out with other platforms.
+        An artifact stays behind when the mapping takes none, when the filters refuse the artifact or
+        its subject, or when its subject is left out by the platform filter.
         """
         rule = mapping.artifacts
         takes_all = rule.enabled and not (rule.include or rule.exclude)
@@ -268,24 +271,24 @@ class Referrers:
         left_out = [digest for digest in subjects if digest not in copied]
 
         unfiltered = rule._replace(include=(), exclude=())
-        everything = _Search(mapping._replace(platforms=None, artifacts=unfiltered), lookup.source)
+        for_all = _Search(mapping._replace(platforms=None, artifacts=unfiltered), lookup.source)
         if takes_all:
             self.lists.expect(lookup.source, len(left_out))
-            return tuple(await self._artifacts_of(everything, left_out, deep=True))
+            return tuple(await self._artifacts_of(for_all, left_out, deep=True))
 
         self.lists.expect(lookup.source, len(subjects))
-        found = await self._artifacts_of(everything, subjects, deep=True)
-        wanted = _Search(mapping._replace(platforms=None), lookup.source)
-        taken = await self._artifacts_of(wanted, sorted(copied), deep=True)
-        references = {artifact.reference for artifact in taken}
-        return tuple(artifact for artifact in found if artifact.reference not in references)
+        artifacts = await self._artifacts_of(for_all, subjects, deep=True)
+        for_wanted = _Search(mapping._replace(platforms=None), lookup.source)
+        wanted = await self._artifacts_of(for_wanted, sorted(copied), deep=True)
+        references = {artifact.reference for artifact in wanted}
+        return tuple(artifact for artifact in artifacts if artifact.reference not in references)
 
     async def _subjects_at_source(self, lookup: TagLookup) -> list[str]:
         """Return the digests of an image that artifacts may refer to, before it is trimmed."""
         top = await self._discovery.manifest(lookup.source, lookup.source_digest)
         subjects = [top.digest]
         indexes = [top]
-        for index in indexes:  # which grows by those that it names
+        for index in indexes:  # the list grows by the indexes that each index names
             for entry in index.children:
                 if entry.attested_digest or entry.digest in subjects:
                     continue
@@ -312,7 +315,9 @@ class Referrers:
     async def _compare_lists(
         self, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look, *, is_trimmed: bool
     ) -> None:
-        """Compare the source's list with that of the last look, after which all of it was there."""
+        """Compare the source's list with the list of the last look. If they are the same, note that
+        the targets hold its artifacts. Sets `listing_hash` and `flags` of each copy.
+        """
         digests = list[str]()
         if not is_trimmed:
             listed = await self.lists.read(lookup.source, lookup.source_digest)
@@ -323,24 +328,23 @@ class Referrers:
             copy.listing_hash = listing_hash
             if look is Look.DEEP:
                 continue
-            # There may be some below the top, which this look does not see.
+            # Below the top may be artifacts that this look does not see.
             copy.flags |= copy.last_check.flags & HAS_ARTIFACTS
-            # The state's own entries of these artifacts may be too old to be believed.
             if copy.last_check.listing_hash == listing_hash:
                 self._known_present.update((copy.target.key, digest) for digest in digests)
 
     async def _artifacts_of(
         self, search: _Search, subjects: Iterable[str], *, deep: bool
     ) -> list[Artifact]:
-        """Return the artifacts of these digests that the filters take, and theirs in turn.
+        """Return the artifacts of these subjects that the filters take, and the artifacts of these
+        artifacts, and so on. Raises SyncError.
 
-        Theirs are asked for where a target lacks the artifact, with `deep` everywhere. Raises
-        SyncError.
+        Without `deep` an artifact's own artifacts are not asked for when every target holds it.
         """
         source = search.source
         level = list(dict.fromkeys(subjects))
         seen = set[str]()
-        # An artifact of several digests is in the first list once for each of them.
+        # An artifact of several subjects is in here several times.
         found = list[Artifact]()
         by_reference = dict[str, Artifact]()
 
@@ -373,15 +377,17 @@ class Referrers:
     async def _subjects_in(
         self, source: Repository, artifact: Artifact, *, deep: bool
     ) -> list[str]:
-        """Return the digests of an artifact that other artifacts may refer to."""
-        if artifact.entry is None or not (deep or artifact.lookup is not None):
-            # These digests are asked about only where a listing shows artifacts of theirs.
+        """Return the digests of an artifact that are to be asked about as subjects."""
+        if artifact.entry is None:
+            # What cosign's tag names is a subject only where a listing shows artifacts of it.
             digest = artifact.lookup.source_digest if artifact.lookup is not None else ""
             return [digest] if digest and self.listed_tags(source, digest) else []
+        if artifact.lookup is None and not deep:
+            return []
 
         entries = [artifact.entry]
         known = {artifact.entry.digest}
-        for entry in entries:  # which grows by the children of each index
+        for entry in entries:  # the list grows by the children of each index
             if not entry.is_index:
                 continue
             index = await self._discovery.manifest(source, entry.digest, entry)
@@ -394,7 +400,7 @@ class Referrers:
         return [entry.digest for entry in entries]
 
     async def _direct_artifacts(self, search: _Search, subject: str) -> list[Artifact]:
-        """Return the artifacts of one digest, asked for once whatever tags it has (rule 7)."""
+        """Return the artifacts of one subject, asked for once for all its tags (rule 7)."""
         if len(self._artifacts) > _MOST_KEPT:
             self._artifacts.pop(next(iter(self._artifacts)))
         targets = (search.targets, search.new_targets, search.complete_targets)
@@ -406,10 +412,10 @@ class Referrers:
         entries = (await self.lists.read(source, subject)).entries
         source_tags = await self.lists.tags(source)
 
-        # Where no tags were listed, cosign's are tried only if there is no API that would tell.
-        is_blind = source_tags is None and self.lists.has_api(source) is False
+        # Without listing and API, all of cosign's tags are tried.
+        tries_all = source_tags is None and self.lists.has_api(source) is False
         cosign_tags = [referrers_tag(subject) + suffix for suffix in _COSIGN_SUFFIXES]
-        tags = [tag for tag in cosign_tags if is_blind or tag in (source_tags or ())]
+        tags = [tag for tag in cosign_tags if tries_all or tag in (source_tags or ())]
         if not (entries or tags or self.lists.has_api(source)):
             text = f"{source}: no referrers API and no fallback tag, images without artifacts are copied as they are"
             self._discovery.say("info", "no_referrers", text)
@@ -434,9 +440,8 @@ class Referrers:
     async def _look_at(
         self, search: _Search, subject: str, reference: str, entry: Descriptor | None
     ) -> Artifact | None:
-        """Find out what an artifact is and which targets lack it.
-
-        Returns None where the filters refuse it, or it is gone.
+        """Find out what an artifact is and which targets lack it; None where the filters refuse the
+        artifact, or the source does not hold it.
         """
         try:
             if entry is not None:
@@ -456,7 +461,9 @@ class Referrers:
     async def _look_at_entry(
         self, search: _Search, subject: str, entry: Descriptor
     ) -> Artifact | None:
-        """Find out about an entry of a list of referrers."""
+        """Find out which targets lack an entry of a list of referrers; None where the filters refuse
+        the entry's type.
+        """
         types = frozenset({entry.artifact_type} if entry.artifact_type else ())
         if types and not search.wants(types):
             return None
@@ -485,7 +492,7 @@ class Referrers:
         if lookup.tree is None:
             return Artifact(subject, entry.digest, entry, lookup, types)
 
-        # It is copied: what it says of itself counts, whatever the list says of it.
+        # The artifact is to be copied: what its manifest says counts, whatever the list says.
         manifest = lookup.tree.root
         types = _types_of(manifest)
         entry = entry._replace(
@@ -500,7 +507,7 @@ class Referrers:
         return self._knowledge.is_confirmed(target.key, digest)
 
     async def _look_at_tag(self, search: _Search, subject: str, tag: str) -> Artifact:
-        """Find out about a tag of cosign's. Its types are those of its config and layers."""
+        """Find out what a tag of cosign's names, and which targets lack it."""
         lookup = await self._discovery.look_up(
             search.mapping, tag, tag, search.targets, silent=search.new_targets
         )

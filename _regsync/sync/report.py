@@ -33,8 +33,9 @@ class Outcome(NamedTuple):
     target: str
     # synced, skipped, failed, would_sync
     status: str
-    # what the target holds, and the source's own where it differs
+    # what the target holds
     digest: str | None = None
+    # what the source holds
     source_digest: str | None = None
     # why it was skipped
     reason: str | None = None
@@ -45,15 +46,17 @@ class Outcome(NamedTuple):
     duration: float = 0.0
     # digests of the blobs that were uploaded
     transferred: tuple[str, ...] = ()
-    # blobs that were mounted, and those that were there already
+    # how many blobs were mounted
     mounted: int = 0
+    # how many blobs were at the target already
     skipped: int = 0
+    # how many artifacts ended in which way
     artifacts: Mapping[str, int] = _NO_ARTIFACTS
     # what a dry run says of artifacts
     planned: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """Return the one line that a user sees for it (docs/specification.md section 6)."""
+        """Return the line that a user sees for the image (docs/specification.md section 6)."""
         if self.error is not None:
             return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
 
@@ -61,21 +64,21 @@ class Outcome(NamedTuple):
         return f"synced {self.source} -> {self.target} ({cost})"
 
     def plan_lines(self) -> list[str]:
-        """Return what a dry run says of it: what it would come to, then its artifacts."""
+        """Return what a dry run says: of the image, unless it failed, then of its artifacts."""
         what = f"{self.source} -> {self.target}"
-        lines = [f"- would {text}" for text in self.planned]
+        artifact_lines = [f"- would {text}" for text in self.planned]
 
         if self.status == "failed":
-            return lines
+            return artifact_lines
         if self.status == "skipped":
-            return [f"would skip {what} ({self.reason})", *lines]
+            return [f"would skip {what} ({self.reason})", *artifact_lines]
 
         blobs = f"{len(self.transferred)} blobs, {size_text(self.bytes)}"
         detail = f"{blobs}, {self.mounted} mounted, {self.skipped} there"
-        return [f"would sync {what} ({detail})", *lines]
+        return [f"would sync {what} ({detail})", *artifact_lines]
 
     def as_json(self) -> dict[str, Any]:
-        """Return its entry in `images` of the report."""
+        """Return the image's entry in `images` of the report; `source_digest` only if it differs."""
         differs = self.source_digest not in (None, self.digest)
         return {
             "source": self.source,
@@ -116,18 +119,19 @@ class MappingSelection(NamedTuple):
     source: str
     target: str
     selected: int = 0
+    # by reason
     dropped: Mapping[str, int] = MappingProxyType({})
-    # why nobody knows its tags
+    # why the source's tags are not known
     error: RegsyncError | None = None
 
     def line(self) -> str:
-        """Return what a dry run says of it, where its tags are known."""
+        """Return what a dry run says of the mapping, if there is no error."""
         line = f"select {self.source} -> {self.target}: {self.selected} tags"
         dropped = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
         return f"{line} (dropped: {dropped})" if dropped else line
 
     def as_json(self) -> dict[str, Any]:
-        """Return its entry in `mappings` of the report."""
+        """Return the mapping's entry in `mappings` of the report."""
         return {
             "from": self.source,
             "to": self.target,
@@ -143,14 +147,14 @@ class Report:
     def __init__(self) -> None:
         self.outcomes = list[Outcome]()
         self.is_dry_run = False
-        # By the number of the mapping.
+        # By the mapping's index in the configuration.
         self.selections = dict[int, MappingSelection]()
 
-        # Until the run has come to its end.
+        # True until the run has come to its end.
         self.interrupted = True
-        # What an interrupted run has left: images that were selected and have no outcome, and
-        # mappings whose tags are not known.
+        # Selected images of an interrupted run that have no outcome.
         self.images_undone = 0
+        # Mappings of an interrupted run that were not listed.
         self.mappings_undone = 0
 
     def totals(self) -> dict[str, Any]:
@@ -178,27 +182,26 @@ class Report:
         }
 
     def exit_status(self) -> int:
-        """Return 0, 1, 2 or 4 as docs/design.md section 2 orders them.
-
-        The caller knows of the others: of 3, and of signals.
-        """
+        """Return 0, 1, 2 or 4 by docs/design.md section 2. The caller decides on 3, and on signals."""
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
         if not codes:
             return 0
 
-        if len(codes) == len(self.outcomes):
+        all_failed = len(codes) == len(self.outcomes)
+        if all_failed:
             return 4 if set(codes) == {AuthError.code} else 2
+        # The code of RegsyncError itself stands for a defect of this program.
         return 2 if RegsyncError.code in codes else 1
 
     def causes(self) -> list[tuple[int, str]]:
-        """Return the causes that several images share, the most frequent first: how many, and what."""
+        """Return (count, cause) of each cause that several images share, the most frequent first."""
         counts = Counter(
             _cause_of(outcome.error) for outcome in self.outcomes if outcome.error is not None
         )
         return [(count, cause) for cause, count in counts.most_common() if count > 1]
 
     def undone_text(self) -> str:
-        """Return what is said of an interrupted run."""
+        """Return what a user reads of an interrupted run."""
         text = f"interrupted, images left undone: {self.images_undone}"
         if self.mappings_undone:
             text += f", and those of mappings that were not listed: {self.mappings_undone}"
@@ -218,7 +221,7 @@ class Report:
         ]
 
     def plan(self) -> list[str]:
-        """Return what a dry run says: the selection of each mapping, each image, the sum."""
+        """Return what a dry run says: the selection of each mapping, each image, the totals."""
         lines = [
             selection.line()
             for _, selection in sorted(self.selections.items())
@@ -270,9 +273,8 @@ class Report:
 
 
 def _cause_of(error: RegsyncError) -> str:
-    """Return code, host and cause of an error, the same for all images that it came to.
-
-    Some registries name the repository in their message: it is left out.
+    """Return code, host and message of an error, without the repository that some registries name in
+    the message: so one cause gives the same text for all images.
     """
     reference = getattr(error, "reference", None) or ""
     host, _, rest = reference.partition("/")
@@ -299,17 +301,17 @@ def schema() -> dict[str, Any]:
 
 
 def analysis_lines(analysis: Mapping[str, Any]) -> list[str]:
-    """Return what `analyze --json` writes as text."""
+    """Return the text of `analyze` for what `analyze --json` writes (`DryRun.analysis`)."""
     blobs = analysis["blobs"]
-    plain = analysis["bytes"]["image_by_image"]
+    one_by_one = analysis["bytes"]["image_by_image"]
     once = analysis["bytes"]["each_blob_once"]
     unique = f"{blobs['unique']} unique ({size_text(blobs['unique_bytes'])})"
     shared = f"{blobs['shared']} of them shared ({size_text(blobs['shared_bytes'])})"
     lines = [
         f"Images: {analysis['images']}",
         f"Blobs: {unique}, {shared}",
-        f"Data: {size_text(plain)} image by image, {size_text(once)} with each blob once, "
-        f"{size_text(plain - once)} saved",
+        f"Data: {size_text(one_by_one)} image by image, {size_text(once)} with each blob once, "
+        f"{size_text(one_by_one - once)} saved",
     ]
 
     for host, target in analysis["targets"].items():

@@ -132,8 +132,8 @@ class Run:
         self._questions: dict[str, deque[_Question]] = {}
         # By source, how many workers ask its questions.
         self._workers: Counter[str] = Counter()
-        # The scopes of questions under way. That of a cancelled question stays, so that
-        # `_is_work_left` sees it.
+        # The scopes of workers. That of a worker which a drain cancels stays, so that
+        # `_is_work_left` sees the question that was cut off.
         self._asking = set[anyio.CancelScope]()
         # The group of all questions and copies, while the run goes on.
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -275,7 +275,7 @@ class Run:
             while queue and not self.scheduler.draining:
                 await queue.popleft()()
                 await self.scheduler.wait_for_room()
-            self._asking.remove(scope)
+            self._asking.remove(scope)  # not reached by a worker that is cancelled
         self._workers[source] -= 1
 
     # Which tags.
