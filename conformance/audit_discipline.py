@@ -320,9 +320,24 @@ def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
 def _by_digest(run: Run) -> Iterator[list[Session]]:
     named = [session for session in run.sessions if session.digest]
     groups: dict[object, list[Session]] = {}
+    asked = set[tuple[str, str]]()
     for session in named:
-        groups.setdefault((*session.opener.repository, session.digest), []).append(session)
+        is_question = _asks_for_what_is_there(run, session) and _area(session.opener) not in asked
+        if is_question:
+            asked.add(_area(session.opener))
+        key = (*session.opener.repository, session.digest, is_question)
+        groups.setdefault(key, []).append(session)
     return iter(groups.values())
+
+
+def _asks_for_what_is_there(run: Run, session: Session) -> bool:
+    """Whether an answer to rule 11's question for a blob that is there opened it, and not an upload
+    of that blob.
+    """
+    opener = session.opener
+    arrival = run.arrivals.get((*opener.repository, opener.digest or ""))
+    is_used = any(act.entry.query.get("digest") for act in session.acts)
+    return _asks(opener) and not is_used and arrival is not None and arrival.before(opener)
 
 
 @rule(

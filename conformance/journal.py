@@ -110,8 +110,8 @@ class Entry:
     `begun` and `ended` are places in one order over all journals of the process; `time` and
     `ended_time` are seconds by the journal's clock. `tampered`: a hook or a fault gave the answer,
     or changed its status or body, so that it proves nothing against a client. `faults` are the
-    verbs that took place, `codes` those of an error body, `secrets` the secret fields of the
-    request's form.
+    verbs that took place, and "lost" where a connection in memory broke before the client had read
+    the answer; `codes` those of an error body, `secrets` the secret fields of the request's form.
     """
 
     number: int

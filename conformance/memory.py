@@ -76,6 +76,7 @@ class _Piece(NamedTuple):
 
     arrives: float  # by the event loop's clock
     data: memoryview
+    entry: Entry | None = None  # the exchange that they answer
 
 
 class _Pipe:
@@ -92,7 +93,7 @@ class _Pipe:
         self._changed.set()
         self._changed = anyio.Event()
 
-    def write(self, data: bytes | memoryview) -> int | None:
+    def write(self, data: bytes | memoryview, entry: Entry | None = None) -> int | None:
         """Take as many bytes as the window has room for; None when it has none."""
         if self._broken:
             raise ConnectionResetError(self._broken)
@@ -102,7 +103,7 @@ class _Pipe:
         together = max(1, int(min(_PIECE, self._line.link.bandwidth)))
         for start in range(0, len(accepted), together):
             piece = accepted[start : start + together]
-            self._pieces.append(_Piece(self._line.arrival(len(piece)), piece))
+            self._pieces.append(_Piece(self._line.arrival(len(piece)), piece, entry))
         self._held += len(accepted)
         self.change()
         return len(accepted)
@@ -111,7 +112,7 @@ class _Pipe:
         """Fill `room` with bytes that have arrived: 0 at the end, None when none have."""
         count = 0
         while self._pieces and self._has_arrived() and count < len(room):
-            arrived, piece = self._pieces[0]
+            arrived, piece, entry = self._pieces[0]
             if not piece:
                 return count  # the end, which stays
             used = min(len(piece), len(room) - count)
@@ -119,7 +120,7 @@ class _Pipe:
             count += used
             self._pieces.popleft()
             if used < len(piece):
-                self._pieces.appendleft(_Piece(arrived, piece[used:]))
+                self._pieces.appendleft(_Piece(arrived, piece[used:], entry))
 
         if not count:
             if self._broken and not self._pieces:
@@ -154,6 +155,12 @@ class _Pipe:
         self._pieces.append(_Piece(self._line.arrival(0), memoryview(b"")))
         self.change()
 
+    def note_lost_answers(self) -> None:
+        """Note with each exchange whose answer is still under way that the client never got it."""
+        for piece in self._pieces:
+            if piece.entry is not None:
+                piece.entry.faults.append("lost")
+
     def breaks(self, why: str, *, lose: bool = False) -> None:
         """Let every use fail from now on; `lose` also drops bytes that were not read."""
         self._broken = why
@@ -174,9 +181,12 @@ class End:
         """Return the bytes read, 0 at the end, None when there are none yet; ConnectionResetError."""
         return self._incoming.read_into(room)
 
-    def write(self, data: bytes | memoryview) -> int | None:
-        """Return the bytes taken, None when there is no room; ConnectionResetError."""
-        return self._outgoing.write(data)
+    def write(self, data: bytes | memoryview, entry: Entry | None = None) -> int | None:
+        """Return the bytes taken, None when there is no room; ConnectionResetError.
+
+        A server says which exchange they answer.
+        """
+        return self._outgoing.write(data, entry)
 
     async def readable(self) -> None:
         """Wait until `read_into` has something to say."""
@@ -198,6 +208,7 @@ class End:
         """Break the connection at once for both sides."""
         self.closed = True
         for pipe in (self._incoming, self._outgoing):
+            pipe.note_lost_answers()
             pipe.breaks("connection reset by peer", lose=True)
 
     def change(self) -> None:
@@ -211,6 +222,7 @@ class _MemoryStream(_Stream):
 
     def __init__(self, end: End) -> None:
         self._end = end
+        self.answered = None
 
     async def handshake(self) -> None:
         """There is no TLS here: where a client believes in https, both sides leave it out."""
@@ -236,7 +248,7 @@ class _MemoryStream(_Stream):
         rest = memoryview(piece)
         while rest:
             try:
-                count = self._end.write(rest)
+                count = self._end.write(rest, self.answered)
             except ConnectionError as problem:
                 raise _Gone(str(problem)) from None
             if count is None:

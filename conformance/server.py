@@ -51,6 +51,7 @@ class _Stream:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.answered: Entry | None = None  # the exchange whose answer is sent
         self._moved = 0
         self._room = memoryview(bytearray(_READ))  # for heads: a new one each time has to be zeroed
 
@@ -259,6 +260,7 @@ class Server:
                 exchange.abort()
                 raise
 
+        stream.answered = exchange.entry
         finished = exchange.finish()
         answer = finished if isinstance(finished, (Response, bytes)) else await finished
         if isinstance(answer, bytes):

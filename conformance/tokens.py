@@ -220,8 +220,10 @@ class TokenService(Site):
         self.requests = 0
         self.issued: list[str] = []
         self._tokens: dict[str, _Token] = {}
-        # Part of each token, so that no two services give the same one.
-        self._own = next(_SERVICES)
+        # Part of each token, so that no two services give the same one. It is in there twice: one
+        # damaged byte does not make another service's token of it either.
+        number = next(_SERVICES)
+        self._own = f"{number}-{number}"
 
     def revoke(self) -> None:
         """Make every token that was issued so far invalid."""

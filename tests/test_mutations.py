@@ -991,6 +991,35 @@ def a_cancelled_upload(client: Script) -> None:
     assert client.ask("DELETE", client.begin()).status == 204
 
 
+def ask_for_own(client: Script, digest: str) -> None:
+    """Ask for a blob as rule 11 has it, at a registry that opens a session for what is there."""
+    answer = client.ask("POST", f"{START}?mount={digest}&from=app")
+    assert answer.status == 202
+    assert client.ask("DELETE", client.where(answer)).status == 204
+
+
+@script("", mounts=False)
+def a_blob_that_is_there_is_asked_for_once(client: Script) -> None:
+    body = client.seed.blob(500)
+    digest = digest_of(body)
+    started = client.ask("POST", f"{START}?mount={digest}&from=app")
+    assert client.end(client.where(started), digest, body).status == 201
+    ask_for_own(client, digest)
+
+
+@script("second_session", mounts=False)
+def a_blob_that_is_there_is_asked_for_again(client: Script) -> None:
+    a_blob_that_is_there_is_asked_for_once(client)
+    ask_for_own(client, digest_of(Seed(5).blob(500)))
+
+
+@script("second_session", mounts=False)
+def a_blob_that_is_not_there_is_asked_for_twice(client: Script) -> None:
+    body = client.seed.blob(500)
+    ask_for_own(client, digest_of(body))
+    ask_for_own(client, digest_of(body))
+
+
 @script("")
 def a_subject_and_its_referrers(client: Script) -> None:
     subject = client.seed.image()

@@ -15,6 +15,7 @@ import anyio
 import pytest
 
 from conformance.app import App
+from conformance.evidence import Act
 from conformance.images import Image, Seed
 from conformance.memory import End, Link, Place, network
 from conformance.messages import Answer, Request, error
@@ -120,6 +121,22 @@ async def test_a_close_arrives_behind_what_was_written_and_a_reset_at_once() -> 
             await read(other, 100)
         with pytest.raises(ConnectionResetError):
             other.write(PING)
+
+
+async def test_an_answer_that_a_reset_destroys_is_a_failure_in_the_journal() -> None:
+    async with network() as net:
+        place = net.listen(App(), "r.test", down=Link(latency=3.0))
+        for _ in range(2):
+            end = await net.connect("r.test", 80)
+            end.write(PING)
+            await anyio.sleep(7)
+            if place.journal.count("GET") == 1:
+                await read(end, 4096)
+        place.reset_connections()
+        kept, lost = (Act("r.test", "http://r.test", entry) for entry in place.journal.entries)
+        assert [act.entry.status for act in (kept, lost)] == [200, 200]
+        assert (kept.is_success, lost.is_success) == (True, False)
+        assert (kept.is_failure, lost.is_failure) == (False, True)
 
 
 async def test_nobody_listens_under_another_name_or_port_or_in_an_outage() -> None:

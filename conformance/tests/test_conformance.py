@@ -11,6 +11,7 @@ import gzip
 import hashlib
 import http.client
 import io
+import itertools
 import json
 import signal
 import socket
@@ -1143,6 +1144,14 @@ def test_a_challenge_names_realm_service_and_scope(guarded: App) -> None:
         assert said.partition("scope=")[2] == (f'"{scope}"' if scope else "")
     assert "a/b" in guarded.repositories
     assert not guarded.uploads()
+
+
+def test_no_damaged_byte_makes_the_token_of_another_service() -> None:
+    asked = [TokenService().request("GET", "/token?service=registry.test") for _ in range(30)]
+    tokens = [answer.json()["token"] for answer in asked]
+    for one, other in itertools.combinations(tokens, 2):
+        if len(one) == len(other):
+            assert sum(a != b for a, b in zip(one, other, strict=True)) > 1
 
 
 def test_a_token_opens_what_its_scope_says(guarded: App, tokens: TokenService) -> None:
