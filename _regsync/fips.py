@@ -118,26 +118,26 @@ def _activate() -> CDLL:
     crypto = libcrypto()
     if crypto.OpenSSL_version_num() < _OLDEST_OPENSSL:
         raise ValueError("needs OpenSSL 3.0 or newer")
-    own_settings = os.environ.get("OPENSSL_CONF")
-    if own_settings:
-        _check_loads(crypto, own_settings)
+    own_settings_path = os.environ.get("OPENSSL_CONF")
+    if own_settings_path:
+        _check_loads(crypto, own_settings_path)
     if _is_in_fips_mode(crypto):
         return crypto
     if is_late:
         raise ValueError(
             "comes too late: OpenSSL was loaded before regsync began; start it by `python3 -I -S`"
         )
-    _load(crypto, _find(crypto, own_settings), own_settings)
+    _load(crypto, _find(crypto, own_settings_path), own_settings_path)
     return crypto
 
 
-def _check_loads(crypto: CDLL, own_settings: str) -> None:
+def _check_loads(crypto: CDLL, own_settings_path: str) -> None:
     """Raise ValueError if OPENSSL_CONF does not load: OpenSSL would go on in silence without it."""
     config = pointer(crypto, "NCONF_new", None)
-    if crypto.NCONF_load(config, os.fsencode(own_settings), None) != 1:
+    if crypto.NCONF_load(config, os.fsencode(own_settings_path), None) != 1:
         reason = _reported_errors(crypto)
         raise ValueError(
-            f"cannot be set up by OPENSSL_CONF={own_settings!r}, which does not load ({reason})"
+            f"cannot be set up by OPENSSL_CONF={own_settings_path!r}, which does not load ({reason})"
         )
 
 
@@ -149,7 +149,7 @@ def _is_in_fips_mode(crypto: CDLL) -> bool:
     return bool(crypto.OSSL_PROVIDER_available(None, b"fips") == 1)
 
 
-def _find(crypto: CDLL, own_settings: str | None) -> _Module:
+def _find(crypto: CDLL, own_settings_path: str | None) -> _Module:
     """Return the module that OpenSSL would find, and the settings nearest to it."""
     from ctypes import c_char_p
 
@@ -159,13 +159,14 @@ def _find(crypto: CDLL, own_settings: str | None) -> _Module:
 
     named_dir = os.environ.get("OPENSSL_MODULES")  # as in OpenSSL the only place, if it is given
     module_dirs = [named_dir] if named_dir else [modules_dir, *_MORE_MODULE_DIRS]
-    holders = [place for place in module_dirs if os.path.isfile(f"{place}/fips.so")]
-    if not holders:
+    dirs_with_module = [place for place in module_dirs if os.path.isfile(f"{place}/fips.so")]
+    if not dirs_with_module:
         raise ValueError(f"is not found: no fips.so in {module_dirs}")
-    module = f"{holders[0]}/fips.so"
+    module_dir = dirs_with_module[0]
+    module = f"{module_dir}/fips.so"
 
-    candidates = [named_dir, os.path.dirname(own_settings) if own_settings else None]
-    candidates += [holders[0], config_dir, *_MORE_SETTINGS_DIRS]
+    candidates = [named_dir, os.path.dirname(own_settings_path) if own_settings_path else None]
+    candidates += [module_dir, config_dir, *_MORE_SETTINGS_DIRS]
     settings_dirs = [place for place in dict.fromkeys(candidates) if place]
     for place in settings_dirs:
         path = f"{place}/fipsmodule.cnf"
@@ -175,7 +176,7 @@ def _find(crypto: CDLL, own_settings: str | None) -> _Module:
     return _Module(module, b"", f"no fipsmodule.cnf in {settings_dirs}")
 
 
-def _load(crypto: CDLL, module: _Module, own_settings: str | None) -> None:
+def _load(crypto: CDLL, module: _Module, own_settings_path: str | None) -> None:
     """Load a module with its settings; ValueError if that fails."""
     from ctypes import c_ulong
 
@@ -193,8 +194,8 @@ def _load(crypto: CDLL, module: _Module, own_settings: str | None) -> None:
     )
     if not is_loaded:
         tried = f"{module.path!r} with {module.settings_place}"
-        if own_settings:
-            tried += f", after OPENSSL_CONF={own_settings!r},"
+        if own_settings_path:
+            tried += f", after OPENSSL_CONF={own_settings_path!r},"
         reason = _reported_errors(crypto)
         raise ValueError(
             f"{tried} does not load ({reason}): one is damaged, or not made for the other"

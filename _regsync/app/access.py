@@ -50,6 +50,7 @@ async def check(config: Config, console: Console) -> int:
         for registry, _ in places:
             transport.prepare(registry)
         discovery = Discovery(transport, Knowledge())
+        # One iterator, from which each of the tasks below takes its next repository.
         repositories = iter([discovery.repository(*place, side) for place, side in places.items()])
         access_check = AccessCheck(transport)
 

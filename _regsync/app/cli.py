@@ -132,7 +132,7 @@ def make_parser(prog: str, description: str, statuses: str) -> Parser:
         prog=prog,
         description=description,
         epilog="\n".join(["exit status:", *statuses.splitlines()]),
-        # `--jso` would be taken for --json here, and for something else by `main`.
+        # `--jso` would count as --json here, but not in `main`, which looks at the words themselves.
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -324,7 +324,7 @@ def main(argv: Sequence[str], closed: str = "") -> int:
         )
         if closed and arguments.command not in ("schema", "version"):
             raise ConfigError(closed, hint=REMEDY)
-        arguments.closed = closed
+        arguments.closed = closed  # which `version` shows
         return COMMANDS[arguments.command].run(arguments, console)
     except KeyboardInterrupt:
         return 130

@@ -181,7 +181,7 @@ class Client:
             try:
                 while (event := self._framing.next_event()) is h11.NEED_DATA:
                     count = self.stream.recv_into(self.scratch)
-                    if count < 0:
+                    if count < 0:  # no bytes, but what to wait for
                         return count
                     arrived = bytes(self.scratch[:count])
                     if next_portion(self._framing, arrived) != arrived:

@@ -163,8 +163,8 @@ async def _open_api(
     is_public = registry.kind == "ecr_public"
     settings = _Settings(machine, registry.cloud_profile)
     # A host of another form is ECR because the configuration says so.
-    host = re.match(_ECR_HOST, registry.host)
-    region = host["region"] if host else settings.sts_region
+    ecr_host = re.match(_ECR_HOST, registry.host)
+    region = ecr_host["region"] if ecr_host else settings.sts_region
     if is_public:
         region = "us-east-1"
 
@@ -182,9 +182,9 @@ async def _open_api(
             "give this machine or container a role, set AWS_PROFILE or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
         )
 
-    if host:
-        client.fips = client.fips or host["fips"] is not None
-        client.dual = client.dual or host["dual"] is not None
+    if ecr_host:
+        client.fips = client.fips or ecr_host["fips"] is not None
+        client.dual = client.dual or ecr_host["dual"] is not None
     return _Api(client, keys, registry.kind.replace("_", "-"), region)
 
 

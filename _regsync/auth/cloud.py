@@ -176,7 +176,7 @@ class CloudLogin:
             if login is None:
                 self._clouds.absent.add(self._cloud)
             else:
-                self._use(login, began)
+                self._set_login(login, began)
 
         self._renewals += 1
 
@@ -187,7 +187,7 @@ class CloudLogin:
         module = self._clouds.module(self._cloud)
         return await module.log_in(self._clouds.machine, self._registry, probing_metadata=probing)
 
-    def _use(self, login: Login, began: float) -> None:
+    def _set_login(self, login: Login, began: float) -> None:
         self._credential = login.credential
         self.expires = login.expires
         life = login.expires - self._clouds.machine.wall()

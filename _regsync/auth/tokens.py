@@ -256,11 +256,14 @@ class Authenticator:
     ) -> None:
         self._scheme = origin.scheme
         self._host = origin.host
-        self._name = origin.authority
+        self._authority = origin.authority
         self._fetch = fetch
         self._now = now
         self._wall = wall
-        self.login_hint = f"log in with a container client (docker login {self._name}), or configure auth_type: basic"
+        self.login_hint = (
+            f"log in with a container client (docker login {self._authority}), "
+            "or configure auth_type: basic"
+        )
         self.cloud_login: CloudLogin | None = None
         if isinstance(credential, CloudLogin):
             self.cloud_login = credential
@@ -269,7 +272,7 @@ class Authenticator:
             )
             credential = None
         self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)
-        self._use(credential)
+        self._set_credential(credential)
 
         self._challenge: Challenge | None = None
         # A challenge from the state may be out of date.
@@ -281,7 +284,7 @@ class Authenticator:
         # The scope that covers all repositories, where the registry names such a one; else empty.
         self._scope_for_all = ""
 
-    def _use(self, credential: Credential | None) -> None:
+    def _set_credential(self, credential: Credential | None) -> None:
         self.is_anonymous = credential is None
         self.credential = credential or Credential()
         self.is_proven = False
@@ -308,7 +311,7 @@ class Authenticator:
         before = refused or self.credential
         credential = await self.cloud_login.credential(refused)
         if (credential or Credential()) != self.credential:
-            self._use(credential)
+            self._set_credential(credential)
         return self.credential != before
 
     # What a run declares, and what is kept between runs.
@@ -440,12 +443,14 @@ class Authenticator:
             if not offered:
                 return None
             schemes = printable(", ".join(challenge.scheme for challenge in offered), 60)
-            raise AuthError(f"{self._name} asks for a login by {schemes}, which is not supported")
+            raise AuthError(
+                f"{self._authority} asks for a login by {schemes}, which is not supported"
+            )
 
         refusal = Refusal.UNPROVEN
         if self.credential.registry_token:
             if used is not None:
-                raise self._refused_error(self._name, fatal=False)
+                raise self._refused_error(self._authority, fatal=False)
         elif chosen.scheme == "basic":
             await self._prepare_basic(used)
         else:
@@ -506,10 +511,10 @@ class Authenticator:
             lack = f"{self.credential.origin} has none"
             if self.is_anonymous:
                 lack = "none are configured or found"
-            message = f"{self._name} asks for user name and password, {lack}"
+            message = f"{self._authority} asks for user name and password, {lack}"
             raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
         if used == self.credential.basic and not await self._renew_cloud_login(self.credential):
-            raise self._refused_error(self._name)
+            raise self._refused_error(self._authority)
 
     def on_forbidden(self, used: str | None) -> Refusal | None:
         """Learn from the 403 to a request that carried the header `used`. Return why it may be
@@ -678,7 +683,7 @@ class Authenticator:
 
         AuthError or RegistryError where the answer holds no token.
         """
-        who = f"the token service of {self._name}"
+        who = f"the token service of {self._authority}"
         if not 200 <= answer.status < 300:
             raise self._failure(answer, token, who)
         document = json_object(answer.body) or {}

@@ -99,7 +99,7 @@ def load(file: ConfigFile, *, lint: bool = False) -> Config:
         settings["cache_dir"] = None  # standard input has no directory that the path could be in
 
     return Config(
-        registries={alias: known for alias, known in reader.registries.items() if known},
+        registries={alias: entry for alias, entry in reader.registries.items() if entry},
         mappings=tuple(document.values["mappings"]),
         warnings=tuple(str(warning) for warning in _in_file_order(reader.warnings)),
         **settings,
@@ -495,11 +495,11 @@ class Reader:
             values["cloud_profile"] = values.pop("aws_profile")
         if "credentials" in values:
             values |= values.pop("credentials").values
-        auth = values.get("auth_type")
-        kind = kind_of(address.host, auth)
+        auth_type = values.get("auth_type")
+        kind = kind_of(address.host, auth_type)
         registry = Registry("", address.scheme, address.host, address.port, kind, **values)
 
-        has_login = auth not in (None, "anonymous")
+        has_login = auth_type not in (None, "anonymous")
         if registry.scheme == "http" and has_login and not is_loopback(registry.host):
             where = registry.authority
             message = f"credentials travel over plain HTTP to {where}: use https:// if it can"
@@ -509,16 +509,16 @@ class Reader:
     def check_login_fields(self, section: Section) -> None:
         """Note the fields that `auth_type` lacks, and those that go with another value of it."""
         nodes = section.nodes
-        auth = section.values.get("auth_type")
-        auth_type_is_wrong = "auth_type" in nodes and auth is None
+        auth_type = section.values.get("auth_type")
+        auth_type_is_wrong = "auth_type" in nodes and auth_type is None
         if not auth_type_is_wrong:
             for field in SECTIONS["registry"]:
-                if field.auth and field.auth != auth and field.name in nodes:
+                if field.auth and field.auth != auth_type and field.name in nodes:
                     message = f"goes with `auth_type: {field.auth}` only"
                     self.note_field(section, field.name, message)
-                is_needed = field.auth == auth and auth in _LOGINS_WITH_FIELDS
+                is_needed = field.auth == auth_type and auth_type in _LOGINS_WITH_FIELDS
                 if is_needed and field.name not in nodes:
-                    self.note_field(section, "auth_type", f"{auth} needs `{field.name}`")
+                    self.note_field(section, "auth_type", f"{auth_type} needs `{field.name}`")
         if "cloud_profile" in nodes and "aws_profile" in nodes:
             message = "is the same field as `cloud_profile`: remove one of them"
             self.note_field(section, "aws_profile", message)

@@ -535,10 +535,11 @@ def _trim(
         if child.is_index:
             if child.digest not in trimmed:
                 trimmed[child.digest] = _trim(nested[child.digest], wanted, nested, trimmed)
-            below = trimmed[child.digest]
-            matches = below.matched
-            available |= dict.fromkeys(below.available)
-            replacement = child._replace(digest=below.manifest.digest, size=below.manifest.size)
+            nested_result = trimmed[child.digest]
+            matches = nested_result.matched
+            available |= dict.fromkeys(nested_result.available)
+            trimmed_child = nested_result.manifest
+            replacement = child._replace(digest=trimmed_child.digest, size=trimmed_child.size)
         elif child.platform and not child.attested_digest:
             have = child.platform
             matches = frozenset(want for want in wanted if platform_matches(want, have))
@@ -550,7 +551,7 @@ def _trim(
     digests_chosen = [entry and entry.digest for entry in chosen]
     is_changed = digests_chosen != [child.digest for child in index.children]
     manifest = _rewritten(index, chosen) if is_changed and matched else index
-    kept = {digest: below for digest, below in trimmed.items() if below.matched}
+    kept = {digest: result for digest, result in trimmed.items() if result.matched}
     return Trimmed(manifest, kept, frozenset(matched), tuple(available))
 
 
