@@ -38,18 +38,20 @@ from _regsync.text import printable
 if sqlite.HAS_SQLITE:
     import sqlite3
 
-# Entries are written after so long, or when there are so many: a killed run loses no more.
+# Entries are written after so many seconds: a killed run loses no more.
 COMMIT_SECONDS = 0.5
+# They are written at once when there are so many.
 _COMMIT_ENTRIES = 1000
 # On a quick disk they are written sooner, while commits take no more than this share of the time.
 _COMMIT_SHARE = 0.05
 
-# How long a reader, and the last commit of a run, wait for another process's lock.
+# Seconds for which a reader, and the last commit of a run, wait for another process's lock.
 _BUSY_SECONDS = 2.0
-# Other commits do not hold up the event loop: what they cannot write waits for the next one.
+# The same for other commits, which must not hold up the event loop: their entries stay in memory
+# until the next commit.
 _WRITER_BUSY_SECONDS = 0.05
 
-# No blob is mounted from more repositories than these, one after the other.
+# Repositories from which the mount of one blob is tried at most.
 _HOLDERS_LIMIT = 32
 
 # Files of earlier versions, and what they begin with.
@@ -61,7 +63,7 @@ _Row = tuple[object, ...]
 class StateFile:
     """The state on disk between `load` and `close`: an `Archive` (state/knowledge.py).
 
-    What is wrong with it is logged by `log(level, event, message)`.
+    Failures of the disk are logged by `log(level, event, message)`, not raised.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class StateFile:
         """
         self._directory = cache_dir
         self._log = log
+        # The directory as messages name it.
         self._shown = printable(cache_dir or "")
         self._path = os.path.join(cache_dir or "", "state.db")
         self._remembers = remembers and cache_dir is not None
@@ -117,7 +120,7 @@ class StateFile:
         try:
             if keep and self._take_lock():
                 self._open_for_writing()
-                self.commit()
+                self.commit()  # what `remembers` has kept in memory
             else:
                 self._open_for_reading()
         except LeftAlone as error:
@@ -187,7 +190,7 @@ class StateFile:
             self._stop_reading(error)
 
     def _stop_reading(self, error: Exception) -> None:
-        """Go on without what the file says, in a process that may not write it."""
+        """Go on without the file, in a process that may only read it; say why."""
         self._let_go()
         self._is_used = False
         if isinstance(error, (Damaged, LeftAlone)):
@@ -218,7 +221,7 @@ class StateFile:
     # Writing.
 
     async def commit_regularly(self) -> None:
-        """Write new entries, at once or after half a second at most, until cancelled."""
+        """Write new entries within half a second, until cancelled or the lock is gone."""
         while self.is_kept:
             self._has_notes = anyio.Event()
             if not self._notes:
@@ -268,7 +271,7 @@ class StateFile:
             self._notes.clear()
 
     def sweep(self, moment: int, *, oldest: int, oldest_look: int, oldest_fact: int) -> None:
-        """Remove what was confirmed before these moments; remember that it was done."""
+        """See `Archive.sweep`. Entries in memory are written first."""
         self.commit()
         if self._connection is None or not self.is_kept:
             return
@@ -400,7 +403,7 @@ class StateFile:
             self._on_note()
 
     def forget(self, where: RepositoryKey, keys: Iterable[bytes]) -> None:
-        # Also where the file is only read: this run must not find the entry again.
+        # Noted even if the file is only read: this run must not find the entry there again.
         if self._takes_notes or self._connection is not None:
             self._notes.forget(where, keys)
             self._on_note()
@@ -411,7 +414,7 @@ class StateFile:
             self._on_note()
 
     def put_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:
-        # A run asks for its own, with or without a file.
+        # Kept without a file too, because this run may ask for its own check again.
         self._notes.put_artifact_check(name, check)
         self._on_note()
 

@@ -1,7 +1,8 @@
 """What this run believes of registries, repositories, blobs, manifests and tags.
 
-Owns: the forms of entries and their keys; what an `Archive` of them is asked (the state file is one, `Notes` another in
-memory); which entries of earlier runs are believed ("Vouching"); what was learnt of hosts; when an entry is renewed.
+Owns: the forms of entries and their keys; what an `Archive` of entries can do (the state file is an archive, and so are
+`Notes` in memory); which entries of earlier runs are believed ("Vouching"); what was learnt of hosts; when an entry is
+renewed.
 May not know: clocks (`now` is an argument), sockets, tasks, files, SQL.
 Invariants: an entry exists only because a registry answered. Wrong entries cost requests, never a wrong image (I5).
 Follows: docs/specification.md section 1.1 (three-step look-up), docs/design.md sections 6 (rules 10, 11), 7 and 8.
@@ -36,14 +37,14 @@ _FACTS_SECONDS = 24 * 3600
 # An entry from a clock that is further ahead than this is not believed.
 _CLOCK_AHEAD_SECONDS = 24 * 3600
 
-# Entries that are too old are removed once in so long, because that reads the whole file.
+# Seconds between two removals of old entries: a removal reads the whole file.
 _SWEEP_SECONDS = 24 * 3600
 
-# An image whose artifacts nobody has looked at for longer is no longer mirrored.
+# An artifact check is removed so long after its last look, because the image is no longer mirrored.
 _LONGEST_LOOK_SECONDS = 400 * 86400
 
-# What is remembered of a look at the artifacts of an image, as bits. The bits below say which tags with
-# artifacts the source's listing showed (`Referrers.listed_tags`).
+# The flags of an artifact check. Its bits 1 to 8 say which tags with artifacts the source's listing
+# showed (`Referrers.listed_tags`).
 HAS_ARTIFACTS = 16
 # All artifacts are at the target.
 COMPLETE = 32
@@ -61,7 +62,7 @@ def key_of(digest: str) -> bytes:
 
 
 def digest_like(key: bytes) -> str:
-    """Return the digest of a key; of sha512 its first half, which is what a referrers tag has."""
+    """Return the digest of a key; of a sha512 only the first half, as a referrers tag has it."""
     for algorithm, mark in _ALGORITHMS.items():
         if key[:1] == mark:
             return f"{algorithm}:{key[1:].hex()}"
@@ -69,7 +70,7 @@ def digest_like(key: bytes) -> str:
 
 
 def snapshot_name(*words: str) -> bytes:
-    """Return the 32 bytes that name an entry which these words identify: a tag's snapshot, say."""
+    """Return a hash of these words, 32 bytes, as the name of a snapshot or artifact check."""
     return bytes.fromhex(hash_hex("sha256", "\0".join(words).encode()))
 
 
@@ -77,7 +78,7 @@ class BlobEntry(NamedTuple):
     """A blob that a repository holds. Moments are seconds of the wall clock."""
 
     confirmed: int
-    is_mountable: bool  # a manifest that is committed there names it
+    is_mountable: bool  # a committed manifest of the repository names the blob
 
 
 class ManifestEntry(NamedTuple):
@@ -151,7 +152,7 @@ class Archive(Protocol):
 
     @property
     def swept(self) -> int:
-        """When what was too old was removed last; 0 where that is not known."""
+        """When old entries were removed last; 0 where that is not known."""
 
     def blob(self, where: RepositoryKey, key: bytes) -> BlobEntry | None: ...
 
@@ -180,11 +181,13 @@ class Archive(Protocol):
     def put_fact(self, host: str, fact: Fact) -> None: ...
 
     def sweep(self, moment: int, *, oldest: int, oldest_look: int, oldest_fact: int) -> None:
-        """Remove what was confirmed before these moments; remember that it was done."""
+        """Remove artifact checks last looked at before `oldest_look`, facts learnt before
+        `oldest_fact`, other entries confirmed before `oldest`. Set `swept` to `moment`.
+        """
 
 
 class Notes:
-    """An archive in memory. None in place of an entry says that it was forgotten."""
+    """An archive in memory. A blob or manifest whose value is None was forgotten."""
 
     def __init__(self) -> None:
         self.clear()
@@ -251,12 +254,14 @@ class Notes:
         self.facts[host][fact.name, fact.segment] = fact
 
     def sweep(self, moment: int, *, oldest: int, oldest_look: int, oldest_fact: int) -> None:
-        """Remove nothing: all of it is of this process."""
+        """Remove nothing: this process has put all entries."""
         self.swept = moment
 
 
 def area(where: RepositoryKey) -> str:
-    """Return what of a host is learnt together: the host and the first path segment."""
+    """Return host and first path segment of a repository: what is learnt of one repository in an area
+    holds for all.
+    """
     return f"{_host_of(where)} {_first_segment(where)}"
 
 
@@ -271,31 +276,32 @@ def _first_segment(where: RepositoryKey) -> str:
 
 
 class ProbeAnswers(NamedTuple):
-    """What is known of the answers to POSTs that look for a blob and start its upload (rule 11): that
-    they tell the truth, that they do not, or nothing.
+    """Whether the answer to a probing POST, which looks for a blob and starts its upload, tells the
+    truth (rule 11); None where that is not known.
     """
 
-    absent: bool | None  # 202 for an absent blob
-    present: bool | None  # 201 for a present one
+    absent: bool | None  # of an absent blob: 202
+    present: bool | None  # of a present blob: 201
 
 
 @dataclass
 class HostFacts:
-    """What was learnt of one registry host; None where nothing was."""
+    """What was learnt of one registry host; None where it is not known."""
 
     mounts: bool | None = None
-    # It accepts manifests that name absent blobs.
+    # Whether the host accepts manifests that name absent blobs.
     is_lenient: bool | None = None
     # Bodies from this size on, in bytes, go in the kind's other dialect (docs/protocol-facts.md section 7.9).
     smallest_patch: int | None = None
-    # What `Authenticator.recall` takes.
+    # What `Authenticator.restore` takes.
     login: object = None
     # By the first path segment of a repository's name.
     probes: dict[str, ProbeAnswers] = field(default_factory=dict)
+    # By the first path segment of a repository's name.
     has_referrers_api: dict[str, bool] = field(default_factory=dict)
 
     def recall(self, fact: Fact) -> None:
-        """Take a fact from an earlier run; one that has not our form is passed over."""
+        """Take a fact from an earlier run; a fact of another form than ours is ignored."""
         match fact.name, fact.value:
             case "mounts", bool(value):
                 self.mounts = value
@@ -312,7 +318,7 @@ class HostFacts:
 
 
 class Knowledge:
-    """What this run was answered, over what earlier runs left.
+    """What registries have answered in this run, and what earlier runs left in the archive.
 
     `now` is the wall clock, `ttl` says for how many seconds an entry is believed (0: for ever).
     """
@@ -331,23 +337,25 @@ class Knowledge:
         # In the tables below a digest is `str`, and its key (`key_of`), by which the archive knows it,
         # is `bytes`.
 
-        # Digests that a registry confirmed in this run.
+        # Blobs that a registry confirmed in this run.
         self._blobs: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
+        # Manifests that a registry confirmed in this run.
         self._manifests: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
-        # Blobs that follow from an answer of this run (a manifest that names them, a probing POST)
-        # and were not confirmed one by one.
+        # Blobs that an answer of this run implies (a manifest that names them, a probing POST), but
+        # that were not confirmed one by one.
         self._believed: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
-        # Per host and blob, the repositories that are believed to hold it so: to mount it from.
+        # By host and blob, the repositories where a manifest implies the blob: to mount it from.
         self._believed_holders: defaultdict[tuple[str, bytes], dict[str, None]] = defaultdict(dict)
         # Blobs that are known only by a probing POST, and that no HEAD has confirmed (rule 11).
         self._said_present: set[tuple[RepositoryKey, str]] = set()
-        # Per host and blob, the repositories with a committed manifest that names it, oldest first.
+        # By host and blob, the repositories with a committed manifest that names it, oldest first.
         self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
         # Manifests that this run put into the archive.
         self._archived: set[tuple[RepositoryKey, bytes]] = set()
 
-        # Whether a repository holds manifests of others, where that was asked.
+        # Whether a repository held manifests when this run asked.
         self._populated: dict[RepositoryKey, bool] = {}
+        # Repositories, each with the name of one from which a mount to it was refused.
         self._refused_mounts: set[tuple[RepositoryKey, str]] = set()
         self._hosts: dict[str, HostFacts] = {}
 
@@ -356,10 +364,9 @@ class Knowledge:
         self._vouched: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
         # Vouched manifests that `_strong_keys` has not followed yet.
         self._unread: defaultdict[RepositoryKey, list[bytes]] = defaultdict(list)
-        # What the others reach: themselves and all that they name.
+        # All other vouched manifests, and what they name at any depth.
         self._strong: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
-        # Per manifest, the repositories where a tag's answer implies it: the tag names it, or names
-        # an index that does.
+        # By manifest, the repositories where a tag names it, or names an index above it.
         self._shown_in: dict[bytes, tuple[RepositoryKey, ...]] = {}
         # Repositories where an answer of this run contradicted the state: there only strong entries
         # are believed.
@@ -387,8 +394,8 @@ class Knowledge:
         return digest in self._blobs[where] or digest in self._manifests[where]
 
     def believe_blob(self, where: RepositoryKey, digest: str) -> None:
-        """Note a blob that a registry holds by its answer to a POST, which no HEAD has confirmed. Should
-        it be forgotten, a HEAD asks for it.
+        """Note a blob that a registry holds by its answer to a POST, unconfirmed by a HEAD. If the blob
+        is forgotten, the next question for it is a HEAD (`needs_head`).
         """
         self._said_present.add((where, digest))
         self._believed[where].add(key_of(digest))
@@ -435,8 +442,7 @@ class Knowledge:
 
     def _put_blob(self, where: RepositoryKey, digest: str, *, is_mountable: bool) -> None:
         key = key_of(digest)
-        if not is_mountable:
-            # What could be mounted from there once still can.
+        if not is_mountable:  # a blob that was mountable stays so
             old = self._archive.blob(where, key)
             is_mountable = old is not None and old.is_mountable
         self._archive.put_blob(where, key, BlobEntry(int(self._now()), is_mountable))
@@ -460,14 +466,16 @@ class Knowledge:
     # Vouching (docs/design.md section 7).
 
     def record_miss(self, where: RepositoryKey, digest: str) -> None:
-        """Note that a blob is not there; its host is lenient when a manifest there names it."""
+        """Note that a repository lacks a blob. If a vouched manifest there names the blob, the host is
+        lenient.
+        """
         facts = self.host(_host_of(where))
         if facts.is_lenient is not True and key_of(digest) in self._strong_keys(where):
             facts.is_lenient = True
             self._keep(_host_of(where), "is_lenient", True)
 
     def vouch(self, where: RepositoryKey, digest: str) -> None:
-        """Note that a target's tag answers with this manifest: what it names is believed the more."""
+        """Note that a target's tag names this manifest: the manifest's entries are strong now."""
         key = key_of(digest)
         self._manifests[where].add(digest)
         self._vouched[where].add(key)
@@ -477,8 +485,8 @@ class Knowledge:
     def learn_manifest(
         self, host: str, digest: str, blobs: Iterable[str], children: Iterable[str]
     ) -> None:
-        """Note what a manifest names. Repositories of the host where a tag's answer has shown it are
-        believed to hold all that, too; a registry that has lost some of it is healed (I5).
+        """Note what a manifest names, for the repositories of a host where a tag's answer shows it: they
+        are believed to hold all that it names. If one has lost a part, it is healed (I5).
         """
         key = key_of(digest)
         places = [
@@ -497,7 +505,7 @@ class Knowledge:
             self._believe(where, key, entry)
 
     def _believe(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
-        """Take over what a manifest names that is in a repository."""
+        """Believe that a repository holds what a manifest names that is there."""
         host, repository = where
         blobs = [blob for blob in entry.blobs if (where, blob) not in self._forgotten]
         self._believed[where].update(blobs)
@@ -539,7 +547,9 @@ class Knowledge:
         self._believed.pop(where, None)
 
     def set_populated(self, where: RepositoryKey, holds: bool = True) -> None:
-        """Note whether a repository holds manifests of others, whose blobs are worth asking for."""
+        """Note whether a repository held manifests when this run asked, whose blobs may be there too.
+        An empty repository contradicts what the state says of it.
+        """
         self._populated[where] = holds
         if not holds:
             self.contradict(where)
@@ -558,11 +568,13 @@ class Knowledge:
         return key in self._strong_keys(where)
 
     def _is_young(self, moment: int, seconds: float) -> bool:
-        """Say whether a moment is at most `seconds` ago. One that lies a day ahead is not believed."""
+        """Say whether a moment is at most `seconds` ago; a moment over a day ahead is not young."""
         return -_CLOCK_AHEAD_SECONDS <= self._now() - moment <= seconds
 
     def _strong_keys(self, where: RepositoryKey) -> set[bytes]:
-        """Return the keys of a repository's vouched manifests and of what they name, at any depth."""
+        """Return the keys of a repository's vouched manifests and of what they name, at any depth;
+        those in `_unread` are followed first.
+        """
         strong = self._strong[where]
         unread = self._unread.pop(where, [])
         while unread:
@@ -579,7 +591,7 @@ class Knowledge:
     # Mounts and probes (docs/design.md section 6, rules 10 and 11).
 
     def mount_source(self, where: RepositoryKey, digest: str) -> str | None:
-        """Return a repository of the same host from which a mount is worth asking for."""
+        """Return a repository of the same host from which to mount a blob; None where there is none."""
         host, repository = where
         for holder in self.holders(host, digest):
             if holder != repository and self.may_mount(where, holder):
@@ -636,8 +648,8 @@ class Knowledge:
         """Say whether a HEAD has to ask for an unknown blob, because the POST that starts its upload
         would not tell that it is there.
 
-        A repository that is not known to hold manifests of others is asked by POST in any case: there
-        most blobs are absent, and it costs no more than a plain POST.
+        A repository that is not known to have held manifests is asked by POST in any case: most blobs
+        are absent there, and a probing POST costs no more than a plain POST.
         """
         answers = self.probed(where)
         if answers.absent is False or (where, digest) in self._said_present:
@@ -667,15 +679,15 @@ class Knowledge:
         """Return a blob that an answer of this run shows to be in a repository, None where none does."""
         if self._blobs[where]:
             return min(self._blobs[where])
-        unread = sorted(self._vouched.get(where, ()))
-        keys = sorted(self._believed[where])
-        for manifest in unread:
+        blobs = sorted(self._believed[where])
+        manifests = sorted(self._vouched.get(where, ()))
+        for manifest in manifests:  # the list grows by the children of each index
             entry = self._archive.manifest(where, manifest)
-            if entry is not None and not keys:
-                unread.extend(entry.children)
-                keys = [key for key in entry.blobs if self._archive.blob(where, key) is not None]
-        for key in keys:
-            if key.startswith(_ALGORITHMS["sha256"]):  # of a longer digest a key has a part only
+            if entry is not None and not blobs:
+                manifests.extend(entry.children)
+                blobs = [key for key in entry.blobs if self._archive.blob(where, key) is not None]
+        for key in blobs:
+            if key.startswith(_ALGORITHMS["sha256"]):  # the key of a sha512 is only half a digest
                 return digest_like(key)
         return None
 
@@ -691,14 +703,14 @@ class Knowledge:
         return self._hosts[host]
 
     def learn_login(self, host: str, login: object) -> None:
-        """Keep how a host wants to be asked (`Authenticator.learnt`)."""
+        """Keep how a host wants to be asked (`Authenticator.snapshot`)."""
         facts = self.host(host)
         if facts.login != login:
             facts.login = login
             self._keep(host, "login", login)
 
     def learn_smallest_patch(self, host: str, size: int | None) -> None:
-        """Keep from which size on bodies go in the other dialect; None: in none."""
+        """Keep from which size on bodies go in the kind's other dialect; None where none does."""
         facts = self.host(host)
         if facts.smallest_patch != size:
             facts.smallest_patch = size
@@ -721,24 +733,24 @@ class Knowledge:
     # Tags, and artifacts of images.
 
     def snapshot(self, name: bytes) -> Snapshot | None:
-        """Return what a tag (`named`) was when its target last held it."""
+        """Return what a tag named when its target last held it; None where that is not known."""
         entry = self._archive.snapshot(name)
         if entry is None or not self._is_young(entry.confirmed, self._ttl or math.inf):
             return None
         return entry.snapshot
 
     def record_snapshot(self, name: bytes, source: bytes, pushed: bytes) -> None:
-        """Note what a tag names at its source, and what its target therefore holds, as keys."""
+        """Note what a tag names at its source, and what at its target: the keys of both digests."""
         snapshot = Snapshot(source, pushed)
         old = self._archive.snapshot(name)
-        # An unchanged tag is written again after a quarter of `ttl`: most runs without changes write
-        # nothing.
-        is_kept = (
+        # An unchanged tag is written again only after a quarter of `ttl`, so that most runs without
+        # changes write nothing.
+        is_recent = (
             old is not None
             and old.snapshot == snapshot
             and self._is_young(old.confirmed, self._ttl / 4 or math.inf)
         )
-        if not is_kept:
+        if not is_recent:
             self._archive.put_snapshot(name, SnapshotEntry(int(self._now()), snapshot))
 
     def artifact_check(self, name: bytes) -> ArtifactCheck:
@@ -753,7 +765,7 @@ class Knowledge:
     ) -> None:
         """Note what a look at the artifacts of an image found; this does not age with `ttl`.
 
-        `first` is the moment of the first look, 0 where this is it.
+        `first` is the moment of the first look, 0 where this look is the first.
         """
         now = int(self._now())
         self._archive.put_artifact_check(
@@ -763,7 +775,7 @@ class Knowledge:
     # The end of a run.
 
     def finish(self) -> None:
-        """Renew the entries that this run's tags vouch for; remove those that are too old."""
+        """Renew the entries that this run's tags vouch for; remove old entries once a day."""
         if self._ttl:
             for where, manifests in self._vouched.items():
                 for key in manifests:

@@ -25,11 +25,12 @@ except ImportError:  # some builds of Python lack it
 else:
     HAS_SQLITE = True
 
-# The file says so in its header: "rgsy".
+# "rgsy" in the header of our files.
 _APPLICATION_ID = 0x72677379
+# Of the tables below; it is in the header too.
 _VERSION = 3
 
-# `manifest` has row ids: in a table without, SQLite gives a row of more than a quarter page a page of its own.
+# `manifest` has row ids, because SQLite gives a long row (over a quarter page) of a table without them its own page.
 _SCHEMA = (
     "CREATE TABLE blob (host TEXT, digest BLOB, repository TEXT, confirmed INTEGER, is_mountable INTEGER,"
     " PRIMARY KEY (host, digest, repository)) WITHOUT ROWID",
@@ -43,7 +44,7 @@ _SCHEMA = (
     "CREATE TABLE swept (id INTEGER PRIMARY KEY, moment INTEGER)",
 )
 
-# Larger than all that a manifest of 4 MiB can name; nothing longer is read from a file that somebody else made.
+# Bytes: more than a manifest of 4 MiB can name. A longer value was written by somebody else, and is not read.
 _LONGEST_VALUE = 4 * 1024 * 1024
 
 # The header of a SQLite file (https://www.sqlite.org/fileformat2.html#the_database_header).
@@ -159,9 +160,9 @@ def lock(descriptor: int) -> None:
 
 
 def is_damage(error: Exception) -> bool:
-    """Say whether the file is no database, or not whole.
+    """Say whether an error shows that the file is no database, or not whole.
 
-    Our statements are right, so whatever is not the disk's trouble is the file's.
+    Our statements are right, so an error is the file's unless it is the disk's.
     """
     if isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
         return False  # a defect of ours
@@ -174,7 +175,7 @@ def is_busy(error: Exception) -> bool:
 
 
 def is_half_written(error: Exception) -> bool:
-    """Say whether a killed writer's journal is to be rolled back first, which a reader may not do."""
+    """Say whether a killed writer has left a journal to roll back, which a reader may not do."""
     return "readonly database" in str(error)
 
 
@@ -270,7 +271,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 
 
 def _check_schema(connection: sqlite3.Connection) -> bool:
-    """Say whether the file has its tables yet; Damaged when they are others, or more."""
+    """Say whether the file has its tables yet; Damaged when it has any other table."""
     query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
     tables = tuple(sql for (sql,) in connection.execute(query).fetchall())
     if tables not in ((), _SCHEMA):

@@ -54,24 +54,25 @@ _LARGEST_TREE = 32 * 1024 * 1024
 
 
 class Once(Generic[_T]):
-    """One question that is asked once: later askers wait for the first one's answer.
+    """A question that is asked once: later askers wait for the answer to the first.
 
-    When the first asker is cancelled, the next one asks. A SyncError is an answer too: all get it.
+    When the first asker is cancelled, the next one asks. A SyncError is an answer too.
     """
 
-    # There is one for each tag of a run.
+    # A run has a Once for each tag, so its size counts.
     __slots__ = ("_error", "_has_ended", "_is_under_way", "answer")
 
     def __init__(self, *answer: _T) -> None:
-        # No element until there is an answer, then one.
+        # Empty until there is an answer, then of one element.
         self.answer = answer
         self._error: SyncError | None = None
-        # Whether somebody asks, and what later askers wait for meanwhile. Most have none.
+        # Whether the `ask` of an asker is running.
         self._is_under_way = False
+        # Set when that `ask` ends. The first later asker makes it; most questions have none.
         self._has_ended: anyio.Event | None = None
 
     async def get(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the answer; only the first asker's `ask` is called."""
+        """Return the answer, or raise the SyncError; only the first asker's `ask` is called."""
         while not self.answer and self._error is None:
             if not self._is_under_way:
                 await self._ask(ask)
@@ -248,14 +249,16 @@ class Discovery:
         # By registry, name, and whether it is a source.
         self._repositories: dict[tuple[Registry, str, bool], Repository] = {}
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
+        # What `target_tags` returns.
         self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
         self._manifests = _Manifests()
-        # By source and platforms: the tags whose indexes do not have these.
+        # By source and absent platforms, as texts: the tags whose indexes lack these platforms.
         self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
-        # The digests of tags at their sources, whichever mappings want them (rule 4). The client
-        # stands for host and credential: another credential may see another repository.
+        # By client, repository and tag: the tag's digest at its source, for all mappings (rule 4).
+        # The client stands for host and credential, because another credential may see another
+        # repository.
         self._source_tags: dict[tuple[RegistryClient, str, str], Once[str]] = {}
-        # By host of a target: its tags that have been asked for, and nobody knows yet what they show.
+        # By target host: the tags whose answers are awaited. `_settle` sets the event of a tag.
         # What others wait for is made when somebody does.
         self._under_way = defaultdict[str, dict[TargetTag, anyio.Event | None]](dict)
 
