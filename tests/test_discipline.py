@@ -672,6 +672,30 @@ def test_a_target_is_healed_once(tmp_path: Path, serve: Start) -> None:
     target.journal.matching("PUT", "upload", status=201).exactly(3)
 
 
+def test_what_hangs_on_an_artifact_that_failed_is_not_put(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    seed = Seed(93)
+    image = seed.image()
+    sbom = seed.artifact(image, "application/vnd.example.sbom")
+    signature = seed.artifact(sbom, "application/vnd.example.signature")
+    for server in (source, target):
+        image.load_into(app(server), "app", tag="v1")
+    for each in (sbom, signature):
+        each.load_into(app(source), "app")
+
+    def intercept(request: Request) -> Answer | None:
+        if request.method == "HEAD" and sbom.top in request.path:
+            return error(400, "UNSUPPORTED", "not this one")
+        return None
+
+    target.app.intercept = intercept
+    mapping = {"from": "app", "tags": tags("v1"), "artifacts": {"enabled": True}}
+    ran = sync(tmp_path, {"source": source, "target": target}, mapping)
+    assert ran.statuses() == ["failed"]
+    assert [each["artifacts"]["failed"] for each in ran.images] == [2]
+    target.journal.matching("PUT", "manifest").none()
+
+
 def test_harbor_is_asked_by_head(tmp_path: Path, serve: Start) -> None:
     """It is known by the service of its tokens."""
     source = serve()

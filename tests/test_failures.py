@@ -8,6 +8,7 @@ told.
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import subprocess
@@ -19,6 +20,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from _regsync.app import process
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.net.streams import Timeouts
 from _regsync.oci.manifest import Manifest
@@ -218,3 +220,14 @@ def test_an_error_that_is_raised_again_elsewhere_has_another_place_and_no_retrie
     assert str(copy) == "status 503"
     assert (copy.side, copy.retries) == (None, 0)
     assert str(error) == "fetch blob a.test/app@sha256:00: status 503 (tried 5 times)"
+
+
+@pytest.mark.parametrize(("hard", "raised"), [(4096, 4096), (1 << 20, 65536)])
+def test_as_many_files_are_opened_as_the_system_lets_us(
+    hard: int, raised: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
+    assert process.raise_file_limit() == raised
+    assert asked == [(raised, hard)]

@@ -131,3 +131,11 @@ async def test_each_hop_is_judged_by_the_one_before_it(host: str, end: str, word
         async with await transport.exchange(transport.host(registry(host)), GET, (200,)):
             pass
     assert (len(first.requests), len(storage.requests)) == (1, 1)
+
+
+async def test_permits_are_no_more_than_the_files_that_may_be_open() -> None:
+    transport = transport_of({})
+    transport.machine = transport.machine._replace(open_files=64)
+    generous = registry()._replace(max_concurrent=50)
+    transport.host(generous)
+    assert transport.gate.limits["registry.test"].cap == 10
