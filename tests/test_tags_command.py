@@ -237,7 +237,9 @@ def test_what_the_registry_refuses_is_one_line(
 def test_a_registry_that_is_not_there_is_a_network_error() -> None:
     ran = run_regsync("tags", "127.0.0.1:1/app")
     assert ran.status == 2
-    assert ran.err.startswith("error: NETWORK_ERROR: list tags of 127.0.0.1:1/app: ")
+    warning, failure, *_ = ran.err.splitlines()
+    assert warning.startswith("warning: waiting for 127.0.0.1:1 (connection refused), for ")
+    assert failure.startswith("error: NETWORK_ERROR: list tags of 127.0.0.1:1/app: ")
 
 
 def test_a_listing_that_is_no_listing_is_a_content_error(source: Server) -> None:
