@@ -95,7 +95,7 @@ class StateFile:
         self._notes = Notes()
         self._noted_since_commit = 0
         # `commit_regularly` waits here for the next entry.
-        self._has_notes: anyio.Event | None = None
+        self._note_event: anyio.Event | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -223,9 +223,9 @@ class StateFile:
     async def commit_regularly(self) -> None:
         """Write new entries within half a second, until cancelled or the lock is gone."""
         while self.is_kept:
-            self._has_notes = anyio.Event()
+            self._note_event = anyio.Event()
             if not self._notes:
-                await self._has_notes.wait()
+                await self._note_event.wait()
             began = anyio.current_time()
             self.commit()
             took = anyio.current_time() - began
@@ -386,8 +386,8 @@ class StateFile:
     def _on_note(self) -> None:
         if not self.is_kept:
             return
-        if self._has_notes is not None:
-            self._has_notes.set()
+        if self._note_event is not None:
+            self._note_event.set()
         self._noted_since_commit += 1
         if self._noted_since_commit >= _COMMIT_ENTRIES:
             self.commit()

@@ -60,7 +60,7 @@ class Once(Generic[_T]):
     """
 
     # A run has a Once for each tag, so its size counts.
-    __slots__ = ("_error", "_has_ended", "_is_under_way", "answer")
+    __slots__ = ("_end", "_error", "_is_under_way", "answer")
 
     def __init__(self, *answer: _T) -> None:
         # Empty until there is an answer, then of one element.
@@ -69,7 +69,7 @@ class Once(Generic[_T]):
         # Whether the `ask` of an asker is running.
         self._is_under_way = False
         # Set when that `ask` ends. The first later asker makes it; most questions have none.
-        self._has_ended: anyio.Event | None = None
+        self._end: anyio.Event | None = None
 
     async def get(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         """Return the answer, or raise the SyncError; only the first asker's `ask` is called."""
@@ -77,9 +77,9 @@ class Once(Generic[_T]):
             if not self._is_under_way:
                 await self._ask(ask)
                 continue
-            if self._has_ended is None:
-                self._has_ended = anyio.Event()
-            await self._has_ended.wait()
+            if self._end is None:
+                self._end = anyio.Event()
+            await self._end.wait()
 
         if self._error is not None:
             raise self._error
@@ -94,9 +94,9 @@ class Once(Generic[_T]):
             self._error = error
         finally:
             self._is_under_way = False
-            if self._has_ended is not None:
-                self._has_ended.set()
-                self._has_ended = None
+            if self._end is not None:
+                self._end.set()
+                self._end = None
 
 
 async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
@@ -260,7 +260,7 @@ class Discovery:
         self._source_tags: dict[tuple[RegistryClient, str, str], Once[str]] = {}
         # By target host: the tags whose answers are awaited. `_settle` sets the event of a tag.
         # What others wait for is made when somebody does.
-        self._under_way = defaultdict[str, dict[TargetTag, anyio.Event | None]](dict)
+        self._awaited = defaultdict[str, dict[TargetTag, anyio.Event | None]](dict)
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
         """Return a repository, the same object each time."""
@@ -362,7 +362,7 @@ class Discovery:
 
         # Other look-ups may wait for these answers until all that they show is noted.
         for tag in tags:
-            self._under_way[tag.target.host.key][tag] = None
+            self._awaited[tag.target.host.key][tag] = None
         try:
             async with anyio.create_task_group() as group:
                 for tag in tags:
@@ -577,7 +577,7 @@ class Discovery:
 
     def _settle(self, tag: TargetTag) -> None:
         """End the waits of other look-ups for the answer of a tag."""
-        settled = self._under_way[tag.target.host.key].pop(tag, None)
+        settled = self._awaited[tag.target.host.key].pop(tag, None)
         if settled is not None:
             settled.set()
 
@@ -591,7 +591,7 @@ class Discovery:
         for host in hosts:
             if self._knowledge.mounts(host) is False:
                 continue
-            tags = self._under_way[host]
+            tags = self._awaited[host]
             for tag in tags:
                 settled = tags[tag] or anyio.Event()
                 tags[tag] = settled
@@ -738,7 +738,6 @@ def _check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
 
 
 async def _or_error(answer: Awaitable[_T]) -> _T | SyncError:
-    """Return a SyncError instead of raising it."""
     try:
         return await answer
     except SyncError as error:

@@ -197,12 +197,10 @@ class DryRun(BlobTransfer):
         }
 
     def _requests(self) -> dict[str, dict[str, int]]:
-        """Return the requests of a run like this one, by host and action."""
         asked = self._transport.requests
         hosts = sorted({*asked, *self._forecasts})
         return {host: self._forecasts[host].requests(asked.get(host, {})) for host in hosts}
 
 
 def _largest(things: list[_Sized]) -> list[_Sized]:
-    """Return the ten largest, in falling order."""
     return sorted(things, key=lambda thing: (-thing.size, thing.name))[:_MOST_NAMED]

@@ -125,7 +125,6 @@ def share(config: Config, number: int, total: int) -> Config:
 
 
 def _repositories_of(mapping: MappingRule) -> list[object]:
-    """Return the keys of the repositories that a mapping reads and writes."""
     return [mapping.source.repository_key(mapping.source_repository), *mapping.target_keys]
 
 

@@ -65,7 +65,7 @@ class ReferrerLists:
         # By target and fallback tag: held while the list is written.
         self._writing = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
         # By target and fallback tag: the digests in the list that this run put or read last.
-        self._named = dict[tuple[RepositoryKey, str], set[str]]()
+        self._listed_digests = dict[tuple[RepositoryKey, str], set[str]]()
 
     def has_api(self, where: Repository) -> bool | None:
         """Say whether a repository's registry has the referrers API, None where that is not known."""
@@ -158,7 +158,7 @@ class ReferrerLists:
         """
         tag = referrers_tag(subject)
         # This run may have put the tag after the listing.
-        may_be_newer = (where.key, tag) in self._named
+        may_be_newer = (where.key, tag) in self._listed_digests
         if tags is not None and tag not in tags and not may_be_newer:
             return None
         try:
@@ -187,11 +187,13 @@ class ReferrerLists:
         added = set[str]()
         refusal: RegistryError | None = None
         async with self._writing[place]:
-            if self._named.get(place, set()) >= {entry.digest for entry in entries}:
+            if self._listed_digests.get(place, set()) >= {entry.digest for entry in entries}:
                 return added
             for _ in range(_MOST_PUTS):
                 held = await self._get_held_list(target, subject)
-                lacking = [entry for entry in entries if entry.digest not in self._named[place]]
+                lacking = [
+                    entry for entry in entries if entry.digest not in self._listed_digests[place]
+                ]
                 if not lacking:
                     return added
                 # The tag may not be moved, and it still names a list without these entries.
@@ -211,7 +213,7 @@ class ReferrerLists:
                     continue
                 # Another writer may have replaced our list.
                 if await target.head_manifest(tag) == merged.digest:
-                    self._named[place] |= {entry.digest for entry in merged.children}
+                    self._listed_digests[place] |= {entry.digest for entry in merged.children}
                     return added
 
         text = "another writer replaces this list of referrers again and again"
@@ -219,7 +221,7 @@ class ReferrerLists:
         raise conflict.with_place(target.side, "list referrers in", target.reference(tag))
 
     async def _get_held_list(self, target: Repository, subject: str) -> Manifest | None:
-        """Return the list that a target holds for a subject, and set `_named` to its digests."""
+        """Return the list that a target holds for a subject, and note its digests."""
         tag = referrers_tag(subject)
         held = await self._get_fallback(target, subject, self._discovery.names(target))
         if held is not None and not held.is_index:
@@ -228,7 +230,7 @@ class ReferrerLists:
             raise error.with_place(target.side, "list referrers in", target.reference(tag))
 
         children = held.children if held is not None else ()
-        self._named[target.key, tag] = {entry.digest for entry in children}
+        self._listed_digests[target.key, tag] = {entry.digest for entry in children}
         return held
 
     def _merged_list(

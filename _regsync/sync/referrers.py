@@ -242,7 +242,7 @@ class Referrers:
             self._discovery.say("warning", "artifacts_stripped", f"{place}: {text}")
 
         if mapping.artifacts.require_artifacts and not found:
-            missing = _missing(mapping, lookup, has_stripped=bool(stripped))
+            missing = _no_artifact_error(mapping, lookup, has_stripped=bool(stripped))
             for copy in copies:
                 if not copy.already_at_target:
                     copy.error = copy.error or missing
@@ -507,7 +507,6 @@ class Referrers:
         return self._knowledge.is_confirmed(target.key, digest)
 
     async def _look_at_tag(self, search: _Search, subject: str, tag: str) -> Artifact:
-        """Find out what a tag of cosign's names, and which targets lack it."""
         lookup = await self._discovery.look_up(
             search.mapping, tag, tag, search.targets, silent=search.new_targets
         )
@@ -523,8 +522,9 @@ def _types_of(manifest: Manifest) -> frozenset[str]:
     return frozenset({manifest.artifact_type} if manifest.artifact_type else ())
 
 
-def _missing(mapping: MappingRule, lookup: TagLookup, *, has_stripped: bool) -> RegistryError:
-    """Return the error of an image without an artifact that it is required to have."""
+def _no_artifact_error(
+    mapping: MappingRule, lookup: TagLookup, *, has_stripped: bool
+) -> RegistryError:
     rule = mapping.artifacts
     text = "require_artifacts: it has no artifact"
     if rule.include or rule.exclude:

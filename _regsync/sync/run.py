@@ -226,7 +226,6 @@ class Run:
             await anyio.sleep(_DRAIN_TICK)
 
     def _save(self) -> None:
-        """Save what this run learnt, for the next one."""
         # Staged files that this run did not write may be another run's, unless this run has the
         # lock of the state: only then may they be deleted.
         self._staging.close(
@@ -268,7 +267,6 @@ class Run:
             self._start(self._ask_queued, source)
 
     async def _ask_queued(self, source: str) -> None:
-        """Ask the queued questions of a source, one after the other, as a worker does."""
         queue = self._questions[source]
         with anyio.CancelScope() as scope:
             self._asking.add(scope)
@@ -610,7 +608,6 @@ class Run:
 def _copies_of(
     lookup: TagLookup, source_name: str, reference: str, began: float
 ) -> list[ImageCopy]:
-    """Return one copy for each target of a look-up, in their order."""
     return [
         ImageCopy(
             lookup.source,

@@ -155,7 +155,7 @@ class Scheduler:
 
         self.pending = Pending()
         # Discovery waits for this event while too many images are pending.
-        self._has_room = anyio.Event()
+        self._room = anyio.Event()
 
         self._claims = Claims(knowledge, anyio.current_time)
         # Oldest first.
@@ -180,10 +180,12 @@ class Scheduler:
         # Digests of blobs that are on disk or about to be.
         self._staged = set[str]()
 
-        # Only a display reads these: the transport for its counters, and what this run expects.
+        # A display reads the transport's counters.
         self.transport = transport
+        # Images times targets, as far as they are known.
         self.images_known = 0
         self.images_done = 0
+        # What the run will read from sources, as far as it is known.
         self.bytes_expected = 0
 
     # What a run asks.
@@ -204,9 +206,9 @@ class Scheduler:
     async def wait_for_room(self) -> None:
         """Wait while too many images are pending; a drain ends the wait."""
         while self.pending.is_full() and not self.draining:
-            if self._has_room.is_set():
-                self._has_room = anyio.Event()
-            await self._has_room.wait()
+            if self._room.is_set():
+                self._room = anyio.Event()
+            await self._room.wait()
 
     def add_image(self, image: Image) -> None:
         """Make an image pending. The caller calls `advance` after the last one."""
@@ -243,7 +245,7 @@ class Scheduler:
         image whose blobs are all copied could still wait for a slot.
         """
         self.draining = True
-        self._has_room.set()
+        self._room.set()
         self.advance()
 
     # When images begin and go on.
@@ -288,7 +290,7 @@ class Scheduler:
     def _promote_next(self) -> None:
         image = self.pending.take()
         if not self.pending.is_full():
-            self._has_room.set()
+            self._room.set()
         self._promote(image)
 
     def _promote(self, image: Image) -> None:
@@ -450,7 +452,6 @@ class Scheduler:
         return None
 
     def _bytes_to_read(self, step: Step, keep: Keep) -> int:
-        """Return how many bytes a step will probably read from the source."""
         if step.mount_from is not None:
             return 0
         is_staged = keep == "disk" and step.blob.digest in self._staged
@@ -619,7 +620,6 @@ class Scheduler:
             self._on_end(copy)
 
     async def _list_artifacts(self, copy: ImageCopy, lists: ReferrerLists) -> None:
-        """Put the lists of a copy's artifacts, then end the copy."""
         try:
             for subject, entries in copy.listing.items():
                 added = await lists.keep(copy.source, copy.target, subject, entries)
