@@ -94,7 +94,7 @@ def _parse_glob(pattern: str) -> _Pattern:
     if depth:
         raise ValueError(f"{pattern!r} has a '{{' without '}}'")
 
-    tokens = _joined(tokens)
+    tokens = _with_texts_joined(tokens)
     if len(tokens) > 1 or not isinstance(tokens[0], str):
         return _Pattern(tuple(tokens), literal=None)
 
@@ -143,8 +143,7 @@ def _character_set(pattern: str, members: str, is_negated: bool) -> _CharacterSe
     return _CharacterSet(tuple(spans), is_negated)
 
 
-def _joined(tokens: Sequence[_Token]) -> list[_Token]:
-    """Join neighbouring texts."""
+def _with_texts_joined(tokens: Sequence[_Token]) -> list[_Token]:
     joined: list[_Token] = []
     for token in tokens:
         if joined and isinstance(token, str) and isinstance(joined[-1], str):

@@ -30,8 +30,6 @@ from _regsync.tags import TagRule, check_glob
 
 
 class SingleImage(NamedTuple):
-    """The image of `regsync copy`."""
-
     mapping: MappingRule
     reference: str  # tag or digest at the source
     target_reference: str  # tag or digest at the target

@@ -61,8 +61,6 @@ _COMMAND_LINE_HINT = "run az login again as a user (a keyring? before it, az con
 
 
 class _Cloud(NamedTuple):
-    """One of Azure's clouds."""
-
     name: str
     authority: str
     audiences: tuple[str, ...]  # in the order in which they are tried
@@ -118,8 +116,6 @@ class _Source(NamedTuple):
 
 
 class _DirectoryToken(NamedTuple):
-    """A token of the directory."""
-
     origin: str  # of the identity it is for
     value: str
 

@@ -157,8 +157,6 @@ def _path_below(directory: str | None, *names: str) -> str | None:
 
 
 class _CredentialFile(NamedTuple):
-    """What the credential file of a container client holds."""
-
     place: str
     is_legacy: bool  # `.dockercfg`, which is `auths` alone
     auths: dict[str, object]
