@@ -258,8 +258,8 @@ class Discovery:
         # The client stands for host and credential, because another credential may see another
         # repository.
         self._source_tags: dict[tuple[RegistryClient, str, str], Once[str]] = {}
-        # By target host: the tags whose answers are awaited. `_settle` sets the event of a tag.
-        # What others wait for is made when somebody does.
+        # By target host: the tags whose answers are awaited, each with the event that `_settle`
+        # sets. The first look-up that waits for a tag makes the event.
         self._awaited = defaultdict[str, dict[TargetTag, anyio.Event | None]](dict)
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
