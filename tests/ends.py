@@ -33,7 +33,7 @@ import anyio.to_thread
 import pytest
 
 from _regsync.addresses import Origin
-from _regsync.app import cli, process
+from _regsync.app import cli, environment
 from _regsync.errors import ConnectFailed
 from _regsync.net import pool
 from _regsync.net.streams import Stream, Timeouts
@@ -150,7 +150,7 @@ def run_regsync(
     os.umask(umask)
     with (
         mock.patch.dict(os.environ, env or {}),
-        mock.patch.object(process, "Machine", edge),
+        mock.patch.object(environment, "Machine", edge),
         mock.patch.object(anyio, "sleep", at_once),
         mock.patch.object(RequestWindow, "end", unpaused),
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(text))),
@@ -263,11 +263,11 @@ class Virtual:
         began = anyio.current_time()
         with (
             mock.patch.dict(os.environ, env or {}),
-            mock.patch.object(process, "Machine", edge),
+            mock.patch.object(environment, "Machine", edge),
             mock.patch.object(pool, "connect", self._connect),
             mock.patch.object(pool, "start_tls", self._start_tls),
             mock.patch.object(anyio.to_thread, "run_sync", self._in_turn),
-            mock.patch.object(process, "run_async", later),
+            mock.patch.object(environment, "run_async", later),
             mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),

@@ -20,7 +20,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from _regsync.app import process
+from _regsync.app import environment
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.net.streams import Timeouts
 from _regsync.oci.manifest import Manifest
@@ -229,5 +229,5 @@ def test_as_many_files_are_opened_as_the_system_lets_us(
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))
-    assert process.raise_file_limit() == raised
+    assert environment.raise_file_limit() == raised
     assert asked == [(raised, hard)]

@@ -16,7 +16,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync.app import cli, process
+from _regsync.app import cli, environment
 from _regsync.config.yaml import Entry, Node, Unreadable, compose, dump
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import parse_manifest, parse_platform, trim_index
@@ -268,7 +268,7 @@ def test_any_command_line_ends_in_a_status_and_one_line(words: list[str], config
     stdin = io.TextIOWrapper(io.BytesIO(config))
     ran = mock.Mock(return_value=0)
     with (
-        mock.patch.object(process, "run_async", ran),
+        mock.patch.object(environment, "run_async", ran),
         mock.patch.object(sys, "stdin", stdin),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

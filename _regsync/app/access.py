@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from _regsync.app.console import Console
-from _regsync.app.process import connect
+from _regsync.app.environment import connect
 from _regsync.config.model import Config, Registry
 from _regsync.errors import AuthError, RegistryError, Side, SyncError
 from _regsync.oci.manifest import Descriptor

@@ -89,7 +89,7 @@ def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Con
 
 
 def run_copy(arguments: Namespace, console: Console) -> int:
-    from _regsync.app.process import run_async
+    from _regsync.app.environment import run_async
     from _regsync.app.running import SingleImage, run
     from _regsync.config.model import ArtifactRule, MappingRule, registry_for
     from _regsync.oci.reference import parse_reference
@@ -129,7 +129,7 @@ def run_copy(arguments: Namespace, console: Console) -> int:
 
 
 def run_sync(arguments: Namespace, console: Console) -> int:
-    from _regsync.app.process import run_async
+    from _regsync.app.environment import run_async
     from _regsync.app.running import run
 
     config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
@@ -138,7 +138,7 @@ def run_sync(arguments: Namespace, console: Console) -> int:
 
 
 def run_analyze(arguments: Namespace, console: Console) -> int:
-    from _regsync.app.process import run_async
+    from _regsync.app.environment import run_async
     from _regsync.app.running import run
 
     config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
@@ -147,14 +147,14 @@ def run_analyze(arguments: Namespace, console: Console) -> int:
 
 def run_auth(arguments: Namespace, console: Console) -> int:
     from _regsync.app.access import check
-    from _regsync.app.process import run_async
+    from _regsync.app.environment import run_async
 
     return run_async(check, read_config(arguments.config, console), console)
 
 
 def run_watch(arguments: Namespace, console: Console) -> int:
     from _regsync.app import watch
-    from _regsync.app.process import run_async
+    from _regsync.app.environment import run_async
     from _regsync.config import reader
     from _regsync.config.fields import parse_duration
 
@@ -174,7 +174,7 @@ def run_watch(arguments: Namespace, console: Console) -> int:
 
 
 def run_tags(arguments: Namespace, console: Console) -> int:
-    from _regsync.app.process import run_async
+    from _regsync.app.environment import run_async
     from _regsync.app.running import list_tags
     from _regsync.config.model import registry_for
     from _regsync.oci.reference import parse_reference

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import anyio
 
 from _regsync.app.console import Console
-from _regsync.app.process import connect, listen_for_signals, utc_now
+from _regsync.app.environment import connect, listen_for_signals, utc_now
 from _regsync.app.progress import show_progress
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.errors import Side

@@ -21,8 +21,8 @@ import anyio.lowlevel
 
 from _regsync import __version__
 from _regsync.app.console import Console
+from _regsync.app.environment import connect, listen_for_signals, utc_now
 from _regsync.app.health import serving
-from _regsync.app.process import connect, listen_for_signals, utc_now
 from _regsync.app.progress import show_progress
 from _regsync.config.model import Config
 from _regsync.config.reader import ConfigFile

@@ -94,8 +94,8 @@ class Headers(list[tuple[str, str]]):
         return [value for key, value in self if key == name]
 
 
-# A header of a request. In bytes it is ready for the wire, as those that go with every request are.
-Header = tuple[bytes, bytes] | tuple[str, str]
+# A header of a request.
+Header = tuple[str, str]
 
 
 class Request(NamedTuple):
@@ -405,9 +405,7 @@ class Connection:
         same = self._last_head if headers == self._last_headers else None
         try:
             head = h11.Request(
-                method=method,
-                target=request.target,
-                headers=same.headers if same else headers,  # type: ignore[arg-type]  # it takes both
+                method=method, target=request.target, headers=same.headers if same else headers
             )
             self._last_head = head
             self._last_headers = headers

@@ -74,7 +74,7 @@ class Pool:
     def keep(self, connection: Connection) -> None:
         """Keep a connection whose last exchange ended in order."""
         self._idle.append(connection)
-        if len(self._idle) <= _IDLE_PER_ORIGIN:
+        if len(self._idle) <= min(_IDLE_PER_ORIGIN, _IDLE_IN_ALL):
             return
 
         to_origin = [idle for idle in self._idle if idle.origin == connection.origin]

@@ -51,7 +51,7 @@ _SMALL_PAGE = 100
 # section 2.1).
 _HARBOR_SERVICE = "harbor-registry"
 
-_ACCEPT_MANIFESTS: Header = (b"Accept", ACCEPT_MANIFESTS.encode())
+_ACCEPT_MANIFESTS: Header = ("Accept", ACCEPT_MANIFESTS)
 
 # The media type of a list of referrers, which is an OCI index.
 _INDEX = ACCEPT_MANIFESTS.partition(",")[0]

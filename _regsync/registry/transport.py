@@ -75,8 +75,8 @@ _TOKEN_BODY = 1024 * 1024
 # Files that a process needs for itself, beside those of its connections.
 _OWN_FILES = 24
 
-_USER_AGENT: Header = (b"User-Agent", f"regsync/{__version__}".encode())
-_EVERY_REQUEST: tuple[Header, ...] = (_USER_AGENT, (b"Accept-Encoding", b"identity"))
+_USER_AGENT: Header = ("User-Agent", f"regsync/{__version__}")
+_EVERY_REQUEST: tuple[Header, ...] = (_USER_AGENT, ("Accept-Encoding", "identity"))
 
 # The rank of what everybody else may wait for: an image waits for nothing but its manifest.
 _FIRST = 0.0
