@@ -229,15 +229,16 @@ class _CredentialFile(NamedTuple):
         secrets: tuple[str, ...] = (),
         pauses: tuple[float, ...] = _PAUSES,
     ) -> Answer:
-        """Make a request, and repeat it after each of `pauses` as long as it fails. Return the last
-        answer, of whatever status; AuthError where the last attempt has none.
+        """Make a request. After a broken connection or a temporary status, wait for the next of `pauses`
+        and repeat it; the attempt after the last pause decides. Return its answer, of whatever
+        status; AuthError where it has none.
 
         `secrets` are in the request; no message may show them.
         """
         # A metadata server is asked by plain http. It may refuse for a while after the start of a
         # pod (section 5.4).
         is_metadata = not url.startswith("https:")
-        passing_statuses = (403, 404, 429) if is_metadata else (429,)
+        temporary_statuses = (403, 404, 429) if is_metadata else (429,)
         fetch = self.machine.fetch
         with redacting(lambda: secrets):
             for pause in pauses:
@@ -247,7 +248,7 @@ class _CredentialFile(NamedTuple):
                 except WireError:
                     await anyio.sleep(pause)
                     continue
-                if answer.status < 500 and answer.status not in passing_statuses:
+                if answer.status < 500 and answer.status not in temporary_statuses:
                     return answer
                 await anyio.sleep(pause)
 

@@ -387,7 +387,8 @@ class Authenticator:
         self, repository: str, actions: str, extra: Iterable[Pair] = (), before_body: bool = False
     ) -> str | None:
         """Return a request's Authorization header, None for a request without; SyncError where
-        no token can be had. The challenge of an earlier run is forgotten where it gives none.
+        no token can be had. Where the challenge that an earlier run has left leads to no token, it is
+        forgotten, and the request goes without.
 
         `extra`: further repositories that the request touches, each with its actions.
         `before_body`: the request carries a body, which cannot be sent twice.
@@ -409,10 +410,10 @@ class Authenticator:
             return f"Bearer {await self._token_for(needed, before_body)}"
         except (AuthError, RegistryError) as error:
             was_refused = isinstance(error, AuthError) and error.fatal
-            if error.retryable or self._challenged_in_this_run or was_refused:
+            may_be_outdated = not self._challenged_in_this_run
+            if error.retryable or was_refused or not may_be_outdated:
                 raise
-        # The challenge from the state is out of date: a request without a login brings the present
-        # one.
+        # A request without a login brings the present challenge.
         self._challenge = None
         return None
 
@@ -709,26 +710,27 @@ class Authenticator:
         token.value = value
 
     def _failure(self, answer: Answer, token: _Token, who: str) -> SyncError:
+        """Return the error for the answer of a token service that is no token."""
         status = answer.status
         if status == 401 and not self.is_anonymous:
             return self._refused_error(who)
 
         _, reason = parse_error_body(answer.body)
-        if reason:
-            reason = one_line(self.redact(f": {reason}"), 200)
+        suffix = f": {one_line(self.redact(reason), 198)}" if reason else ""
 
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(answer.headers.get("retry-after"), self._wall())
-            message = f"{who} answered {status}{reason}"
+            message = f"{who} answered {status}{suffix}"
             return RegistryError(message, status=status, retry_after=wait)
 
         first_two = [*token.scopes.items()][:2]
         scopes = ", ".join(f"{name} ({actions})" for name, actions in first_two)
-        login = f"to the credentials from {self.credential.origin}"
         if self.is_anonymous:
             login = "without credentials"
+        else:
+            login = f"to the credentials from {self.credential.origin}"
 
-        message = f"{who} gives no token for {scopes} {login}: status {status}{reason}"
+        message = f"{who} gives no token for {scopes} {login}: status {status}{suffix}"
         return AuthError(message, hint=self.denied_hint)
 
 

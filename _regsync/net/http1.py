@@ -325,7 +325,7 @@ class Connection:
 
     def _begin(self, length: int) -> None:
         """Set what belongs to one exchange, whose request has a body of `length` bytes."""
-        # h11's side of it: a new one for each exchange costs no more than another cycle.
+        # A new h11 connection for each exchange costs no more than its `start_next_cycle`.
         self._framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
         # What has been read and was not given to h11 yet.
         self._arrived = b""

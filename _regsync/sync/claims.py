@@ -224,7 +224,9 @@ class Claims:
         return self._start(moved)
 
     def stop_waiting_after(self, patience: float) -> list[Step]:
-        """Return uploads for the followers that have waited `patience` seconds for their leader."""
+        """End the wait of followers that have waited `patience` seconds for their leader; return their
+        uploads.
+        """
         before = self._now() - patience
         overdue = [
             claim
@@ -233,6 +235,7 @@ class Claims:
             if claim.waits_since <= before
         ]
         for claim in overdue:
+            # A follower knows no repository to mount from, so no other claim waits for its mount.
             self._stop_waiting(claim)
         return [Step(claim.owner, claim.blob, None) for claim in overdue]
 

@@ -632,6 +632,7 @@ class Discovery:
         if tree is None:
             top = await self.manifest(source, lookup.source_digest)
             root, trimmed = await self._filter_platforms(mapping, source, lookup.reference, top)
+            # Of the children only nested indexes are fetched: they name further digests.
             nested = {entry.digest for entry in root.children if entry.is_index}
             tree = await self._fetch_tree(
                 source, top.digest, root, trimmed, lambda entry: entry.digest not in nested
@@ -643,6 +644,7 @@ class Discovery:
             for entry in manifest.children
             if not entry.attested_digest
         ]
+        # Trimmed indexes were made here, so that none was fetched from the source.
         trimmed_here = {
             child.digest
             for child in tree.children

@@ -68,6 +68,7 @@ class Tap:
             if self._error is not None:
                 raise self._error
             self.complete = self._is_last
+            # It is empty where the target has all of it already: then the next one is asked for.
             if self._piece:
                 return self._piece
         return memoryview(b"")

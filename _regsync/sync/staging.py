@@ -178,8 +178,8 @@ def _stamp_of(file: int | str) -> _Stamp:
 def _read_cached(file: FileIO, room: memoryview, offset: int) -> int | None:
     """Read what the system has in memory; None where it would wait for the disk or cannot tell.
 
-    A staged file was just written, so it nearly always is, and a worker thread for each piece would
-    cost more than the reading.
+    A staged file was just written, so that its bytes are nearly always in memory; a worker thread for
+    each piece would cost more than the reading.
     """
     no_wait = getattr(os, "RWF_NOWAIT", None)
     if no_wait is None or not hasattr(os, "preadv") or not room:
