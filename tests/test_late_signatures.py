@@ -15,14 +15,7 @@ import pytest
 
 from _regsync.errors import ContentError
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import (
-    COMPLETE,
-    COPIED,
-    HAS_ARTIFACTS,
-    ArtifactCheck,
-    Knowledge,
-    snapshot_name,
-)
+from _regsync.state.knowledge import COMPLETE, COPIED, ArtifactCheck, Knowledge, snapshot_name
 from _regsync.sync.artifact_checks import Look, decide_look, flags_after, is_due_without_state
 from _regsync.sync.image import ImageCopy
 from conformance.attachments import fallback_lists
@@ -43,10 +36,8 @@ def check(last: float, first: float, flags: int) -> ArtifactCheck:
     ("last", "first", "flags", "shown", "now", "look"),
     [
         (0, 0, 0, 0, 0, Look.DEEP),
-        (0, 0, HAS_ARTIFACTS, 0, 10, Look.DEEP),
         (0, 0, COPIED, 0, 10, Look.DEEP),
         (0, 0, COMPLETE, 0, 10, Look.NONE),
-        (0, 0, COMPLETE | HAS_ARTIFACTS, 0, 10, Look.NONE),
         (0, 0, COMPLETE | 1, 1, 10, Look.NONE),
         (0, 0, COMPLETE | 1, 3, 10, Look.TOP),
         (0, 0, COMPLETE, 0, HOUR - 1, Look.NONE),
@@ -179,8 +170,8 @@ def copied(**fields: Any) -> ImageCopy:
             {"already_at_target": True, "last_check": check(1, 1, COMPLETE | COPIED)},
             COMPLETE | COPIED,
         ),
-        ({"already_at_target": True, "artifacts_skipped": 1}, COMPLETE | HAS_ARTIFACTS),
-        ({"already_at_target": True, "artifacts_copied": {"x"}}, COMPLETE | HAS_ARTIFACTS),
+        ({"already_at_target": True, "artifacts_skipped": 1}, COMPLETE),
+        ({"already_at_target": True, "artifacts_copied": {"x"}}, COMPLETE),
         ({"already_at_target": True, "flags": 3}, COMPLETE | 3),
         ({"already_at_target": True, "error": ContentError("x")}, 0),
         (
@@ -212,7 +203,7 @@ def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path: Path) -> N
         state.close()
 
     with opened() as before:
-        before.record_artifact_check(name, COMPLETE | HAS_ARTIFACTS, b"01234567")
+        before.record_artifact_check(name, COMPLETE | COPIED, b"01234567")
         clock[0] = 5000
         before.record_artifact_check(name, COMPLETE, b"76543210", first=1000)
         before.add_blob(("host", "app"), f"sha256:{1:064x}")

@@ -9,29 +9,15 @@ from typing import Any
 
 import pytest
 
-from conformance.app import App
 from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, Response, digest_of
 from conformance.server import Server
 from conformance.tokens import TokenService
-from tests.ends import Ran, Start, document, held, run_regsync, tags
+from tests.ends import Start, held, tags
+from tests.test_discipline import app, sync
 
 NAMES = ("v0", "v1", "v2", "v3")
 LAST = tags("v*")
-
-
-def sync(
-    directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any
-) -> Ran:
-    """Run mappings from a file, so that there is state beside it."""
-    file = directory / "mirror.yaml"
-    file.write_text(document(registries, *mappings, **top))
-    return run_regsync("sync", "--json", "-q", "-c", str(file))
-
-
-def app(server: Server) -> App:
-    assert isinstance(server.app, App)
-    return server.app
 
 
 def load(source: Server, names: tuple[str, ...] = NAMES) -> dict[str, Image]:

@@ -45,7 +45,7 @@ _LONGEST_LOOK_SECONDS = 400 * 86400
 
 # The flags of an artifact check. Its bits 1 to 8 say which tags with artifacts the source's listing
 # showed (`Referrers.listed_tags`).
-HAS_ARTIFACTS = 16
+
 # All artifacts are at the target.
 COMPLETE = 32
 # The image was copied, not found there.
@@ -122,10 +122,6 @@ class ArtifactCheck(NamedTuple):
     @property
     def is_complete(self) -> bool:
         return bool(self.flags & COMPLETE)
-
-    @property
-    def has_artifacts(self) -> bool:
-        return bool(self.flags & HAS_ARTIFACTS)
 
     @property
     def was_copied(self) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
-from _regsync.state.knowledge import COMPLETE, COPIED, HAS_ARTIFACTS, ArtifactCheck
+from _regsync.state.knowledge import COMPLETE, COPIED, ArtifactCheck
 from _regsync.sync.image import ImageCopy
 
 # Seconds after an image was copied: pipelines push, then sign.
@@ -88,7 +88,4 @@ def flags_after(copy: ImageCopy) -> int:
     flags = COPIED if copy.is_copied or copy.last_check.was_copied else 0
     if copy.error is not None:
         return flags
-
-    if copy.artifacts_copied or copy.artifacts_skipped:
-        flags |= HAS_ARTIFACTS
     return flags | copy.flags | COMPLETE

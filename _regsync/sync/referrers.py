@@ -21,14 +21,7 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.knowledge import (
-    HAS_ARTIFACTS,
-    Knowledge,
-    RepositoryKey,
-    digest_like,
-    key_of,
-    snapshot_name,
-)
+from _regsync.state.knowledge import Knowledge, RepositoryKey, digest_like, key_of, snapshot_name
 from _regsync.sync.artifact_checks import Look, decide_look, is_due_without_state, look_for_news
 from _regsync.sync.discovery import Discovery, Once, TagLookup, gather
 from _regsync.sync.image import ImageCopy
@@ -328,8 +321,6 @@ class Referrers:
             copy.listing_hash = listing_hash
             if look is Look.DEEP:
                 continue
-            # Below the top may be artifacts that this look does not see.
-            copy.flags |= copy.last_check.flags & HAS_ARTIFACTS
             if copy.last_check.listing_hash == listing_hash:
                 self._known_present.update((copy.target.key, digest) for digest in digests)
 
