@@ -417,6 +417,7 @@ def test_failures_are_part_of_the_json_report(source: Server, target: Server) ->
     assert found["error"] == {
         "code": "SOURCE_ERROR",
         "message": found["error"]["message"],
+        "hint": found["error"]["hint"],
         "status": 404,
         "side": "source",
         "retries": 0,

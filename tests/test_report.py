@@ -13,7 +13,7 @@ from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError
 from _regsync.sync.report import MappingSelection, Outcome, Report, schema
 from _regsync.text import duration_text, size_text
 from conformance.app import App
-from conformance.images import Seed
+from conformance.images import Seed, encode
 from conformance.messages import Answer, Request, Response
 from conformance.server import Server
 from tests.ends import Ran, run_regsync, tags
@@ -126,7 +126,13 @@ def filled() -> Report:
     made.interrupted = False
     made.outcomes.append(
         outcome(
-            "synced", transferred=("a", "b"), mounted=3, skipped=1, bytes=1500, duration=1.23456
+            "synced",
+            transferred=("a", "b"),
+            mounted=3,
+            skipped=1,
+            bytes=1500,
+            started=0.5,
+            duration=1.23456,
         )
     )
     made.outcomes.append(outcome("synced", transferred=("b",), mounted=1, bytes=500))
@@ -158,6 +164,7 @@ def document(made: Report) -> dict[str, Any]:
 def test_the_json_report_has_the_published_shape() -> None:
     made = filled()
     made.selections[0] = MappingSelection("s/app", "app", 1, {"glob": 2})
+    made.saved = {"present": 40, "mounted": 7}
     found = document(made)
     assert {key: value for key, value in found.items() if key != "images"} == {
         "schema": 1,
@@ -171,6 +178,7 @@ def test_the_json_report_has_the_published_shape() -> None:
             "images": {"synced": 2, "skipped": 2, "failed": 2},
             "layers": {"transferred": 4, "unique": 3, "mounted": 4, "skipped": 1},
             "bytes": 2050,
+            "saved": {"present": 40, "mounted": 7},
             "requests": {"s": {"blob_get": 4}, "t": {"blob_head": 1, "manifest_put": 2}},
             "throttled": {"t": 3},
         },
@@ -186,6 +194,7 @@ def test_the_json_report_has_the_published_shape() -> None:
         "reason": None,
         "error": None,
         "bytes": 1500,
+        "started_s": 0.5,
         "duration_s": 1.235,
         "blobs": {"transferred": 2, "mounted": 3, "skipped": 1},
         "artifacts": {"synced": 0, "skipped": 0, "failed": 0, "stripped": 0},
@@ -214,6 +223,7 @@ def test_an_error_says_what_is_known_of_it() -> None:
     ] == {
         "code": "NETWORK_ERROR",
         "message": "fetch blob s/r: no answer (tried 5 times)",
+        "hint": None,
         "status": None,
         "side": "source",
         "retries": 4,
@@ -221,6 +231,7 @@ def test_an_error_says_what_is_known_of_it() -> None:
     assert outcome("failed", FORBIDDEN).as_json()["error"] == {
         "code": "AUTH_ERROR",
         "message": "push blob t.example/r: denied",
+        "hint": FORBIDDEN.hint,
         "status": 403,
         "side": "target",
         "retries": 0,
@@ -228,6 +239,7 @@ def test_an_error_says_what_is_known_of_it() -> None:
     assert outcome("failed", INTERNAL).as_json()["error"] == {
         "code": "INTERNAL_ERROR",
         "message": "this should not happen",
+        "hint": None,
         "status": None,
         "side": None,
         "retries": 0,
@@ -358,6 +370,7 @@ def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(
     assert found["ill:v1"]["error"] == {
         "code": "TARGET_ERROR",
         "message": found["ill:v1"]["error"]["message"],
+        "hint": found["ill:v1"]["error"]["hint"],
         "status": 500,
         "side": "target",
         "retries": 4,
@@ -370,6 +383,38 @@ def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(
     )
     assert "source_digest" not in found["multi:v1"]
     assert all(sum(each["artifacts"].values()) == 0 for each in ran.images)
+
+
+def test_bytes_that_need_not_be_sent_count_once_for_each_target_repository(
+    source: Server, target: Server
+) -> None:
+    assert isinstance(source.app, App)
+    image = Seed(1).image()
+    for name in ("first", "second"):
+        image.load_into(source.app, name, tag="v1")
+    config = written(
+        {"source": source, "target": target},
+        {"from": "first", "tags": tags("v1")},
+        {"from": "second", "tags": tags("v1")},
+    )
+    cold = run_regsync("sync", "--json", "-q", "-c", "-", stdin=config).totals
+    assert (cold["bytes"], cold["saved"]) == (image.size, {"present": 0, "mounted": image.size})
+
+    # Two tags of the first repository name blobs that are there.
+    again = image.with_manifest(
+        encode({**image.document, "annotations": {"made": "again"}}), image.media_type
+    )
+    again.load_into(source.app, "first", "v2", "v3")
+    config = written({"source": source, "target": target}, {"from": "first", "tags": tags("v*")})
+    warm = run_regsync("sync", "--json", "-q", "-c", "-", stdin=config).totals
+    assert (warm["bytes"], warm["saved"]) == (0, {"present": image.size, "mounted": 0})
+
+
+def test_images_say_when_they_began(source: Server, target: Server) -> None:
+    ran = mixed_run(source, target)
+    for image in ran.images:
+        assert 0 <= image["started_s"] <= image["started_s"] + image["duration_s"]
+        assert image["started_s"] + image["duration_s"] <= ran.report["duration_s"] + 0.01
 
 
 def test_the_number_of_requests_in_the_report_is_that_of_the_journal(

@@ -56,8 +56,8 @@ class ImageClaims:
         self.owned = dict[ClaimKey, Claim]()
         # How many blobs are not in the repository yet, and how many manifests that other images put.
         self.missing = 0
-        # How many blobs were in the repository, or other images have copied there.
-        self.skipped = 0
+        # The blobs that were in the repository, or that other images have copied there.
+        self.present = list[Descriptor]()
         self.failed = False
 
     @property
@@ -151,8 +151,9 @@ class Claims:
             for digest in image.blobs
             if not self.knowledge.has_blob(image.where, digest, careful=image.careful)
         ]
-        image.skipped = len(image.blobs) - len(lacking)
         image.missing = len(lacking)
+        absent = set(lacking)
+        image.present = [blob for digest, blob in image.blobs.items() if digest not in absent]
 
         claimed = list[Claim]()
         for digest in lacking:
@@ -198,7 +199,7 @@ class Claims:
                 self.knowledge.believe_blob(image.where, digest)
             image.missing -= 1
             for waiter in claim.waiters:
-                waiter.skipped += 1
+                waiter.present.append(waiter.blobs[digest])
             waiting = [image, *claim.waiters]
         return [waiter for waiter in waiting if waiter.is_ready()]
 

@@ -9,6 +9,7 @@ Follows: docs/design.md section 7.
 from __future__ import annotations
 
 import enum
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -16,7 +17,7 @@ from typing import NamedTuple
 from _regsync.errors import ContentError, RegsyncError
 from _regsync.oci.manifest import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
-from _regsync.state.knowledge import NO_CHECK, ArtifactCheck
+from _regsync.state.knowledge import NO_CHECK, ArtifactCheck, RepositoryKey
 
 
 class BlobResult(enum.Enum):
@@ -26,6 +27,28 @@ class BlobResult(enum.Enum):
     MOUNTED = enum.auto()
     PRESENT = enum.auto()  # it was there already
     BELIEVED = enum.auto()  # the answer to a POST says that it is there; no HEAD has confirmed it
+
+
+class Savings:
+    """The bytes that a run did not send, because the target had the blob or could mount it. A blob
+    counts once for each target repository.
+    """
+
+    def __init__(self) -> None:
+        self.present = 0
+        self.mounted = 0
+        # By repository, the digests that were counted, or sent.
+        self._known = defaultdict[RepositoryKey, set[str]](set)
+
+    def record(self, where: RepositoryKey, blob: Descriptor, result: BlobResult) -> None:
+        """Note how a blob came to be in a repository."""
+        if blob.digest in self._known[where]:
+            return
+        self._known[where].add(blob.digest)
+        if result is BlobResult.MOUNTED:
+            self.mounted += blob.size
+        elif result is not BlobResult.UPLOADED:
+            self.present += blob.size
 
 
 # Blobs of one image. Real images name hundreds, a hostile index could name hundreds of thousands.
@@ -176,7 +199,8 @@ class ImageCopy:
     # The digest that the target held under a tag that it did not let us move.
     immutable_digest: str | None = None
 
-    # Blobs of the image and its artifacts.
+    # Blobs of the image and its artifacts. Those that are present were at the target, or other images
+    # copied them there.
     blobs_uploaded: list[Descriptor] = field(default_factory=list)
     blobs_mounted: int = 0
     blobs_present: int = 0
@@ -243,7 +267,7 @@ class Image:
     has_been_healed: bool = False
     # Whether the target does not let the tag move, which is no failure.
     is_kept_by_immutable_tag: bool = False
-    # Blobs that were at the target, or that other images copied there.
+    # How many of its blobs were at the target, or other images copied there.
     blobs_present: int = 0
     error: RegsyncError | None = None
 

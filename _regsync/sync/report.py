@@ -42,6 +42,8 @@ class Outcome(NamedTuple):
     error: RegsyncError | None = None
     # sent to the target for the image and its artifacts
     bytes: int = 0
+    # seconds since the run's start
+    started: float = 0.0
     # seconds
     duration: float = 0.0
     # digests of the blobs that were uploaded
@@ -89,6 +91,7 @@ class Outcome(NamedTuple):
             "reason": self.reason,
             "error": error_json(self.error),
             "bytes": self.bytes,
+            "started_s": round(self.started, 3),
             "duration_s": round(self.duration, 3),
             "blobs": {
                 "transferred": len(self.transferred),
@@ -107,6 +110,7 @@ def error_json(error: RegsyncError | None) -> dict[str, Any] | None:
     return {
         "code": error.code,
         "message": str(error),
+        "hint": error.hint,
         "status": getattr(error, "status", None),
         "side": side.value if side is not None else None,
         "retries": getattr(error, "retries", 0),
@@ -146,6 +150,9 @@ class Report:
 
     def __init__(self) -> None:
         self.outcomes = list[Outcome]()
+        # Bytes that were not sent, because the target had the blob or could mount it. A blob counts once
+        # for each target repository.
+        self.saved = {"present": 0, "mounted": 0}
         self.is_dry_run = False
         # By the mapping's index in the configuration.
         self.selections = dict[int, MappingSelection]()
@@ -179,6 +186,7 @@ class Report:
                 "skipped": sum(outcome.skipped for outcome in self.outcomes),
             },
             "bytes": sum(outcome.bytes for outcome in self.outcomes),
+            "saved": dict(self.saved),
         }
 
     def exit_status(self) -> int:

@@ -135,6 +135,8 @@ class Run:
         # The scopes of workers. That of a worker which a drain cancels stays, so that
         # `_is_work_left` sees the question that was cut off.
         self._asking = set[anyio.CancelScope]()
+        # When the run began, on the clock of the event loop.
+        self._began = 0.0
         # The group of all questions and copies, while the run goes on.
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -165,6 +167,7 @@ class Run:
 
     async def _conduct(self, stop: anyio.Event, first_questions: Iterable[_Queued]) -> None:
         """Carry out a run: the first questions lead to all others, and to all copies."""
+        self._began = anyio.current_time()
         for registry in self._config.in_use:
             self._transport.prepare(registry)  # an unusable file stops all before any request
 
@@ -181,6 +184,8 @@ class Run:
         finally:
             self._tasks = None
             self._report.images_undone = self.scheduler.images_known - self.scheduler.images_done
+            savings = self.scheduler.savings
+            self._report.saved = {"present": savings.present, "mounted": savings.mounted}
             self._discovery.tell_missing_platforms()
             self._save()
 
@@ -379,7 +384,15 @@ class Run:
         for target in self._targets(wanted):
             if self._is_settled(mapping, target, wanted.tag, reference):
                 target_name = target.reference(reference)
-                self._end(Outcome(source_name, target_name, "skipped", reason=_IMMUTABLE_TAG))
+                self._end(
+                    Outcome(
+                        source_name,
+                        target_name,
+                        "skipped",
+                        reason=_IMMUTABLE_TAG,
+                        started=began - self._began,
+                    )
+                )
             else:
                 targets.append(target)
         if not targets:
@@ -394,7 +407,8 @@ class Run:
         except SyncError as error:
             for target in targets:
                 target_name = target.reference(reference)
-                self._end(Outcome(source_name, target_name, "failed", error=error))
+                started = began - self._began
+                self._end(Outcome(source_name, target_name, "failed", error=error, started=started))
             return
         self._start_copies(mapping, lookup, copies, artifacts)
 
@@ -587,7 +601,8 @@ class Run:
                 copy.check_key, flags_after(copy), copy.listing_hash, first=copy.last_check.first
             )
         duration = anyio.current_time() - copy.began
-        self._end(outcome_of(copy, duration, is_dry_run=self.dry_run is not None))
+        outcome = outcome_of(copy, duration, is_dry_run=self.dry_run is not None)
+        self._end(outcome._replace(started=copy.began - self._began))
 
     def _fail(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that is not looked up."""
@@ -595,7 +610,8 @@ class Run:
         for target in self._targets(wanted):
             self.scheduler.images_known += 1
             target_name = target.reference(wanted.tag)
-            self._end(Outcome(source_name, target_name, "failed", error=error))
+            started = anyio.current_time() - self._began
+            self._end(Outcome(source_name, target_name, "failed", error=error, started=started))
 
     def _end(self, outcome: Outcome) -> None:
         self.scheduler.images_done += 1

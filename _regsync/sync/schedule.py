@@ -30,7 +30,7 @@ from _regsync.state.knowledge import Knowledge, RepositoryKey, key_of
 from _regsync.sync.claims import Claims, ImageClaims, Step
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.election import Pending
-from _regsync.sync.image import BlobResult, Image, ImageCopy, NotAtHand
+from _regsync.sync.image import BlobResult, Image, ImageCopy, NotAtHand, Savings
 from _regsync.sync.referrer_lists import ReferrerLists
 from _regsync.sync.staging import SMALL_BLOB
 from _regsync.sync.transfer import BlobTransfer, Keep
@@ -187,6 +187,8 @@ class Scheduler:
         self.images_done = 0
         # What the run will read from sources, as far as it is known.
         self.bytes_expected = 0
+        # What need not be sent to targets.
+        self.savings = Savings()
 
     # What a run asks.
 
@@ -379,7 +381,9 @@ class Scheduler:
         del self._promoted[claims]
         self._slots_in_use -= 1
 
-        image.blobs_present = claims.skipped
+        image.blobs_present = len(claims.present)
+        for blob in claims.present:
+            self.savings.record(claims.where, blob, BlobResult.PRESENT)
         if is_committed:
             self._end_copied(image)
             self.add_artifacts(image.dependents)
@@ -409,6 +413,7 @@ class Scheduler:
             image.error = image.error or error
         else:
             image.copy.record_blob(blob, result)
+            self.savings.record(step.claims.where, blob, result)
             if result is not BlobResult.UPLOADED:  # then nothing was read from the source
                 self.bytes_expected -= bytes_to_read
             is_confirmed = result is not BlobResult.BELIEVED
