@@ -501,6 +501,11 @@ def test_a_signal_lets_what_is_under_way_end_and_begins_nothing_more(
     assert report["interrupted"] is True
     assert [each["status"] for each in report["images"]] == ["synced"]
     assert report["totals"]["images"] == {"synced": 1, "skipped": 0, "failed": 0, "undone": 1}
+    copied = report["images"][0]["source"].rpartition(":")[2]
+    left = {"v1", "v2"} - {copied}
+    names = {"source": f"{source.address}/app:{left.pop()}"}
+    names["target"] = names["source"].replace(source.address, target.address)
+    assert report["undone"] == [{**names, "status": "undone"}]
     assert "interrupted, images left undone: 1\n" in err
     assert len(target.app.tags("app")) == 1
     assert "Traceback" not in err
@@ -521,6 +526,9 @@ def test_an_interrupted_run_says_that_mappings_were_not_listed(
         stall.go()
     assert process.returncode == 143
     assert json.loads(out)["totals"]["images"] == {"synced": 0, "skipped": 0, "failed": 0}
+    assert [(each["source"], each["target"]) for each in json.loads(out)["undone"]] == [
+        (f"{source.address}/app:*", f"{target.address}/{name}:*") for name in ("one", "two")
+    ]
     words = "images left undone: 0, and those of mappings that were not listed: 2"
     assert f"interrupted, {words}\n" in err
 

@@ -117,6 +117,18 @@ def error_json(error: RegsyncError | None) -> dict[str, Any] | None:
     }
 
 
+class Undone(NamedTuple):
+    """An image that an interrupted run left undone. Of a mapping that was not listed it is `REPO:*`."""
+
+    # full references with host
+    source: str
+    target: str
+
+    def as_json(self) -> dict[str, str]:
+        """Return the entry in `undone` of the report."""
+        return {"source": self.source, "target": self.target, "status": "undone"}
+
+
 class MappingSelection(NamedTuple):
     """How many tags a mapping selected, and how many it dropped for which reason."""
 
@@ -159,10 +171,15 @@ class Report:
 
         # True until the run has come to its end.
         self.interrupted = True
-        # Selected images of an interrupted run that have no outcome.
-        self.images_undone = 0
+        # Selected images of an interrupted run that have no outcome, and mappings that were not listed.
+        self.undone = list[Undone]()
         # Mappings of an interrupted run that were not listed.
         self.mappings_undone = 0
+
+    @property
+    def images_undone(self) -> int:
+        """How many images that were selected an interrupted run left undone."""
+        return sum(1 for undone in self.undone if not undone.source.endswith(":*"))
 
     def totals(self) -> dict[str, Any]:
         """Return how images ended, what became of blobs, and the bytes sent to targets.
@@ -271,6 +288,7 @@ class Report:
             "interrupted": self.interrupted,
             "dry_run": self.is_dry_run,
             "images": [outcome.as_json() for outcome in self.outcomes],
+            **({"undone": [image.as_json() for image in self.undone]} if self.undone else {}),
             "mappings": [selection.as_json() for _, selection in sorted(self.selections.items())],
             "totals": {
                 **self.totals(),

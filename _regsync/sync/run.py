@@ -30,7 +30,7 @@ from _regsync.sync.dry_run import DryRun
 from _regsync.sync.image import Image, ImageCopy
 from _regsync.sync.mappings import WantedTag, assign, grouped
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers
-from _regsync.sync.report import MappingSelection, Outcome, Report
+from _regsync.sync.report import MappingSelection, Outcome, Report, Undone
 from _regsync.sync.schedule import Scheduler
 from _regsync.sync.staging import Staging
 from _regsync.sync.transfer import BlobTransfer
@@ -135,6 +135,10 @@ class Run:
         # The scopes of workers. That of a worker which a drain cancels stays, so that
         # `_is_work_left` sees the question that was cut off.
         self._asking = set[anyio.CancelScope]()
+        # The mappings that were not listed yet, by index, and the tags that the others select, each
+        # with the tag or digest at the targets.
+        self._unlisted = dict[int, MappingRule]()
+        self._wanted = list[tuple[WantedTag, str]]()
         # When the run began, on the clock of the event loop.
         self._began = 0.0
         # The group of all questions and copies, while the run goes on.
@@ -144,7 +148,7 @@ class Run:
 
     async def sync(self, stop: anyio.Event) -> None:
         """Copy what the mappings select; `stop` ends the run early."""
-        self._report.mappings_undone = len(self._config.mappings)
+        self._unlisted = {mapping.index: mapping for mapping in self._config.mappings}
         # Mappings that write one target repository are listed together, so that the earlier one
         # wins a conflict (I10).
         groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
@@ -161,6 +165,7 @@ class Run:
         target; `stop` ends the run early.
         """
         wanted = WantedTag(mapping, reference, mapping.targets)
+        self._wanted.append((wanted, target_reference))
         self.scheduler.images_known += len(wanted.targets)
         question = partial(self._look_up, wanted, target_reference)
         await self._conduct(stop, [_Queued(mapping.source.authority, question)])
@@ -183,7 +188,8 @@ class Run:
                 watchers.cancel_scope.cancel()
         finally:
             self._tasks = None
-            self._report.images_undone = self.scheduler.images_known - self.scheduler.images_done
+            self._report.mappings_undone = len(self._unlisted)
+            self._report.undone = self._find_undone()
             savings = self.scheduler.savings
             self._report.saved = {"present": savings.present, "mounted": savings.mounted}
             self._discovery.tell_missing_platforms()
@@ -194,7 +200,7 @@ class Run:
         else:
             self._report.interrupted = False
             self._fail_lost_images()
-            self._report.images_undone = 0
+            self._report.undone = []
 
     async def _watch_over(self, work: anyio.CancelScope, stop: anyio.Event) -> None:
         """See that no image waits for ever to mount a blob; after `stop`, drain."""
@@ -241,6 +247,23 @@ class Run:
         self._discovery.keep_logins()
         self._knowledge.finish()
         self._state.close()
+
+    def _find_undone(self) -> list[Undone]:
+        """Return what has no outcome yet: images, and as `REPO:*` the mappings that were not listed."""
+        if not self._unlisted and self.scheduler.images_done == self.scheduler.images_known:
+            return []
+        unlisted = [
+            (WantedTag(mapping, "*", mapping.targets), "*") for mapping in self._unlisted.values()
+        ]
+        ended = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
+        undone = list[Undone]()
+        for wanted, reference in (*self._wanted, *unlisted):
+            source_name = self._source(wanted.mapping).reference(wanted.tag)
+            for target in self._targets(wanted):
+                name = Undone(source_name, target.reference(reference))
+                if name not in ended:
+                    undone.append(name)
+        return undone
 
     def _is_work_left(self) -> bool:
         if self._asking or any(self._questions.values()):
@@ -294,7 +317,9 @@ class Run:
             hint = "give one of the two mappings another `to`, or narrow its tags"
             self._fail(conflict.wanted, MappingConflict(text, hint=hint))
 
-        self._report.mappings_undone -= len(group)
+        for mapping in group:
+            del self._unlisted[mapping.index]
+        self._wanted += [(wanted, wanted.tag) for wanted in tags]
         self.scheduler.images_known += sum(len(wanted.targets) for wanted in tags)
 
         await self._list_targets(tags)
