@@ -50,6 +50,7 @@ PURE = {
     *(
         "sync.report",
         "sync.mappings",
+        "sync.lockfile",
         "sync.artifact_checks",
         "sync.image",
         "sync.claims",

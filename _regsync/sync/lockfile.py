@@ -1,0 +1,503 @@
+"""The lock: which digest each selected tag has, one line of JSON an image, for review.
+
+Owns: the lines of a lock, how they are read and ordered, how two locks differ.
+May not know: registries, files, clocks.
+Invariants: two locks of equal content have equal bytes, so that a change of one image is a change of
+one line. A line that is not understood is an error, never left out.
+Follows: docs/design.md section 12 ("Lock").
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime, timezone
+from itertools import islice
+from typing import Any, NamedTuple
+
+from _regsync.config.model import MappingRule
+from _regsync.crypto import hash_hex
+from _regsync.errors import ConfigError, ContentError, Problem
+from _regsync.oci.manifest import parse_platform
+from _regsync.oci.reference import check_digest, is_tag
+from _regsync.providers import api_repository
+from _regsync.text import printable
+
+# The version of the format, in the first line. The program's version is not there: a new program
+# is no change.
+_VERSION = 1
+
+_HEAD = "lock"
+_MAPPING_FIELDS = frozenset({"mapping", "platforms", "rules"})
+_IMAGE_FIELDS = frozenset({"source", "platforms", "digest", "pushed", "artifacts", "first_seen"})
+_ARTIFACT_FIELDS = frozenset({"digest", "type", "subject", "tag"})
+
+# How git marks what a merge could not decide.
+_CONFLICT_MARKS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
+
+_TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+_TIME = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
+
+# Wrong lines that one error names.
+_MOST_PROBLEMS = 50
+
+_REMEDY = "run `regsync lock`"
+
+# Texts, and tuples of texts.
+_SortKey = tuple[Any, ...]
+
+# A platform filter in a fixed order; None copies all platforms.
+Platforms = tuple[str, ...] | None
+
+
+class SourceKey(NamedTuple):
+    """What a line belongs to: a source repository and a platform filter."""
+
+    # As reports name it, `HOST/REPOSITORY`; on Docker Hub with `library/`.
+    repository: str
+    platforms: Platforms
+
+    def __str__(self) -> str:
+        if self.platforms is None:
+            return self.repository
+        return f"{self.repository} ({', '.join(self.platforms)})"
+
+    def sort_key(self) -> _SortKey:
+        return self.repository, self.platforms or ()
+
+
+class LockedMapping(NamedTuple):
+    """Under which rules images of a source were selected."""
+
+    source: SourceKey
+    # The SHA-256 of the `tags` and `artifacts` of the mapping.
+    rules: str
+
+
+class LockedArtifact(NamedTuple):
+    """One artifact of an image, or of another artifact."""
+
+    digest: str
+    # The digest that it refers to.
+    subject: str
+    # Its artifact type; of a tag of cosign's, the media types of config and layers. Empty where
+    # they are not known.
+    types: tuple[str, ...] = ()
+    # The tag that cosign gave it.
+    tag: str | None = None
+
+
+class LockedImage(NamedTuple):
+    """What a tag named when the lock was made."""
+
+    source: SourceKey
+    tag: str
+    # At the source.
+    digest: str
+    # The digest that targets are to hold, where the index is trimmed to its platforms.
+    pushed: str | None
+    artifacts: tuple[LockedArtifact, ...]
+    # When the digest was first seen in the repository, in seconds since 1970.
+    first_seen: int
+
+    @property
+    def name(self) -> str:
+        """The image's full reference at its source."""
+        return f"{self.source.repository}:{self.tag}"
+
+    @property
+    def digest_at_target(self) -> str:
+        return self.pushed or self.digest
+
+    def sort_key(self) -> _SortKey:
+        return self.source.sort_key(), self.tag
+
+    def __str__(self) -> str:
+        if self.source.platforms is None:
+            return self.name
+        return f"{self.name} ({', '.join(self.source.platforms)})"
+
+
+class Lock:
+    """The mappings of a lock, and its images by source and tag."""
+
+    def __init__(
+        self, mappings: Iterable[LockedMapping] = (), images: Iterable[LockedImage] = ()
+    ) -> None:
+        self.mappings = frozenset(mappings)
+        self._images: dict[SourceKey, dict[str, LockedImage]] = {}
+        for image in images:
+            self._images.setdefault(image.source, {})[image.tag] = image
+
+    def __len__(self) -> int:
+        return sum(map(len, self._images.values()))
+
+    def __iter__(self) -> Iterator[LockedImage]:
+        """Give the images in the order of their lines."""
+        images = (image for by_tag in self._images.values() for image in by_tag.values())
+        return iter(sorted(images, key=LockedImage.sort_key))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Lock):
+            return NotImplemented
+        return self.mappings == other.mappings and self._images == other._images
+
+    def images_of(self, source: SourceKey) -> Mapping[str, LockedImage]:
+        """Return the images of a source by their tags."""
+        return self._images.get(source, {})
+
+    def check(self, mappings: Iterable[MappingRule]) -> None:
+        """Raise ConfigError unless the lock was made under the rules of all these mappings."""
+        known = {mapping.source for mapping in self.mappings}
+        troubles = list[str]()
+        for rule in mappings:
+            locked = locked_mapping(rule)
+            if locked not in self.mappings:
+                is_known = locked.source in known
+                trouble = "has other rules in the lock" if is_known else "is not in the lock"
+                troubles.append(f"mappings[{rule.index}], from {locked.source}, {trouble}")
+
+        if troubles:
+            more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
+            raise ConfigError(f"{troubles[0]}{more}", hint=f"{_REMEDY} with this configuration")
+
+
+def locked_mapping(rule: MappingRule) -> LockedMapping:
+    """Return the line of a mapping."""
+    repository = api_repository(rule.source.host, rule.source_repository)
+    platforms: Platforms = None
+    if rule.platforms is not None:
+        platforms = tuple(sorted(set(map(str, rule.platforms))))
+    source = SourceKey(f"{rule.source.authority}/{repository}", platforms)
+
+    # A field that a later version adds does not change the hash where it is not used.
+    rules = {
+        name: {
+            field: value
+            for field, value in part._asdict().items()
+            if value != part._field_defaults[field]
+        }
+        for name, part in (("tags", rule.tags), ("artifacts", rule.artifacts))
+    }
+    return LockedMapping(source, hash_hex("sha256", json.dumps(rules, sort_keys=True).encode()))
+
+
+# Writing.
+
+
+def lines_of(lock: Lock) -> Iterator[str]:
+    """Give the lines of a lock, without their ends."""
+    yield _line({_HEAD: _VERSION})
+
+    def order(mapping: LockedMapping) -> _SortKey:
+        return mapping.source.sort_key(), mapping.rules
+
+    for mapping in sorted(lock.mappings, key=order):
+        yield _line(
+            {
+                "mapping": mapping.source.repository,
+                **_platforms_field(mapping.source.platforms),
+                "rules": mapping.rules,
+            }
+        )
+    for image in lock:
+        yield _line(image_fields(image))
+
+
+def image_fields(image: LockedImage) -> dict[str, object]:
+    """Return the fields of an image's line."""
+    fields: dict[str, object] = {
+        "source": image.name,
+        **_platforms_field(image.source.platforms),
+        "digest": image.digest,
+    }
+    if image.pushed is not None:
+        fields["pushed"] = image.pushed
+    if image.artifacts:
+        fields["artifacts"] = [_artifact_fields(artifact) for artifact in sorted_artifacts(image)]
+    fields["first_seen"] = time_text(image.first_seen)
+    return fields
+
+
+def sorted_artifacts(image: LockedImage) -> list[LockedArtifact]:
+    """Return the artifacts of an image in the order of its line."""
+
+    def order(artifact: LockedArtifact) -> _SortKey:
+        return artifact.subject, artifact.tag or "", artifact.digest
+
+    return sorted(image.artifacts, key=order)
+
+
+def _artifact_fields(artifact: LockedArtifact) -> dict[str, object]:
+    fields: dict[str, object] = {"digest": artifact.digest}
+    if len(artifact.types) == 1:
+        fields["type"] = artifact.types[0]
+    elif artifact.types:
+        fields["type"] = list(artifact.types)
+    fields["subject"] = artifact.subject
+    if artifact.tag is not None:
+        fields["tag"] = artifact.tag
+    return fields
+
+
+def _platforms_field(platforms: Platforms) -> dict[str, object]:
+    return {} if platforms is None else {"platforms": list(platforms)}
+
+
+def _line(fields: Mapping[str, object]) -> str:
+    return json.dumps(fields)
+
+
+def time_text(seconds: int) -> str:
+    """Return a moment in UTC: `2026-11-22T12:00:00Z`."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime(_TIME_FORMAT)
+
+
+# Reading.
+
+
+def read_lock(lines: Iterable[bytes], name: str) -> Lock:
+    """Read the lines of the lock in file `name`; ConfigError names each line that is wrong."""
+    reading = _Reading()
+    problems = list[Problem]()
+    for number, line in enumerate(lines, 1):
+        try:
+            reading.add(number, line)
+        except _Unreadable as error:
+            problems = [Problem(name, number, 1, "", str(error))]
+            break
+        except (ContentError, ValueError) as error:
+            problems.append(Problem(name, number, 1, "", printable(str(error))))
+            if not reading.has_head or len(problems) == _MOST_PROBLEMS:
+                break
+    if not problems:
+        strays = islice(reading.strays(), _MOST_PROBLEMS)
+        problems = [Problem(name, number, 1, "", text) for number, text in strays]
+    if not problems and not reading.has_head:
+        problems = [Problem(name, 0, 1, "", "an empty file is no lock")]
+
+    if problems:
+        hint = f"{_REMEDY} when the file is as it was committed, or removed"
+        raise ConfigError(f"{printable(name)} is not a lock", problems=tuple(problems), hint=hint)
+    return Lock(reading.mappings, reading.images.values())
+
+
+class _WrongLine(ValueError):
+    """A line is not as a lock has it."""
+
+
+class _Unreadable(_WrongLine):
+    """The lines after this one would be wrong for the same reason."""
+
+
+class _Reading:
+    """The lines of a lock read so far."""
+
+    def __init__(self) -> None:
+        self.has_head = False
+        self.mappings = set[LockedMapping]()
+        self.images = dict[tuple[SourceKey, str], LockedImage]()
+
+        self._number_of_line = dict[object, int]()
+        # By how they are written. A lock may have 100,000 images of a few sources.
+        self._sources = dict[tuple[str, str], SourceKey]()
+
+    def add(self, number: int, line: bytes) -> None:
+        """Take one line. ValueError or ContentError says what is wrong with it."""
+        if line.startswith(_CONFLICT_MARKS):
+            raise _Unreadable(
+                "a merge left its conflict marks here: take one side of each conflict"
+            )
+        if not line.strip():
+            return
+        fields = _fields_of(line)
+
+        if not self.has_head:
+            _check_head(fields)
+            self.has_head = True
+        elif "mapping" in fields:
+            mapping = self._mapping(fields)
+            self._check_first(mapping, number)
+            self.mappings.add(mapping)
+        elif "source" in fields:
+            image = self._image(fields)
+            key = (image.source, image.tag)
+            self._check_first(key, number)
+            self.images[key] = image
+        else:
+            raise _WrongLine("neither an image nor a mapping: `source` or `mapping` is missing")
+
+    def _check_first(self, key: object, number: int) -> None:
+        first = self._number_of_line.setdefault(key, number)
+        if first != number:
+            raise _WrongLine(f"the same as in line {first}")
+
+    def _mapping(self, fields: Mapping[str, Any]) -> LockedMapping:
+        _check_names(fields, _MAPPING_FIELDS)
+        source = self._source(_text(fields, "mapping"), fields)
+        rules = _text(fields, "rules")
+        check_digest(f"sha256:{rules}")
+        return LockedMapping(source, rules)
+
+    def _image(self, fields: Mapping[str, Any]) -> LockedImage:
+        _check_names(fields, _IMAGE_FIELDS)
+        repository, _, tag = _text(fields, "source").rpartition(":")
+        if not is_tag(tag):
+            raise _WrongLine("`source` does not end with a tag")
+
+        artifacts = fields.get("artifacts", ())
+        if not isinstance(artifacts, (list, tuple)):
+            raise _WrongLine("`artifacts` is not a list")
+        return LockedImage(
+            self._source(repository, fields),
+            tag,
+            check_digest(_text(fields, "digest")),
+            check_digest(_text(fields, "pushed")) if "pushed" in fields else None,
+            tuple(_artifact(each) for each in artifacts),
+            _seconds(_text(fields, "first_seen")),
+        )
+
+    def _source(self, repository: str, fields: Mapping[str, Any]) -> SourceKey:
+        written = (repository, str(fields.get("platforms")))
+        if written not in self._sources:
+            self._sources[written] = SourceKey(repository, _platforms_of(fields))
+        return self._sources[written]
+
+    def strays(self) -> Iterator[tuple[int, str]]:
+        """Give the lines of images that no mapping of the lock selects from, and what is wrong."""
+        sources = {mapping.source for mapping in self.mappings}
+        for (source, tag), image in self.images.items():
+            if source not in sources:
+                yield self._number_of_line[source, tag], f"{image}: the lock has no such mapping"
+
+
+def _distinct_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Return an object's fields; of two with one name a reader of the file might see the other."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise _WrongLine("a field is there twice")
+    return fields
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_distinct_fields)
+
+
+def _fields_of(line: bytes) -> Mapping[str, Any]:
+    try:
+        fields = _DECODER.decode(line.decode())
+    except json.JSONDecodeError as error:
+        raise _WrongLine(f"no JSON: {error.msg}, at column {error.colno}") from error
+    except RecursionError as error:
+        raise _WrongLine("no JSON that a lock could hold") from error
+    if not isinstance(fields, dict):
+        raise _WrongLine("not a JSON object")
+    return fields
+
+
+def _check_head(fields: Mapping[str, Any]) -> None:
+    version = fields.get(_HEAD)
+    if not isinstance(version, int) or isinstance(version, bool):
+        raise _Unreadable(f"the first line of a lock is {_line({_HEAD: _VERSION})}")
+    if version != _VERSION:
+        raise _Unreadable(
+            f"the lock has version {version}, and this program reads version {_VERSION} alone:"
+            " take the program that wrote it"
+        )
+
+
+def _check_names(fields: Mapping[str, Any], names: frozenset[str]) -> None:
+    unknown = sorted(fields.keys() - names)
+    if unknown:
+        raise _WrongLine(f"{unknown[0]!r} is no field of such a line")
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    text = fields.get(name)
+    if not isinstance(text, str):
+        raise _WrongLine(f"`{name}` is missing, or not a text")
+    return text
+
+
+def _artifact(fields: object) -> LockedArtifact:
+    if not isinstance(fields, dict):
+        raise _WrongLine("an artifact is not a JSON object")
+    _check_names(fields, _ARTIFACT_FIELDS)
+
+    types = fields.get("type", [])
+    if isinstance(types, str):
+        types = [types]
+    if not (isinstance(types, list) and all(isinstance(each, str) for each in types)):
+        raise _WrongLine("`type` of an artifact is neither a text nor a list of texts")
+
+    tag = _text(fields, "tag") if "tag" in fields else None
+    if tag is not None and not is_tag(tag):
+        raise _WrongLine(f"{tag!r} is not a tag")
+    return LockedArtifact(
+        check_digest(_text(fields, "digest")),
+        check_digest(_text(fields, "subject")),
+        tuple(sorted(types)),
+        tag,
+    )
+
+
+def _platforms_of(fields: Mapping[str, Any]) -> Platforms:
+    if "platforms" not in fields:
+        return None
+    platforms = fields["platforms"]
+    if not (isinstance(platforms, list) and platforms):
+        raise _WrongLine("`platforms` is not a list of platforms")
+    return tuple(sorted({str(parse_platform(str(platform))) for platform in platforms}))
+
+
+def _seconds(text: str) -> int:
+    if not _TIME.fullmatch(text):
+        raise _WrongLine("`first_seen` is not a time like 2026-11-22T12:00:00Z")
+    return int(datetime.fromisoformat(f"{text[:-1]}+00:00").timestamp())
+
+
+# Comparing.
+
+
+class Change(NamedTuple):
+    """How one image differs between two locks: None where a lock does not have it."""
+
+    before: LockedImage | None
+    after: LockedImage | None
+
+    @property
+    def kind(self) -> str:
+        """`came`, `gone`, `moved` to another digest, or `changed`: other artifacts or platforms."""
+        if self.before is None:
+            return "came"
+        if self.after is None:
+            return "gone"
+        return "changed" if self.before.digest == self.after.digest else "moved"
+
+    @property
+    def image(self) -> LockedImage:
+        image = self.after or self.before
+        assert image is not None
+        return image
+
+
+def compare(before: Lock, after: Lock) -> list[Change]:
+    """Return the images that differ, in the order of their lines. A lock that says something else
+    of the time alone does not differ.
+    """
+    images = {(image.source, image.tag): image for lock in (before, after) for image in lock}
+    changes = list[Change]()
+    for image in sorted(images.values(), key=LockedImage.sort_key):
+        change = Change(
+            before.images_of(image.source).get(image.tag),
+            after.images_of(image.source).get(image.tag),
+        )
+        if _content_of(change.before) != _content_of(change.after):
+            changes.append(change)
+    return changes
+
+
+def _content_of(image: LockedImage | None) -> object:
+    if image is None:
+        return None
+    return image.digest, image.pushed, sorted_artifacts(image)
