@@ -127,6 +127,16 @@ async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
     return [answers[number] for number in range(len(questions))]
 
 
+class Named(NamedTuple):
+    """What a reference names at its source."""
+
+    digest: str
+    # The digest that targets are to hold; None where the index has to be filtered to know it.
+    pushed: str | None
+    # Where it is at hand.
+    manifest: Manifest | None
+
+
 class TargetTag:
     """What one target holds under the tag of a look-up, as far as that is known."""
 
@@ -140,19 +150,20 @@ class TargetTag:
         self.digest: str | None = None
         self.error: SyncError | None = None
 
-    def is_up_to_date(self, source_digest: str, *, is_filtered: bool) -> bool:
+    def is_up_to_date(self, named: Named) -> bool:
         """Say whether nothing has to be copied to the target, as far as digests alone can tell.
 
-        With a platform filter the target holds another digest than the source. It is up to date if
-        it holds the one that an earlier run made of the same source digest (the snapshot).
+        With a platform filter the target may hold another digest than the source. Where that one is
+        not known, the target is up to date if it holds what an earlier run made of the same source
+        digest (the snapshot).
         """
         if self.error is not None:
             return True  # it fails with this error: nothing is copied to it
         if self.digest is None:
             return False
-        if is_filtered:
-            return self.snapshot == (key_of(source_digest), key_of(self.digest))
-        return self.digest == source_digest
+        if named.pushed is None:
+            return self.snapshot == (key_of(named.digest), key_of(self.digest))
+        return self.digest == named.pushed
 
 
 class TagLookup(NamedTuple):
@@ -175,13 +186,6 @@ class TagLookup(NamedTuple):
     def at(self, target: Repository) -> TargetTag | None:
         """Return what one target holds, None for a target that is not in this look-up."""
         return next((tag for tag in self.targets if tag.target is target), None)
-
-
-class _Named(NamedTuple):
-    """What a reference names at its source: its digest, and the manifest where it is at hand."""
-
-    digest: str
-    manifest: Manifest | None
 
 
 class _Manifests:
@@ -275,6 +279,9 @@ class Discovery:
             self._repositories[key] = repository
         return self._repositories[key]
 
+    def source_of(self, mapping: MappingRule) -> Repository:
+        return self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
+
     def keep_logins(self) -> None:
         """Let a later run know how the hosts of this one ask for a login."""
         for repository in self._repositories.values():
@@ -303,6 +310,13 @@ class Discovery:
             error = RegistryError("the registry knows no such repository", status=404)
             raise error.with_place(Side.SOURCE, "list tags of", str(source))
         return tags_module.select(listing, rule)
+
+    async def select_tags(self, mapping: MappingRule) -> Selection:
+        """Return what a mapping selects; where it names its tags one by one, nothing is listed."""
+        selection = tags_module.select_literals(mapping.tags)
+        if selection is None:
+            selection = await self.select(mapping.tags, self.source_of(mapping))
+        return selection
 
     async def target_tags(self, target: Repository) -> Collection[str] | None:
         """Return the tags of a target by its listing (rule 6), None where the registry hides it."""
@@ -354,7 +368,7 @@ class Discovery:
         of an index that names the digest. Raises the source's SyncError; a target's is kept in its
         TargetTag.
         """
-        source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
+        source = self.source_of(mapping)
         tags = list[TargetTag]()
         for target in targets:
             name = self.snapshot_name(mapping, source, target, reference, target_reference)
@@ -371,7 +385,7 @@ class Discovery:
                 by_head = self._should_head_first(mapping, target_reference, tags)
                 # The source's error is raised when the targets have answered: raised here, it would
                 # cancel their look-ups.
-                named = await _or_error(self._look_at_source(source, reference, by_head=by_head))
+                named = await _or_error(self.name_at_source(mapping, reference, by_head=by_head))
             if isinstance(named, SyncError):
                 raise named
             self._learn_at_hand(source, tags)
@@ -379,10 +393,7 @@ class Discovery:
             for tag in tags:
                 self._settle(tag)
 
-        is_filtered = bool(mapping.platforms)
-        is_up_to_date = all(
-            tag.is_up_to_date(named.digest, is_filtered=is_filtered) for tag in tags
-        )
+        is_up_to_date = all(tag.is_up_to_date(named) for tag in tags)
         if is_up_to_date and not self._wants_all_trees:
             # All targets that hold the image hold the same digest.
             digest = next((tag.digest for tag in tags if tag.digest is not None), named.digest)
@@ -395,7 +406,7 @@ class Discovery:
                 targets=tuple(tags),
                 is_by_digest=named.manifest is None,
             )
-        top = named.manifest or await self._top_manifest(source, reference, named.digest, expected)
+        top = named.manifest or await self.top_manifest(source, reference, named.digest, expected)
         return await self._compare(mapping, source, reference, top, tuple(tags))
 
     def _should_head_first(
@@ -418,12 +429,15 @@ class Discovery:
         is_listed = any(target_reference in (self.names(tag.target) or ()) for tag in tags)
         return mapping.source.kind == "dockerhub" and is_listed
 
-    async def _look_at_source(self, source: Repository, reference: str, *, by_head: bool) -> _Named:
-        digest = await self._source_digest(source, reference, by_head=by_head)
+    async def name_at_source(self, mapping: MappingRule, reference: str, *, by_head: bool) -> Named:
+        """Return what a tag or digest names at a mapping's source; raises SyncError."""
+        source = self.source_of(mapping)
+        digest = await self.source_digest(source, reference, by_head=by_head)
+        pushed = None if mapping.platforms else digest
         # The caller holds the manifest: `_manifests` may drop it before the targets have answered.
-        return _Named(digest, self._manifests.at_hand(source.key, digest))
+        return Named(digest, pushed, self._manifests.at_hand(source.key, digest))
 
-    async def _source_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
+    async def source_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
         """Return the digest of what a reference names at its source. A tag is asked for once a run
         (rule 4), unless a listing has its digest (rule 5).
 
@@ -455,7 +469,7 @@ class Discovery:
         self._manifests.record_use(source.key, manifest.digest, manifest)
         return manifest.digest
 
-    async def _top_manifest(
+    async def top_manifest(
         self, source: Repository, reference: str, digest: str, expected: Descriptor | None
     ) -> Manifest:
         """Fetch the manifest of a digest that a reference named a moment ago. If the manifest is gone,
@@ -470,7 +484,7 @@ class Discovery:
         # Another mapping may have begun to ask for the tag again: its question is shared.
         if self._source_tag(source, reference).answer == (digest,):
             self._source_tags[source.host, source.api_name, reference] = Once()
-        digest = await self._source_digest(source, reference, by_head=False)
+        digest = await self.source_digest(source, reference, by_head=False)
         return await self.manifest(source, digest)
 
     async def _look_at_target(self, tag: TargetTag, reference: str) -> None:

@@ -34,7 +34,7 @@ from _regsync.sync.report import MappingSelection, Outcome, Report, Undone
 from _regsync.sync.schedule import Scheduler
 from _regsync.sync.staging import Staging
 from _regsync.sync.transfer import BlobTransfer
-from _regsync.tags import compile_glob, select_literals
+from _regsync.tags import compile_glob
 
 # docs/specification.md section 1.6: what is under way may end in this time.
 DRAIN_SECONDS = 25.0
@@ -258,7 +258,7 @@ class Run:
         ended = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
         undone = list[Undone]()
         for wanted, reference in (*self._wanted, *unlisted):
-            source_name = self._source(wanted.mapping).reference(wanted.tag)
+            source_name = self._discovery.source_of(wanted.mapping).reference(wanted.tag)
             for target in self._targets(wanted):
                 name = Undone(source_name, target.reference(reference))
                 if name not in ended:
@@ -331,11 +331,9 @@ class Run:
         """Return the tags that a mapping selects. Where its source cannot be listed, the mapping
         fails: no tags, and one failed image for each target.
         """
-        source = self._source(mapping)
+        source = self._discovery.source_of(mapping)
         try:
-            selection = select_literals(mapping.tags)
-            if selection is None:
-                selection = await self._discovery.select(mapping.tags, source)
+            selection = await self._discovery.select_tags(mapping)
         except SyncError as error:
             self._report.selections[mapping.index] = MappingSelection(
                 str(source), mapping.target_repository, error=error
@@ -381,12 +379,9 @@ class Run:
         """
         if self._never_moves(wanted.mapping, wanted.tag):
             return True
-        source = self._source(wanted.mapping)
+        source = self._discovery.source_of(wanted.mapping)
         name = self._discovery.snapshot_name(wanted.mapping, source, target, wanted.tag, wanted.tag)
         return self._knowledge.snapshot(name) is None
-
-    def _source(self, mapping: MappingRule) -> Repository:
-        return self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
 
     def _targets(self, wanted: WantedTag) -> list[Repository]:
         name = wanted.mapping.target_repository
@@ -403,7 +398,7 @@ class Run:
         """
         began = anyio.current_time()
         mapping = wanted.mapping
-        source_name = self._source(mapping).reference(wanted.tag)
+        source_name = self._discovery.source_of(mapping).reference(wanted.tag)
 
         targets = list[Repository]()
         for target in self._targets(wanted):
@@ -463,7 +458,7 @@ class Run:
         """Say whether a tag that never moves is looked up all the same, for its artifacts. Renews its
         snapshot, because no look-up may do so.
         """
-        source = self._source(mapping)
+        source = self._discovery.source_of(mapping)
         name = self._discovery.snapshot_name(mapping, source, target, tag, reference)
         snapshot = self._knowledge.snapshot(name)
         if snapshot is None or not mapping.artifacts.enabled:
@@ -631,7 +626,7 @@ class Run:
 
     def _fail(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that is not looked up."""
-        source_name = self._source(wanted.mapping).reference(wanted.tag)
+        source_name = self._discovery.source_of(wanted.mapping).reference(wanted.tag)
         for target in self._targets(wanted):
             self.scheduler.images_known += 1
             target_name = target.reference(wanted.tag)
