@@ -1,6 +1,6 @@
 """Files in directories where others may write too.
 
-Owns: how a file is opened, how it gets its name, how it is removed.
+Owns: how a file is opened, locked, gets its name and is removed.
 May not know: what a file holds.
 Invariants: no link is followed, and no pipe is waited for. A file appears whole or not at all.
 Follows: docs/protocol-facts.md section 9.2 (R16).
@@ -63,6 +63,22 @@ def empty_input() -> TextIO:
 def lost_output() -> TextIO:
     """Return a stream that takes everything and keeps nothing."""
     return io.TextIOWrapper(io.BufferedWriter(_Nothing()), encoding="utf-8")
+
+
+def lock(descriptor: int) -> None:
+    """Lock a file for this process alone; BlockingIOError when another one has it."""
+    try:
+        from fcntl import LOCK_EX, LOCK_NB, flock
+    except ImportError:
+        import msvcrt  # Windows
+
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        except OSError as error:
+            # It has no error of its own for a file that is locked.
+            raise BlockingIOError(str(error)) from error
+    else:
+        flock(descriptor, LOCK_EX | LOCK_NB)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from _regsync.errors import ListingBroken, RegsyncError, Side
-from _regsync.registry.repository import Repository
+from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.transport import Call
 from conformance.images import OCI_INDEX
 from conformance.memory import Place
@@ -112,7 +112,7 @@ class Listed:
         patch.setattr(transport, "request", page)
         host = transport.host(plain_registry())
         self._what = what
-        self._repository = Repository(transport, host, "app", side)
+        self._repository = RemoteRepository(transport, host, "app", side)
 
     async def read(self) -> list[str]:
         if self._what == "tags":

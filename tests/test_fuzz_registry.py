@@ -27,7 +27,7 @@ from _regsync.net.streams import Stream
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest, digest_of, is_tag
 from _regsync.registry.redirects import resolve_location
-from _regsync.registry.repository import Repository, _tags_of
+from _regsync.registry.remote import RemoteRepository, _tags_of
 from _regsync.registry.transport import Machine, Transport
 from _regsync.registry.upload import Upload
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
@@ -189,7 +189,7 @@ class World:
         )
         registry = Registry("r", scheme, "registry.test", port, kind, **who)  # type: ignore[arg-type]
         self.host = self.transport.host(registry)
-        self.repository = Repository(self.transport, self.host, "app", Side.TARGET)
+        self.repository = RemoteRepository(self.transport, self.host, "app", Side.TARGET)
 
     async def dial(self, origin: Origin) -> Stream:
         await anyio.lowlevel.checkpoint()

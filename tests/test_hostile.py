@@ -31,7 +31,7 @@ from _regsync.net.http1 import Connection
 from _regsync.net.pool import Pool
 from _regsync.net.streams import Timeouts
 from _regsync.oci.reference import check_digest
-from _regsync.registry import host, repository
+from _regsync.registry import host, remote
 from _regsync.registry.transport import Call
 from _regsync.sync import discovery, referrers
 from _regsync.sync import image as sync_image
@@ -92,7 +92,7 @@ def test_an_image_of_too_many_blobs_is_refused(
 def test_a_listing_of_too_many_tags_is_refused(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repository, "_MOST_TAGS", 20)
+    monkeypatch.setattr(remote, "_MOST_TAGS", 20)
 
     def pages(request: Request) -> Answer | None:
         if request.kind != "tag_list":
@@ -111,7 +111,7 @@ def test_a_listing_of_too_many_tags_is_refused(
 
 def test_a_link_is_read_in_one_pass() -> None:
     # Each `<` is looked at once: a target holds none, so 64 KiB of them are no work.
-    assert re.findall(repository._LINK, '<<</v2/x>; rel="next"') == [("/v2/x", '; rel="next"')]
+    assert re.findall(remote._LINK, '<<</v2/x>; rel="next"') == [("/v2/x", '; rel="next"')]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_a_link_is_read_in_one_pass() -> None:
 )
 def test_a_relation_is_read_in_linear_time(text: str) -> None:
     # A square of these is hours, and would be the run's own time-out.
-    assert re.match(repository._NEXT, text) is None
+    assert re.match(remote._NEXT, text) is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_a_relation_is_read_in_linear_time(text: str) -> None:
     ],
 )
 def test_a_relation_is_a_word_of_the_parameter_rel(parameters: str, is_next: bool) -> None:
-    assert bool(re.match(repository._NEXT, parameters)) is is_next
+    assert bool(re.match(remote._NEXT, parameters)) is is_next
 
 
 def framed(lines: bytes, inside: str) -> bytes:
@@ -286,7 +286,7 @@ async def test_the_long_names_of_pages_are_not_kept(
         return Told(200, [("link", f"<{target}>; rel=next")] if asked < 500 else [], body)
 
     monkeypatch.setattr(through, "request", page)
-    listed = repository.Repository(through, through.host(plain_registry()), "app", Side.SOURCE)
+    listed = remote.RemoteRepository(through, through.host(plain_registry()), "app", Side.SOURCE)
     tracemalloc.start()
     try:
         await (
@@ -321,7 +321,7 @@ async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(
         return Told(200, link, json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
 
     monkeypatch.setattr(through, "request", page)
-    listed = repository.Repository(through, through.host(plain_registry()), "app", Side.SOURCE)
+    listed = remote.RemoteRepository(through, through.host(plain_registry()), "app", Side.SOURCE)
     with pytest.raises(ProtocolBroken, match="or has as many KiB"):
         await listed.list_referrers(f"sha256:{'a' * 64}")
     assert asked == 10

@@ -20,7 +20,7 @@ from _regsync.auth import tokens as auth_tokens
 from _regsync.net import http1
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor
-from _regsync.registry.repository import Repository
+from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
 from _regsync.state.knowledge import Knowledge
@@ -532,10 +532,10 @@ def the_children_are_put_behind_their_index_at_a_lax_registry(
 
 def _children_last(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     """Keep what goes under a digest back until a tag has been put."""
-    real = Repository.put_manifest
+    real = RemoteRepository.put_manifest
     waiting: list[Any] = []
 
-    async def put(self: Any, reference: str, manifest: Any) -> None:
+    async def put(self: Any, reference: str, manifest: Any, **_: Any) -> None:
         if ":" in reference:
             struck()
             waiting.append((self, reference, manifest))
@@ -544,7 +544,7 @@ def _children_last(patch: pytest.MonkeyPatch, struck: Struck) -> None:
         while waiting:
             await real(*waiting.pop())
 
-    replaced(patch, Repository, "put_manifest", put)
+    replaced(patch, RemoteRepository, "put_manifest", put)
 
 
 @mutant("content_missing", lax)
@@ -558,14 +558,14 @@ def a_blob_is_taken_for_present_without_asking(patch: pytest.MonkeyPatch, struck
 
 @mutant("manifest_invented", plain)
 def a_manifest_is_written_anew(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = Repository.put_manifest
+    real = RemoteRepository.put_manifest
 
-    async def put(self: Any, reference: str, manifest: Any) -> None:
+    async def put(self: Any, reference: str, manifest: Any, **_: Any) -> None:
         struck()
         body = json.dumps(json.loads(manifest.body), indent=1).encode()
         await real(self, reference, manifest._replace(body=body, digest=digest_of(body)))
 
-    replaced(patch, Repository, "put_manifest", put)
+    replaced(patch, RemoteRepository, "put_manifest", put)
 
 
 @mutant("foreign_layer_moved", foreign_layer)
@@ -579,21 +579,21 @@ def foreign_layers_are_taken_for_layers(patch: pytest.MonkeyPatch, struck: Struc
 
 @mutant("deleted", plain)
 def a_tag_is_deleted_before_it_is_put(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = Repository.put_manifest
+    real = RemoteRepository.put_manifest
 
-    async def put(self: Any, reference: str, manifest: Any) -> None:
+    async def put(self: Any, reference: str, manifest: Any, **_: Any) -> None:
         struck()
         await self._transport.request(
             self.host, self.call("manifest_put", "DELETE", f"manifests/{reference}"), ok=(202, 404)
         )
         await real(self, reference, manifest)
 
-    replaced(patch, Repository, "put_manifest", put)
+    replaced(patch, RemoteRepository, "put_manifest", put)
 
 
 @mutant("source_written", plain)
 def a_tag_is_put_at_the_source_too(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = Repository.get_manifest
+    real = RemoteRepository.get_manifest
 
     async def get(self: Any, reference: str, **named: Any) -> Any:
         struck()
@@ -601,7 +601,7 @@ def a_tag_is_put_at_the_source_too(patch: pytest.MonkeyPatch, struck: Struck) ->
         await self.put_manifest("seen", manifest)
         return manifest
 
-    replaced(patch, Repository, "get_manifest", get)
+    replaced(patch, RemoteRepository, "get_manifest", get)
 
 
 # Credentials.
@@ -696,14 +696,14 @@ def a_password_stands_in_a_query(patch: pytest.MonkeyPatch, struck: Struck) -> N
 
 @mutant("push_asked_of_source", tokens)
 def the_source_is_asked_for_push(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = Repository.__init__
+    real = RemoteRepository.__init__
 
     def made(self: Any, *arguments: Any, **named: Any) -> None:
         struck()
         real(self, *arguments, **named)
         self.rights = "pull,push"
 
-    replaced(patch, Repository, "__init__", made)
+    replaced(patch, RemoteRepository, "__init__", made)
 
 
 @mutant("token_twice", tokens)
@@ -740,7 +740,7 @@ def a_refused_password_is_tried_again(patch: pytest.MonkeyPatch, struck: Struck)
 
 @mutant("ping", plain)
 def a_registry_is_pinged(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = Repository.get_manifest
+    real = RemoteRepository.get_manifest
 
     async def get(self: Any, reference: str, **named: Any) -> Any:
         struck()
@@ -748,7 +748,7 @@ def a_registry_is_pinged(patch: pytest.MonkeyPatch, struck: Struck) -> None:
         await self._transport.request(self.host, call, ok=(200,))
         return await real(self, reference, **named)
 
-    replaced(patch, Repository, "get_manifest", get)
+    replaced(patch, RemoteRepository, "get_manifest", get)
 
 
 def _twice(patch: pytest.MonkeyPatch, struck: Struck, owner: Any, name: str) -> None:
@@ -775,7 +775,7 @@ def _forgetful(patch: pytest.MonkeyPatch, struck: Struck) -> None:
 
 @mutant("tag_asked_twice", plain)
 def a_tag_is_resolved_twice(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    _twice(patch, struck, Repository, "get_manifest")
+    _twice(patch, struck, RemoteRepository, "get_manifest")
 
 
 @mutant("manifest_fetched_twice", two_indexes, "listing_twice")
@@ -801,19 +801,19 @@ def the_listing_of_the_target_is_not_looked_at(patch: pytest.MonkeyPatch, struck
 
 @mutant("own_manifest_asked", plain)
 def a_tag_is_looked_up_behind_its_put(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = Repository.put_manifest
+    real = RemoteRepository.put_manifest
 
-    async def put(self: Any, reference: str, manifest: Any) -> None:
+    async def put(self: Any, reference: str, manifest: Any, **_: Any) -> None:
         struck()
         await real(self, reference, manifest)
         await self.head_manifest(reference)
 
-    replaced(patch, Repository, "put_manifest", put)
+    replaced(patch, RemoteRepository, "put_manifest", put)
 
 
 @mutant("manifest_put_twice", plain)
 def a_manifest_is_put_twice_over(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    _twice(patch, struck, Repository, "put_manifest")
+    _twice(patch, struck, RemoteRepository, "put_manifest")
 
 
 @mutant("blob_pulled_twice", several_targets)

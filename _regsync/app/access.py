@@ -24,7 +24,7 @@ from _regsync.config.model import Config, Registry
 from _regsync.errors import AuthError, RegistryError, Side, SyncError
 from _regsync.oci.manifest import Descriptor
 from _regsync.registry.host import RegistryClient
-from _regsync.registry.repository import Repository
+from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
 from _regsync.state.knowledge import Knowledge
@@ -51,7 +51,7 @@ async def check(config: Config, console: Console) -> int:
             transport.prepare(registry)
         discovery = Discovery(transport, Knowledge())
         # One iterator, from which each of the tasks below takes its next repository.
-        repositories = iter([discovery.repository(*place, side) for place, side in places.items()])
+        repositories = iter([discovery.connect(*place, side) for place, side in places.items()])
         access_check = AccessCheck(transport)
 
         async def work() -> None:
@@ -82,7 +82,7 @@ def places_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
 class Access:
     """What one repository let us do."""
 
-    repository: Repository
+    repository: RemoteRepository
     rights: list[str] = field(default_factory=list)  # "pull" and "push", as far as they worked
     upload: str | None = None  # at a target: "opened", or "absent" without the repository
     error: SyncError | None = None
@@ -173,7 +173,7 @@ class AccessCheck:
 
         self._accounts: dict[RegistryClient, EcrAccount] = {}  # by registry
 
-    async def try_repository(self, repository: Repository) -> Access:
+    async def try_repository(self, repository: RemoteRepository) -> Access:
         """Try what a run would do in a repository, and the credential it would do it with."""
         access = Access(repository)
         try:
@@ -247,7 +247,7 @@ class AccessCheck:
                 self._accounts[host] = account
         return self._accounts[host]
 
-    async def _prove_credential(self, host: RegistryClient, repository: Repository) -> bool:
+    async def _prove_credential(self, host: RegistryClient, repository: RemoteRepository) -> bool:
         """Show the credential, once, to a registry that has let in requests without it. Return
         whether the registry asks for a login at all; the error of a refusal is raised for each
         repository.
@@ -268,7 +268,7 @@ class AccessCheck:
             raise asks_or_error.without_place()
         return asks_or_error
 
-    async def _show_credential(self, host: RegistryClient, repository: Repository) -> bool:
+    async def _show_credential(self, host: RegistryClient, repository: RemoteRepository) -> bool:
         login = host.authenticator
         if login.is_anonymous and login.cloud_login is None:
             return False

@@ -216,7 +216,7 @@ def parse_manifest(
     if expected and len(body) != expected.size:
         raise unreadable(f"{len(body)} bytes, the index says {expected.size}; {received}")
     try:
-        document = _load(body, received)
+        document = load_json(body, received)
     except ContentError as error:
         raise unreadable(error.message) from error
     inner_type = _field(document, "mediaType", str).lower()
@@ -303,9 +303,9 @@ def _read_manifest(
     if len(single) + sum(map(len, listed.values())) > _MAX_DESCRIPTORS:
         raise ContentError(f"the document names more than {_MAX_DESCRIPTORS} blobs or manifests")
 
-    descriptors = {key: _descriptor(value, key) for key, value in single.items()}
+    descriptors = {key: read_descriptor(value, key) for key, value in single.items()}
     lists = {
-        key: [_descriptor(value, f"{key}[{number}]") for number, value in enumerate(values)]
+        key: [read_descriptor(value, f"{key}[{number}]") for number, value in enumerate(values)]
         for key, values in listed.items()
     }
     _check_sizes(
@@ -341,7 +341,7 @@ def _check_sizes(descriptors: Sequence[Descriptor]) -> None:
             raise ContentError(f"the document gives two sizes for {descriptor.digest}")
 
 
-def _descriptor(value: object, where: str) -> Descriptor:
+def read_descriptor(value: object, where: str) -> Descriptor:
     """Read the descriptor at `where` in a document; ContentError says what is wrong with it."""
     try:
         if not isinstance(value, dict):
@@ -411,8 +411,12 @@ def _field(document: Mapping[str, object], key: str, kind: type[_T]) -> _T:
 # JSON within bounds.
 
 
-def _load(
-    body: bytes, context: str, parse_float: Callable[[str], object] | None = None
+def load_json(
+    body: bytes,
+    context: str,
+    parse_float: Callable[[str], object] | None = None,
+    *,
+    most_values: int = _MAX_VALUES,
 ) -> dict[str, Any]:
     """Parse the JSON object in a body; ContentError when it is too large, too deep or no object.
 
@@ -421,9 +425,9 @@ def _load(
     """
     # Each value but the outermost follows one of these characters. Their count, strings included,
     # is an upper bound that needs no parsing.
-    most_values = body.count(b"{") + body.count(b"[") + body.count(b",")
-    if most_values > _MAX_VALUES:
-        raise ContentError(f"the document holds more than {_MAX_VALUES} values; {context}")
+    values = body.count(b"{") + body.count(b"[") + body.count(b",")
+    if values > most_values:
+        raise ContentError(f"the document holds more than {most_values} values; {context}")
 
     too_deep = f"the document nests deeper than {_MAX_JSON_DEPTH}; {context}"
     try:
@@ -570,9 +574,9 @@ def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest
     `chosen` has an element for each child, in the index's order: None drops the child, a nested
     index that was trimmed has its new descriptor.
     """
-    document = _load(index.body, "the index cannot be trimmed", _refuse_number)
+    document = load_json(index.body, "the index cannot be trimmed", _refuse_number)
     child_entries = [
-        entry for entry in document["manifests"] if not _descriptor(entry, "manifests").is_blob
+        entry for entry in document["manifests"] if not read_descriptor(entry, "manifests").is_blob
     ]
     kept: list[dict[str, Any]] = []
     for entry, descriptor in zip(child_entries, chosen, strict=True):
@@ -599,7 +603,9 @@ def extend_referrers_list(existing: Manifest | None, more: Sequence[Descriptor])
     """
     document: dict[str, Any] = {"schemaVersion": 2, "mediaType": _OCI_INDEX, "manifests": []}
     if existing:
-        document = _load(existing.body, "the list of referrers cannot be extended", _refuse_number)
+        document = load_json(
+            existing.body, "the list of referrers cannot be extended", _refuse_number
+        )
     for referrer in more:
         entry = {
             "mediaType": referrer.media_type,

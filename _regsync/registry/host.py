@@ -15,6 +15,7 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import cache, partial
+from typing import Protocol
 
 import anyio
 
@@ -32,10 +33,42 @@ from _regsync.net.streams import Stream, Timeouts
 from _regsync.net.tls import CLIENT_CERT_HINT, certs_d, make_context
 from _regsync.providers import api_host
 from _regsync.registry.recovery import Peer
-from _regsync.text import one_line
+from _regsync.text import Secrets, one_line
 
 # The part of a URL or a path that may hold signatures; it matches in linear time.
 _QUERY = r"\?\S+"
+
+
+class Host(Protocol):
+    """Where repositories are, as this run knows it: a registry or a layout."""
+
+    # What it asks no more for in this run, and when a later run may ask again.
+    stopped: SyncError | None
+    reopens: float
+
+    # Whether it can be asked how much of a broken upload it has (rule 16).
+    resumes: bool
+
+    @property
+    def key(self) -> str:
+        """How reports name it: `host:port`."""
+
+    @property
+    def registry(self) -> Registry: ...
+
+    @property
+    def origin(self) -> Origin: ...
+
+    @property
+    def peer(self) -> object:
+        """What an outage of it is noted with (`SyncError.outage`)."""
+
+    @property
+    def secrets(self) -> Secrets:
+        """What no text may show."""
+
+    def redact(self, text: str) -> str:
+        """Return a text on one line without its secrets."""
 
 
 class RegistryClient:
@@ -86,6 +119,15 @@ class RegistryClient:
         if registry.scheme == "http":
             secure = self.origin._replace(scheme="https")
             self.https_hint = f"if it serves HTTPS, write {secure} as its url"
+
+    @property
+    def secrets(self) -> Secrets:
+        """What no text may show."""
+        return self.authenticator.secrets
+
+    def redact(self, text: str) -> str:
+        """Return a text on one line without its secrets."""
+        return self.authenticator.redact(text)
 
     def stop_if_fatal(self, error: AuthError) -> None:
         """Stop this registry at once when an error says that its login is beyond use: accounts get

@@ -43,7 +43,7 @@ from _regsync.net.pool import Lease, Pool
 from _regsync.net.streams import Stream, Timeouts
 from _regsync.providers import ROWS
 from _regsync.registry.admission import Gate, Turn
-from _regsync.registry.host import Dialer, RegistryClient
+from _regsync.registry.host import Dialer, Host, RegistryClient
 from _regsync.registry.outage import Patience, is_gateway_failure
 from _regsync.registry.recovery import Peer, Recovery
 from _regsync.registry.redirects import check_foreign, resolve_location
@@ -540,7 +540,7 @@ class Transport:
         else:
             await self.recovery.wait(error, can_repeat=can_repeat)
 
-    def demand_of(self, host: RegistryClient, call: Call) -> Demand:
+    def demand_of(self, host: Host, call: Call) -> Demand:
         """Say what a request draws on; a PUT with the body is two steps."""
         is_whole_body = call.action == "upload_body" and call.method == "PUT"
         steps = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
@@ -718,11 +718,7 @@ class Transport:
     # Errors, and what is done about them.
 
     def pause_after(
-        self,
-        error: SyncError,
-        budget: RetryBudget,
-        *hosts: RegistryClient,
-        call: Call | None = None,
+        self, error: SyncError, budget: RetryBudget, *hosts: Host, call: Call | None = None
     ) -> float:
         """Return the seconds to `rest` before what failed is repeated; raise the error when it is
         not to be. `hosts` are those that the work needs: source, target.
@@ -753,9 +749,7 @@ class Transport:
             raise error
         return pause
 
-    def _close(
-        self, host: RegistryClient, want: Demand | None, error: RegistryError, seconds: float
-    ) -> None:
+    def _close(self, host: Host, want: Demand | None, error: RegistryError, seconds: float) -> None:
         """Ask for nothing more before a time. Where only discovery is refused, what was begun may
         go on.
         """

@@ -31,15 +31,16 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from typing import Protocol
 
 from _regsync.auth.tokens import LoginRefusals
 from _regsync.errors import AuthError, LoginExpired, ProtocolBroken, RegistryError, SyncError
-from _regsync.net.http1 import Pieces, Response
+from _regsync.net.http1 import Header, Pieces, Response
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor
-from _regsync.providers import UploadStyle
+from _regsync.providers import Row, UploadStyle
+from _regsync.registry.host import RegistryClient
 from _regsync.registry.redirects import check_foreign, resolve_location
-from _regsync.registry.repository import Repository
 from _regsync.registry.transport import ERROR_BODY, Body, Call, Transport
 from _regsync.text import printable
 
@@ -49,11 +50,25 @@ _OCTETS = ("Content-Type", "application/octet-stream")
 _ANY_STATUS = range(600)
 
 
+class Place(Protocol):
+    """What an upload needs of its repository: how requests are worded, how answers are judged."""
+
+    host: RegistryClient
+    row: Row
+    api_name: str
+
+    def call(
+        self, action: str, method: str, path: str, *headers: Header, body: bytes = b""
+    ) -> Call: ...
+
+    def check_stored_digest(self, answer: Response, digest: str) -> None: ...
+
+
 class Upload:
     """The upload of one blob, all over one `lease`: a PUT goes over the connection of its POST."""
 
     def __init__(
-        self, repository: Repository, transport: Transport, lease: Lease, blob: Descriptor
+        self, repository: Place, transport: Transport, lease: Lease, blob: Descriptor
     ) -> None:
         self.repository = repository
         self.lease = lease

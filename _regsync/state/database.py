@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import anyio
 
-from _regsync.files import WRITE_FLAGS
+from _regsync.files import WRITE_FLAGS, lock
 from _regsync.state import sqlite
 from _regsync.state.knowledge import (
     DIGEST_BYTES,
@@ -160,7 +160,7 @@ class StateFile:
         os.makedirs(self._directory, mode=0o700, exist_ok=True)
         descriptor = os.open(os.path.join(self._directory, "state.lock"), WRITE_FLAGS, 0o600)
         try:
-            sqlite.lock(descriptor)
+            lock(descriptor)
         except BlockingIOError:
             os.close(descriptor)
             text = f"another run uses {self._shown}: this one leaves no state behind"

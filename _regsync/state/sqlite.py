@@ -1,6 +1,6 @@
 """A SQLite file in a directory where others may write: it is opened when it is ours and whole.
 
-Owns: the tables and the version of the state file, what SQLite may open, what its errors mean, the lock beside it.
+Owns: the tables and the version of the state file, what SQLite may open, what its errors mean.
 May not know: what the tables mean, when they are read and written.
 Invariants: no link, pipe or file with another name is opened. A newer file, or another program's, stays as it is.
 Follows: docs/design.md section 8.
@@ -138,22 +138,6 @@ def remove_if_ours(path: str, beginning: bytes) -> None:
             is_ours = stream.read(len(beginning)) == beginning
         if is_ours:
             os.unlink(path)
-
-
-def lock(descriptor: int) -> None:
-    """Lock a file for this process alone; BlockingIOError when another one has it."""
-    try:
-        from fcntl import LOCK_EX, LOCK_NB, flock
-    except ImportError:
-        import msvcrt  # Windows
-
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        except OSError as error:
-            # It has no error of its own for a file that is locked.
-            raise BlockingIOError(str(error)) from error
-    else:
-        flock(descriptor, LOCK_EX | LOCK_NB)
 
 
 # What SQLite's errors mean. Python 3.10 gives no error codes.

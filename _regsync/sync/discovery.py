@@ -20,7 +20,8 @@ from _regsync import tags as tags_module
 from _regsync.config.model import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.oci.manifest import MAX_INDEX_DEPTH, TRIM_RULE, Descriptor, Manifest, trim_index
-from _regsync.registry.host import RegistryClient
+from _regsync.registry.host import Host, RegistryClient
+from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge, RepositoryKey, Snapshot, key_of, snapshot_name
@@ -252,16 +253,18 @@ class Discovery:
 
         # By registry, name, and whether it is a source.
         self._repositories: dict[tuple[Registry, str, bool], Repository] = {}
+        # The clients of registries, each once.
+        self._hosts: dict[RegistryClient, None] = {}
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         # What `target_tags` returns.
         self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
         self._manifests = _Manifests()
         # By source and absent platforms, as texts: the tags whose indexes lack these platforms.
         self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
-        # By client, repository and tag: the tag's digest at its source, for all mappings (rule 4).
-        # The client stands for host and credential, because another credential may see another
+        # By host, repository and tag: the tag's digest at its source, for all mappings (rule 4).
+        # The host stands for its credential too, because another credential may see another
         # repository.
-        self._source_tags: dict[tuple[RegistryClient, str, str], Once[str]] = {}
+        self._source_tags: dict[tuple[Host, str, str], Once[str]] = {}
         # By target host: the tags whose answers are awaited, each with the event that `_settle`
         # sets. The first look-up that waits for a tag makes the event.
         self._awaited = defaultdict[str, dict[TargetTag, anyio.Event | None]](dict)
@@ -270,22 +273,27 @@ class Discovery:
         """Return a repository, the same object each time."""
         key = (registry, name, side is Side.SOURCE)
         if key not in self._repositories:
-            host = self._transport.host(registry, name)
-            repository = Repository(self._transport, host, name, side, reads_only=self._reads_only)
-
-            # What an earlier run learnt of the host's logins saves the bare request (rule 1).
-            host.authenticator.restore(self._knowledge.host(host.key).login)
-            host.authenticator.plan_scope(repository.api_name, repository.rights)
-            self._repositories[key] = repository
+            self._repositories[key] = self.connect(registry, name, side)
         return self._repositories[key]
 
     def source_of(self, mapping: MappingRule) -> Repository:
         return self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
 
+    def connect(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
+        """Return a repository of a registry, a new object each time."""
+        host = self._transport.host(registry, name)
+        repository = RemoteRepository(
+            self._transport, host, name, side, reads_only=self._reads_only
+        )
+        # What an earlier run learnt of the host's logins saves the bare request (rule 1).
+        host.authenticator.restore(self._knowledge.host(host.key).login)
+        host.authenticator.plan_scope(repository.api_name, repository.rights)
+        self._hosts[host] = None
+        return repository
+
     def keep_logins(self) -> None:
         """Let a later run know how the hosts of this one ask for a login."""
-        for repository in self._repositories.values():
-            host = repository.host
+        for host in self._hosts:
             if any(host.authenticator.snapshot):
                 self._knowledge.learn_login(host.key, host.authenticator.snapshot)
 
@@ -435,7 +443,7 @@ class Discovery:
         digest = await self.source_digest(source, reference, by_head=by_head)
         pushed = None if mapping.platforms else digest
         # The caller holds the manifest: `_manifests` may drop it before the targets have answered.
-        return Named(digest, pushed, self._manifests.at_hand(source.key, digest))
+        return Named(digest, pushed, self._manifests.at_hand(source.pool, digest))
 
     async def source_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
         """Return the digest of what a reference names at its source. A tag is asked for once a run
@@ -466,7 +474,7 @@ class Discovery:
 
     async def _get_tag(self, source: Repository, tag: str) -> str:
         manifest = await source.get_manifest(tag)
-        self._manifests.record_use(source.key, manifest.digest, manifest)
+        self._manifests.record_use(source.pool, manifest.digest, manifest)
         return manifest.digest
 
     async def top_manifest(
@@ -502,13 +510,13 @@ class Discovery:
 
         if tag.digest is not None:
             # `look_up` settles the tag, when it has noted what the manifest names.
-            self._knowledge.vouch(target.key, tag.digest)
+            self._knowledge.vouch(target.pool, tag.digest)
             return
         self._settle(tag)
         if tag.snapshot is not None:
-            self._knowledge.contradict(target.key)
-        elif ":" in reference and self._knowledge.is_committed(target.key, reference):
-            self._knowledge.forget(target.key, reference)
+            self._knowledge.contradict(target.pool)
+        elif ":" in reference and self._knowledge.is_committed(target.pool, reference):
+            self._knowledge.forget(target.pool, reference)
 
     async def _target_digest(self, target: Repository, reference: str) -> str | None:
         """Return the digest that a target holds under a tag, by its listing or a HEAD; None where the
@@ -546,7 +554,7 @@ class Discovery:
         """Fetch the manifests that some target lacks; return the look-up."""
         root, trimmed = await self._filter_platforms(mapping, source, reference, top)
         lacking = [
-            tag.target.key for tag in tags if tag.digest != root.digest and tag.error is None
+            tag.target.pool for tag in tags if tag.digest != root.digest and tag.error is None
         ]
 
         def is_there(manifest: Descriptor | Manifest) -> bool:
@@ -570,7 +578,7 @@ class Discovery:
         at_source = frozenset(
             manifest.digest
             for manifest in manifests
-            if self._manifests.has(source.key, manifest.digest)
+            if self._manifests.has(source.pool, manifest.digest)
         )
         return TagLookup(source, reference, tree, root.digest, top.digest, tags, at_source)
 
@@ -579,7 +587,7 @@ class Discovery:
     def _learn_at_hand(self, source: Repository, tags: Iterable[TargetTag]) -> None:
         """Learn the manifests whose digests targets have answered, as far as they are at hand."""
         for tag in tags:
-            manifest = self._manifests.at_hand(source.key, tag.digest or "")
+            manifest = self._manifests.at_hand(source.pool, tag.digest or "")
             if manifest is not None:
                 self._learn(tag.target, manifest)
 
@@ -623,9 +631,9 @@ class Discovery:
         self, source: Repository, digest: str, expected: Descriptor | None = None
     ) -> Manifest:
         """Fetch a manifest by its digest, once as long as the budget holds it (rules 7, 8 and 13)."""
-        once = self._manifests.once(source.key, digest)
+        once = self._manifests.once(source.pool, digest)
         manifest = await once.get(partial(source.get_manifest, digest, expected=expected))
-        self._manifests.record_use(source.key, digest, manifest)
+        self._manifests.record_use(source.pool, digest, manifest)
         return manifest
 
     async def completed(self, source: Repository, tree: Tree) -> Tree:
@@ -662,7 +670,7 @@ class Discovery:
         trimmed_here = {
             child.digest
             for child in tree.children
-            if not self._manifests.has(source.key, child.digest)
+            if not self._manifests.has(source.pool, child.digest)
         }
         return [entry.digest for entry in entries if entry.digest not in trimmed_here]
 

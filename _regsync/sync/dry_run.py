@@ -19,7 +19,7 @@ from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge, RepositoryKey
 from _regsync.sync.claims import Step
 from _regsync.sync.discovery import TagLookup
-from _regsync.sync.image import BlobResult, ImageCopy, Tree
+from _regsync.sync.image import BlobResult, Image, ImageCopy, Tree
 from _regsync.sync.staging import Staging
 from _regsync.sync.transfer import BlobTransfer, Keep, known_body
 
@@ -88,7 +88,7 @@ class DryRun(BlobTransfer):
         name = copy.source_name
         for lookup in lookups:
             if lookup.tree is not None:
-                self._count_tree(name, lookup.tree, copy.target.key)
+                self._count_tree(name, lookup.tree, copy.target.pool)
             name = ""  # artifacts have none: an analysis does not list them as images
 
     def _count_tree(self, name: str, tree: Tree, where: RepositoryKey) -> None:
@@ -118,11 +118,11 @@ class DryRun(BlobTransfer):
             forecast.upload_starts += 1
             return BlobResult.MOUNTED
 
-        if not self._knowledge.is_empty(target.key):
+        if not self._knowledge.is_empty(target.pool):
             is_present = await target.has_blob(blob, repeats=True)
             # A run may ask by the start of the upload instead (rule 11).
             may_ask_by_post = target.probe_from is not None
-            if may_ask_by_post and not self._knowledge.needs_head(target.key, blob.digest):
+            if may_ask_by_post and not self._knowledge.needs_head(target.pool, blob.digest):
                 forecast.saved_heads += 1
                 if is_present:
                     forecast.upload_starts += 1
@@ -142,7 +142,11 @@ class DryRun(BlobTransfer):
             self._forecasts[read.host].blob_gets += 1
         self._blobs_read.add(read)
 
-    async def _put_manifest(self, target: Repository, reference: str, manifest: Manifest) -> None:
+    async def _put_root(self, image: Image) -> None:
+        """Count a manifest that a run would put."""
+        self._forecasts[image.target.host.key].manifest_puts += 1
+
+    async def _put_child(self, target: Repository, child: Manifest) -> None:
         """Count a manifest that a run would put."""
         self._forecasts[target.host.key].manifest_puts += 1
 

@@ -164,6 +164,8 @@ class ImageCopy:
     source: Repository
     target: Repository
     source_name: str
+    # The tag or digest that names it at the source.
+    source_reference: str
     # The tag or digest under which the target is to have it.
     reference: str
     # The digest that the target is to hold.
@@ -278,6 +280,11 @@ class Image:
     @property
     def target(self) -> Repository:
         return self.copy.target
+
+    @property
+    def source_reference(self) -> str:
+        """The tag or digest that names the image at its source."""
+        return self.reference if self.artifact else self.copy.source_reference
 
     def with_dependents(self) -> Iterator[Image]:
         """Give this image and its dependents, at any depth."""

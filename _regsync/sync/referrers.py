@@ -166,7 +166,7 @@ class Referrers:
             keys = (key_of(copy.source_digest), key_of(copy.digest))
             copy.check_key = check_name(mapping, copy.source, copy.target, *keys)
             is_there = copy.already_at_target or self._knowledge.is_committed(
-                copy.target.key, copy.digest
+                copy.target.pool, copy.digest
             )
             # A look at an image that the target has lost since does not count.
             if is_there:
@@ -462,7 +462,7 @@ class Referrers:
         believed = [
             target
             for target in search.targets
-            if self._knowledge.is_committed(target.key, entry.digest)
+            if self._knowledge.is_committed(target.pool, entry.digest)
         ]
         lacking = tuple(
             target
@@ -495,7 +495,7 @@ class Referrers:
     def _is_certainly_at(self, target: Repository, digest: str) -> bool:
         if (target.key, digest) in self._known_present:
             return True
-        return self._knowledge.is_confirmed(target.key, digest)
+        return self._knowledge.is_confirmed(target.pool, digest)
 
     async def _look_at_tag(self, search: _Search, subject: str, tag: str) -> Artifact:
         lookup = await self._discovery.look_up(

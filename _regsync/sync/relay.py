@@ -16,10 +16,10 @@ import anyio
 
 from _regsync.crypto import new_hash
 from _regsync.errors import Disconnected, SyncError, WireError, WrongBytes
-from _regsync.net.http1 import PIECE, Response
+from _regsync.net.http1 import PIECE
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
-from _regsync.registry.repository import Repository
+from _regsync.registry.repository import BlobBody, Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, RetryBudget
 from _regsync.registry.transport import Transport
 from _regsync.sync.staging import MemoryPieces
@@ -50,7 +50,7 @@ class Relay:
     """
 
     length: int  # bytes that the target lacks
-    _response: Response
+    _response: BlobBody
     _hash: _Hash
 
     def __init__(

@@ -553,7 +553,7 @@ class Run:
         for manifest in (tree.root, *tree.children):
             self.scheduler.references.update(blob.digest for blob in manifest.blobs)
             if is_shared and manifest.digest in lookup.at_source:
-                self.scheduler.commit(source.key, manifest)
+                self.scheduler.commit(source.pool, manifest)
 
     def _missing_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
         """Count the artifacts of a copy; return those that its target lacks, as images to copy.
@@ -649,6 +649,7 @@ def _copies_of(
             lookup.source,
             tag.target,
             source_name,
+            lookup.reference,
             reference,
             lookup.digest,
             lookup.source_digest,

@@ -301,7 +301,7 @@ class Scheduler:
         Nothing is awaited here, so that the owner of a claim is older than all images that wait for
         it (rule 9).
         """
-        where = image.target.key
+        where = image.target.pool
         try:
             blobs, children = image.tree.missing_at(
                 lambda digest: self._knowledge.is_committed(where, digest)
@@ -474,7 +474,7 @@ class Scheduler:
         """
         root = image.tree.root
         # Two tags of one image share its artifacts, which are put once.
-        is_put_already = (claims.where, image.reference) in self.artifacts_at_target
+        is_put_already = (image.target.key, image.reference) in self.artifacts_at_target
         try:
             if not is_put_already:
                 refusal = await self._try_to_put(image, claims)
@@ -526,7 +526,7 @@ class Scheduler:
         """Return what a refused image requires and no answer of this run has confirmed at the target.
         If the refusal names some of these digests, only the named ones are returned.
         """
-        where = image.target.key
+        where = image.target.pool
         unconfirmed = frozenset(
             digest
             for digest in image.tree.required_digests
@@ -548,7 +548,7 @@ class Scheduler:
         text = f"{refusal}; what was believed to be there is checked"
         self._discovery.say("debug", "healing", text)
         for digest in image.tree.with_ancestors(lost):
-            self._knowledge.forget(image.target.key, digest)
+            self._knowledge.forget(image.target.pool, digest)
         image.has_been_healed = True
 
     async def _check_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:

@@ -26,10 +26,9 @@ from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import split_digest
 from _regsync.providers import UploadStyle
 from _regsync.registry.outage import is_outage
-from _regsync.registry.repository import Repository
+from _regsync.registry.repository import BlobUpload, Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
 from _regsync.registry.transport import Transport
-from _regsync.registry.upload import Upload
 from _regsync.state.knowledge import Knowledge, RepositoryKey, area
 from _regsync.sync.claims import Step
 from _regsync.sync.discovery import Once, gather
@@ -101,14 +100,20 @@ class _Copy:
     """One blob on its way to one repository, over all attempts."""
 
     def __init__(
-        self, step: Step, relay: Relay, upload: Upload, keep: Keep, guest: Guest | None
+        self,
+        step: Step,
+        target: Repository,
+        relay: Relay,
+        upload: BlobUpload,
+        keep: Keep,
+        guest: Guest | None,
     ) -> None:
         self.blob = step.blob
         self.claims = step.claims
         self.rank = float(step.claims.order)
         self.relay = relay
         self.upload = upload
-        self.target = upload.repository
+        self.target = target
         self.keep = keep
         self.guest = guest  # of the readings that it may share where it is not kept
 
@@ -158,12 +163,13 @@ class BlobTransfer:
     ) -> BlobResult:
         """Copy a blob to `target`; SyncError, with side and reference, when all attempts failed."""
         async with self._transport.pool.lease(target.host.origin) as lease:
-            upload = Upload(target, self._transport, lease, step.blob)
+            upload = target.begin_upload(step.blob, lease)
             relay = Relay(source, step.blob, self._transport)
             guest = None
             if keep == "disk":
                 guest = self._feeds.expect(source.key, step.blob.digest, step.blob.size)
-            copy = _Copy(step, relay, upload, keep if self._disk_works else None, guest)
+            keep = keep if self._disk_works else None
+            copy = _Copy(step, target, relay, upload, keep, guest)
             try:
                 return await self._retry(copy)
             finally:
@@ -179,11 +185,8 @@ class BlobTransfer:
         while True:
             upload.has_begun = False
             try:
-                with (
-                    self._transport.recovery.attempt(),
-                    redacting(copy.target.host.authenticator.secrets),
-                ):
-                    async with self._after_first_start(copy.target.key):
+                with self._transport.recovery.attempt(), redacting(copy.target.host.secrets):
+                    async with self._after_first_start(copy.target.pool):
                         return await self._attempt(copy)
             except _AnswerLost as lost:
                 error = lost.error
@@ -275,8 +278,8 @@ class BlobTransfer:
                 return result
 
             self._check_reading(copy)
-            get = self._want_of(copy.relay.source, "blob_get", "GET")
-            put = self._want_of(copy.target, "upload_body", "PUT")
+            get = copy.relay.source.demand_of_reading()
+            put = copy.target.demand_of_writing()
             await self._transport.gate.take(permit, get, put, lease=upload.lease)
             self._staging.make_way()
             async with copy.relay.opened(upload.offset):
@@ -301,7 +304,7 @@ class BlobTransfer:
                         return await self._send(copy, body)
 
     def _admitted_to_write(self, copy: _Copy) -> AbstractAsyncContextManager[object]:
-        put = self._want_of(copy.target, "upload_body", "PUT")
+        put = copy.target.demand_of_writing()
         writing = copy.writing._replace(meters=put.meters)
         return self._admitted((writing,), copy.rank, copy.upload.lease)
 
@@ -324,8 +327,8 @@ class BlobTransfer:
     async def _send_shared(self, copy: _Copy, guest: Guest) -> BlobResult:
         """Send a blob that others need too and that is not kept, from one reading for all."""
         self._check_reading(copy)
-        get = self._want_of(copy.relay.source, "blob_get", "GET")
-        put = self._want_of(copy.target, "upload_body", "PUT")
+        get = copy.relay.source.demand_of_reading()
+        put = copy.target.demand_of_writing()
         order = Order(
             relay=copy.relay,
             offset=copy.upload.offset,
@@ -334,7 +337,7 @@ class BlobTransfer:
             chunk=min(copy.blob.size, copy.target.row.put_limit or 0),
             rank=copy.rank,
             lease=copy.upload.lease,
-            secrets=copy.target.host.authenticator.secrets,
+            secrets=copy.target.host.secrets,
             send=partial(self._send, copy),
         )
         return await self._feeds.send(guest, order)
@@ -343,9 +346,6 @@ class BlobTransfer:
         """Let no shared reading wait for a copy that is sent in another way."""
         if copy.guest is not None:
             self._feeds.dismiss(copy.guest)
-
-    def _want_of(self, repository: Repository, action: str, method: str) -> Demand:
-        return self._transport.demand_of(repository.host, repository.call(action, method, ""))
 
     # The start: there already, mounted, or a session.
 
@@ -373,7 +373,7 @@ class BlobTransfer:
     async def _find_or_start(self, copy: _Copy) -> BlobResult | None:
         """Find the blob there, or mount it, or have an open upload session: then None."""
         result = None
-        where = copy.target.key
+        where = copy.target.pool
         first = self._first_starts[where]
         try:
             if not copy.upload.session or copy.is_session_spare:
@@ -392,13 +392,13 @@ class BlobTransfer:
     def _mount_from(self, copy: _Copy) -> str | None:
         """Return the repository to mount from, if there is one by now."""
         if copy.mount_from is None:
-            return self._knowledge.mount_source(copy.target.key, copy.blob.digest)
+            return self._knowledge.mount_source(copy.target.pool, copy.blob.digest)
         return copy.mount_from
 
     async def _mount_or_start(self, copy: _Copy, mount_from: str) -> BlobResult | None:
         """Mount the blob; the answer to a refused mount is an open session (rule 10)."""
         digest = copy.blob.digest
-        where = copy.target.key
+        where = copy.target.pool
         host = copy.target.host.key
         if await copy.upload.start(mount_from):
             self._knowledge.accept_mount(host)
@@ -419,30 +419,30 @@ class BlobTransfer:
         target = copy.target
         upload = copy.upload
         probe_from = target.probe_from
-        needs_head = probe_from is None or self._knowledge.needs_head(target.key, copy.blob.digest)
+        needs_head = probe_from is None or self._knowledge.needs_head(target.pool, copy.blob.digest)
         if needs_head:
-            self._searched.add(area(target.key))
+            self._searched.add(area(target.pool))
             if await self._is_present(copy):
                 return BlobResult.PRESENT
         if copy.is_session_spare:
             copy.is_session_spare = False
             return None
 
-        answers = self._knowledge.probed(target.key)
+        answers = self._knowledge.probed(target.pool)
         if False in answers:
             probe_from = None  # its answers to such POSTs say nothing
         if not await upload.start(probe_from):
             # A HEAD, or that it says 201 for what is there, shows that the blob is absent.
             if probe_from is not None and (needs_head or answers.present):
-                self._knowledge.learn_probe(target.key, absent=True)
+                self._knowledge.learn_probe(target.pool, absent=True)
             return None
 
         if answers.absent and not needs_head:
             return BlobResult.BELIEVED
         if await target.has_blob(copy.blob):
-            self._knowledge.learn_probe(target.key, present=True)
+            self._knowledge.learn_probe(target.pool, present=True)
             return BlobResult.PRESENT
-        self._knowledge.learn_probe(target.key, absent=False)
+        self._knowledge.learn_probe(target.pool, absent=False)
         await upload.start()
         return None
 
@@ -454,7 +454,7 @@ class BlobTransfer:
         without any permit.
         """
         target = copy.target
-        where = target.key
+        where = target.pool
         question = self._probes[area(where)]
         if question.answer or copy.upload.session or target.probe_from is None:
             return
@@ -469,7 +469,7 @@ class BlobTransfer:
 
     def _known_blob(self, copy: _Copy) -> str | None:
         """Return a blob that is known to be in the repository: first one of the same image."""
-        where = copy.target.key
+        where = copy.target.pool
         for digest in copy.claims.blobs:
             if digest != copy.blob.digest and self._knowledge.has_blob(where, digest):
                 return digest
@@ -479,7 +479,7 @@ class BlobTransfer:
         """Ask for a blob that is known to be there. Any answer but 201 means that HEADs are needed; a
         session that it opened is for the copied blob, if that is absent.
         """
-        where = copy.target.key
+        where = copy.target.pool
         try:
             async with self._admitted(
                 (Demand(copy.target.host.key),), copy.rank, copy.upload.lease
@@ -499,7 +499,7 @@ class BlobTransfer:
         if not copy.is_absent:
             copy.is_absent = not await copy.target.has_blob(copy.blob)
             if copy.is_absent:
-                self._knowledge.record_miss(copy.target.key, copy.blob.digest)
+                self._knowledge.record_miss(copy.target.pool, copy.blob.digest)
         return not copy.is_absent
 
     # The body.
@@ -664,7 +664,7 @@ class BlobTransfer:
         upload = copy.upload
         target = copy.target
         error.with_place(Side.TARGET, "push blob", target.reference(copy.blob.digest))
-        error.message = target.host.authenticator.redact(error.message)
+        error.message = target.host.redact(error.message)
 
         copy.has_met_outage = copy.has_met_outage or error.outage is not None
         if error.outage is None:
@@ -730,7 +730,7 @@ class BlobTransfer:
         """
 
         async def put_child(child: Manifest) -> None:
-            await self._put_manifest(image.target, child.digest, child)
+            await self._put_child(image.target, child)
             on_put(child)
 
         remaining = {
@@ -745,11 +745,16 @@ class BlobTransfer:
             await gather(partial(put_child, child) for child in level)
             for child in level:
                 del remaining[child.digest]
-        await self._put_manifest(image.target, image.reference, image.tree.root)
+        await self._put_root(image)
 
-    async def _put_manifest(self, target: Repository, reference: str, manifest: Manifest) -> None:
-        """Put one manifest; a dry run counts it instead."""
-        await target.put_manifest(reference, manifest)
+    # A dry run counts manifests instead.
+
+    async def _put_child(self, target: Repository, child: Manifest) -> None:
+        await target.put_child(child)
+
+    async def _put_root(self, image: Image) -> None:
+        full_name = image.source.full_name(image.source_reference)
+        await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
 
 
 def known_body(blob: Descriptor) -> bytes | None:

@@ -1,0 +1,545 @@
+"""The distribution specification from the client's side: one method for each endpoint.
+
+Owns: paths, headers, statuses, the reading of answers. The endpoints of an upload are in `upload`.
+May not know: what is copied where, or why.
+Invariants: a manifest that is returned has the digest that was asked for (I3); a next page on
+    another origin is refused (I6); a listing that leads back to itself is an error (I12); an error
+    names side, operation and reference.
+Follows: OCI distribution-spec 1.1, docs/protocol-facts.md section 1 (its numbers are cited below).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Collection
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from _regsync.errors import (
+    ContentError,
+    ListingBroken,
+    ProtocolBroken,
+    RegistryError,
+    Side,
+    SyncError,
+    WrongBytes,
+)
+from _regsync.net.http1 import Header, Response
+from _regsync.net.pool import Lease
+from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
+from _regsync.oci.reference import check_digest, is_tag
+from _regsync.providers import ROWS, api_repository
+from _regsync.registry.host import RegistryClient
+from _regsync.registry.redirects import resolve_location
+from _regsync.registry.throttle import Demand
+from _regsync.registry.transport import Call, Transport
+from _regsync.registry.upload import Upload
+from _regsync.text import clean_beginning, printable, redacting
+
+# Limits of answers, in bytes.
+_MANIFEST_LIMIT = 4 * 1024 * 1024
+_TAGS_LIMIT = 8 * 1024 * 1024
+
+# A listing is held in memory; the largest known repositories have some 100,000 tags.
+_MOST_PAGES = 10_000
+_MOST_TAGS = 1_000_000
+
+# A list of referrers has at most so many pages, so many entries and so many KiB.
+_MOST_REFERRERS = 10_000
+
+# The page size that every registry takes (section 1.11).
+_SMALL_PAGE = 100
+
+# Harbor has no host names of its own; its tokens are for this service (docs/protocol-facts.md
+# section 2.1).
+_HARBOR_SERVICE = "harbor-registry"
+
+_ACCEPT_MANIFESTS: Header = ("Accept", ACCEPT_MANIFESTS)
+
+# The media type of a list of referrers, which is an OCI index.
+_INDEX = ACCEPT_MANIFESTS.partition(",")[0]
+
+# RFC 8288: <target>; parameters, whose quotes may hold separators. A target has no `<`: 64 KiB must
+# not cost a square.
+_LINK = r'<([^<>]*)>((?:[^,"]|"[^"]*")*)'
+
+# The first `rel` outside of quotes; blanks belong to one place only, for the same reason.
+_NEXT = r'(?i)(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])'
+
+# What follows a repository's own path, and no segment of dots leads out again.
+_BELOW = r"/(?![^?]*(?i:\.|%2e){2})"
+
+
+class _Pages:
+    """The pages of one listing that were read, with numbers from 1: none may come twice (I12).
+
+    Hashes stand for paths and contents, because a Link may have 64 KiB.
+    """
+
+    def __init__(self, listed: str) -> None:
+        """`listed` says in an error what is listed: "tags"."""
+        self._listed = listed
+        self._number_by_path = dict[int, int]()
+        self._number_by_content = dict[int, int]()
+
+    def __len__(self) -> int:
+        return len(self._number_by_path)
+
+    def add(self, path: str) -> None:
+        """Note that a page is asked for."""
+        self._number_by_path[hash(path)] = len(self) + 1
+
+    def has(self, path: str) -> bool:
+        """Say whether a page was asked for."""
+        return hash(path) in self._number_by_path
+
+    def check(self, content: Collection[str], following: str | None, *, has_new: bool) -> None:
+        """Raise ListingBroken where the listing comes back to a page that was read.
+
+        `content` are the names on the page added last, `following` is where its Link leads.
+        """
+        number = len(self)
+        if following is not None and self.has(following):
+            raise self._endless(number, f"page {self._number_by_path[hash(following)]}")
+
+        same = self._number_by_content.setdefault(hash(tuple(content)), number)
+        if not content or has_new:
+            return
+        if same != number:
+            raise self._endless(number - 1, f"page {same}")
+        # A last page may repeat some names: a registry may begin each with the last one before it.
+        if following is not None:
+            raise self._endless(number - 1, "what earlier pages name")
+
+    def _endless(self, number: int, goal: str) -> ListingBroken:
+        text = f"the list of {self._listed} does not end: page {number} leads back to {goal}"
+        return ListingBroken(text)
+
+
+class _Place:
+    """A block in which something is asked of a repository: its errors say where they came about."""
+
+    def __init__(self, repository: RemoteRepository, operation: str, reference: str) -> None:
+        self._repository = repository
+        self._operation = operation
+        self._reference = reference
+        self._redacting = redacting(repository.host.secrets)
+
+    def __enter__(self) -> None:
+        self._redacting.__enter__()
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
+        self._redacting.__exit__()
+        if isinstance(error, SyncError):
+            error.with_place(self._repository.side, self._operation, self._reference)
+            # A malformed answer may repeat our request with its login; a traceback shows causes.
+            error.message = self._repository.host.redact(error.message)
+            error.__cause__ = None
+
+
+class RemoteRepository:
+    """One repository of one registry, seen from one side of a copy: see `Repository`."""
+
+    is_remembered = True
+
+    def __init__(
+        self,
+        transport: Transport,
+        host: RegistryClient,
+        name: str,
+        side: Side,
+        *,
+        reads_only: bool = False,
+    ) -> None:
+        self._transport = transport
+        self.host = host
+        self.name = name
+        self.side = side
+        self.row = ROWS[host.registry.kind]
+
+        # Quay creates a repository when push is asked for.
+        self.rights = "pull" if reads_only or side is Side.SOURCE else "pull,push"
+
+        # Docker Hub's `library/` is on the wire only.
+        self.api_name = api_repository(host.registry.host, name)
+        self.key = (host.key, self.api_name)
+        self.pool = self.key
+        self._base = f"/v2/{self.api_name}"
+
+    def __str__(self) -> str:
+        return f"{self.host.key}/{self.name}"
+
+    @property
+    def probe_from(self) -> str | None:
+        """What a POST mounts from to ask whether a blob is here ("": it names nothing); None where only
+        a HEAD can ask (docs/design.md section 6, rule 11).
+        """
+        if self.host.authenticator.service == _HARBOR_SERVICE:
+            return None
+        if self.row.probe == "from":
+            return self.api_name
+        return "" if self.row.probe == "bare" else None
+
+    def reference(self, reference: str) -> str:
+        """Return how an error names a tag or digest of this repository."""
+        separator = "@" if ":" in reference else ":"
+        return f"{self}{separator}{reference}"
+
+    def full_name(self, reference: str) -> str:
+        """Return what an image is called outside of this run."""
+        return self.reference(reference)
+
+    def adding_place(self, operation: str, reference: str) -> _Place:
+        """Return a block which adds side, operation and reference to every error that it raises."""
+        return _Place(self, operation, reference)
+
+    def call(
+        self, action: str, method: str, path: str, *headers: Header, body: bytes = b""
+    ) -> Call:
+        """Word a request to a path below this repository's own."""
+        return Call(
+            action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body
+        )
+
+    def demand_of_reading(self) -> Demand:
+        """Say what the request for a blob draws on."""
+        return self._transport.demand_of(self.host, self.call("blob_get", "GET", ""))
+
+    def demand_of_writing(self) -> Demand:
+        """Say what the request with a blob's body draws on."""
+        return self._transport.demand_of(self.host, self.call("upload_body", "PUT", ""))
+
+    # Tags.
+
+    async def list_tags(self) -> dict[str, str | None] | None:
+        """Return every tag, with its digest where the listing has it (Google's registries).
+
+        None where the registry knows no such repository. ListingBroken for a listing without end.
+        """
+        with self.adding_place("list tags of", str(self)):
+            page_size = self.row.page_size
+            while True:
+                try:
+                    return await self._list_tags(page_size)
+                except RegistryError as error:
+                    is_too_large = "PAGINATION_NUMBER_INVALID" in error.codes
+                    if not is_too_large or page_size <= _SMALL_PAGE:
+                        raise
+                    page_size = _SMALL_PAGE  # an older maximum (section 1.11)
+
+    async def _list_tags(self, page_size: int) -> dict[str, str | None] | None:
+        tags: dict[str, str | None] = {}
+        pages = _Pages("tags")
+        is_linked = False
+        call = self.call("tag_list", "GET", f"tags/list?n={page_size}")
+        while len(pages) < _MOST_PAGES:
+            pages.add(call.path)
+            try:
+                answer = await self._transport.request(
+                    self.host, call, ok=(200,), limit=_TAGS_LIMIT
+                )
+            except RegistryError as error:
+                if error.status == 404 and len(pages) == 1:
+                    return None
+                raise
+            page = _tags_of(answer.body, self.row.listing_has_digests)
+            new = [tag for tag in page if tag not in tags]
+            tags.update(page)
+            if len(tags) > _MOST_TAGS:
+                raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
+
+            following = self._next_page(call, answer)
+            if is_linked or following is not None:
+                pages.check(page, following, has_new=bool(new))
+
+            is_linked = following is not None
+            if following is None and new and len(page) == page_size:
+                # Some registries give a page without a Link (section 1.11).
+                following = f"{self._base}/tags/list?n={page_size}&last={new[-1]}"
+            if following is None or pages.has(following):
+                return tags
+            call = call._replace(path=following)
+        raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
+
+    def _next_page(self, call: Call, answer: Response) -> str | None:
+        """Return the path of a listing's next page; ProtocolBroken when it is elsewhere (R6)."""
+        links = ", ".join(answer.headers.all("link"))
+        if not links:
+            return None
+        for target, parameters in re.findall(_LINK, links):
+            if re.match(_NEXT, parameters):
+                origin, path = resolve_location(self.host.origin, call.path, target)
+                is_own = re.match(re.escape(self._base) + _BELOW, path) is not None
+                if origin != self.host.origin or not is_own:
+                    raise ProtocolBroken(
+                        "the next page of the listing is on another origin, refused (R6)"
+                    )
+                return path
+        return None
+
+    # Manifests.
+
+    async def head_manifest(self, reference: str) -> str | None:
+        """Return a manifest's digest; "" where the registry does not tell it, None where there is
+        no such manifest.
+        """
+        path = f"manifests/{reference}"
+        call = self.call("manifest_head", "HEAD", path, _ACCEPT_MANIFESTS)
+        with self.adding_place("look up", self.reference(reference)):
+            answer = await self._transport.request(self.host, call, ok=(200, 404))
+            if answer.status == 404:
+                return None
+            digest = answer.headers.get("docker-content-digest")
+            return check_digest(digest) if digest else ""
+
+    async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
+        """Return a manifest whose bytes have the digest that was asked for, or that the registry
+        names (I3).
+
+        Other bytes are asked for once more over a fresh connection: a cache on the way may have
+        been wrong once. Raises ContentError when they still do not, or when they contradict
+        `expected`, the entry of an index; RegistryError with status 404 when there is no such
+        manifest.
+        """
+        accept = _ACCEPT_MANIFESTS
+        if expected is not None and expected.media_type not in ACCEPT_MANIFESTS:
+            accept = ("Accept", f"{ACCEPT_MANIFESTS}, {expected.media_type}")
+        call = self.call("manifest_get", "GET", f"manifests/{reference}", accept)
+        with self.adding_place("fetch manifest", self.reference(reference)):
+            try:
+                return await self._get_manifest(call, reference, expected)
+            except WrongBytes:
+                return await self._get_manifest(call._replace(is_fresh=True), reference, expected)
+
+    async def _get_manifest(
+        self, call: Call, reference: str, expected: Descriptor | None
+    ) -> Manifest:
+        answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
+        digest = reference if ":" in reference else answer.headers.get("docker-content-digest")
+        content_type = answer.headers.get("content-type")
+        return parse_manifest(
+            answer.body, content_type=content_type, digest=digest, expected=expected
+        )
+
+    async def put_child(self, manifest: Manifest) -> None:
+        """Push a manifest that an index names."""
+        await self.put_manifest(manifest.digest, manifest)
+
+    async def put_manifest(
+        self, reference: str, manifest: Manifest, *, full_name: str = ""
+    ) -> None:
+        """Push a manifest; ContentError or ProtocolBroken when the registry stored something else.
+
+        A registry is not told its `full_name`.
+        """
+        content_type = ("Content-Type", manifest.media_type)
+        call = self.call(
+            "manifest_put", "PUT", f"manifests/{reference}", content_type, body=manifest.body
+        )
+        with self.adding_place("push manifest", self.reference(reference)):
+            answer = await self._transport.request(self.host, call, ok=(201, 200))
+            self.check_stored_digest(answer, manifest.digest)
+            if answer.status == 201 or answer.headers.get("docker-content-digest"):
+                return
+            # A 200 without a digest may be anybody's.
+            if await self.head_manifest(reference) not in (manifest.digest, ""):
+                raise ProtocolBroken("the registry answered 200 and does not hold the manifest")
+
+    def check_stored_digest(self, answer: Response, digest: str) -> None:
+        """Raise ContentError for an answer that names another digest than what was pushed."""
+        stored = answer.headers.get("docker-content-digest")
+        if not stored or stored == digest:
+            return
+        # Another algorithm's digest of the same bytes says nothing (section 1.4).
+        if stored.partition(":")[0] == digest.partition(":")[0]:
+            raise ContentError(
+                f"the registry says that it stored {printable(stored, 100)} instead of {digest}"
+            )
+
+    async def missing_parts_of(
+        self, root: Manifest, children: tuple[Manifest, ...]
+    ) -> frozenset[str]:
+        """Ask for each blob and child of an image; return the digests of those that are missing."""
+        missing: list[str] = []
+        blobs = {blob.digest: blob for manifest in (root, *children) for blob in manifest.blobs}
+        for digest, blob in blobs.items():
+            if not await self.has_blob(blob, repeats=True):
+                missing.append(digest)
+        for child in children:
+            if await self.head_manifest(child.digest) is None:
+                missing.append(child.digest)
+        return frozenset(missing)
+
+    async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
+        """Return what the referrers API lists (section 1.10), all pages.
+
+        RegistryError where there is no such API, or the first page is refused; ListingBroken where
+        the list does not end, or a later page is refused.
+        """
+        call = self.call("manifest_get", "GET", f"referrers/{digest}", ("Accept", _INDEX))
+        pages = _Pages("referrers")
+        referrers: dict[str, Descriptor] = {}
+        size = 0
+        with self.adding_place("list referrers of", self.reference(digest)):
+            while max(len(pages), len(referrers), size // 1024) <= _MOST_REFERRERS:
+                pages.add(call.path)
+                try:
+                    answer = await self._transport.request(
+                        self.host, call, ok=(200,), limit=_MANIFEST_LIMIT
+                    )
+                except RegistryError as error:
+                    is_refused = not error.retryable and error.status not in (401, 403)
+                    # The first page was there: this does not say that there is no such API.
+                    if is_refused and len(pages) > 1:
+                        text = f"page {len(pages)} of the list of referrers: {error.message}"
+                        raise ListingBroken(text) from error
+                    raise
+                size += len(answer.body)
+                page = {
+                    entry.digest: entry for entry in _referrers_of(answer, is_first=len(pages) == 1)
+                }
+                has_new = not page.keys() <= referrers.keys()
+                referrers.update(page)
+
+                following = self._next_page(call, answer)
+                pages.check(page, following, has_new=has_new)
+                if following is None:
+                    return tuple(referrers.values())
+                call = call._replace(path=following)
+            raise ProtocolBroken(
+                f"the list names more than {_MOST_REFERRERS} referrers, or has as many KiB"
+            )
+
+    def has_unsafe(self) -> bool:
+        """Say whether something was put that is not safe yet: what a registry has answered is."""
+        return False
+
+    async def wait_until_safe(self) -> None:
+        """Return at once."""
+
+    # Blobs.
+
+    async def has_blob(self, blob: Descriptor, *, repeats: bool = False) -> bool:
+        """Say whether a blob is here and has its size. It `repeats` what fails where the caller does
+        not.
+
+        A registry that refuses to say (401, 403) is taken not to have it: the upload shows
+        (docs/design.md section 9).
+        """
+        call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
+        with self.adding_place("look up blob", self.reference(blob.digest)):
+            try:
+                if repeats:
+                    answer = await self._transport.request(self.host, call, ok=(200, 404))
+                else:
+                    async with await self._transport.exchange(
+                        self.host, call, (200, 404)
+                    ) as answer:
+                        pass
+            except RegistryError as error:
+                if error.status not in (401, 403):
+                    raise
+                return False
+        size = answer.headers.get("content-length")
+        return answer.status == 200 and size in (None, str(blob.size))
+
+    def begin_upload(self, blob: Descriptor, lease: Lease) -> Upload:
+        """Return the upload of a blob, which has not begun."""
+        return Upload(self, self._transport, lease, blob)
+
+    @asynccontextmanager
+    async def open_blob(
+        self, blob: Descriptor, start: int = 0, *, fresh: bool = False
+    ) -> AsyncIterator[Response]:
+        """Give the answer with a blob from byte `start` on, its body unread; with `fresh` over a
+        connection that no other request has used.
+
+        The caller has a permit, and hashes what it reads (I3). Raises ProtocolBroken when the
+        registry does not begin at `start` (section 1.13), WrongBytes when the blob has another size
+        than its descriptor says.
+        """
+        call = self.call("blob_get", "GET", f"blobs/{blob.digest}")._replace(is_fresh=fresh)
+        if start:
+            call = call._replace(headers=(("Range", f"bytes={start}-"),))
+        async with AsyncExitStack() as stack:
+            with self.adding_place("fetch blob", self.reference(blob.digest)):
+                turn = await self._transport.exchange(self.host, call, (200, 206))
+                response = await stack.enter_async_context(turn)
+                _check_range(response, blob, start)
+            yield response
+
+
+def _check_range(response: Response, blob: Descriptor, start: int) -> None:
+    """Raise for a body that is not what follows byte `start` of a blob."""
+    remaining = blob.size - start
+    if start:
+        content_range = response.headers.get("content-range") or ""
+        is_rest = response.status == 206 and content_range.startswith(f"bytes {start}-")
+        if not is_rest or response.length not in (None, remaining):
+            raise ProtocolBroken("the registry does not continue the blob where it broke")
+    if response.length not in (None, remaining):
+        raise WrongBytes(f"the blob has {response.length} bytes, its descriptor says {blob.size}")
+
+
+def _referrers_of(answer: Response, *, is_first: bool) -> tuple[Descriptor, ...]:
+    """Read one page of a list of referrers; RegistryError when it is no list at all.
+
+    What calls itself an index, or follows one, is a broken list. Anything else is what some
+    registries answer to a path that they do not know.
+    """
+    content_type = answer.headers.get("content-type") or ""
+    try:
+        page = parse_manifest(answer.body, content_type=content_type)
+        if not page.is_index:
+            raise ContentError("not an index")
+    except ContentError as error:
+        if not is_first or content_type.startswith(_INDEX):
+            raise
+        raise RegistryError(f"a 200 that is no list: {error.message}", status=200) from error
+    return page.children
+
+
+def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
+    """Read one page of a listing (section 1.11): nulls and digests are left out, other nonsense
+    fails.
+    """
+    if body.count(b"[") + body.count(b"{") > _MOST_TAGS // 4:
+        raise ContentError("the tag listing is not a list of names")
+    try:
+        document = json.loads(body)
+        tags = document["tags"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        beginning = clean_beginning(body, 60)
+        raise ContentError(
+            f"the tag listing is not what the specification says: {beginning}"
+        ) from error
+    if tags is None:
+        tags = []
+    if not isinstance(tags, list):
+        raise ContentError("the tag listing is not a list")
+
+    names: dict[str, str | None] = {}
+    for tag in tags:
+        if not tag or (isinstance(tag, str) and ":" in tag):
+            continue
+        if not isinstance(tag, str) or not is_tag(tag):
+            raise ContentError(
+                f"the tag listing holds a name that no tag can have: {printable(str(tag), 60)}"
+            )
+        names[tag] = None
+    if with_digests:
+        _add_digests(names, document.get("manifest"))
+    return names
+
+
+def _add_digests(names: dict[str, str | None], manifests: object) -> None:
+    """Enter the digests that Google's listings have: `{"sha256:...": {"tag": ["v1"]}}`."""
+    if not isinstance(manifests, dict):
+        return
+    for digest, entry in manifests.items():
+        tags = entry.get("tag") if isinstance(entry, dict) else None
+        if not isinstance(tags, list) or not re.fullmatch("sha256:[0-9a-f]{64}", digest):
+            continue
+        for tag in tags:
+            if isinstance(tag, str) and tag in names:
+                names[tag] = digest
