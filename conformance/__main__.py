@@ -19,16 +19,16 @@ from pathlib import Path
 
 import anyio
 
-from . import checks
-from .app import App
-from .exchange import Site
-from .images import Seed
-from .names import names
-from .personas import PERSONAS, persona
-from .proxy import Proxy, origin
-from .rules import RuleError, read_rules
-from .server import serve
-from .tokens import BasicAuth, TokenService
+from .check import checks
+from .content.images import Seed
+from .faults.grammar import RuleError, read_rules
+from .providers.personas import PERSONAS, persona
+from .registry.app import App
+from .registry.tokens import BasicAuth, TokenService
+from .server.exchange import Site
+from .server.names import names
+from .server.proxy import Proxy, origin
+from .server.sockets import serve
 
 __all__ = ["main"]
 

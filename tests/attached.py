@@ -13,10 +13,10 @@ from typing import Any
 
 import anyio
 
-from conformance.attachments import Family, has_api, referrers_tag
-from conformance.graphs import Graph, equal, walk
+from conformance.client.attachments import Family, has_api, referrers_tag
+from conformance.client.graphs import Graph, equal, walk
 from conformance.journal import Entries
-from conformance.personas import imitate
+from conformance.providers.personas import imitate
 from tests.ends import Ran, Virtual, document, only, tags
 
 HOUR = 3600.0

@@ -25,12 +25,12 @@ import anyio
 
 from _regsync.app import access, cli, running, watch
 from _regsync.app.console import Console
-from conformance.app import App
-from conformance.exchange import Reception, Site
-from conformance.google import make_key
-from conformance.images import Seed
+from conformance.clouds.google import make_key
+from conformance.content.images import Seed
 from conformance.messages import Answer, Content, Request, Response
-from conformance.tokens import BasicAuth, TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.exchange import Reception, Site
 from tests.canaries import Canaries, make
 from tests.ends import Ran, Virtual, basic, document
 

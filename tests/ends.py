@@ -39,13 +39,13 @@ from _regsync.net import pool
 from _regsync.net.streams import Stream, Timeouts
 from _regsync.registry.throttle import RequestWindow
 from _regsync.registry.transport import Machine
-from conformance.app import App
-from conformance.audit import audit, latest, report
-from conformance.exchange import Site
-from conformance.images import Image
-from conformance.memory import Link, Network, Place, network
-from conformance.personas import Provider, Running, imitate
-from conformance.server import Server, run_in_thread
+from conformance.audit.mistakes import audit, latest, report
+from conformance.content.images import Image
+from conformance.providers.personas import Provider, Running, imitate
+from conformance.registry.app import App
+from conformance.server.exchange import Site
+from conformance.server.memory import Link, Network, Place, network
+from conformance.server.sockets import Server, run_in_thread
 from tests.wires import MemoryWire
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -34,12 +34,12 @@ from _regsync import files
 from _regsync.errors import ConnectFailed
 from _regsync.state import database, sqlite
 from _regsync.sync import staging
-from conformance.app import App
-from conformance.faults import Rule
-from conformance.images import Image, Seed
-from conformance.memory import Place
+from conformance.content.images import Image, Seed
+from conformance.faults.rules import Rule
 from conformance.messages import Answer, Request, digest_of
-from conformance.tokens import TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import TokenService
+from conformance.server.memory import Place
 from tests import ends
 from tests.ends import Ran, Virtual, document, tags, virtual
 

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from conformance.attachments import Family, fallback_lists, plain, referrers_tag
-from conformance.faults import Rule
-from conformance.images import Image, Seed
+from conformance.client.attachments import Family, fallback_lists, plain, referrers_tag
+from conformance.content.images import Image, Seed
+from conformance.content.samples import Sample
+from conformance.content.shapes import shapes
+from conformance.faults.rules import Rule
 from conformance.messages import Answer, Request
-from conformance.personas import Provider
-from conformance.samples import Sample
-from conformance.shapes import shapes
+from conformance.providers.personas import Provider
 from tests.attached import Scene
 from tests.ends import only, virtual
 from tests.thinning import Cell, thinned

@@ -1,7 +1,7 @@
 """What hangs on an image arrives whole, from registries of every kind at registries of every kind.
 
 Each cell is a kind of source, a kind of target and a family of artifacts; an ordinary run has every
-pair of these. The walks of conformance.graphs, by the referrers API or the fallback tag and over
+pair of these. The walks of conformance.client.graphs, by the referrers API or the fallback tag and over
 cosign's tags, find the same on both sides, nothing is put before its subject, and a second run
 writes nothing.
 """
@@ -15,15 +15,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from conformance.app import App
-from conformance.attachments import FAMILIES, Family, family, has_api, plain, referrers_tag
-from conformance.graphs import equal, walk
-from conformance.images import Seed
-from conformance.personas import PERSONAS, imitate
-from conformance.referring import LATE
-from conformance.registries import skopeo
-from conformance.samples import Sample
-from conformance.server import Server
+from conformance.client.attachments import FAMILIES, Family, family, has_api, plain, referrers_tag
+from conformance.client.graphs import equal, walk
+from conformance.content.images import Seed
+from conformance.content.samples import Sample
+from conformance.programs import skopeo
+from conformance.providers.personas import PERSONAS, imitate
+from conformance.providers.referrers import LATE
+from conformance.registry.app import App
+from conformance.server.sockets import Server
 from tests.attached import Scene
 from tests.ends import Ran, Start, document, only, run_regsync, tags, virtual
 from tests.thinning import thinned, thorough

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from conformance.attachments import SBOM, SIGNED, Family, referrers_tag
-from conformance.images import Image, Seed
-from conformance.personas import PERSONAS
-from conformance.samples import Sample
+from conformance.client.attachments import SBOM, SIGNED, Family, referrers_tag
+from conformance.content.images import Image, Seed
+from conformance.content.samples import Sample
+from conformance.providers.personas import PERSONAS
 from tests.attached import Scene
 from tests.ends import virtual
 from tests.thinning import thorough

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from conformance.app import App
-from conformance.attachments import Family, family, plain
-from conformance.graphs import equal, walk
-from conformance.images import Seed
-from conformance.personas import imitate
-from conformance.samples import Sample
-from conformance.tokens import TokenService
+from conformance.client.attachments import Family, family, plain
+from conformance.client.graphs import equal, walk
+from conformance.content.images import Seed
+from conformance.content.samples import Sample
+from conformance.providers.personas import imitate
+from conformance.registry.app import App
+from conformance.registry.tokens import TokenService
 from tests.attached import MOVES, Scene
 from tests.ends import Ran, Virtual, document, only, tags, virtual
 

@@ -11,8 +11,8 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.graphs import equal, walk
-from conformance.images import Image
+from conformance.client.graphs import equal, walk
+from conformance.content.images import Image
 from tests.ends import Ran, document, tags, virtual
 from tests.test_late_signatures import SBOM, SIGNATURE, Stage
 

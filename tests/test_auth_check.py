@@ -16,13 +16,13 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from _regsync.auth.cloud import Login
 from _regsync.registry import transport
 from _regsync.sync.report import schema
-from conformance.app import App
-from conformance.aws import Aws, Private
-from conformance.exchange import Reception
-from conformance.images import Seed
-from conformance.memory import Place
+from conformance.clouds.aws import Aws, Private
+from conformance.content.images import Seed
 from conformance.messages import Access, Answer, Request, Response, error
-from conformance.tokens import BasicAuth, TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.exchange import Reception
+from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, document, virtual
 from tests.test_clouds import ECR, Cloud
 

@@ -1,7 +1,7 @@
 """ECR's logins: the signature, the chain, what is said when there is nothing; botocore and moto as
 second opinions.
 
-The persona (conformance/aws.py) verifies signatures and words by itself; botocore, driven through
+The persona (conformance/clouds/aws.py) verifies signatures and words by itself; botocore, driven through
 the same persona, says whether that is what AWS's own programs send, and finds the same identity
 from the same files and variables.
 """
@@ -45,7 +45,7 @@ from _regsync.auth.sigv4 import Request, sign
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConnectFailed
 from _regsync.providers import kind_of
-from conformance.aws import ACCOUNT, Aws
+from conformance.clouds.aws import ACCOUNT, Aws
 
 pytestmark = pytest.mark.anyio
 PRIVATE = f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com"

@@ -20,14 +20,14 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.app import App
-from conformance.aws import ACCOUNT, Aws, Private, Public
-from conformance.images import Seed
-from conformance.memory import Link
+from conformance.clouds.aws import ACCOUNT, Aws, Private, Public
+from conformance.content.images import Seed
 from conformance.messages import Request
-from conformance.names import Names, names
-from conformance.personas import imitate
-from conformance.server import Server, run_in_thread
+from conformance.providers.personas import imitate
+from conformance.registry.app import App
+from conformance.server.memory import Link
+from conformance.server.names import Names, names
+from conformance.server.sockets import Server, run_in_thread
 from tests.ends import Virtual, document, held, program, tags, virtual
 from tests.test_aws import SOURCES, World
 from tests.thinning import Cell, thinned

@@ -28,7 +28,7 @@ from _regsync.auth.cloud import Answer, CloudEnvironment, Login
 from _regsync.auth.credentials import Credential
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConnectFailed, RegistryError
-from conformance.azure import (
+from conformance.clouds.azure import (
     CLOUDS,
     COMMAND_LINE,
     TOKEN_USER,
@@ -38,13 +38,13 @@ from conformance.azure import (
     Identity,
     claims_of,
 )
-from conformance.exchange import Site
-from conformance.images import Seed
-from conformance.memory import Link
+from conformance.content.images import Seed
 from conformance.messages import Request, Response
-from conformance.names import names
-from conformance.personas import Provider, persona
-from conformance.server import run_in_thread
+from conformance.providers.personas import Provider, persona
+from conformance.server.exchange import Site
+from conformance.server.memory import Link
+from conformance.server.names import names
+from conformance.server.sockets import run_in_thread
 from tests.ends import Ran, Virtual, basic, document, held, only, program, tags, virtual
 
 NEW_YEAR = 1767225600.0

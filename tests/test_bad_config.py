@@ -16,7 +16,7 @@ from _regsync.app import commands
 from _regsync.config.fields import SECTIONS, Field
 from _regsync.config.reader import ConfigFile, load
 from _regsync.errors import ConfigError
-from conformance.server import Server
+from conformance.server.sockets import Server
 from tests.ends import Ran, run_regsync, serve, source, target
 
 __all__ = ["serve", "source", "target"]

@@ -24,13 +24,13 @@ from _regsync.addresses import Origin
 from _regsync.errors import ProtocolBroken
 from _regsync.net.streams import Timeouts
 from _regsync.registry.redirects import check_foreign, resolve_location
-from conformance.app import App
-from conformance.exchange import Reception, Site
-from conformance.images import Image, Seed, encode
+from conformance.content.images import Image, Seed, encode
 from conformance.messages import Answer, Request, Response, digest_of, error
-from conformance.server import Server
-from conformance.storage import DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
-from conformance.tokens import BasicAuth, TokenService
+from conformance.registry.app import App
+from conformance.registry.storage import DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.exchange import Reception, Site
+from conformance.server.sockets import Server
 from tests.ends import QUICK, Ran, Start, basic, copy, held, only, run_regsync, until_blank_line
 
 USER, SECRET = "captain", "Xyzzy-0pen-Sesame"

@@ -24,9 +24,9 @@ import pytest
 import trustme
 
 from _regsync.registry import repository
-from conformance.images import Seed
+from conformance.content.images import Seed
 from conformance.messages import Request, Response
-from conformance.tokens import BasicAuth
+from conformance.registry.tokens import BasicAuth
 from tests.canaries import Canaries, Traces
 from tests.canary_scene import STORAGE, USER, Scene, arranged
 from tests.ends import ROOT, Start, document, run_regsync, virtual

@@ -20,10 +20,10 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.images import Image, Seed
+from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
-from conformance.server import Server
-from conformance.tokens import BasicAuth
+from conformance.registry.tokens import BasicAuth
+from conformance.server.sockets import Server
 from tests.ends import (
     ROOT,
     Ran,

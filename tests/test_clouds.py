@@ -21,12 +21,12 @@ from _regsync.net import pool
 from _regsync.providers import kind_of
 from _regsync.registry import transport as registry_transport
 from _regsync.registry.transport import Machine, Transport
-from conformance.app import App
-from conformance.exchange import Reception, Site
-from conformance.images import Seed
-from conformance.memory import Link, Place
+from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response, error
-from conformance.tokens import BasicAuth, TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.exchange import Reception, Site
+from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, document, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

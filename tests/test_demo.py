@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from conformance import copies
-from conformance.images import Image, Seed
+from conformance.client import copies
+from conformance.content.images import Image, Seed
 from tools import demo, fips_provider
 
 ROOT = Path(__file__).resolve().parent.parent

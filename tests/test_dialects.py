@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from _regsync.providers import ROWS
-from conformance.app import App
-from conformance.dialects import LAG
-from conformance.exchange import Reception
-from conformance.faults import Rule
-from conformance.images import Image, Seed
+from conformance.content.images import Image, Seed
+from conformance.faults.rules import Rule
 from conformance.journal import Entry
-from conformance.memory import Link, Place
 from conformance.messages import Answer, Content, Request, Response
-from conformance.personas import Provider
-from conformance.tokens import TokenService
+from conformance.providers.dialects import LAG
+from conformance.providers.personas import Provider
+from conformance.registry.app import App
+from conformance.registry.tokens import TokenService
+from conformance.server.exchange import Reception
+from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, document, held, only, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

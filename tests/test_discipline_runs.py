@@ -21,10 +21,10 @@ import pytest
 
 from _regsync.state.database import COMMIT_SECONDS, StateFile
 from _regsync.state.knowledge import key_of
-from conformance.app import App
-from conformance.images import Image, Seed
+from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
-from conformance.server import Server
+from conformance.registry.app import App
+from conformance.server.sockets import Server
 from tests.ends import Ran, Start, document, held, run_regsync, started, tags
 
 LARGE = 70_000

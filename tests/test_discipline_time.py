@@ -17,11 +17,11 @@ import anyio
 import pytest
 
 from _regsync.sync import schedule
-from conformance.app import App
-from conformance.images import Image, Part, Seed, compose
-from conformance.memory import Link, Place
+from conformance.content.images import Image, Part, Seed, compose
 from conformance.messages import Answer, Request, Response, error
-from conformance.tokens import TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import TokenService
+from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, document, held, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

@@ -15,9 +15,9 @@ import pytest
 from _regsync.errors import ListingBroken, RegsyncError, Side
 from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.transport import Call
-from conformance.images import OCI_INDEX
-from conformance.memory import Place
+from conformance.content.images import OCI_INDEX
 from conformance.messages import Answer, Request, Response, error
+from conformance.server.memory import Place
 from tests.ends import Ran, virtual
 from tests.states import rows
 from tests.test_late_signatures import DAY, Stage

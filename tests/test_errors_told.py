@@ -27,11 +27,11 @@ import pytest
 import trustme
 
 from _regsync.sync import staging
-from conformance.app import App
-from conformance.images import Image, Seed
+from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
-from conformance.server import Server
-from conformance.tokens import BasicAuth, TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.sockets import Server
 from tests.ends import QUICK, Ran, Start, document, run_regsync, sync, tags, until_blank_line
 
 USER, SECRET = "captain", "hunter2"

@@ -25,9 +25,9 @@ from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.net.streams import Timeouts
 from _regsync.oci.manifest import Manifest
 from _regsync.sync import discovery
-from conformance.images import Image, Seed
+from conformance.content.images import Image, Seed
 from conformance.messages import Request
-from conformance.server import Server
+from conformance.server.sockets import Server
 from tests.ends import (
     ROOT,
     Start,

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.app import App
-from conformance.families import FAMILIES, LARGE, PLATFORMS, Family, Weighing
-from conformance.images import Seed
+from conformance.content.families import FAMILIES, LARGE, PLATFORMS, Family, Weighing
+from conformance.content.images import Seed
+from conformance.content.streams import Measured, Stream
 from conformance.messages import digest_of
-from conformance.streams import Measured, Stream
+from conformance.registry.app import App
 from tests.ends import Start, copy, held, sync, tags
 
 SMALL = Family(repositories=3, tags=4, shared=2, own=1, size=50, bases=2)

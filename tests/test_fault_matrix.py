@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conformance.images import Seed
+from conformance.content.images import Seed
 from tests.ends import ROOT, Start, document, held, tags
 from tests.fault_matrix import Case, cases, judge, parts, sorts
 from tests.thinning import thinned

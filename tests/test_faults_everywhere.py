@@ -15,11 +15,11 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.app import App
-from conformance.faults import Rule
-from conformance.images import Seed
-from conformance.memory import Place
-from conformance.tokens import TokenService
+from conformance.content.images import Seed
+from conformance.faults.rules import Rule
+from conformance.registry.app import App
+from conformance.registry.tokens import TokenService
+from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, held, tags, virtual
 from tests.thinning import Cell, thinned
 

@@ -12,11 +12,11 @@ import pytest
 from _regsync.errors import Disconnected
 from _regsync.sync import staging
 from _regsync.sync.feed import PATIENCE, Feed, Tap
-from conformance.app import App
-from conformance.images import Image, Seed
+from conformance.content.images import Image, Seed
 from conformance.journal import Entries
-from conformance.memory import Link, Place
-from conformance.personas import Provider, imitate
+from conformance.providers.personas import Provider, imitate
+from conformance.registry.app import App
+from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, held, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

@@ -25,8 +25,8 @@ import trustme
 from _regsync import fips
 from _regsync.app.cli import main
 from _regsync.crypto import hash_hex, hmac_bytes, name_hash
-from conformance.google import make_key
-from conformance.images import Seed
+from conformance.clouds.google import make_key
+from conformance.content.images import Seed
 from tests.ends import Start, document, held, tags
 from tests.test_rsa import PYTHONS, signed_elsewhere
 from tools import check, fips_provider

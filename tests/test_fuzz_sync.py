@@ -15,7 +15,7 @@ import anyio
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from conformance.images import Seed
+from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response
 from tests import ends
 from tests.ends import held, tags, virtual

@@ -23,7 +23,7 @@ from _regsync.auth import google as auth_google
 from _regsync.auth.cloud import Answer, CloudEnvironment, Login
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError, ConnectFailed
-from conformance.google import CLIENT, HOSTS, METADATA, Google, make_key
+from conformance.clouds.google import CLIENT, HOSTS, METADATA, Google, make_key
 from conformance.messages import Request, Response
 
 HOME = "/home/someone"

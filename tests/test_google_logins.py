@@ -15,15 +15,15 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.exchange import Site
-from conformance.google import HOSTS, METADATA, Google, GoogleTokens, Running, google
-from conformance.images import Image, Seed
-from conformance.memory import Link
+from conformance.clouds.google import HOSTS, METADATA, Google, GoogleTokens, Running, google
+from conformance.content.images import Image, Seed
 from conformance.messages import Request, Response
-from conformance.names import Names, names
-from conformance.personas import Provider, persona
-from conformance.personas import Running as Registry
-from conformance.server import run_in_thread
+from conformance.providers.personas import Provider, persona
+from conformance.providers.personas import Running as Registry
+from conformance.server.exchange import Site
+from conformance.server.memory import Link
+from conformance.server.names import Names, names
+from conformance.server.sockets import run_in_thread
 from tests.ends import Virtual, document, held, program, tags, virtual
 
 GAR, GCR = "europe-docker.pkg.dev", "gcr.io"

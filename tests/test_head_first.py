@@ -11,10 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.app import App
-from conformance.images import Image, Seed
-from conformance.memory import Place
+from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
+from conformance.registry.app import App
+from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, document, held, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

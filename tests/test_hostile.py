@@ -35,11 +35,11 @@ from _regsync.registry import host, remote
 from _regsync.registry.transport import Call
 from _regsync.sync import discovery, referrers
 from _regsync.sync import image as sync_image
-from conformance.exchange import Reception, Site
-from conformance.images import Seed, encode
+from conformance.content.images import Seed, encode
 from conformance.messages import Answer, Content, Request, Response, digest_of, error
-from conformance.server import Server
-from conformance.tokens import BasicAuth
+from conformance.registry.tokens import BasicAuth
+from conformance.server.exchange import Reception, Site
+from conformance.server.sockets import Server
 from tests.ends import (
     QUICK,
     Start,

@@ -1,7 +1,7 @@
 """Content of every shape: equal on every run and Python, taken by a strict registry, copied or
 refused.
 
-The catalogue (conformance/shapes.py) is run through three clients: the harness's own, the program,
+The catalogue (conformance/content/shapes.py) is run through three clients: the harness's own, the program,
 and for what has to be refused, the program alone.
 """
 
@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from conformance.app import App
-from conformance.copies import fetch_http, identical, push_http
-from conformance.images import Image, Seed
-from conformance.samples import Sample
-from conformance.server import Server, run_in_thread
-from conformance.shapes import shapes
+from conformance.client.copies import fetch_http, identical, push_http
+from conformance.content.images import Image, Seed
+from conformance.content.samples import Sample
+from conformance.content.shapes import shapes
+from conformance.registry.app import App
+from conformance.server.sockets import Server, run_in_thread
 from tests.ends import copy, held, only
 from tests.thinning import thorough
 
@@ -57,7 +57,7 @@ def test_every_shape_has_the_bytes_that_it_always_had() -> None:
 
 @pytest.mark.slow
 def test_the_bytes_do_not_depend_on_the_interpreters_hashes() -> None:
-    code = "from conformance.shapes import shapes\n"
+    code = "from conformance.content.shapes import shapes\n"
     code += "for name, shape in shapes().items(): print(name, shape.build().fingerprint())"
     told = []
     for hashes in ("0", "1"):

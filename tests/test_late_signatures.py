@@ -18,9 +18,9 @@ from _regsync.state.database import StateFile
 from _regsync.state.knowledge import COMPLETE, COPIED, ArtifactCheck, Knowledge, snapshot_name
 from _regsync.sync.artifact_checks import Look, decide_look, flags_after, is_due_without_state
 from _regsync.sync.image import ImageCopy
-from conformance.attachments import fallback_lists
-from conformance.images import Image, Seed
-from conformance.memory import Link, Place
+from conformance.client.attachments import fallback_lists
+from conformance.content.images import Image, Seed
+from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, document, tags, virtual
 from tests.states import rows
 

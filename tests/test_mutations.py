@@ -1,7 +1,7 @@
 """Deliberate mistakes of a client, each of which the harness catches and names.
 
 Most are the program with one place changed, in the process, on its real path: a mutant. What has no
-path in it yet is played by a script. Each mutant says which mistake `conformance.audit` has to
+path in it yet is played by a script. Each mutant says which mistake `conformance.audit.mistakes` has to
 name, was seen to be executed, and differs from the unchanged program, which passes the same
 scenario without a complaint. No mistake in the table of `audit` is without a mutant or a script.
 """
@@ -28,14 +28,14 @@ from _regsync.sync import transfer
 from _regsync.sync.discovery import Discovery, Once
 from _regsync.sync.relay import Relay
 from _regsync.sync.staging import Staging
-from conformance.app import App
-from conformance.audit import MISTAKES, Finding, audit, report
-from conformance.copies import ACCEPT
-from conformance.exchange import Reception, Site
-from conformance.images import Image, Seed
+from conformance.audit.mistakes import MISTAKES, Finding, audit, report
+from conformance.client.copies import ACCEPT
+from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Content, Request, Response, digest_of
-from conformance.server import Server, run_in_thread
-from conformance.tokens import BasicAuth, TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.exchange import Reception, Site
+from conformance.server.sockets import Server, run_in_thread
 from tests.ends import Ran, basic, copy, document, run_regsync, tags
 
 SECRET = "correct-horse"

@@ -20,13 +20,13 @@ from _regsync.addresses import Origin
 from _regsync.errors import ConnectFailed, Disconnected, ProtocolBroken, RegistryError, SyncError
 from _regsync.registry.outage import Outage, Patience, Reach, is_outage
 from _regsync.registry.recovery import Peer, Recovery
-from conformance.app import App
-from conformance.copies import fetch_http, identical, push_http
-from conformance.images import Image, Seed
-from conformance.memory import Link, Place
+from conformance.client.copies import fetch_http, identical, push_http
+from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
-from conformance.registries import docker_registry
-from conformance.tokens import TokenService
+from conformance.programs import docker_registry
+from conformance.registry.app import App
+from conformance.registry.tokens import TokenService
+from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, document, held, only, started, tags, virtual
 
 PATIENCE = Patience(after_answer=120.0, without_answer=15.0, first_pause=0.5)

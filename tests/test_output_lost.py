@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from conformance.app import App
-from conformance.images import Seed
-from conformance.server import run_in_thread
+from conformance.content.images import Seed
+from conformance.registry.app import App
+from conformance.server.sockets import run_in_thread
 from tests.ends import program
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance.images import Seed
-from conformance.names import Names, names
-from conformance.personas import persona
+from conformance.content.images import Seed
+from conformance.providers.personas import persona
+from conformance.server.names import Names, names
 from tests.ends import document, held, only, program, run_regsync, sync, tags, virtual
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,7 +7,7 @@ import typing
 import pytest
 
 from _regsync.providers import ROWS, Kind, api_host, api_repository, canonical_host, kind_of
-from conformance.rates import ACTIONS, READS, WRITES
+from conformance.providers.rates import ACTIONS, READS, WRITES
 
 KINDS = [
     ("123456789012.dkr.ecr.us-east-1.amazonaws.com", "ecr"),

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import trustme
 
-from conformance.app import App
-from conformance.images import Seed
+from conformance.content.images import Seed
 from conformance.messages import Request, Response
-from conformance.tokens import TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import TokenService
 from tests.ends import QUICK, Ran, Start, basic, held, run_regsync
 from tests.forwarding import OPEN, Forward, Speaker, until_blank_line
 

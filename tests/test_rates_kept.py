@@ -18,13 +18,13 @@ from _regsync.providers import Pace
 from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import CongestionWindow, Demand, RegistryLimits
 from _regsync.registry.transport import Call
-from conformance.app import App
-from conformance.copies import ACCEPT
-from conformance.images import Image, Part, Seed, compose
-from conformance.memory import Link, Place
+from conformance.client.copies import ACCEPT
+from conformance.content.images import Image, Part, Seed, compose
 from conformance.messages import Answer, Request, Response, error
-from conformance.personas import Persona, Provider
-from conformance.rates import Cap
+from conformance.providers.personas import Persona, Provider
+from conformance.providers.rates import Cap
+from conformance.registry.app import App
+from conformance.server.memory import Link, Place
 from tests.ends import document, held, tags, virtual
 from tests.test_redirects import registry, transport_of
 from tools.benches import rates

@@ -26,9 +26,9 @@ from _regsync.config.reader import ConfigFile, load
 from _regsync.errors import RegsyncError
 from _regsync.oci.reference import parse_reference
 from _regsync.tags import select
-from conformance.app import App
-from conformance.images import Image, Seed
-from conformance.personas import PERSONAS
+from conformance.content.images import Image, Seed
+from conformance.providers.personas import PERSONAS
+from conformance.registry.app import App
 from tests.ends import Start, held, run_regsync
 from tools import build_zipapp
 
@@ -338,7 +338,11 @@ def test_the_harness_names_its_modules_and_personas() -> None:
     told = (ROOT / "conformance" / "README.md").read_text(encoding="utf-8")
     named = set(re.findall("`([a-z][a-z0-9_-]*)`", told))
     ends = tuple(re.findall("`(-[a-z0-9-]+)`", told))  # `unknown-404`, `-405` and so on
-    modules = {path.stem for path in (ROOT / "conformance").glob("[a-z]*.py")}
+    paths = [*(ROOT / "conformance").glob("*.py"), *(ROOT / "conformance").glob("*/[a-z]*.py")]
+    modules = {path.stem for path in paths if path.parent.name != "tests"} - {
+        "__init__",
+        "__main__",
+    }
     assert modules - named == set()
     assert [name for name in PERSONAS if name not in named and not name.endswith(ends)] == []
 

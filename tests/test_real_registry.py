@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import trustme
 
-from conformance.copies import fetch_http, identical, push_http
-from conformance.images import Image, Seed
+from conformance.client.copies import fetch_http, identical, push_http
+from conformance.content.images import Image, Seed
+from conformance.content.shapes import shapes
 from conformance.messages import digest_of
-from conformance.proxy import Proxy
-from conformance.registries import HTPASSWD, PASSWORD, USER, skopeo
-from conformance.shapes import shapes
+from conformance.programs import HTPASSWD, PASSWORD, USER, skopeo
+from conformance.server.proxy import Proxy
 from tests.ends import Start, basic, only, run_regsync
 
 Registries = Callable[..., str]

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from conformance.app import App
-from conformance.images import Seed
-from conformance.server import Server
+from conformance.content.images import Seed
+from conformance.registry.app import App
+from conformance.server.sockets import Server
 from tests.ends import Ran, Start, document, run_regsync, tags
 
 
@@ -102,7 +102,7 @@ def test_a_dry_run_says_per_mapping_and_image_what_would_happen(
 
 
 def test_a_dry_run_asks_for_no_more_than_pull(tmp_path: Path, serve: Start) -> None:
-    from conformance.tokens import TokenService
+    from conformance.registry.tokens import TokenService
 
     source, target = serve(), serve(auth=TokenService({}))
     mappings = shared_base(source)

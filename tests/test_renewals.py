@@ -12,11 +12,11 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.app import App
-from conformance.images import Image, Seed
-from conformance.memory import Link, Place
+from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response
-from conformance.tokens import Challenge, Form, TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import Challenge, Form, TokenService
+from conformance.server.memory import Link, Place
 from tests.ends import Virtual, held, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

@@ -12,10 +12,10 @@ from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError, Side, TimedOut
 from _regsync.sync.report import MappingSelection, Outcome, Report, schema
 from _regsync.text import duration_text, size_text
-from conformance.app import App
-from conformance.images import Seed, encode
+from conformance.content.images import Seed, encode
 from conformance.messages import Answer, Request, Response
-from conformance.server import Server
+from conformance.registry.app import App
+from conformance.server.sockets import Server
 from tests.ends import Ran, run_regsync, tags
 from tests.ends import document as written
 

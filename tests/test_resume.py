@@ -21,13 +21,13 @@ from _regsync.app import running
 from _regsync.net.http1 import PIECE
 from _regsync.registry.transport import Transport
 from _regsync.sync import relay
-from conformance.app import App
-from conformance.exchange import Reception
-from conformance.images import Image, Seed
+from conformance.content.images import Image, Seed
 from conformance.journal import Entry
-from conformance.memory import Link, Place
 from conformance.messages import Answer, Request, Response
-from conformance.tokens import TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import TokenService
+from conformance.server.exchange import Reception
+from conformance.server.memory import Link, Place
 from tests.ends import Ran, held, only, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

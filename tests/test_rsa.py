@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import padding
 
 from _regsync import crypto
 from _regsync.crypto import sign_rs256
-from conformance.google import make_key
+from conformance.clouds.google import make_key
 
 ROOT = Path(__file__).resolve().parent.parent
 # The interpreter that runs the tests, and those that are installed beside its base.

@@ -25,11 +25,11 @@ from _regsync.state.database import StateFile
 from _regsync.state.knowledge import BlobEntry
 from _regsync.sync.staging import Staging
 from _regsync.text import printable
-from conformance.images import Seed
+from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response, error
-from conformance.server import Server
-from conformance.storage import OCI_MANIFEST
-from conformance.tokens import BasicAuth, TokenService
+from conformance.registry.storage import OCI_MANIFEST
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.sockets import Server
 from tests import states
 from tests.ends import (
     ROOT,

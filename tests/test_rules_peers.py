@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from conformance.app import App
-from conformance.exchange import Reception, Site
-from conformance.images import Image, Seed, encode
+from conformance.content.images import Image, Seed, encode
 from conformance.messages import Answer, Content, Request, Response
-from conformance.storage import OCI_MANIFEST
-from conformance.tokens import BasicAuth, TokenService
+from conformance.registry.app import App
+from conformance.registry.storage import OCI_MANIFEST
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.exchange import Reception, Site
 from tests.ends import Ran, Virtual, basic, document, held, only, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

@@ -30,9 +30,9 @@ from _regsync.state.knowledge import (
 )
 from _regsync.sync import staging as sync_staging
 from _regsync.sync.staging import Staging, StagingFailed
-from conformance.app import App
-from conformance.images import Seed
-from conformance.server import Server
+from conformance.content.images import Seed
+from conformance.registry.app import App
+from conformance.server.sockets import Server
 from tests.ends import Ran, Start, document, held, run_regsync, tags
 
 pytestmark = pytest.mark.rule("R12")

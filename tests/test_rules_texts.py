@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import trustme
 
-from conformance.images import Seed, encode
+from conformance.content.images import Seed, encode
 from conformance.messages import Answer, Request, Response, error
-from conformance.server import Server
-from conformance.storage import OCI_INDEX, OCI_MANIFEST
-from conformance.tokens import TokenService
+from conformance.registry.storage import OCI_INDEX, OCI_MANIFEST
+from conformance.registry.tokens import TokenService
+from conformance.server.sockets import Server
 from tests.ends import Ran, Start, document, only, run_regsync, tags
 
 # Colours, a title, a bell, a line that begins anew, C1's CSI, bidirectional marks, what has no

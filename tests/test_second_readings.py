@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from conformance.app import App
-from conformance.images import Image, Seed
+from conformance.content.images import Image, Seed
 from conformance.journal import Entries
-from conformance.memory import Place
 from conformance.messages import Answer, Request
+from conformance.registry.app import App
+from conformance.server.memory import Place
 from tests.ends import Virtual, held, only, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

@@ -24,12 +24,12 @@ from _regsync.auth.cloud import Login
 from _regsync.auth.credentials import Credential
 from _regsync.errors import SyncError
 from _regsync.registry import transport
-from conformance.app import App
-from conformance.exchange import Reception
-from conformance.images import Seed
+from conformance.content.images import Seed
 from conformance.journal import credentials
 from conformance.messages import Access, Answer, Request, Response, error
-from conformance.tokens import BasicAuth, TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.exchange import Reception
 from tests.ends import Ran, Virtual, document, virtual
 from tests.test_clouds import ACR, ECR, Cloud
 

@@ -19,9 +19,9 @@ from _regsync.config.model import Config, MappingRule
 from _regsync.errors import ConfigError
 from _regsync.sync.mappings import parse_shard as parse
 from _regsync.sync.mappings import share
-from conformance.app import App
-from conformance.images import Seed
-from conformance.server import Server
+from conformance.content.images import Seed
+from conformance.registry.app import App
+from conformance.server.sockets import Server
 from tests.ends import Start, document, run_regsync, tags
 from tests.fuzzing import fuzz
 

@@ -26,10 +26,10 @@ from _regsync.app.progress import show_progress
 from _regsync.providers import Pace
 from _regsync.registry.throttle import RegistryLimits, RequestWindow
 from _regsync.sync.run import DRAIN_SECONDS
-from conformance.app import App
-from conformance.images import Image, Seed
-from conformance.memory import Link, Place
-from conformance.server import Server
+from conformance.content.images import Image, Seed
+from conformance.registry.app import App
+from conformance.server.memory import Link, Place
+from conformance.server.sockets import Server
 from tests.ends import ROOT, Ran, Virtual, document, held, tags, virtual
 from tests.states import entries
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from conformance.images import Image, Seed
+from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, digest_of
-from conformance.server import Server
-from conformance.tokens import TokenService
+from conformance.registry.tokens import TokenService
+from conformance.server.sockets import Server
 from tests.ends import Start, held, tags
 from tests.test_discipline import app, sync
 

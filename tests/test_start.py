@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from conformance.app import App
-from conformance.images import Seed
+from conformance.content.images import Seed
+from conformance.registry.app import App
 from tests.ends import Start
 
 # As the interpreter runs the built file, and then what is there. `threads` are those that were ever

@@ -21,9 +21,9 @@ from pathlib import Path
 import pytest
 import trustme
 
-from conformance.app import App
-from conformance.images import Seed
-from conformance.server import run_in_thread
+from conformance.content.images import Seed
+from conformance.registry.app import App
+from conformance.server.sockets import run_in_thread
 from tests import ends
 from tools.hosts import NOBODY, is_executable
 

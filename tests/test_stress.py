@@ -21,12 +21,12 @@ from typing import Any
 
 import pytest
 
-from conformance.app import App
-from conformance.audit import KINDS, audit, latest, report
-from conformance.copies import fetch_http, identical
-from conformance.images import Image, Seed
+from conformance.audit.mistakes import KINDS, audit, latest, report
+from conformance.client.copies import fetch_http, identical
+from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
-from conformance.server import Server, run_in_thread
+from conformance.registry.app import App
+from conformance.server.sockets import Server, run_in_thread
 from tests.ends import Ran, run_regsync
 
 # A manifest may be asked for by its digest while another tag's answer with the same bytes is under

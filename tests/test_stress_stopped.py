@@ -32,11 +32,11 @@ from _regsync.providers import ROWS
 from _regsync.registry.transport import Transport
 from _regsync.sync import run as sync_run
 from _regsync.sync.run import DRAIN_SECONDS
-from conformance.audit import audit, latest, report
-from conformance.images import Image, Seed
-from conformance.memory import Place
+from conformance.audit.mistakes import audit, latest, report
+from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
-from conformance.tokens import TokenService
+from conformance.registry.tokens import TokenService
+from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, held, virtual
 from tests.test_signals import stopped_at
 from tests.test_stress import NOT_YET, pool

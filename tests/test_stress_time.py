@@ -26,11 +26,11 @@ import anyio
 import pytest
 
 from _regsync.providers import ROWS, Kind
-from conformance.app import App
-from conformance.attachments import referrers_tag
-from conformance.images import Image, Seed
-from conformance.memory import Link, Place
+from conformance.client.attachments import referrers_tag
+from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
+from conformance.registry.app import App
+from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, held, virtual
 from tests.test_stress import NOT_YET, pool
 

@@ -17,12 +17,12 @@ import pytest
 
 from _regsync.errors import ProtocolBroken
 from _regsync.registry import upload
-from conformance.app import App
-from conformance.images import EMPTY_CONFIG, Image, Seed, compose_index, encode
+from conformance.content.images import EMPTY_CONFIG, Image, Seed, compose_index, encode
+from conformance.content.shapes import shapes
 from conformance.messages import Answer, Request, Response, digest_of, error
-from conformance.server import Server
-from conformance.shapes import shapes
-from conformance.tokens import TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import TokenService
+from conformance.server.sockets import Server
 from tests.ends import Start, copy, document, held, only, run_regsync, sync, tags, until_blank_line
 
 

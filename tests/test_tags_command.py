@@ -21,11 +21,11 @@ import yaml
 
 from _regsync.app import cli
 from _regsync.sync.report import schema
-from conformance.app import App
-from conformance.images import Seed
+from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response, error
-from conformance.server import Server
-from conformance.tokens import BasicAuth, TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.sockets import Server
 from tests.ends import ROOT, Ran, Start, held, only, run_regsync, started, virtual
 
 SECRET = "Xyzzy-0pen-Sesame"

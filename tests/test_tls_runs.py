@@ -22,10 +22,10 @@ from _regsync.errors import ConfigError
 from _regsync.net import tls
 from _regsync.registry import host
 from _regsync.registry.transport import Machine, Transport
-from conformance.app import App
-from conformance.images import Seed
+from conformance.content.images import Seed
 from conformance.messages import Request, Response
-from conformance.server import Server
+from conformance.registry.app import App
+from conformance.server.sockets import Server
 from tests.ends import ROOT, Ran, Start, document, held, run_regsync, tags
 from tests.forwarding import Speaker
 

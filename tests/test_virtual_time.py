@@ -14,13 +14,13 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.app import App
-from conformance.evidence import Act
-from conformance.images import Image, Seed
-from conformance.memory import End, Link, Place, network
+from conformance.audit.evidence import Act
+from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
-from conformance.personas import Persona, Provider
-from conformance.rates import Cap
+from conformance.providers.personas import Persona, Provider
+from conformance.providers.rates import Cap
+from conformance.registry.app import App
+from conformance.server.memory import End, Link, Place, network
 from tests.ends import document, held, only, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

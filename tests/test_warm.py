@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from conformance.app import App
-from conformance.images import Image, Seed
-from conformance.server import Server
-from conformance.tokens import TokenService
+from conformance.content.images import Image, Seed
+from conformance.registry.app import App
+from conformance.registry.tokens import TokenService
+from conformance.server.sockets import Server
 from tests.ends import Ran, Start, document, held, run_regsync, tags
 
 

@@ -18,10 +18,10 @@ import anyio
 import pytest
 
 from _regsync.state import sqlite
-from conformance.app import App
-from conformance.faults import Rule
-from conformance.images import Image
-from conformance.tokens import TokenService
+from conformance.content.images import Image
+from conformance.faults.rules import Rule
+from conformance.registry.app import App
+from conformance.registry.tokens import TokenService
 from tests.ends import Virtual, held, tags
 from tests.states import entries
 from tests.watching import INTERVAL, Step, lines, scene

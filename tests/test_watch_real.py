@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from conformance.copies import fetch_http, identical, push_http
-from conformance.images import Image, Seed
+from conformance.client.copies import fetch_http, identical, push_http
+from conformance.content.images import Image, Seed
 from tests.ends import program
 
 Registries = Callable[..., str]

@@ -15,8 +15,8 @@ from trustme import CA
 
 from _regsync.config.model import Registry
 from _regsync.registry.transport import Transport
-from conformance.memory import Link
-from conformance.tokens import TokenService
+from conformance.registry.tokens import TokenService
+from conformance.server.memory import Link
 from tests.ends import held, tags, virtual
 from tests.watching import Scene, Step, lines, scene, tellers
 

@@ -13,8 +13,8 @@ import anyio
 import pytest
 
 from _regsync.app import health, watch
-from conformance.app import App
-from conformance.images import Image, Seed
+from conformance.content.images import Image, Seed
+from conformance.registry.app import App
 from tests.ends import Ran, Virtual, document, virtual
 
 INTERVAL = 30.0

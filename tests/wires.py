@@ -29,7 +29,7 @@ from _regsync.errors import Disconnected
 from _regsync.net.http1 import Connection, Headers, Response
 from _regsync.net.pool import Pool
 from _regsync.net.streams import WANT_READ, WANT_WRITE, Stream, Timeouts
-from conformance.memory import End as MemoryEnd
+from conformance.server.memory import End as MemoryEnd
 
 ORIGIN = Origin("http", "registry.test", 80)
 

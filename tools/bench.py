@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from conformance.registries import Missing  # noqa: E402
+from conformance.programs import Missing  # noqa: E402
 from tools.benches.runner import BenchError  # noqa: E402
 from tools.fips_provider import ProviderError  # noqa: E402
 

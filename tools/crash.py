@@ -40,10 +40,10 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from conformance.attachments import Family, plain  # noqa: E402
-from conformance.copies import fetch_http, push_http  # noqa: E402
-from conformance.images import Image, Seed  # noqa: E402
-from conformance.registries import docker_registry, skopeo  # noqa: E402
+from conformance.client.attachments import Family, plain  # noqa: E402
+from conformance.client.copies import fetch_http, push_http  # noqa: E402
+from conformance.content.images import Image, Seed  # noqa: E402
+from conformance.programs import docker_registry, skopeo  # noqa: E402
 
 __all__ = ["CrashError", "Round", "main", "rounds"]
 

@@ -40,9 +40,9 @@ import trustme
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from conformance.app import App  # noqa: E402
-from conformance.images import Image, Seed  # noqa: E402
-from conformance.server import Server, run_in_thread  # noqa: E402
+from conformance.content.images import Image, Seed  # noqa: E402
+from conformance.registry.app import App  # noqa: E402
+from conformance.server.sockets import Server, run_in_thread  # noqa: E402
 
 __all__ = [
     "HOSTS",

@@ -76,7 +76,10 @@ PRELOADED = [
         "yaml",
         "anyio.to_thread",
     ),
-    *("conformance.app", "conformance.audit", "conformance.personas"),  # share no code with it
+    # These share no code with the program.
+    "conformance.registry.app",
+    "conformance.audit.mistakes",
+    "conformance.providers.personas",
 ]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trustme
 
-from conformance import registries
+from conformance import programs
 
 __all__ = [
     "anyio_backend",
@@ -99,7 +99,7 @@ def docker_registries(
 ) -> Iterator[Callable[..., str]]:
     """Return a function that starts Debian's docker-registry and returns its `127.0.0.1:PORT`.
 
-    Its arguments are those of `conformance.registries.docker_registry` without the directory. It
+    Its arguments are those of `conformance.programs.docker_registry` without the directory. It
     holds in memory what it gets, unless the run is thorough: on a disk it waits for that at every
     step.
     """
@@ -112,7 +112,7 @@ def docker_registries(
                 "in_memory": not request.config.getoption("--thorough", default=False),
                 **options,
             }
-            started: AbstractContextManager[str] = registries.docker_registry(directory, **chosen)
+            started: AbstractContextManager[str] = programs.docker_registry(directory, **chosen)
             return running.enter_context(started)
 
         yield start

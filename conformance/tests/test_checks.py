@@ -21,17 +21,18 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 
-from conformance import checks, registries
+from conformance import programs
 from conformance.__main__ import main
-from conformance.app import App
-from conformance.checks import Row, begin, chosen, run_checks
-from conformance.client import Client, Reply, Send, Wire
+from conformance.check import checks
+from conformance.check.checks import Row, begin, chosen, run_checks
+from conformance.client.http import Client, Reply, Send, Wire
 from conformance.messages import Answer, Content, Request, Response, digest_of, error
-from conformance.personas import persona
-from conformance.registries import HTPASSWD, PASSWORD, USER, docker_registry
-from conformance.server import run_in_thread
-from conformance.storage import OCI_INDEX, Stored, Upload
-from conformance.tokens import BasicAuth, TokenService
+from conformance.programs import HTPASSWD, PASSWORD, USER, docker_registry
+from conformance.providers.personas import persona
+from conformance.registry.app import App
+from conformance.registry.storage import OCI_INDEX, Stored, Upload
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.sockets import run_in_thread
 
 ROOT = Path(__file__).resolve().parents[2]
 URL = "http://registry.test/team/app"
@@ -1481,19 +1482,17 @@ def test_the_real_registry_has_the_known_gaps_and_no_other(tmp_path: Path) -> No
     gaps = {(row.outcome, row.check.name) for row in rows if row.outcome != "pass"}
     known = {
         (gap.outcome, name)
-        for gap in registries.DISTRIBUTION_2_8_GAPS
+        for gap in programs.DISTRIBUTION_2_8_GAPS
         for name in fnmatch.filter(NAMES, gap.checks)
     }
     assert gaps == known
-    assert all(fnmatch.filter(NAMES, gap.checks) for gap in registries.DISTRIBUTION_2_8_GAPS)
+    assert all(fnmatch.filter(NAMES, gap.checks) for gap in programs.DISTRIBUTION_2_8_GAPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["strict", "old", "redirecting", "distribution", "distribution3"])
 def test_personas_fail_only_what_they_imitate(name: str) -> None:
-    known = {
-        m for gap in registries.DISTRIBUTION_2_8_GAPS for m in fnmatch.filter(NAMES, gap.checks)
-    }
+    known = {m for gap in programs.DISTRIBUTION_2_8_GAPS for m in fnmatch.filter(NAMES, gap.checks)}
     with persona(name) as running:
         rows = checks.check_registry(f"{running.url}/team/app")
     # 3 looks at no PUT's Content-Range; the digest decides.
@@ -1509,7 +1508,7 @@ def test_the_readme_names_the_known_gaps_and_every_option(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     readme = (Path(checks.__file__).parent / "README.md").read_text()
-    for gap in registries.DISTRIBUTION_2_8_GAPS:
+    for gap in programs.DISTRIBUTION_2_8_GAPS:
         assert f"| `{gap.checks}` | {gap.outcome} | {gap.why} |" in readme
     with pytest.raises(SystemExit):
         main(["check", "--help"])

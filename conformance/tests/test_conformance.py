@@ -28,15 +28,15 @@ import anyio
 import pytest
 import trustme
 
-from conformance.app import App
-from conformance.client import NoAnswer
-from conformance.copies import ACCEPT, fetch_http, identical, push_http
-from conformance.exchange import DRAINED, Site
-from conformance.images import Image, Seed, encode
+from conformance.client.copies import ACCEPT, fetch_http, identical, push_http
+from conformance.client.http import NoAnswer
+from conformance.content.images import Image, Seed, encode
 from conformance.messages import Content, Request, Response, digest_of, error
-from conformance.server import Server, run_in_thread, serve
-from conformance.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
-from conformance.tokens import FORMS, BasicAuth, Challenge, TokenService
+from conformance.registry.app import App
+from conformance.registry.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
+from conformance.registry.tokens import FORMS, BasicAuth, Challenge, TokenService
+from conformance.server.exchange import DRAINED, Site
+from conformance.server.sockets import Server, run_in_thread, serve
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "sha256:" + "0" * 64
@@ -1588,7 +1588,7 @@ def _leaves(problem: BaseException) -> list[BaseException]:
 @pytest.mark.slow
 def test_the_harness_imports_nothing_of_the_program_and_few_others() -> None:
     code = (
-        "import sys; before = set(sys.modules); import conformance.__main__, conformance.registries;"
+        "import sys; before = set(sys.modules); import conformance.__main__, conformance.programs;"
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)"
     )
     done = subprocess.run(

@@ -24,18 +24,18 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.app import App
-from conformance.copies import ACCEPT, fetch_http, identical
-from conformance.exchange import Site
-from conformance.faults import Faults, KiB, Rule
-from conformance.images import Image, Seed
-from conformance.memory import End, _MemoryStream, network
+from conformance.client.copies import ACCEPT, fetch_http, identical
+from conformance.content.images import Image, Seed
+from conformance.faults.grammar import RuleError, read_rules
+from conformance.faults.rules import Faults, KiB, Rule
+from conformance.faults.verbs import VERBS
 from conformance.messages import digest_of
-from conformance.proxy import Proxy
-from conformance.rules import RuleError, read_rules
-from conformance.server import run_in_thread
-from conformance.tokens import TokenService
-from conformance.verbs import VERBS
+from conformance.registry.app import App
+from conformance.registry.tokens import TokenService
+from conformance.server.exchange import Site
+from conformance.server.memory import End, _MemoryStream, network
+from conformance.server.proxy import Proxy
+from conformance.server.sockets import run_in_thread
 
 ROOT = Path(__file__).resolve().parents[2]
 LAYER = bytes(range(256)) * 400  # 102,400 bytes
@@ -928,7 +928,7 @@ def test_a_proxy_names_itself_in_challenges_so_that_tokens_come_through_it(app: 
 def test_the_real_registry_and_client_with_faults_between_them(
     docker_registry: str, app: App, image: Image, tmp_path: Path
 ) -> None:
-    from conformance.registries import skopeo
+    from conformance.programs import skopeo
 
     proxy = Proxy(f"http://{docker_registry}")
     proxy.faults.on("HEAD", "blob").delay(0.01)

@@ -13,11 +13,11 @@ from urllib.parse import urlencode
 import anyio
 import pytest
 
-from conformance.app import App
 from conformance.journal import Entries, Journal, Sent, before, credentials
 from conformance.messages import Request, digest_of
-from conformance.server import run_in_thread
-from conformance.tokens import BasicAuth, TokenService
+from conformance.registry.app import App
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.sockets import run_in_thread
 
 DIGEST = digest_of(b"a blob")
 BLOB = f"/v2/app/web/blobs/{DIGEST}"

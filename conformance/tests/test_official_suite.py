@@ -18,13 +18,13 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 
-from conformance.app import App
-from conformance.checks import CODES, chosen
-from conformance.client import Client, Reply, Wire, with_query
-from conformance.images import Seed
+from conformance.check.checks import CODES, chosen
+from conformance.client.http import Client, Reply, Wire, with_query
+from conformance.content.images import Seed
 from conformance.messages import digest_of
-from conformance.server import run_in_thread
-from conformance.storage import OCI_INDEX, OCI_MANIFEST
+from conformance.registry.app import App
+from conformance.registry.storage import OCI_INDEX, OCI_MANIFEST
+from conformance.server.sockets import run_in_thread
 
 OCTETS = {"Content-Type": "application/octet-stream"}
 TAKE = {"Accept": OCI_MANIFEST}

@@ -22,15 +22,15 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from conformance import checks
-from conformance.app import App
-from conformance.copies import ACCEPT, push_http
-from conformance.images import Image, Seed, encode
+from conformance.check import checks
+from conformance.client.copies import ACCEPT, push_http
+from conformance.content.images import Image, Seed, encode
 from conformance.messages import Response, digest_of
-from conformance.names import Names, names
-from conformance.personas import PERSONAS, Persona, Provider, Running, imitate, persona
-from conformance.rates import Cap
-from conformance.registries import DISTRIBUTION_2_8_GAPS, docker_registry, skopeo
+from conformance.programs import DISTRIBUTION_2_8_GAPS, docker_registry, skopeo
+from conformance.providers.personas import PERSONAS, Persona, Provider, Running, imitate, persona
+from conformance.providers.rates import Cap
+from conformance.registry.app import App
+from conformance.server.names import Names, names
 
 ROOT = Path(__file__).resolve().parents[2]
 NOWHERE = "sha256:" + "0" * 64

@@ -21,14 +21,14 @@ from urllib.parse import urlsplit
 import pytest
 import trustme
 
-from conformance.app import App
-from conformance.audit import audit, report
-from conformance.copies import ACCEPT, fetch_http, identical, push_http
-from conformance.images import Image, Seed
+from conformance.audit.mistakes import audit, report
+from conformance.client.copies import ACCEPT, fetch_http, identical, push_http
+from conformance.content.images import Image, Seed
 from conformance.messages import digest_of
-from conformance.registries import HTPASSWD, PASSWORD, USER, Missing, docker_registry, skopeo
-from conformance.server import Server, run_in_thread
-from conformance.tokens import BasicAuth, TokenService
+from conformance.programs import HTPASSWD, PASSWORD, USER, Missing, docker_registry, skopeo
+from conformance.registry.app import App
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.sockets import Server, run_in_thread
 
 PLAIN = ("--src-tls-verify=false", "--dest-tls-verify=false")
 NOWHERE = "sha256:" + "0" * 64

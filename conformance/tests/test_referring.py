@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from conformance import checks
-from conformance.app import App
-from conformance.attachments import (
+from conformance.check import checks
+from conformance.client.attachments import (
     FAMILIES,
     Family,
     fallback_lists,
@@ -23,13 +22,14 @@ from conformance.attachments import (
     plain,
     referrers_tag,
 )
-from conformance.exchange import Site
-from conformance.graphs import Graph, equal, listed, reader, walk
-from conformance.images import Image, Seed
+from conformance.client.graphs import Graph, equal, listed, reader, walk
+from conformance.content.images import Image, Seed
 from conformance.messages import Response
-from conformance.personas import PERSONAS, Provider, imitate, persona
-from conformance.referring import LATE
-from conformance.storage import OCI_INDEX
+from conformance.providers.personas import PERSONAS, Provider, imitate, persona
+from conformance.providers.referrers import LATE
+from conformance.registry.app import App
+from conformance.registry.storage import OCI_INDEX
+from conformance.server.exchange import Site
 
 KINDS = [name for name in PERSONAS if name.startswith(("referrers-", "unknown-"))] + [
     "strict",

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from conformance.app import App
-from conformance.heads import Head, read_head
-from conformance.images import Seed
+from conformance.content.images import Seed
 from conformance.messages import digest_of
-from conformance.server import Server, run_in_thread
+from conformance.registry.app import App
+from conformance.server.heads import Head, read_head
+from conformance.server.sockets import Server, run_in_thread
 
 GO = (
     b"PUT /v2/a/b/blobs/uploads/x?_state=a%3D%3D&digest=sha256%3A00 HTTP/1.1\r\nHost: 127.0.0.1:5000\r\n"

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from conformance.app import App
-from conformance.copies import fetch_http, identical, push_http
-from conformance.registries import skopeo
-from conformance.samples import Shape
-from conformance.server import run_in_thread
-from conformance.shapes import shapes
+from conformance.client.copies import fetch_http, identical, push_http
+from conformance.content.samples import Shape
+from conformance.content.shapes import shapes
+from conformance.programs import skopeo
+from conformance.registry.app import App
+from conformance.server.sockets import run_in_thread
 
 LENGTHY = (
     "index-of-1000",

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import trustme
 
-from conformance.app import App
-from conformance.copies import fetch_http, identical
-from conformance.images import Image, Seed
-from conformance.registries import PASSWORD, USER, skopeo
-from conformance.server import Server, run_in_thread
-from conformance.tokens import BasicAuth, TokenService
+from conformance.client.copies import fetch_http, identical
+from conformance.content.images import Image, Seed
+from conformance.programs import PASSWORD, USER, skopeo
+from conformance.registry.app import App
+from conformance.registry.tokens import BasicAuth, TokenService
+from conformance.server.sockets import Server, run_in_thread
 
 pytestmark = pytest.mark.slow
 

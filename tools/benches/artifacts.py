@@ -29,10 +29,10 @@ from typing import NamedTuple
 import anyio
 from trio.testing import MockClock
 
-from conformance.app import App
-from conformance.attachments import fallback_lists, has_api
-from conformance.images import Image, Seed
-from conformance.memory import Place
+from conformance.client.attachments import fallback_lists, has_api
+from conformance.content.images import Image, Seed
+from conformance.registry.app import App
+from conformance.server.memory import Place
 from tests.ends import Virtual, document, virtual
 from tools.benches.place import app_of
 from tools.benches.runner import BenchError

@@ -32,12 +32,12 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from conformance.app import App
-from conformance.families import PLATFORMS, Family
-from conformance.images import Image
+from conformance.content.families import PLATFORMS, Family
+from conformance.content.images import Image
 from conformance.messages import Request
-from conformance.registries import docker_registry
-from conformance.server import Server, run_in_thread
+from conformance.programs import docker_registry
+from conformance.registry.app import App
+from conformance.server.sockets import Server, run_in_thread
 from tools.benches.place import app_of
 from tools.benches.runner import (
     MIB,

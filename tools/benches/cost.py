@@ -29,9 +29,9 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from conformance.copies import push_http
-from conformance.images import Seed
-from conformance.registries import docker_registry
+from conformance.client.copies import push_http
+from conformance.content.images import Seed
+from conformance.programs import docker_registry
 from tools.benches.runner import (
     CPU,
     MB,

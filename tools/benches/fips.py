@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from conformance.copies import push_http
-from conformance.images import Seed
+from conformance.client.copies import push_http
+from conformance.content.images import Seed
 from tools import fips_provider
 from tools.benches.runner import (
     CPU,

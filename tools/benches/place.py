@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from conformance.app import App
-from conformance.server import Server, run_in_thread
+from conformance.registry.app import App
+from conformance.server.sockets import Server, run_in_thread
 from tools.benches.runner import Program, Spent, sync_measured, write_config
 
 __all__ = ["Place", "app_of", "started_place"]

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import anyio
 from trio.testing import MockClock
 
-from conformance.images import Seed
-from conformance.memory import Link
-from conformance.personas import Persona, Provider
-from conformance.rates import Cap
+from conformance.content.images import Seed
+from conformance.providers.personas import Persona, Provider
+from conformance.providers.rates import Cap
+from conformance.server.memory import Link
 from tests.ends import Virtual, document, held, tags, virtual
 from tools.benches.place import app_of
 from tools.benches.runner import BenchError

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-from conformance.families import Weighing
-from conformance.faults import Rule
-from conformance.images import Seed
-from conformance.streams import Stream
+from conformance.content.families import Weighing
+from conformance.content.images import Seed
+from conformance.content.streams import Stream
+from conformance.faults.rules import Rule
 from tools.benches.place import Place, app_of, started_place
 from tools.benches.runner import MIB, BenchError, Figure, Program
 

@@ -14,12 +14,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from conformance.app import App
-from conformance.families import Family, Weighing
-from conformance.images import Seed
-from conformance.personas import PERSONAS, Provider
-from conformance.server import run_in_thread
-from conformance.streams import Stream
+from conformance.content.families import Family, Weighing
+from conformance.content.images import Seed
+from conformance.content.streams import Stream
+from conformance.providers.personas import PERSONAS, Provider
+from conformance.registry.app import App
+from conformance.server.sockets import run_in_thread
 from tools.benches.place import app_of, started_place
 from tools.benches.runner import (
     MB,

@@ -35,9 +35,9 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from conformance.copies import push_http
-from conformance.images import Image, Seed
-from conformance.registries import docker_registry
+from conformance.client.copies import push_http
+from conformance.content.images import Image, Seed
+from conformance.programs import docker_registry
 from tools.benches.peers import LARGE
 from tools.benches.runner import (
     CPU,

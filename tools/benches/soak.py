@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from conformance.families import Weighing
-from conformance.images import Seed
-from conformance.streams import Stream
+from conformance.content.families import Weighing
+from conformance.content.images import Seed
+from conformance.content.streams import Stream
 from tools.benches.place import app_of, started_place
 from tools.benches.runner import MIB, ROOT, BenchError, Figure, Program
 

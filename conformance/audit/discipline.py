@@ -1,0 +1,473 @@
+"""Requests that were not needed, because the client knew the answer or could have known it.
+
+Owns: docs/design.md section 6 as rules about sequences.
+May not know: credentials, the grammar of requests.
+Invariants: a repetition is a mistake only beyond the failures that excuse it. Only an answer that
+came before a request was sent counts as known.
+Follows: docs/design.md sections 6 and 7 (I4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, pairwise
+
+from ..messages import digest_of
+from .evidence import FALLBACK, Act, RepositoryKey, Run, Session, group_by, parameters, rule, single
+
+__all__: list[str] = []
+
+_LOST_ANSWER_QUESTIONS = 3  # HEADs that one lost answer excuses (rule 16)
+_TRIVIAL = (digest_of(b"{}"), digest_of(b""))
+
+
+def _area(act: Act) -> tuple[str, str]:
+    """Return the host and the first path segment: what a client learns holds there (rules 11, 15)."""
+    return act.place, act.entry.repository.partition("/")[0]
+
+
+def _is_mount(act: Act) -> bool:
+    """Whether it mounts from another repository; from its own it asks whether the blob is there."""
+    source = act.entry.query.get("from")
+    return bool(act.entry.query.get("mount")) and source not in (None, act.entry.repository)
+
+
+def _target(act: Act) -> object:
+    return act.place, act.entry.method, act.entry.target
+
+
+@single("discipline", "the registry is pinged")
+def ping(act: Act) -> bool:
+    return act.entry.kind == "ping"
+
+
+# Listings, tags and manifests.
+
+
+@rule("discipline", "a page of a listing is asked for twice")
+def listing_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    yield from run.repeated(group_by(run.select("GET", "tag_list"), _target))
+
+
+@rule("discipline", "a tag is asked for that the listing showed absent")
+def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in chain(run.select("HEAD", "manifest"), run.select("GET", "manifest")):
+        if act.entry.status != 404 or not act.is_answer or ":" in act.entry.reference:
+            continue
+
+        puts = [
+            earlier
+            for earlier in run.select("PUT", "manifest")
+            if earlier.place == act.place and earlier.before(act)
+        ]
+        if any(earlier.entry.target == act.entry.target for earlier in puts):
+            continue  # it looks whether its own put took place, whatever the answer was
+
+        listings = [
+            earlier
+            for earlier in run.select("GET", "tag_list")
+            if earlier.repository == act.repository and earlier.is_answer and run.knew(earlier, act)
+        ]
+        if listings and "next" not in listings[-1].entry.response_headers.get("link", ""):
+            yield (*listings, act)
+
+
+@rule("discipline", "a tag is asked for twice")
+def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    tagged = [
+        act
+        for act in chain(run.select("GET", "manifest"), run.select("HEAD", "manifest"))
+        if ":" not in act.entry.reference and not FALLBACK.match(act.entry.reference)
+    ]
+    for acts in group_by(tagged, _target).values():
+        settled = [act for act in acts if act.is_answer]
+        for one, other in pairwise(settled):
+            between = [
+                act
+                for act in run.acts
+                if act.repository == one.repository
+                and one.entry.begun < act.entry.begun < other.entry.begun
+            ]
+            # Meanwhile it was put again, or its manifest is gone.
+            put = any(act.entry.method == "PUT" and act.entry.kind == "manifest" for act in between)
+            gone = any(act.entry.status == 404 and ":" in act.entry.reference for act in between)
+            if not put and not gone:
+                yield one, other
+
+
+@rule("discipline", "a manifest is fetched again whose bytes are known")
+def manifest_fetched_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    fetched = [act for act in run.select("GET", "manifest") if act.is_success]
+    by_content = group_by(
+        fetched,
+        lambda act: (*act.repository, act.entry.response_headers.get("docker-content-digest", "")),
+    )
+    for acts in by_content.values():
+        again = [act for act in acts[1:] if ":" in act.entry.reference]
+        if again and len(again) > run.excuses(again[0].digest, again[-1]):
+            yield acts[0], *again
+
+
+@rule("discipline", "a manifest is asked for that this run has put")
+def own_manifest_asked(run: Run) -> Iterator[tuple[Act, ...]]:
+    puts = [act for act in run.select("PUT", "manifest") if act.is_success]
+    for act in chain(run.select("HEAD", "manifest"), run.select("GET", "manifest")):
+        earlier = [
+            put
+            for put in puts
+            if put.repository == act.repository
+            and put.entry.reference == act.entry.reference
+            and run.knew(put, act)
+        ]
+        if earlier and not _reads_back(run, earlier[-1], act):
+            yield earlier[-1], act
+
+
+def _reads_back(run: Run, put: Act, act: Act) -> bool:
+    """Whether this reads a list of referrers to see what other writers made of it (section 1.10)."""
+    if not FALLBACK.match(act.entry.reference):
+        return False
+    looks = [
+        look
+        for look in run.select(kind="manifest")
+        if look.entry.target == act.entry.target
+        and look.repository == act.repository
+        and not look.is_write
+    ]
+    earlier = [
+        look
+        for look in looks
+        if put.before(look) and look.entry.begun < act.entry.begun and look.is_answer
+    ]
+    digests = {look.entry.response_headers.get("docker-content-digest") for look in (put, *earlier)}
+    return not earlier or len(digests) > 1
+
+
+@rule("discipline", "a manifest is put twice under one name")
+def manifest_put_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    puts = [act for act in run.select("PUT", "manifest") if act.is_success]
+    named = group_by(
+        puts,
+        lambda act: (
+            *act.repository,
+            act.entry.reference,
+            act.entry.response_headers.get("docker-content-digest"),
+        ),
+    )
+    yield from run.repeated(named)
+
+
+@rule("discipline", "a referrer is put before its subject")
+def subject_after_referrer(run: Run) -> Iterator[tuple[Act, ...]]:
+    for (place, name, digest), act in run.commits.items():
+        repository = run.repositories(place).get(name)
+        manifest = repository.manifests.get(digest) if repository else None
+        key = (place, name, (manifest and manifest.subject) or "")
+        subject = None if key in run.earlier_commits else run.commits.get(key)
+        if subject is not None and not subject.before(act):
+            yield act, subject
+
+
+# Referrers.
+
+
+@rule("discipline", "the referrers of a digest are asked for twice")
+def referrers_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    yield from run.repeated(group_by(run.select("GET", "referrers"), _target))
+
+
+@rule("discipline", "the fallback tag is asked for, or put, where the referrers API has answered")
+def fallback_after_api(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.select(kind="manifest"):
+        answers = [
+            question
+            for question in run.select("GET", "referrers")
+            if _area(question) == _area(act)
+            and run.lists_referrers(question)
+            and run.knew(question, act)
+        ]
+        # The tag may have referrers of a digest that the API does not know (docs/specification.md
+        # section 1.1, step 2).
+        digest = act.entry.reference.replace("-", ":", 1)
+        unknown = [
+            question
+            for question in run.acts_by_digest[digest]
+            if question.entry.kind == "referrers" and question.entry.status == 404
+        ]
+        if FALLBACK.match(act.entry.reference) and answers and not unknown:
+            yield answers[0], act
+
+
+@rule("discipline", "the referrers API is asked again where it is known to be missing")
+def absent_api_asked(run: Run) -> Iterator[tuple[Act, ...]]:
+    missing: dict[object, Act] = {}
+    for act in run.select("GET", "referrers"):
+        first = missing.get(_area(act))
+        if first is not None and run.knew(first, act):
+            yield first, act
+        if run.lacks_referrers(act):
+            missing.setdefault(_area(act), act)
+
+
+# Blobs.
+
+
+@rule("discipline", "a blob is pulled again for what one reading of it could serve")
+def blob_pulled_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    pulls = [
+        act
+        for act in run.select("GET", "blob")
+        if act.is_success and "range" not in act.entry.headers
+    ]
+    for acts in group_by(pulls, lambda act: (*act.repository, act.digest)).values():
+        digest = acts[0].digest
+        # A registry that does not mount is sent it once for each repository.
+        hosts = group_by(
+            (
+                act
+                for act in run.acts_by_digest[digest]
+                if act.is_write and act.entry.query.get("digest")
+            ),
+            lambda act: act.place,
+        )
+        served = max((len({act.repository for act in sent}) for sent in hosts.values()), default=1)
+        if len(acts) > served + run.excuses(digest, acts[-1], acts[0]):
+            yield tuple(acts)
+
+
+@single("discipline", "a blob is fetched whose bytes are known to everybody")
+def trivial_blob_fetched(act: Act) -> bool:
+    return (act.entry.method, act.entry.kind) == ("GET", "blob") and act.entry.reference in _TRIVIAL
+
+
+@rule("discipline", "a blob is uploaded twice to one repository")
+def blob_uploaded_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    sent = (act for act in run.acts if act.entry.kind in ("upload", "upload_start") and act.digest)
+    ended = [act for act in sent if act.entry.status in (201, 204) and not _asks(act)]
+    yield from run.repeated(group_by(ended, lambda act: (*act.repository, act.digest)))
+
+
+def _asks(act: Act) -> bool:
+    """Whether an upload start asks for the blob in its own repository (rule 11)."""
+    return (
+        act.entry.kind == "upload_start"
+        and bool(act.entry.query.get("mount"))
+        and not _is_mount(act)
+    )
+
+
+@rule("discipline", "a blob is asked for of which this run knows whether it is there")
+def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
+    # After a refused manifest a client looks for the blobs that it names (I5).
+    refused = [act for act in run.select("PUT", "manifest") if act.is_failure]
+    for act in run.select("HEAD", "blob"):
+        answers = [
+            earlier
+            for earlier in run.acts_by_digest[act.digest]
+            if earlier.repository == act.repository
+            and run.knew(earlier, act)
+            and (earlier.is_answer if earlier.entry.method == "HEAD" else earlier.is_success)
+            and earlier.entry.kind in ("blob", "upload", "upload_start")
+            and earlier.entry.method != "PATCH"
+        ]
+        doubted = [
+            earlier
+            for earlier in refused
+            if earlier.repository == act.repository and earlier.before(act)
+        ]
+        # A lost answer is asked for three times (rule 16).
+        excuses = run.excuses(act.digest, act)
+        heads = [earlier for earlier in answers if earlier.entry.method == "HEAD"]
+        enough = not excuses or len(heads) > _LOST_ANSWER_QUESTIONS * excuses
+        if answers and enough and not doubted and not _confirms(run, answers[-1], act):
+            yield answers[-1], act
+
+
+def _confirms(run: Run, answer: Act, act: Act) -> bool:
+    """Whether this verifies a registry's first 201 to a question for a blob (rule 11)."""
+    if not _asks(answer) or answer.entry.status != 201:
+        return False
+    confirmed = [
+        look
+        for look in run.select("HEAD", "blob")
+        if _area(look) == _area(act) and look.entry.status == 200 and look.before(answer)
+    ]
+    return not confirmed
+
+
+@rule("discipline", "a source's blob is opened before a target has accepted an upload")
+def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
+    starts = [act for act in run.select("POST", "upload_start") if act.is_success]
+    starts.sort(key=lambda act: act.entry.ended or 0)
+    # Of each repository the start that was accepted first: later entries replace earlier ones.
+    first = {act.repository: act for act in reversed(starts)}
+    for act in run.select("GET", "blob"):
+        about = run.acts_by_digest[act.digest]
+        targets = {other.repository for other in about if other.is_write}
+        accepted = [first[target] for target in targets if target in first] or starts[:1]
+        if any(
+            other.entry.kind == "upload_start" and "digest" in other.entry.query for other in about
+        ):
+            continue  # it went with the POST, to where an earlier run had been let in
+        is_open = any(start.before(act) for start in accepted)
+        if accepted and not run.is_redirected(act) and not is_open:
+            yield act, accepted[0]
+
+
+# Upload sessions and mounts.
+
+
+def _by_digest(run: Run) -> Iterator[list[Session]]:
+    named = [session for session in run.sessions if session.digest]
+    groups: dict[object, list[Session]] = {}
+    asked = set[tuple[str, str]]()
+    for session in named:
+        is_question = _asks_for_what_is_there(run, session) and _area(session.opener) not in asked
+        if is_question:
+            asked.add(_area(session.opener))
+        key = (*session.opener.repository, session.digest, is_question)
+        groups.setdefault(key, []).append(session)
+    return iter(groups.values())
+
+
+def _asks_for_what_is_there(run: Run, session: Session) -> bool:
+    """Whether an answer to rule 11's question for a blob that is there opened it, and not an upload
+    of that blob.
+    """
+    opener = session.opener
+    arrival = run.arrivals.get((*opener.repository, opener.digest or ""))
+    is_used = any(act.entry.query.get("digest") for act in session.acts)
+    return _asks(opener) and not is_used and arrival is not None and arrival.before(opener)
+
+
+@rule(
+    "discipline",
+    "a second upload session is opened for a blob that has one: the 202 of a refused mount",
+)
+def second_session(run: Run) -> Iterator[tuple[Act, ...]]:
+    for sessions in _by_digest(run):
+        last = sessions[-1].opener
+        if len(sessions) > 1 + run.excuses(sessions[0].digest, last, sessions[0].opener):
+            yield tuple(session.opener for session in sessions)
+
+
+@rule("discipline", "an upload session is opened and never used")
+def session_unused(run: Run) -> Iterator[tuple[Act, ...]]:
+    single = [sessions[0] for sessions in _by_digest(run) if len(sessions) == 1]
+    nameless = [session for session in run.sessions if not session.digest]
+    unused = [session.opener for session in (*single, *nameless) if not session.acts]
+    if len(unused) > len(run.failures):
+        yield tuple(unused)
+
+
+@rule(
+    "discipline", "a blob is mounted from a repository without a committed manifest that names it"
+)
+def mount_uncommitted(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.select("POST", "upload_start"):
+        source = RepositoryKey(act.place, act.entry.query.get("from", ""))
+        if _is_mount(act) and not run.committed(source, act.entry.query["mount"], act):
+            yield (act,)
+
+
+@rule("discipline", "a mount is tried again between repositories where it was refused")
+def mount_refused_again(run: Run) -> Iterator[tuple[Act, ...]]:
+    refused: dict[object, Act] = {}
+    for act in run.select("POST", "upload_start"):
+        if not _is_mount(act):
+            continue
+        pair = (*act.repository, act.entry.query["from"])
+        if pair in refused and run.knew(refused[pair], act):
+            yield refused[pair], act
+        if act.entry.status == 202 and not act.is_disturbed:
+            refused.setdefault(pair, act)
+
+
+@rule("discipline", "a blob is uploaded that another repository of the registry has from this run")
+def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
+    tried = [act for act in run.select("POST", "upload_start") if _is_mount(act)]
+    refusing = {act.place for act in tried if act.entry.status != 201}
+    own = {RepositoryKey(place, name) for place, name, _ in run.commits}
+    for session in run.sessions:
+        act = session.opener
+        digest = session.digest
+        if digest is None or act.place in refusing or _is_mount(act) or not session.acts:
+            continue
+
+        for repository in own - {act.repository}:
+            commits = [
+                commit
+                for (place, name, manifest), commit in run.commits.items()
+                if (place, name) == repository
+                and run.knew(commit, act)
+                and any(
+                    part["digest"] == digest
+                    for part in run.repositories(place)[name].manifests[manifest].blobs
+                )
+            ]
+            if repository.place == act.place and commits:
+                yield commits[0], act
+                break
+
+
+# Logins.
+
+
+@rule("discipline", "a token is asked for that is held")
+def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    tokens = [act for act in run.select(kind="token") if act.is_success]
+    for acts in group_by(
+        tokens,
+        lambda act: (
+            act.place,
+            act.entry.authorization,
+            *sorted(" ".join(parameters(act, "scope")).split()),
+        ),
+    ).values():
+        for one, other in pairwise(acts):
+            if not parameters(one, "scope"):
+                continue  # a form: its scopes are in the body
+            lost = [
+                act
+                for act in run.acts
+                if act.entry.status in (401, 403)
+                and act.entry.authorization.scheme == "bearer"
+                and one.entry.begun < (act.entry.ended or 0) < other.entry.begun
+            ]
+            if not lost:
+                yield one, other
+
+
+@rule("discipline", "a registry whose challenge is known is asked again without a login")
+def challenge_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    givers = (challenge.giver for challenge in run.challenges)
+    for acts in group_by(givers, lambda act: act.origin).values():
+        bare = [
+            act for act in acts if not act.entry.authorization.scheme and not run.is_redirected(act)
+        ]
+        for act in bare[1:]:
+            # A request that was about to be sent when the first one was refused is excused.
+            late = [
+                other
+                for other in run.acts
+                if other.origin == act.origin
+                and other.entry.authorization.scheme
+                and (other.place, other.entry.connection) == (act.place, act.entry.connection)
+                and other.before(act)
+            ]
+            if late and run.knew(bare[0], act):
+                yield bare[0], act
+
+
+@rule("discipline", "a login that was refused is tried again")
+def refused_login_again(run: Run) -> Iterator[tuple[Act, ...]]:
+    refused: dict[object, Act] = {}
+    for act in run.acts:
+        scheme, value = act.entry.authorization
+        if scheme != "basic":
+            continue
+        key = (act.origin, act.entry.method if act.entry.kind == "token" else "", value)
+        if key in refused and run.knew(refused[key], act):
+            yield refused[key], act
+        if act.entry.status == 401:
+            refused.setdefault(key, act)

@@ -1,0 +1,488 @@
+"""The facts of a run: its exchanges in one order, its upload sessions, challenges and commits.
+
+Owns: reading journals and the registries' content as facts about a client, and the table in which
+the rules of the `audit_*` modules stand.
+May not know: any rule.
+Invariants: only a whole answer of the registry itself counts as known to the client. An answer that
+a hook gave proves nothing against it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+from urllib.parse import parse_qsl, urljoin, urlsplit
+
+from ..journal import Entry
+from ..registry.storage import OCI_INDEX, Repository
+from ..server.exchange import Site
+
+__all__ = [
+    "FALLBACK",
+    "RULES",
+    "Act",
+    "Challenge",
+    "Class",
+    "Finding",
+    "Location",
+    "RepositoryKey",
+    "Rule",
+    "Run",
+    "Session",
+    "rule",
+    "single",
+]
+
+Class = Literal["protocol", "safety", "discipline"]
+
+# Tags under which clients keep lists of referrers (docs/protocol-facts.md section 1.10).
+FALLBACK = re.compile(r"sha(?:256-[a-f0-9]{64}|512-[a-f0-9]{64})\Z")
+
+_HARMLESS = {"delay", "throttle"}  # faults that change nothing but when
+_REDIRECTS = (301, 302, 303, 307, 308)
+# Statuses of refusals that say nothing about whether the request was right.
+_NO_FAULT = (401, 403, 408, 429)
+
+
+class RepositoryKey(NamedTuple):
+    """A repository of one of the sites."""
+
+    place: str
+    name: str
+
+
+class Act(NamedTuple):
+    """One exchange: `place` is the site's own origin, `origin` what the client called it."""
+
+    place: str
+    origin: str
+    entry: Entry
+
+    @property
+    def repository(self) -> RepositoryKey:
+        return RepositoryKey(self.place, self.entry.repository)
+
+    @property
+    def digest(self) -> str | None:
+        """The content that the exchange is about."""
+        entry = self.entry
+        if ":" in entry.reference:
+            return entry.reference
+        return entry.query.get("digest") or entry.query.get("mount")
+
+    @property
+    def is_write(self) -> bool:
+        return self.entry.method in ("POST", "PUT", "PATCH", "DELETE")
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether a hook or a fault changed the exchange."""
+        return self.entry.tampered or not {*self.entry.faults} <= _HARMLESS
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the request succeeded and the answer says so truthfully."""
+        entry = self.entry
+        if entry.status is None or not 200 <= entry.status < 300 or self.is_disturbed:
+            return False
+        if entry.method not in ("PUT", "PATCH", "POST"):
+            return True
+        received = str(entry.request_bytes)
+        return received == entry.headers.get("content-length", received)
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it settled its question: a success, or a truthful 404."""
+        method = self.entry.method
+        kind = self.entry.kind
+        is_question = method == "HEAD" or (
+            method == "GET" and kind in ("manifest", "tag_list", "referrers")
+        )
+        return self.is_success or (
+            is_question and self.entry.status == 404 and not self.is_disturbed
+        )
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether the client may ask again: it has no answer and was not led elsewhere."""
+        return not self.is_answer and self.entry.status not in (304, *_REDIRECTS)
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the registry itself says that the request was wrong."""
+        status = self.entry.status
+        refused = status is not None and 400 <= status < 500 and status not in _NO_FAULT
+        return refused and not self.is_disturbed
+
+    def before(self, other: Act) -> bool:
+        """Whether this was answered when the other was asked; the client may not have read it yet."""
+        return self.entry.ended is not None and self.entry.ended < other.entry.begun
+
+    def __str__(self) -> str:
+        return f"{self.origin} {self.entry}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake of the client: its name, and the exchanges that show it."""
+
+    name: str
+    kind: Class
+    text: str
+    acts: tuple[Act, ...]
+
+    def __str__(self) -> str:
+        return "\n    ".join([f"{self.kind}: {self.name}: {self.text}", *map(str, self.acts)])
+
+
+class Location(NamedTuple):
+    """A Location: of a redirect, or of an upload session."""
+
+    giver: Act
+    origin: str
+    target: str
+
+
+class Challenge(NamedTuple):
+    """One way in that a 401 offered."""
+
+    giver: Act
+    scheme: str
+    realm: str
+
+
+@dataclass
+class Session:
+    """An upload session and everything that was sent to it."""
+
+    opener: Act
+    path: tuple[str, str]
+    locations: list[Location] = field(default_factory=list)
+    acts: list[Act] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str | None:
+        """The blob that it is for, as far as the client said."""
+        ends = [act.entry.query["digest"] for act in self.acts if act.entry.query.get("digest")]
+        return ends[-1] if ends else self.opener.entry.query.get("mount")
+
+    def newest(self, act: Act) -> Location:
+        """The Location that holds for `act`."""
+        earlier = [location for location in self.locations if location.giver.before(act)]
+        return max(
+            earlier, key=lambda location: location.giver.entry.ended or 0, default=self.locations[0]
+        )
+
+
+def without_digest(target: str) -> str:
+    """Remove the digest that a client adds to a Location to finish an upload."""
+    return re.sub(r"(?<=[?&])digest=[^&]*&?", "", target).rstrip("?&")
+
+
+class Run:
+    """The exchanges of one run with every registry, token service and storage that took part in it.
+
+    `sites` are by origin, as in `http://127.0.0.1:5000`. Exchanges that began at or before `since`
+    belong to an earlier run. `readonly` origins are only sources. `remembered` says that the client
+    knows the challenges of earlier runs. `realms` are origins of token services that any registry
+    may name.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[str, Site],
+        since: int = 0,
+        *,
+        readonly: Collection[str] = (),
+        remembered: bool = False,
+        realms: Collection[str] = (),
+    ) -> None:
+        self.sites = sites
+        self.readonly = readonly
+        self.realms = realms
+
+        # Exchanges in the order in which they began.
+        all_acts = sorted(
+            (
+                Act(place, entry.origin, entry)
+                for place, site in sites.items()
+                for entry in tuple(site.journal.entries)
+            ),
+            key=lambda act: act.entry.begun,
+        )
+        self.acts = [act for act in all_acts if act.entry.begun > since]
+        self.acts_by_digest = group_by(self.acts, lambda act: act.digest)
+        self._connections = group_by(self.acts, lambda act: (act.place, act.entry.connection))
+
+        # What servers asked for, and where they sent the client.
+        challenging = all_acts if remembered else self.acts
+        self.challenges = [challenge for act in challenging for challenge in _challenges(act)]
+        self.realms_named = {challenge.realm.partition("?")[0] for challenge in self.challenges}
+        self.redirects = [
+            self._location_of(act)
+            for act in self.acts
+            if act.entry.status in _REDIRECTS and "location" in act.entry.response_headers
+        ]
+        self._redirected = {location.target for location in self.redirects}
+
+        # A redirect that was not followed is a failure: the client would not, or could not.
+        reached = {act.entry.target for act in self.acts}
+        self.failures = [act for act in self.acts if act.is_failure]
+        self.failures += [
+            location.giver for location in self.redirects if location.target not in reached
+        ]
+        self.failures += [act for act in self.select("GET", "blob") if self._is_lie(act)]
+
+        # Uploads, and those that belong to no session.
+        self.sessions = self._sessions()
+        self.strays: list[Act] = []
+        for act in self.acts:
+            self._follow(act)
+
+        # What came to be where: by this run, and before it.
+        self.commits = _commits(self.acts)
+        self.earlier_commits = _commits(act for act in all_acts if act.entry.begun <= since)
+        self.arrivals = self._arrivals()
+
+    def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
+        """Give the exchanges with a method and of a kind, in order; None means any."""
+        for act in self.acts:
+            if method in (None, act.entry.method) and kind in (None, act.entry.kind):
+                yield act
+
+    def repositories(self, place: str) -> Mapping[str, Repository]:
+        """Return what a site holds, nothing where it is no registry of the harness."""
+        repositories: Mapping[str, Repository] = getattr(self.sites[place], "repositories", {})
+        return repositories
+
+    def lists_referrers(self, act: Act) -> bool:
+        """Whether an answer to a question for referrers is the referrers API's."""
+        return act.is_success and act.entry.response_headers.get("content-type") == OCI_INDEX
+
+    def lacks_referrers(self, act: Act) -> bool:
+        """Whether an answer says that there is no referrers API: an error or a page (rule 15)."""
+        if act.is_disturbed:
+            return False
+        if act.entry.status in (404, 405, 501):
+            return not {"MANIFEST_UNKNOWN", "NAME_UNKNOWN"} & set(act.entry.codes)
+        led = [location.target for location in self.redirects if location.giver.entry is act.entry]
+        pages = [
+            other for other in self.acts if other.place == act.place and other.entry.target in led
+        ]
+        answered = act.is_success or any(other.is_success for other in pages)
+        return answered and not any(self.lists_referrers(other) for other in (act, *pages))
+
+    def knew(self, earlier: Act, act: Act) -> bool:
+        """Whether the client had read an earlier answer when it sent `act`.
+
+        It had when it sent something on that connection in between.
+        """
+        if not earlier.before(act):
+            return False
+        same = self._connections[earlier.place, earlier.entry.connection]
+        ended = earlier.entry.ended or 0
+        begun = act.entry.begun
+        return any(ended < later.entry.begun <= begun for later in same)
+
+    def is_registry(self, place: str) -> bool:
+        """Whether a site is a registry of the harness, whose paths are all known."""
+        return hasattr(self.sites[place], "repositories")
+
+    def is_redirected(self, act: Act) -> bool:
+        """Whether a registry sent the client there."""
+        return act.entry.target in self._redirected
+
+    def is_realm(self, act: Act) -> bool:
+        """Whether a challenge named that URL as where tokens are given."""
+        return act.origin + act.entry.target.partition("?")[0] in self.realms_named
+
+    def _is_lie(self, act: Act) -> bool:
+        """Whether a registry holds other bytes under a digest than it says."""
+        digest = act.digest
+        repository = self.repositories(act.place).get(act.entry.repository)
+        blob = repository.blobs.get(digest) if repository and digest else None
+        return blob is not None and blob.digest(act.entry.reference.partition(":")[0]) != digest
+
+    def excuses(self, digest: str | None, act: Act, first: Act | None = None) -> int:
+        """Count the failures with a digest between `first` and `act`: so often it may be repeated."""
+        sessions = [session for session in self.sessions if digest and session.digest == digest]
+        sent = {
+            id(other.entry) for session in sessions for other in (session.opener, *session.acts)
+        }
+        about = [
+            other
+            for other in self.failures
+            if digest in (None, other.digest) or id(other.entry) in sent
+        ]
+        begun = first.entry.begun if first else 0
+        # An exchange that was under way when `first` was asked failed after it.
+        since = [other for other in about if (other.entry.ended or other.entry.begun) > begun]
+        return sum(1 for other in since if other.entry.begun < act.entry.begun)
+
+    def repeated(self, groups: Mapping[object, list[Act]]) -> Iterator[tuple[Act, ...]]:
+        """Give the groups with more settled exchanges than their digest's failures excuse."""
+        for acts in groups.values():
+            settled = [act for act in acts if act.is_answer]
+            if settled and len(settled) > 1 + self.excuses(
+                settled[0].digest, settled[-1], settled[0]
+            ):
+                yield tuple(settled)
+
+    def committed(self, repository: RepositoryKey, blob: str, act: Act) -> bool:
+        """Whether a manifest that names `blob` stood in a repository when `act` was asked."""
+        content = self.repositories(repository.place).get(repository.name)
+        if content is None:
+            return False
+        naming = [
+            digest
+            for digest, manifest in content.manifests.items()
+            if any(part["digest"] == blob for part in manifest.blobs)
+        ]
+        commits = [self.commits.get((*repository, digest)) for digest in naming]
+        was_there = any((*repository, digest) in self.earlier_commits for digest in naming)
+        return was_there or any(commit is None or commit.before(act) for commit in commits)
+
+    @staticmethod
+    def _location_of(act: Act) -> Location:
+        """Read a Location; one that is no URL leads nowhere."""
+        try:
+            parts = urlsplit(
+                urljoin(act.origin + act.entry.target, act.entry.response_headers["location"])
+            )
+        except ValueError:
+            return Location(act, "", "")
+        query = f"?{parts.query}" if parts.query else ""
+        return Location(act, f"{parts.scheme}://{parts.netloc}", (parts.path or "/") + query)
+
+    def _sessions(self) -> list[Session]:
+        sessions = []
+        for act in self.select("POST", "upload_start"):
+            if act.entry.status == 202 and "location" in act.entry.response_headers:
+                location = self._location_of(act)
+                sessions.append(
+                    Session(act, (location.origin, urlsplit(location.target).path), [location])
+                )
+        return sessions
+
+    def _follow(self, act: Act) -> None:
+        """Add an exchange to its upload session; an upload that belongs to none is a stray."""
+        if act.entry.kind == "upload_start":
+            return
+
+        path = (act.origin, urlsplit(act.entry.target).path)
+        candidates = [
+            candidate
+            for candidate in self.sessions
+            if candidate.path == path and candidate.opener.entry.begun < act.entry.begun
+        ]
+        if not candidates:
+            if act.entry.kind == "upload":
+                self.strays.append(act)
+            return
+
+        # Where all sessions have one path, the query tells them apart; otherwise their order does.
+        exact = [
+            candidate
+            for candidate in candidates
+            if candidate.newest(act).target == without_digest(act.entry.target)
+        ]
+        fresh = [
+            candidate for candidate in exact if not any(sent.is_success for sent in candidate.acts)
+        ]
+        session = fresh[0] if len(exact) > 1 and fresh else (exact or candidates)[-1]
+        session.acts.append(act)
+        if "location" in act.entry.response_headers and act.entry.status in (202, 204, 416):
+            session.locations.append(self._location_of(act))
+
+    def _arrivals(self) -> dict[tuple[str, str, str], Act]:
+        """Return the first exchange that told the client that content is in a repository."""
+        arrivals = dict(self.commits)
+        for act in self.acts:
+            digest = act.digest
+            is_content = act.entry.kind in ("blob", "manifest", "upload", "upload_start")
+            if act.entry.kind == "manifest":
+                digest = act.entry.response_headers.get("docker-content-digest") or digest
+            if act.is_success and is_content and digest and act.entry.status != 202:
+                key = (*act.repository, digest)
+                first = arrivals.setdefault(key, act)
+                if (act.entry.ended or 0) < (first.entry.ended or 0):
+                    arrivals[key] = act
+        return arrivals
+
+
+def _commits(acts: Iterable[Act]) -> dict[tuple[str, str, str], Act]:
+    """Return the exchange that committed each manifest; others were there before."""
+    commits: dict[tuple[str, str, str], Act] = {}
+    for act in acts:
+        digest = act.entry.response_headers.get("docker-content-digest") or act.digest
+        if (act.entry.method, act.entry.kind) == ("PUT", "manifest") and act.is_success and digest:
+            commits.setdefault((*act.repository, digest), act)
+    return commits
+
+
+def _challenges(act: Act) -> Iterator[Challenge]:
+    if act.entry.status != 401:
+        return
+    lines = act.entry.response_headers.get("www-authenticate", "")
+    # Whatever separates the challenges, each begins with the name of its scheme.
+    for scheme, words in re.findall(
+        r"(?is)\b(basic|bearer)\s(.*?)(?=\b(?:basic|bearer)\s|\Z)", lines
+    ):
+        realm = re.search(r'(?i)realm\s*=\s*"((?:[^"\\]|\\.)*)"', words)
+        yield Challenge(act, scheme.lower(), re.sub(r"\\(.)", r"\1", realm[1]) if realm else "")
+
+
+Check = Callable[[Run], Iterable[tuple[Act, ...]]]
+
+
+class Rule(NamedTuple):
+    """What is a mistake, and where it is said."""
+
+    name: str
+    kind: Class
+    text: str
+    check: Check
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(kind: Class, text: str) -> Callable[[Check], Check]:
+    """Enter a function that gives the exchanges of each mistake; its name is the mistake's."""
+
+    def enter(check: Check) -> Check:
+        RULES[check.__name__] = Rule(check.__name__, kind, text, check)
+        return check
+
+    return enter
+
+
+def single(kind: Class, text: str) -> Callable[[Callable[[Act], bool]], Callable[[Act], bool]]:
+    """Enter a function that knows a mistake by one exchange alone."""
+
+    def enter(is_wrong: Callable[[Act], bool]) -> Callable[[Act], bool]:
+        def check(run: Run) -> Iterator[tuple[Act, ...]]:
+            return ((act,) for act in run.acts if is_wrong(act))
+
+        name = is_wrong.__name__
+        RULES[name] = Rule(name, kind, text, check)
+        return is_wrong
+
+    return enter
+
+
+def group_by(acts: Iterable[Act], key: Callable[[Act], object]) -> Mapping[object, list[Act]]:
+    """Group exchanges by a key."""
+    groups: defaultdict[object, list[Act]] = defaultdict(list)
+    for act in acts:
+        groups[key(act)].append(act)
+    return groups
+
+
+def parameters(act: Act, name: str) -> list[str]:
+    """Return every value of a query parameter."""
+    query = urlsplit(act.entry.target).query
+    return [value for key, value in parse_qsl(query, keep_blank_values=True) if key == name]

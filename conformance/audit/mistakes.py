@@ -1,0 +1,96 @@
+"""The mistakes of a client, by name, from the journals of all servers that it talked to.
+
+Owns: the table of mistakes and their order.
+May not know: how a client is made, what it was told to do.
+Invariants: a finding names its mistake and shows the exchanges. Behaviour that a failure explains,
+or an answer that a hook gave, is no finding.
+
+The rules are in `protocol` (requests that strict registries refuse), `safety` (secrets
+and content) and `discipline` (requests that were not needed).
+
+    findings = audit({server.url: server.app for server in (source, target)})
+    assert not findings, report(findings)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from ..server.exchange import Site
+from . import discipline, protocol, safety
+from .evidence import RULES, Act, Class, Finding, Run
+
+__all__ = ["KINDS", "MISTAKES", "Act", "Class", "Finding", "audit", "latest", "report"]
+
+_MODULES = (protocol, safety, discipline)  # importing them fills the table
+
+KINDS: tuple[Class, ...] = ("protocol", "safety", "discipline")
+MISTAKES: Mapping[str, str] = {name: rule.text for name, rule in RULES.items()}
+
+
+def latest(sites: Mapping[str, Site]) -> int:
+    """Return the newest place in the order of all exchanges, to be given as `since` later."""
+    return max(
+        (
+            max(entry.begun, entry.ended or 0)
+            for site in sites.values()
+            for entry in site.journal.entries
+        ),
+        default=0,
+    )
+
+
+def audit(
+    sites: Mapping[str, Site],
+    *,
+    kinds: Collection[Class] = KINDS,
+    since: int = 0,
+    excused: Collection[str] = (),
+    readonly: Collection[str] = (),
+    remembered: bool = False,
+    realms: Collection[str] = (),
+) -> list[Finding]:
+    """Return the mistakes of one run.
+
+    `sites` are its registries, token services and storages by origin. `since` leaves earlier runs
+    out (see `latest`), `excused` are names of mistakes that a test provokes. `readonly` origins are
+    only sources, `remembered` says that the client knows the challenges of earlier runs, `realms`
+    are origins of token services that any registry may name. A violation in a registry's journal
+    that no rule explains is the mistake `refused_as_wrong`.
+    """
+    run = Run(sites, since, readonly=readonly, remembered=remembered, realms=realms)
+    findings = [
+        Finding(rule.name, rule.kind, rule.text, acts)
+        for rule in RULES.values()
+        if rule.kind in kinds
+        for acts in rule.check(run)
+    ]
+    if "protocol" in kinds:
+        findings += _unexplained_violations(run, findings)
+    return [finding for finding in findings if finding.name not in excused]
+
+
+def _unexplained_violations(run: Run, findings: Iterable[Finding]) -> list[Finding]:
+    named = {
+        id(act.entry) for finding in findings if finding.kind == "protocol" for act in finding.acts
+    }
+    unexplained = []
+    for place, site in run.sites.items():
+        acts = [act for act in run.acts if act.place == place]
+        for text in tuple(site.journal.violations):
+            about = [
+                act for act in acts if text.startswith(f"{act.entry.method} {act.entry.target}: ")
+            ]
+            about = about or [act for act in acts if act.entry.kind == "token" and "token" in text]
+            explained = [act for act in about if id(act.entry) in named]
+            if not explained:
+                unexplained.append(
+                    Finding("refused_as_wrong", "protocol", f"{place}: {text}", tuple(about))
+                )
+
+    return unexplained
+
+
+def report(findings: Iterable[Finding]) -> str:
+    """Write findings for the reader of a failed test."""
+    return "the client made mistakes:\n" + "\n".join(map(str, findings))

@@ -1,0 +1,349 @@
+"""Mistakes that cost somebody his secrets or his images.
+
+Owns: who may see a credential, what may be committed, what is never deleted.
+May not know: whether a request was needed.
+Invariants: a credential is innocent only where a challenge asked for it before it was sent.
+Follows: docs/design.md section 7 (I1, I3, I6), docs/protocol-facts.md sections 1.6, 2.7 and 9.2.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_plus, urlsplit
+
+from ..messages import digest_of
+from ..registry.storage import INDEXES, Stored, is_foreign
+from .evidence import FALLBACK, Act, Run, group_by, parameters, rule, single, without_digest
+
+if TYPE_CHECKING:
+    from ..registry.storage import Repository
+
+__all__: list[str] = []
+
+_SHORTEST_SECRET = 4
+_DESCRIBED = ("mediaType", "digest", "size", "artifactType", "annotations")
+
+
+def _carries(act: Act) -> bool:
+    """Whether a credential is sent: in a header, or as the form of a token request."""
+    return "authorization" in act.entry.headers or bool(act.entry.secrets)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _registries_naming(run: Run, act: Act) -> list[str]:
+    """Return the realms that were known as this act's URL."""
+    here = act.origin + urlsplit(act.entry.target).path
+    return [
+        challenge.giver.origin
+        for challenge in run.challenges
+        if challenge.scheme == "bearer"
+        and challenge.giver.before(act)
+        and challenge.realm.partition("?")[0] == here
+    ]
+
+
+def _may_name(run: Run, registry: str, realm: str) -> bool:
+    """Whether a registry may name a realm: its own host, or one that is allowed (section 2.7)."""
+    there = urlsplit(realm)
+    here = urlsplit(registry)
+    same = there.hostname == here.hostname
+    beside = _is_loopback(there.hostname or "") and _is_loopback(here.hostname or "")
+    return same or beside or realm in run.realms
+
+
+def _redirects_to(run: Run, act: Act) -> list[Act]:
+    """Return the redirects of other origins that lead to this act."""
+    return [
+        location.giver
+        for location in run.redirects
+        if location.giver.before(act)
+        and (location.origin, location.target) == (act.origin, act.entry.target)
+        and location.giver.origin != act.origin
+    ]
+
+
+def _locations_to(run: Run, act: Act) -> list[Act]:
+    """Return the answers of other origins whose upload Location this act uses."""
+    target = without_digest(act.entry.target)
+    return [
+        location.giver
+        for session in run.sessions
+        for location in session.locations
+        if location.giver.before(act)
+        and (location.origin, location.target) == (act.origin, target)
+        and location.giver.origin != act.origin
+    ]
+
+
+# Credentials.
+
+
+@rule("safety", "a credential follows a redirect to another origin")
+def credential_on_redirect(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.acts:
+        givers = _redirects_to(run, act) if _carries(act) else []
+        if givers:
+            yield givers[-1], act
+
+
+@rule("safety", "a credential goes to an upload's Location on another origin")
+def credential_to_location(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.acts:
+        givers = _locations_to(run, act) if _carries(act) else []
+        if givers:
+            yield givers[-1], act
+
+
+@rule("safety", "a credential goes to the realm of a registry that may not name it")
+def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.acts:
+        registries = _registries_naming(run, act) if _carries(act) else []
+        if registries and not any(_may_name(run, registry, act.origin) for registry in registries):
+            yield (act,)
+
+
+@rule("safety", "a credential is sent before, or in another way than, it was asked for there")
+def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.acts:
+        # A cloud's login service is there to be shown proofs of identity; it refuses all others.
+        if not _carries(act) or _registries_naming(run, act) or act.entry.kind == "login":
+            continue
+        scheme = act.entry.authorization.scheme
+        challenges = [
+            challenge
+            for challenge in run.challenges
+            if challenge.giver.origin == act.origin
+            and challenge.giver.before(act)
+            and challenge.scheme == scheme
+        ]
+        if not challenges and not _redirects_to(run, act) and not _locations_to(run, act):
+            yield (act,)
+
+
+@rule("safety", "a token goes to a registry whose token service did not give it")
+def token_of_another(run: Run) -> Iterator[tuple[Act, ...]]:
+    bearing = [act for act in run.acts if act.entry.authorization.scheme == "bearer"]
+    for acts in group_by(bearing, lambda act: act.entry.authorization.value).values():
+        first = acts[0]
+        realms = {
+            challenge.realm
+            for challenge in run.challenges
+            if challenge.giver.origin == first.origin
+        }
+        for act in acts[1:]:
+            own = {
+                challenge.realm
+                for challenge in run.challenges
+                if challenge.giver.origin == act.origin
+            }
+            if act.origin != first.origin and not own & realms:
+                yield first, act
+                break
+
+
+@rule("safety", "a credential that TLS protects elsewhere goes in clear")
+def credential_in_clear(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.acts:
+        if not _carries(act) or not act.origin.startswith("http:"):
+            continue
+        sent = act.entry.authorization
+        safe = [
+            other
+            for other in run.acts
+            if other.origin.startswith("https:")
+            and sent.value
+            and other.entry.authorization == sent
+        ]
+        named = [origin for origin in _registries_naming(run, act) if origin.startswith("https:")]
+        if safe or named:
+            yield (*safe[:1], act)
+
+
+@rule("safety", "a secret stands in a URL: it ends in the logs of every server on the way")
+def secret_in_url(run: Run) -> Iterator[tuple[Act, ...]]:
+    sent = {
+        text
+        for act in run.acts
+        for text in (*act.entry.sent_secrets(), act.entry.authorization.value)
+    }
+    secrets = {text for text in sent if len(text) >= _SHORTEST_SECRET}
+    # A Location or realm that a server gave may have a secret in it, which comes back as it was.
+    locations = {location.target for session in run.sessions for location in session.locations}
+    locations |= {location.target for location in run.redirects}
+    for act in run.acts:
+        if without_digest(act.entry.target) in locations or act.entry.target in locations:
+            continue
+        if any(text in unquote_plus(act.entry.target) for text in secrets):
+            yield (act,)
+
+
+@single("safety", "a cookie is sent: nobody gave one")
+def cookie_sent(act: Act) -> bool:
+    return "cookie" in act.entry.headers
+
+
+@rule("safety", "a token is asked for with push where nothing is to be written")
+def push_asked_of_source(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.select(kind="token"):
+        named = [
+            challenge.giver.place
+            for challenge in run.challenges
+            if challenge.realm.startswith(act.origin)
+        ]
+        scopes = " ".join(parameters(act, "scope"))
+        if named and all(place in run.readonly for place in named) and "push" in scopes:
+            yield (act,)
+
+
+# Content.
+
+
+@single("safety", "something is deleted that is not an upload session")
+def deleted(act: Act) -> bool:
+    return act.entry.method == "DELETE" and act.entry.kind != "upload"
+
+
+@rule("safety", "something is written to a source")
+def source_written(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.acts:
+        if act.is_write and act.entry.kind != "token" and act.place in run.readonly:
+            yield (act,)
+
+
+def _committed(run: Run) -> Iterator[tuple[Act, Repository, Stored]]:
+    for (place, name, digest), act in run.commits.items():
+        repository = run.repositories(place).get(name)
+        if repository is not None and digest in repository.manifests:
+            yield act, repository, repository.manifests[digest]
+
+
+@rule("safety", "what was sent and committed does not have the bytes of its digest")
+def content_differs(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act, repository, manifest in _committed(run):
+        algorithm = manifest.digest.partition(":")[0]
+        if digest_of(manifest.body, algorithm) != manifest.digest:
+            yield (act,)
+        for part in manifest.blobs:
+            digest = part["digest"]
+            blob = repository.blobs.get(part["digest"])
+            sent = [
+                other
+                for other in run.acts_by_digest.get(digest, ())
+                if other.is_write and other.entry.status == 201
+            ]
+            if blob is not None and sent and blob.digest(digest.partition(":")[0]) != digest:
+                yield (*sent, act)
+
+
+@rule("safety", "a manifest is committed and what it names is missing, or has another size")
+def content_missing(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act, repository, manifest in _committed(run):
+        for part in (*manifest.blobs, *manifest.children):
+            blob = repository.blobs.get(part["digest"])
+            child = repository.manifests.get(part["digest"])
+            size = blob.size if blob else None
+            if child:
+                size = len(child.body)
+            if size != part["size"] and not (size is None and is_foreign(part["mediaType"])):
+                yield (act,)
+                break
+
+
+def _others(run: Run, act: Act) -> Iterator[Stored]:
+    """Give every manifest that was somewhere before the run."""
+    for place in run.sites:
+        for name, repository in run.repositories(place).items():
+            for digest, manifest in repository.manifests.items():
+                key = (place, name, digest)
+                if run.arrivals.get(key) is not run.commits.get(key) or key not in run.commits:
+                    yield manifest
+
+
+@rule(
+    "safety",
+    "a manifest is committed that no source holds: neither its bytes nor a choice of an index",
+)
+def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act, _, manifest in _committed(run):
+        whole = [other for other in _others(run, act) if other.body == manifest.body]
+        if whole or not any(run.repositories(place) for place in run.sites if place != act.place):
+            continue
+        if FALLBACK.match(act.entry.reference):
+            continue  # a client's own list of referrers: see list_of_referrers_wrong
+
+        children = {part["digest"] for part in manifest.children}
+        chosen = [
+            other
+            for other in _others(run, act)
+            if manifest.media_type in INDEXES
+            and other.media_type == manifest.media_type
+            and len(children) <= len(other.children)
+        ]
+        # Where indexes are nested, a trimmed one may have a trimmed one below it.
+        committed = {digest for _, _, digest in run.commits}
+        if not any(
+            children <= {part["digest"] for part in other.children} | committed for other in chosen
+        ):
+            yield (act,)
+
+
+@rule(
+    "safety",
+    "a list of referrers is put that names one twice, one of another subject, or describes it otherwise",
+)
+def list_of_referrers_wrong(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act, repository, manifest in _committed(run):
+        if not FALLBACK.match(act.entry.reference):
+            continue
+
+        listed = [part["digest"] for part in manifest.children]
+        subject = act.entry.reference.replace("-", ":", 1)
+        for part in manifest.children:
+            referrer = repository.manifests.get(part["digest"])
+            described = {key: part.get(key) or None for key in _DESCRIBED}
+            expected = (
+                {key: referrer.descriptor().get(key) for key in _DESCRIBED} if referrer else None
+            )
+            if (
+                listed.count(part["digest"]) > 1
+                or referrer is None
+                or referrer.subject != subject
+                or described != expected
+            ):
+                yield (act,)
+                break
+
+
+@rule("safety", "a manifest is committed under another media type than its source's")
+def media_type_changed(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act, _, manifest in _committed(run):
+        types = {other.media_type for other in _others(run, act) if other.body == manifest.body}
+        if types and manifest.media_type not in types:
+            yield (act,)
+
+
+@rule("safety", "a layer that must not be distributed is fetched or pushed")
+def foreign_layer_moved(run: Run) -> Iterator[tuple[Act, ...]]:
+    named: dict[str, bool] = {}
+    for place in run.sites:
+        for repository in run.repositories(place).values():
+            for manifest in repository.manifests.values():
+                for part in manifest.blobs:
+                    own = is_foreign(part["mediaType"])
+                    named[part["digest"]] = named.get(part["digest"], True) and own
+    for act in run.acts:
+        location = act.entry.method in ("GET", "PUT", "POST", "PATCH")
+        if (
+            location
+            and act.entry.kind in ("blob", "upload", "upload_start")
+            and named.get(act.digest or "")
+        ):
+            yield (act,)

@@ -1,0 +1,527 @@
+"""Checks of the workflow Content Discovery: lists of tags and of referrers.
+
+Owns: what a list has to hold, its order, its pages and filters.
+May not know: how it is stored.
+Invariants: a list is judged with all its pages; other content of the repository does not count.
+Follows: section "Content Discovery" of the OCI distribution specification 1.1.1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from ..client.http import Reply, next_page
+from ..content.images import Image
+from ..registry.storage import OCI_INDEX
+from .checks import ACCEPT, NOWHERE, Failed, Run, Skipped, check
+from .pull import check_error_code
+
+_TAGS = "Listing Tags"
+_REFERRERS = "Listing Referrers"
+REFERRERS = "GET referrers: an empty list (absent)"
+
+# By bytes and without case these sort differently; both orders are accepted.
+_NAMES = ("a", "B", "c", "0", "_x", "Z")
+
+
+def _json(reply: Reply) -> Any:
+    try:
+        return json.loads(reply.body)
+    except ValueError:
+        raise Failed(f"{reply} with a body that is not JSON") from None
+
+
+# Tags.
+
+
+def _tags_on_page(reply: Reply, run: Run) -> list[str]:
+    """Return the tags of one page, judged for its form."""
+    document = _json(run.need(reply, 200))
+    if not isinstance(document, dict) or document.get("name") != run.repository:
+        raise Failed(f"{reply} without the repository's name")
+    tags = document.get("tags")
+    if not isinstance(tags, list) or not all(isinstance(tag, str) for tag in tags):
+        raise Failed(f"{reply} without a list of tags")
+    return tags
+
+
+def _some(tags: Sequence[str], run: Run) -> str:
+    """Write the first of some tags, without the prefix that all tags of a run have."""
+    shown = ", ".join(tag.removeprefix(f"{run.identity}-") for tag in tags[:4])
+    return f"{len(tags)} tags ({shown}{', ...' if len(tags) > 4 else ''})"
+
+
+def tags_of(run: Run) -> list[str]:
+    """Return all tags, with every page."""
+    return [
+        tag
+        for page in run.client.pages(f"/v2/{run.repository}/tags/list")
+        for tag in _tags_on_page(page, run)
+    ]
+
+
+def _push_tags(run: Run) -> set[str]:
+    """Push the tags that these checks count on, once; return them."""
+    tags = [f"{run.identity}-{name}" for name in _NAMES]
+    run.once("tags", lambda: run.push(run.seed.image(sizes=(100,)), *tags))
+    return set(tags)
+
+
+@check("discovery", "GET tags/list", "every tag once", f"{_TAGS}: MUST be 200 OK (end-8a)", "tags")
+def list_tags(run: Run) -> None:
+    pushed = _push_tags(run)
+    listed = tags_of(run)
+    if not pushed <= set(listed):
+        raise Failed(f"not listed: {sorted(pushed - set(listed))}")
+    if len(set(listed)) != len(listed):
+        raise Failed("a tag is listed twice")
+
+
+@check(
+    "discovery", "GET tags/list", "in lexical order", f"{_TAGS}: MUST be in lexical order", "tags"
+)
+def order_of_tags(run: Run) -> None:
+    _push_tags(run)
+    listed = tags_of(run)
+    if listed not in (sorted(listed), sorted(listed, key=str.lower)):
+        raise Failed(f"neither in lexical nor in byte order: {_some(listed, run)}")
+
+
+@check(
+    "discovery",
+    "GET tags/list",
+    "404 where the repository is not",
+    "Endpoints: 404 (end-8a)",
+    "absent",
+)
+def list_nowhere(run: Run) -> None:
+    reply = run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/tags/list")
+    check_error_code(run.nowhere(reply), "NAME_UNKNOWN")
+
+
+@check(
+    "discovery", "GET tags/list n", "n=0 is an empty list without Link", f"{_TAGS}: MUST", "tags"
+)
+def no_tags(run: Run) -> None:
+    _push_tags(run)
+    reply = run.ask("GET", "tags/list?n=0")
+    if _tags_on_page(reply, run):
+        raise Failed(f"{reply} with tags")
+    if reply.header("Link"):
+        raise Failed(f"{reply} with Link")
+
+
+def _page(run: Run, query: str, rest: Sequence[str], most: int) -> None:
+    """Judge one page: it is the beginning of `rest`, and has fewer than `most` only with a Link."""
+    reply = run.ask("GET", f"tags/list?{query}")
+    listed = _tags_on_page(reply, run)
+    expected = list(rest[:most])
+    if next_page(reply) is not None:
+        expected = expected[: len(listed)]
+    if listed != expected or (not listed and expected):
+        raise Failed(f"{reply} with {_some(listed, run)}, not {_some(expected, run)}")
+
+
+@check(
+    "discovery",
+    "GET tags/list n",
+    "half of the tags",
+    f"{_TAGS}: MUST include n results (end-8b)",
+    "tags",
+)
+def half_of_tags(run: Run) -> None:
+    _push_tags(run)
+    listed = tags_of(run)
+    _page(run, f"n={len(listed) // 2}", listed, len(listed) // 2)
+
+
+@check(
+    "discovery",
+    "GET tags/list n",
+    "more than there are",
+    f"{_TAGS}: MAY return fewer (end-8b)",
+    "tags",
+)
+def more_than_tags(run: Run) -> None:
+    _push_tags(run)
+    listed = tags_of(run)
+    _page(run, f"n={len(listed) + 10}", listed, len(listed))
+
+
+@check(
+    "discovery",
+    "GET tags/list n",
+    "pages by Link have every tag once",
+    f"{_TAGS}: Link MAY",
+    "tags",
+)
+def linked_pages(run: Run) -> None:
+    _push_tags(run)
+    whole = tags_of(run)
+    pages = list(run.client.pages(f"/v2/{run.repository}/tags/list?n=2"))
+    if len(pages) == 1 and len(whole) > 2:
+        raise Skipped("optional and not here: no Link to the next page")
+    listed = [tag for page in pages for tag in _tags_on_page(page, run)]
+    if listed != whole:
+        raise Failed(
+            f"{len(pages)} pages with {len(listed)} tags, not the {len(whole)} of the whole list"
+        )
+
+
+@check(
+    "discovery",
+    "GET tags/list last",
+    "what follows it, n",
+    f"{_TAGS}: non-inclusively (end-8b)",
+    "tags",
+)
+def after_last(run: Run) -> None:
+    _push_tags(run)
+    listed = tags_of(run)
+    for position in (0, len(listed) // 2, len(listed) - 2):
+        _page(run, f"n=3&last={quote(listed[position], safe='')}", listed[position + 1 :], 3)
+
+
+@check("discovery", "GET tags/list last", "what follows it", f"{_TAGS}: n is OPTIONAL", "tags")
+def after_last_without_n(run: Run) -> None:
+    _push_tags(run)
+    listed = tags_of(run)
+    rest = listed[len(listed) // 2 :]
+    _page(run, f"last={quote(rest[0], safe='')}", rest[1:], len(rest))
+
+
+@check(
+    "discovery",
+    "GET tags/list last",
+    "nothing follows the last one",
+    f"{_TAGS}: non-inclusively",
+    "tags",
+)
+def after_the_end(run: Run) -> None:
+    _push_tags(run)
+    _page(run, f"n=5&last={quote(tags_of(run)[-1], safe='')}", [], 5)
+
+
+# Referrers.
+
+
+def _entries(reply: Reply, run: Run) -> list[Mapping[str, Any]]:
+    """Return the descriptors of one page, judged for its form."""
+    run.need(reply, 200)
+    if reply.header("Content-Type") != OCI_INDEX:
+        raise Failed(
+            f"{reply} with Content-Type {reply.header('Content-Type')!r}, not {OCI_INDEX!r}"
+        )
+    document = _json(reply)
+    if not isinstance(document, dict) or document.get("schemaVersion") != 2:
+        raise Failed(f"{reply} with a body that is not an image index")
+    entries = document.get("manifests")
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise Failed(f"{reply} without a list of manifests")
+    return entries
+
+
+def referrers(run: Run, digest: str, query: str = "") -> list[Mapping[str, Any]]:
+    """Return the referrers of a digest, of every page."""
+    pages = run.client.pages(f"/v2/{run.repository}/referrers/{digest}{query}")
+    return [entry for page in pages for entry in _entries(page, run)]
+
+
+_SBOM = "application/vnd.example.sbom.v1+json"
+_SIGNED = "application/vnd.example.signature.v1"
+_OLD = "application/vnd.example.old.v1"
+
+
+class _Family:
+    """A subject and referrers of every form; two of them are there before their subject."""
+
+    def __init__(self, run: Run) -> None:
+        seed = run.seed
+        note = {"org.opencontainers.conformance.test": run.identity}
+        self.subject = seed.image(sizes=(200,))
+        self.by_type = run.push(seed.artifact(self.subject, _SBOM, annotations=note))
+        self.by_config = run.push(
+            seed.artifact(self.subject, None, config_type=_OLD, annotations=note)
+        )
+        self.before = {entry["digest"] for entry in referrers(run, self.subject.top)}
+        run.push(self.subject)
+        children = [seed.image(sizes=())]
+        self.second = run.push(seed.artifact(self.subject, _SBOM))
+        self.typed_index = run.push(
+            seed.index(children, subject=self.subject, artifact_type=_SIGNED, annotations=note)
+        )
+        self.bare_index = run.push(seed.index(children, subject=self.subject))
+        self.stranger = run.push(seed.artifact(self.by_type, _SBOM))
+
+    @property
+    def members(self) -> list[Image]:
+        return [self.by_type, self.by_config, self.second, self.typed_index, self.bare_index]
+
+
+def _family(run: Run) -> _Family:
+    family: _Family = run.once("referrers", lambda: _Family(run))
+    return family
+
+
+def _found(run: Run, member: Image) -> Mapping[str, Any]:
+    entries = referrers(run, _family(run).subject.top)
+    matching = [entry for entry in entries if entry.get("digest") == member.top]
+    if len(matching) != 1:
+        raise Failed(f"{member.top} is listed {len(matching)} times")
+    return matching[0]
+
+
+@check(
+    "discovery",
+    "GET referrers",
+    "an empty list",
+    f"{_REFERRERS}: an empty list MUST be returned",
+    "absent",
+)
+def no_referrers(run: Run) -> None:
+    _push_tags(run)
+    reply = run.ask("GET", f"referrers/{NOWHERE}")
+    if reply.status == 404:
+        raise Skipped(f"optional and not here: the referrers API ({reply})")
+    if _entries(reply, run):
+        raise Failed(f"{reply} with referrers of a digest that nobody has")
+
+
+@check(
+    "discovery",
+    "GET referrers",
+    "400",
+    f"{_REFERRERS}: invalid syntax MUST be 400",
+    "malformed",
+    REFERRERS,
+)
+def malformed_referrers(run: Run) -> None:
+    run.need(run.ask("GET", "referrers/sha256:totallywrong"), 400)
+
+
+@check(
+    "discovery",
+    "GET referrers",
+    "each once, no other",
+    f"{_REFERRERS} (end-12a)",
+    "referrers",
+    REFERRERS,
+)
+def all_referrers(run: Run) -> None:
+    family = _family(run)
+    listed = [entry.get("digest") for entry in referrers(run, family.subject.top)]
+    expected = [member.top for member in family.members]
+    if sorted(map(str, listed)) != sorted(expected):
+        missing = set(expected) - set(listed)
+        more = len(listed) - len(set(listed) & set(expected))
+        raise Failed(f"{len(missing)} are not listed, {more} are too many")
+
+
+@check(
+    "discovery",
+    "GET referrers",
+    "before the subject is there",
+    "Push: MUST initially accept a subject that does not exist; Listing Referrers",
+    "referrers",
+    REFERRERS,
+)
+def referrers_before(run: Run) -> None:
+    family = _family(run)
+    if family.before != {family.by_type.top, family.by_config.top}:
+        raise Failed(f"{len(family.before)} were listed of 2")
+
+
+@check(
+    "discovery", "GET referrers", "of a referrer", f"{_REFERRERS} (end-12a)", "referrers", REFERRERS
+)
+def referrers_of_referrer(run: Run) -> None:
+    family = _family(run)
+    if [entry.get("digest") for entry in referrers(run, family.by_type.top)] != [
+        family.stranger.top
+    ]:
+        raise Failed("what refers to a referrer is not listed")
+
+
+_ENTRIES = {
+    "artifact": lambda family: family.by_type,
+    "config type": lambda family: family.by_config,
+    "index": lambda family: family.typed_index,
+    "bare index": lambda family: family.bare_index,
+}
+_KINDS = tuple(_ENTRIES)
+
+
+@check(
+    "discovery", "GET referrers", "digest, size and mediaType", f"{_REFERRERS}", _KINDS, REFERRERS
+)
+def described(run: Run, kind: str) -> None:
+    member = _ENTRIES[kind](_family(run))
+    entry = _found(run, member)
+    for key, value in member.descriptor().items():
+        if entry.get(key) != value:
+            raise Failed(f"{key} is {entry.get(key)!r}, not {value!r}")
+
+
+@check(
+    "discovery",
+    "GET referrers",
+    "artifactType",
+    f"{_REFERRERS}: MUST, as to artifactType",
+    _KINDS,
+    REFERRERS,
+)
+def typed(run: Run, kind: str) -> None:
+    expected = {"artifact": _SBOM, "config type": _OLD, "index": _SIGNED, "bare index": None}[kind]
+    entry = _found(run, _ENTRIES[kind](_family(run)))
+    if entry.get("artifactType") != expected or (expected is None and "artifactType" in entry):
+        raise Failed(f"artifactType is {entry.get('artifactType')!r}, not {expected!r}")
+
+
+@check(
+    "discovery",
+    "GET referrers",
+    "annotations",
+    f"{_REFERRERS}: MUST include annotations",
+    _KINDS,
+    REFERRERS,
+)
+def annotated(run: Run, kind: str) -> None:
+    member = _ENTRIES[kind](_family(run))
+    entry = _found(run, member)
+    expected = member.document.get("annotations", {})
+    if (entry.get("annotations") or {}) != expected:
+        raise Failed(f"annotations are {entry.get('annotations')!r}, not {expected!r}")
+
+
+def _filtered(run: Run, kind: str) -> list[str]:
+    query = f"?artifactType={quote(kind, safe='')}"
+    family = _family(run)
+    entries: list[str] = []
+    for page in run.client.pages(f"/v2/{run.repository}/referrers/{family.subject.top}{query}"):
+        entries += [str(entry.get("digest")) for entry in _entries(page, run)]
+        applied = {part.strip() for part in page.header("OCI-Filters-Applied").split(",")}
+        if "artifactType" not in applied:
+            everything = {member.top for member in family.members}
+            if set(entries) < everything and next_page(page) is None:
+                raise Failed(f"{page} with a part of the list and without OCI-Filters-Applied")
+            raise Skipped("optional and not here: no filter is applied")
+    return entries
+
+
+@check(
+    "discovery",
+    "GET referrers artifactType",
+    "what has that type, and the header",
+    f"{_REFERRERS}: SHOULD filter; if applied MUST say so (end-12b)",
+    ("artifact", "config type", "index"),
+    REFERRERS,
+)
+def filtered(run: Run, kind: str) -> None:
+    family = _family(run)
+    artifact_type, members = {
+        "artifact": (_SBOM, [family.by_type, family.second]),
+        "config type": (_OLD, [family.by_config]),
+        "index": (_SIGNED, [family.typed_index]),
+    }[kind]
+    listed = _filtered(run, artifact_type)
+    if sorted(listed) != sorted(member.top for member in members):
+        raise Failed(f"{len(listed)} are listed for {artifact_type}, not {len(members)}, or others")
+
+
+@check(
+    "discovery",
+    "GET referrers artifactType",
+    "an empty list",
+    f"{_REFERRERS}: MUST",
+    "absent",
+    REFERRERS,
+)
+def filtered_away(run: Run) -> None:
+    if _filtered(run, "application/vnd.example.none"):
+        raise Failed("referrers of a type that none has")
+
+
+@check(
+    "discovery",
+    "PUT manifest",
+    "OCI-Subject says that the subject was seen",
+    "Pushing Manifests with Subject: MUST respond with OCI-Subject",
+    ("artifact", "index"),
+    REFERRERS,
+)
+def subject_seen(run: Run, kind: str) -> None:
+    family = _family(run)
+    member = family.by_type if kind == "artifact" else family.bare_index
+    reply = run.need(run.put(member.top, member.media_type, member.body), 201)
+    if reply.header("OCI-Subject") != family.subject.top:
+        raise Failed(
+            f"{reply} with OCI-Subject {reply.header('OCI-Subject')!r}, not {family.subject.top!r}"
+        )
+
+
+@check(
+    "discovery",
+    "GET referrers",
+    "a list that was kept under a tag is no referrer",
+    "Referrers Tag Schema: an index under <alg>-<ref>; Listing Referrers: those with that subject",
+    "index",
+    REFERRERS,
+)
+def fallback_tag(run: Run) -> None:
+    family = _family(run)
+    index = run.seed.fallback_index(family.members)
+    tag = family.subject.top.replace(":", "-")
+    run.need(run.put(tag, index.media_type, index.body), 201)
+    run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
+    if any(entry.get("digest") == index.top for entry in referrers(run, family.subject.top)):
+        raise Failed("the index under the fallback tag is listed as a referrer")
+
+
+# Without the API clients keep the lists themselves; this is what they need of a registry.
+
+
+@check(
+    "discovery",
+    "PUT manifest",
+    "no OCI-Subject where nothing is listed",
+    "Pushing Manifests with Subject: OCI-Subject indicates that the registry processed the subject",
+    "artifact",
+)
+def announced_in_vain(run: Run) -> None:
+    subject = run.seed.image(sizes=(100,))
+    run.push(subject)
+    artifact = run.seed.artifact(subject, _SBOM)
+    run.upload_parts(artifact)
+    announced = run.need(run.put(artifact.top, artifact.media_type, artifact.body), 201).header(
+        "OCI-Subject"
+    )
+    reply = run.ask("GET", f"referrers/{subject.top}") if announced else None
+    if reply is not None and (reply.status != 200 or reply.header("Content-Type") != OCI_INDEX):
+        raise Failed(
+            f"OCI-Subject {announced} was said, and {reply} with {reply.header('Content-Type') or 'no type'}"
+        )
+
+
+@check(
+    "discovery",
+    "PUT manifest",
+    "a list under the fallback tag is taken, and taken again with more in it",
+    "Referrers Tag Schema: pushed by clients; Pushing Manifests with Subject, step 4",
+    "index",
+)
+def list_kept(run: Run) -> None:
+    subject = run.push(run.seed.image(sizes=(100,)))
+    tag = subject.top.replace(":", "-")
+    attached = list[Image]()
+    for _ in range(2):
+        attached.append(run.push(run.seed.artifact(subject, _SBOM)))
+        index = run.seed.fallback_index(attached)
+        run.need(run.put(tag, index.media_type, index.body), 201)
+        reply = run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
+        if reply.body != index.body:
+            raise Failed(
+                f"{reply} with other bytes than the {len(attached)} referrers that were put"
+            )

@@ -1,0 +1,230 @@
+"""Checks of the workflow Content Management: what is deleted is gone, and nothing else is.
+
+Owns: the answer to a deletion, and its effects.
+May not know: how a registry collects garbage.
+Invariants: only content of the check itself is deleted, so that no other check depends on it.
+Follows: section "Content Management" of the OCI distribution specification 1.1.1.
+"""
+
+from __future__ import annotations
+
+from ..content.images import Image
+from ..messages import digest_of
+from .checks import ACCEPT, NOWHERE, Failed, Run, check
+from .discovery import referrers, tags_of
+from .pull import check_body, check_error_code
+
+_TAGS = "Deleting tags"
+_MANIFESTS = "Deleting Manifests"
+_BLOBS = "Deleting Blobs"
+
+DELETES_TAG = "DELETE tag: it is gone, its manifest and other tags stay (tag)"
+DELETES_MANIFEST = "DELETE manifest: it is gone, and so are its tags (image)"
+DELETES_BLOB = "DELETE blob: it is gone (blob)"
+
+
+def _fresh(run: Run, name: str) -> Image:
+    """Return an image that is at the registry under two tags, for one check alone."""
+    tags = (f"{run.identity}-{name}-1", f"{run.identity}-{name}-2")
+    image: Image = run.once(f"fresh {name}", lambda: run.push(run.seed.image(sizes=(300,)), *tags))
+    return image
+
+
+def _delete(run: Run, target: str) -> None:
+    """Delete; a registry that does not delete says 400 or 405."""
+    run.need(run.optional(run.ask("DELETE", target), 400, 405), 202)
+
+
+@check(
+    "management",
+    "DELETE tag",
+    "it is gone, its manifest and other tags stay",
+    f"{_TAGS}: MUST respond with 202 (end-9), then GET 404; MAY be disabled with 400 or 405",
+    "tag",
+)
+def delete_tag(run: Run) -> None:
+    image = _fresh(run, "tag")
+    first = f"manifests/{run.identity}-tag-1"
+    second = f"manifests/{run.identity}-tag-2"
+    _delete(run, first)
+    run.need(run.ask("GET", first, ACCEPT), 404)
+    run.need(run.ask("HEAD", first, ACCEPT), 404)
+    check_body(run.need(run.ask("GET", second, ACCEPT), 200), image.body)
+    check_body(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
+
+
+@check(
+    "management",
+    "DELETE tag",
+    "the list has it no more",
+    f"{_TAGS}; Listing Tags",
+    "tags",
+    DELETES_TAG,
+)
+def delete_tag_listed(run: Run) -> None:
+    _fresh(run, "listed")
+    before = set(tags_of(run))
+    _delete(run, f"manifests/{run.identity}-listed-1")
+    after = set(tags_of(run))
+    if before - after != {f"{run.identity}-listed-1"} or after - before:
+        raise Failed(
+            f"of the tags there went {sorted(before - after)}, there came {sorted(after - before)}"
+        )
+
+
+@check("management", "DELETE tag", "404", "Endpoints: 404 (end-9)", "absent", DELETES_TAG)
+def delete_absent_tag(run: Run) -> None:
+    check_error_code(
+        run.need(run.ask("DELETE", f"manifests/{run.identity}-none"), 404),
+        "MANIFEST_UNKNOWN",
+        "NAME_UNKNOWN",
+    )
+
+
+@check(
+    "management",
+    "DELETE manifest",
+    "it is gone, and so are its tags",
+    f"{_MANIFESTS}: MUST respond with 202 (end-9), then GET 404; disabled with 400 or 405",
+    "image",
+)
+def delete_manifest(run: Run) -> None:
+    image = _fresh(run, "manifest")
+    _delete(run, f"manifests/{image.top}")
+    for reference in (image.top, f"{run.identity}-manifest-1", f"{run.identity}-manifest-2"):
+        run.need(run.ask("GET", f"manifests/{reference}", ACCEPT), 404)
+        run.need(run.ask("HEAD", f"manifests/{reference}", ACCEPT), 404)
+
+
+@check(
+    "management",
+    "DELETE manifest",
+    "the list of tags has its tags no more",
+    f"{_MANIFESTS}; Listing Tags",
+    "tags",
+    DELETES_MANIFEST,
+)
+def delete_manifest_listed(run: Run) -> None:
+    image = _fresh(run, "gone")
+    before = set(tags_of(run))
+    _delete(run, f"manifests/{image.top}")
+    still_listed = before & set(tags_of(run)) & {f"{run.identity}-gone-1", f"{run.identity}-gone-2"}
+    if still_listed:
+        raise Failed(f"still listed: {sorted(still_listed)}")
+
+
+@check(
+    "management",
+    "DELETE manifest",
+    "its children stay",
+    f"{_MANIFESTS} (end-9)",
+    "index",
+    DELETES_MANIFEST,
+)
+def delete_index(run: Run) -> None:
+    child = _fresh(run, "child")
+    index = run.push(run.seed.index([child]))
+    _delete(run, f"manifests/{index.top}")
+    run.need(run.ask("GET", f"manifests/{index.top}", ACCEPT), 404)
+    check_body(run.need(run.ask("GET", f"manifests/{child.top}", ACCEPT), 200), child.body)
+
+
+@check(
+    "management",
+    "DELETE manifest",
+    "it is listed as a referrer no more",
+    f"{_MANIFESTS}; Listing Referrers",
+    "referrers",
+    (DELETES_MANIFEST, "GET referrers: an empty list (absent)"),
+)
+def delete_referrer(run: Run) -> None:
+    subject = _fresh(run, "subject")
+    kept = run.push(run.seed.artifact(subject))
+    gone = run.push(run.seed.artifact(subject))
+    if {entry["digest"] for entry in referrers(run, subject.top)} != {kept.top, gone.top}:
+        raise Failed("the referrers are not listed before one is deleted")
+    _delete(run, f"manifests/{gone.top}")
+    if [entry["digest"] for entry in referrers(run, subject.top)] != [kept.top]:
+        raise Failed("after one of two referrers was deleted, the other one is not what is listed")
+
+
+@check(
+    "management", "DELETE manifest", "404", f"{_MANIFESTS}: 404 (end-9)", "absent", DELETES_MANIFEST
+)
+def delete_absent_manifest(run: Run) -> None:
+    check_error_code(
+        run.need(run.ask("DELETE", f"manifests/{NOWHERE}"), 404), "MANIFEST_UNKNOWN", "NAME_UNKNOWN"
+    )
+
+
+@check(
+    "management",
+    "DELETE manifest",
+    "404 where the repository is not",
+    f"{_MANIFESTS}: if the repository does not exist, MUST return 404",
+    "absent",
+    DELETES_MANIFEST,
+)
+def delete_manifest_nowhere(run: Run) -> None:
+    run.nowhere(
+        run.ask("DELETE", f"/v2/{run.repository}/no/such/{run.identity}/manifests/{NOWHERE}")
+    )
+
+
+@check(
+    "management",
+    "DELETE manifest",
+    "it can be pushed again",
+    "Pushing Manifests: MUST return 201",
+    "image",
+    DELETES_MANIFEST,
+)
+def push_again(run: Run) -> None:
+    image = _fresh(run, "again")
+    _delete(run, f"manifests/{image.top}")
+    run.push(image, f"{run.identity}-again-1")
+    check_body(
+        run.need(run.ask("GET", f"manifests/{run.identity}-again-1", ACCEPT), 200), image.body
+    )
+
+
+@check(
+    "management",
+    "DELETE blob",
+    "it is gone",
+    f"{_BLOBS}: MUST respond with 202 (end-10); disabled with 400 or 405",
+    "blob",
+)
+def delete_blob(run: Run) -> None:
+    data = run.seed.blob(100)
+    digest = digest_of(data)
+    run.once("blob to delete", lambda: run.upload(digest, data))
+    _delete(run, f"blobs/{digest}")
+    run.need(run.ask("GET", f"blobs/{digest}"), 404)
+    run.need(run.ask("HEAD", f"blobs/{digest}"), 404)
+
+
+@check(
+    "management", "DELETE blob", "404", f"{_BLOBS}: MUST be 404 (end-10)", "absent", DELETES_BLOB
+)
+def delete_absent_blob(run: Run) -> None:
+    check_error_code(
+        run.need(run.ask("DELETE", f"blobs/{NOWHERE}"), 404), "BLOB_UNKNOWN", "NAME_UNKNOWN"
+    )
+
+
+@check(
+    "management",
+    "DELETE blob",
+    "it can be pushed again",
+    "Pushing blobs: MUST be 201",
+    "blob",
+    DELETES_BLOB,
+)
+def upload_again(run: Run) -> None:
+    data = run.seed.blob(100)
+    digest = digest_of(data)
+    run.once("blob to push again", lambda: run.upload(digest, data))
+    _delete(run, f"blobs/{digest}")
+    run.upload(digest, data)
+    check_body(run.need(run.ask("GET", f"blobs/{digest}"), 200), data)

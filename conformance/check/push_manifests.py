@@ -1,0 +1,274 @@
+"""Checks of the workflow Push, second half: manifests of every shape, and the form of refusals.
+
+Owns: the answer to a push of a manifest; what was refused must not be there.
+May not know: how a registry stores.
+Invariants: the bytes that come back are compared with those that were pushed.
+Follows: section "Pushing Manifests" of the OCI distribution specification 1.1.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..content.images import Image, encode
+from ..messages import digest_of
+from ..registry.storage import OCI_INDEX, OCI_MANIFEST
+from .checks import ACCEPT, MANIFESTS, NOWHERE, Failed, Run, Skipped, check, codes
+from .pull import check_body, check_digest_header, check_error_code
+
+_MANIFESTS = "Pushing Manifests"
+_LIMIT = 4 << 20
+
+
+@check(
+    "push",
+    "PUT manifest",
+    "by tag, 201 and its Location gives it",
+    f"{_MANIFESTS}: MUST be 201 with Location (end-7)",
+    tuple(MANIFESTS),
+)
+def put_by_tag(run: Run, kind: str) -> None:
+    _put(run, MANIFESTS[kind](run.seed), f"{run.identity}-put-{kind.replace(' ', '-')}")
+
+
+@check(
+    "push",
+    "PUT manifest",
+    "by digest, 201 and its Location gives it",
+    f"{_MANIFESTS}: MUST be 201 with Location (end-7)",
+    tuple(MANIFESTS),
+)
+def put_by_digest(run: Run, kind: str) -> None:
+    image = MANIFESTS[kind](run.seed)
+    _put(run, image, image.top)
+
+
+def _put(run: Run, image: Image, reference: str) -> None:
+    """Put a whole graph; its Location and its reference have to give the same bytes."""
+    run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
+    reply = run.need(run.put(reference, image.media_type, image.body), 201)
+    for target in (run.location(reply), f"manifests/{reference}", f"manifests/{image.top}"):
+        check_body(run.need(run.ask("GET", target, ACCEPT), 200), image.body)
+
+
+@check(
+    "push",
+    "PUT manifest",
+    "its digest in a header",
+    f"{_MANIFESTS}: MUST be equal to the client's",
+    tuple(MANIFESTS),
+)
+def put_says_digest(run: Run, kind: str) -> None:
+    image = run.stored_image(kind)
+    check_digest_header(run.need(run.put(image.top, image.media_type, image.body), 201), image.top)
+
+
+_SHAPES: dict[str, tuple[str, Callable[[Run], Image]]] = {
+    "no layers": (
+        f"{_MANIFESTS}: the list of blobs MAY be empty",
+        lambda run: run.seed.image(sizes=()),
+    ),
+    "no mediaType": (
+        f"{_MANIFESTS}: All manifests SHOULD include a mediaType field",
+        lambda run: _edited_image(run, mediaType=None),
+    ),
+    "an empty index": ("Image Index: manifests MAY be empty", lambda run: run.seed.index([])),
+    "one layer three times": (
+        "Image Manifest: layers",
+        lambda run: run.seed.image(layers=[run.seed.layer(50)] * 3),
+    ),
+    "annotations": (
+        "Image Manifest: annotations",
+        lambda run: run.seed.image(annotations={"org.example": "ü"}),
+    ),
+}
+
+
+def _edited_image(run: Run, **fields: object) -> Image:
+    image = run.seed.image(sizes=(60,))
+    document = {
+        key: value for key, value in {**image.document, **fields}.items() if value is not None
+    }
+    return image.with_manifest(encode(document), image.media_type)
+
+
+def _enter_shape(shape: str, cites: str, build: Callable[[Run], Image]) -> None:
+    @check("push", "PUT manifest", shape, cites, "index" if "index" in shape else "image")
+    def put_shape(run: Run) -> None:
+        image = build(run)
+        run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
+        reply = run.put(image.top, image.media_type, image.body)
+        if shape in ("no layers", "an empty index"):
+            run.optional(reply, 400)
+        run.need(reply, 201)
+        check_body(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
+
+
+for _shape, (_cites, _build) in _SHAPES.items():
+    _enter_shape(_shape, _cites, _build)
+
+
+@check(
+    "push",
+    "PUT manifest",
+    "Content-Type with a parameter",
+    f"{_MANIFESTS}: SHOULD ignore parameters",
+    "image",
+)
+def put_with_parameter(run: Run) -> None:
+    image = run.seed.image(sizes=(60,))
+    run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
+    reply = run.put(image.top, f"{OCI_MANIFEST}; charset=utf-8", image.body)
+    run.need(run.optional(reply, 400, 415), 201)
+    got = run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200)
+    if got.header("Content-Type") not in (OCI_MANIFEST, f"{OCI_MANIFEST}; charset=utf-8"):
+        raise Failed(f"{got} with Content-Type {got.header('Content-Type')!r}")
+
+
+@check("push", "PUT manifest", "many tags for one", f"{_MANIFESTS}: MUST be 201 (end-7)", "image")
+def many_tags(run: Run) -> None:
+    tags = [f"{run.identity}-many-{number}" for number in range(4)]
+    image = run.push(run.seed.image(sizes=(60,)), *tags)
+    for tag in tags:
+        check_body(run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200), image.body)
+
+
+@check(
+    "push", "PUT manifest", "a tag moves", f"{_MANIFESTS}; Definitions: a tag is a pointer", "image"
+)
+def tag_moves(run: Run) -> None:
+    tag = f"{run.identity}-moving"
+    first = run.push(run.seed.image(sizes=(60,)), tag)
+    second = run.push(run.seed.image(sizes=(60,)), tag)
+    check_body(run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200), second.body)
+    check_body(run.need(run.ask("GET", f"manifests/{first.top}", ACCEPT), 200), first.body)
+
+
+@check(
+    "push",
+    "PUT manifest",
+    "a subject that is not there",
+    "Push: MUST initially accept",
+    ("artifact", "index"),
+)
+def put_before_subject(run: Run, kind: str) -> None:
+    subject = run.seed.image(sizes=(60,))
+    run.push(
+        run.seed.artifact(subject) if kind == "artifact" else run.seed.index([], subject=subject)
+    )
+
+
+@check(
+    "push",
+    "PUT manifest",
+    "naming what is not there",
+    "Push: MAY reject, MUST be MANIFEST_BLOB_UNKNOWN",
+    ("image", "index"),
+)
+def put_naming_absent(run: Run, kind: str) -> None:
+    image = (
+        run.seed.image(sizes=(60,))
+        if kind == "image"
+        else run.seed.index(platforms=("linux/amd64",))
+    )
+    reply = run.put(image.top, image.media_type, image.body)
+    if reply.status == 201:
+        return
+    if "MANIFEST_BLOB_UNKNOWN" not in codes(reply):
+        raise Failed(f"{reply} ({', '.join(codes(reply))}) without code MANIFEST_BLOB_UNKNOWN")
+    run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 404)
+
+
+@check(
+    "push",
+    "PUT manifest",
+    "bytes of another digest",
+    f"{_MANIFESTS}: the digest MUST be equal; DIGEST_INVALID",
+    "image",
+)
+def put_under_other_digest(run: Run) -> None:
+    image = run.seed.image(sizes=(60,))
+    run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
+    wrong = digest_of(image.body + b"\n")
+    check_error_code(
+        run.need(run.put(wrong, image.media_type, image.body), 400),
+        "DIGEST_INVALID",
+        "MANIFEST_INVALID",
+    )
+    run.need(run.ask("GET", f"manifests/{wrong}", ACCEPT), 404)
+
+
+@check(
+    "push",
+    "PUT manifest",
+    "what is no JSON",
+    "Error Codes: MANIFEST_INVALID (code-6)",
+    ("image", "index"),
+)
+def put_no_json(run: Run, kind: str) -> None:
+    media_type = OCI_MANIFEST if kind == "image" else OCI_INDEX
+    tag = f"{run.identity}-no-json"
+    check_error_code(run.need(run.put(tag, media_type, b"blablabla"), 400), "MANIFEST_INVALID")
+    run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 404)
+
+
+def _padded(run: Run, size: int) -> Image:
+    image = run.seed.image(sizes=())
+    return image.with_manifest(image.body + b" " * (size - len(image.body)), image.media_type)
+
+
+@check(
+    "push",
+    "PUT manifest",
+    "of 4 MiB",
+    f"{_MANIFESTS}: SHOULD support at least 4 megabytes",
+    "image",
+)
+def put_large(run: Run) -> None:
+    image = _padded(run, _LIMIT)
+    run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
+    run.need(run.optional(run.put(image.top, image.media_type, image.body), 400, 413), 201)
+    check_body(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
+
+
+@check(
+    "push",
+    "PUT manifest",
+    "above the limit, 413",
+    f"{_MANIFESTS}: SHOULD respond with 413",
+    "image",
+)
+def put_too_large(run: Run) -> None:
+    image = _padded(run, _LIMIT * 4)
+    run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
+    reply = run.put(image.top, image.media_type, image.body)
+    run.need(run.optional(reply, 201, 400), 413)
+
+
+@check(
+    "push",
+    "errors",
+    "their form",
+    "Error Codes: if JSON, MUST have the format; code MUST be one of the table",
+)
+def error_bodies(run: Run) -> None:
+    for target in (f"blobs/{NOWHERE}", f"manifests/{NOWHERE}", "blobs/sha256:totallywrong"):
+        run.ask("GET", target, ACCEPT)
+    if run.refusals:
+        raise Failed(f"{len(run.refusals)} of {run.refused} are not: {run.refusals[0]}")
+    if not run.refused:
+        raise Skipped("optional and not here: no error body is JSON")
+
+
+@check(
+    "push",
+    "warnings",
+    "their form",
+    "Warnings: MUST be 299 and -, MUST NOT have a date, MUST NOT be more than 4096 bytes",
+)
+def warnings(run: Run) -> None:
+    for target in ("blobs/uploads/", f"blobs/uploads/?mount={NOWHERE}"):
+        run.ask("POST", target, None, b"")
+    run.ask("GET", f"manifests/{NOWHERE}", ACCEPT)
+    if run.warnings:
+        raise Failed(f"{len(run.warnings)} are not: {run.warnings[0]}")

@@ -1,0 +1,186 @@
+"""Whole graphs over plain HTTP: pushed, fetched and compared, by the standard library's client.
+
+Owns: a second opinion on what a registry holds, independent of the program that is tested.
+May not know: tokens beyond a fixed Authorization value, retries, concurrency.
+Invariants: every body that is returned has the digest by which it was asked for.
+Follows: docs/protocol-facts.md sections 1.3 to 1.7.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from urllib.parse import urljoin
+
+from ..content.images import Image
+from ..messages import digest_of
+from ..registry.storage import (
+    DOCKER_LIST,
+    DOCKER_MANIFEST,
+    INDEXES,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    is_foreign,
+)
+from .http import Reply, Wire, next_page, with_query
+
+__all__ = ["ACCEPT", "fetch_http", "identical", "push_http"]
+
+ACCEPT = ", ".join((OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST))
+
+
+class _Client:
+    """One connection to one registry."""
+
+    def __init__(
+        self, address: str, authorization: str | None, context: ssl.SSLContext | None
+    ) -> None:
+        self._origin = f"{'http' if context is None else 'https'}://{address}"
+        self._always = {"Authorization": authorization} if authorization else {}
+        self._wire = Wire(context)
+
+    def close(self) -> None:
+        self._wire.close()
+
+    def ask(
+        self,
+        method: str,
+        target: str,
+        statuses: tuple[int, ...],
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Reply:
+        """Carry out one request; any status that is not in `statuses` is an AssertionError."""
+        url = urljoin(self._origin, target)
+        always = self._always if url.startswith(self._origin + "/") else {}
+        reply = self._wire(method, url, {**always, **(headers or {})}, body)
+        assert reply.status in statuses, f"{reply}: {reply.body[:500]!r}"
+        return reply
+
+
+@contextmanager
+def _client(
+    address: str, authorization: str | None, context: ssl.SSLContext | None
+) -> Iterator[_Client]:
+    client = _Client(address, authorization, context)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def push_http(
+    image: Image,
+    address: str,
+    repository: str,
+    *tags: str,
+    authorization: str | None = None,
+    context: ssl.SSLContext | None = None,
+) -> Image:
+    """Push the whole graph, children first, then the top under every tag (by digest without one)."""
+    with _client(address, authorization, context) as client:
+        base = f"/v2/{repository}"
+        for digest, data in image.blobs.items():
+            if client.ask("HEAD", f"{base}/blobs/{digest}", (200, 404)).status == 200:
+                continue
+            opened = client.ask("POST", f"{base}/blobs/uploads/", (202,), b"")
+            target = with_query(urljoin(opened.url, opened.header("Location")), digest=digest)
+            client.ask("PUT", target, (201,), data, {"Content-Type": "application/octet-stream"})
+        for digest, (media_type, body) in image.manifests.items():
+            references = (tags or (digest,)) if digest == image.top else (digest,)
+            for reference in references:
+                kind = {"Content-Type": media_type}
+                client.ask("PUT", f"{base}/manifests/{reference}", (201,), body, kind)
+
+    return image
+
+
+def fetch_http(
+    address: str,
+    repository: str,
+    reference: str,
+    *,
+    authorization: str | None = None,
+    context: ssl.SSLContext | None = None,
+    referrers: bool = False,
+) -> dict[str, bytes]:
+    """Fetch everything below `reference`: digest -> bytes, verified; foreign layers if they are
+    there.
+
+    With `referrers`, everything that refers to a manifest of the graph as well, by the API or the
+    fallback tag.
+    """
+    contents: dict[str, bytes] = {}
+    with _client(address, authorization, context) as client:
+        waiting = [reference]
+        while waiting:
+            wanted = waiting.pop()
+            if wanted in contents:
+                continue
+            digest, body = _fetch_manifest(client, repository, wanted)
+            contents[digest] = body
+            document = json.loads(body)
+            waiting += [child["digest"] for child in document.get("manifests", [])]
+            for part in [document.get("config"), *document.get("layers", [])]:
+                if part is not None and part["digest"] not in contents:
+                    _fetch_blob(client, repository, part, contents)
+            if referrers:
+                waiting += _referrers(client, repository, digest)
+
+    return contents
+
+
+def _fetch_manifest(client: _Client, repository: str, reference: str) -> tuple[str, bytes]:
+    """Return the digest and the bytes of a manifest, whose media type has to be right."""
+    target = f"/v2/{repository}/manifests/{reference}"
+    answer = client.ask("GET", target, (200,), headers={"Accept": ACCEPT})
+    body = answer.body
+    digest = reference if ":" in reference else digest_of(body)
+    assert digest_of(body, digest.partition(":")[0]) == digest, f"{target}: other bytes"
+    named = answer.header("Docker-Content-Digest")
+    assert named in ("", digest), f"{target}: {digest} is called {named}"
+    is_index = answer.header("Content-Type") in INDEXES
+    assert is_index == ("manifests" in json.loads(body)), target
+    return digest, body
+
+
+def _fetch_blob(
+    client: _Client, repository: str, part: Mapping[str, str], contents: dict[str, bytes]
+) -> None:
+    """Add a blob to `contents`; a foreign layer may be absent."""
+    digest = part["digest"]
+    statuses = (200, 404) if is_foreign(part["mediaType"]) else (200,)
+    answer = client.ask("GET", f"/v2/{repository}/blobs/{digest}", statuses)
+    if answer.status == 200:
+        assert digest_of(answer.body, digest.partition(":")[0]) == digest, (
+            f"blob {digest}: other bytes"
+        )
+        contents[digest] = answer.body
+
+
+def _referrers(client: _Client, repository: str, digest: str) -> list[str]:
+    target: str | None = f"/v2/{repository}/referrers/{digest}"
+    digests: list[str] = []
+    while target:
+        answer = client.ask("GET", target, (200, 404))
+        if answer.status == 404:
+            target = f"/v2/{repository}/manifests/{digest.replace(':', '-')}"
+            answer = client.ask("GET", target, (200, 404), headers={"Accept": ACCEPT})
+        if answer.status == 404:
+            break
+        digests += [entry["digest"] for entry in json.loads(answer.body)["manifests"]]
+        target = next_page(answer)
+    return digests
+
+
+def identical(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
+    """Compare two fetched graphs byte for byte; AssertionError says what differs."""
+    missing = sorted(one.keys() - other.keys())
+    added = sorted(other.keys() - one.keys())
+    assert not missing, f"only on the first side: {missing}"
+    assert not added, f"only on the second side: {added}"
+    different = [digest for digest, data in one.items() if other[digest] != data]
+    assert not different, f"other bytes: {different}"
+    return True

@@ -1,0 +1,190 @@
+"""Walks over images, their referrers and cosign's tags at a registry, and comparisons of two walks.
+
+Owns: walking from digests as `cosign verify` and clients of OCI 1.1 do, by the referrers API or the
+fallback tag, and comparing two walks. May not know: how anything got there. Invariants: a list of
+referrers is believed only when every entry occurs once and rightly describes a manifest that is
+there and has that subject. Follows: docs/protocol-facts.md section 1.10 and cosign
+specs/SIGNATURE_SPEC.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from ..messages import digest_of
+from ..registry.storage import OCI_INDEX, is_foreign, read_manifest
+from ..server.exchange import Site
+from .attachments import referrers_tag
+from .copies import ACCEPT, identical
+from .http import Client, Reply, Send, Wire
+
+__all__ = ["COSIGN", "Graph", "asking", "equal", "listed", "reader", "walk"]
+
+COSIGN = (".sig", ".att", ".sbom")
+_DEEPEST = 64
+_SAME = ("mediaType", "digest", "size", "artifactType", "annotations")
+Entry = Mapping[str, Any]
+
+
+@dataclass
+class Graph:
+    """One walk: digest -> bytes, subject -> its referrers by digest, cosign's tag -> digest."""
+
+    contents: dict[str, bytes] = field(default_factory=dict)
+    referrers: dict[str, dict[str, Entry]] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    # The index under each fallback tag that was read, by the tag.
+    lists: dict[str, str] = field(default_factory=dict)
+    manifests: set[str] = field(default_factory=set)
+
+
+def asking(site: Site) -> Send:
+    """Send to a Site in memory."""
+
+    def send(method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
+        parts = urlsplit(url)
+        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        answer = site.request(method, target, [("host", parts.netloc), *headers.items()], body)
+        lines = {name.lower(): value for name, value in answer.headers}
+        return Reply(method, url, answer.status, lines, answer.data)
+
+    return send
+
+
+@contextmanager
+def reader(at: Site | str) -> Iterator[Client]:
+    """Give a client of a Site in memory, or of a registry at HOST:PORT over plain HTTP."""
+    if not isinstance(at, str):
+        yield Client("http://registry.test", asking(at))
+        return
+    wire = Wire()
+    try:
+        yield Client(f"http://{at}", wire)
+    finally:
+        wire.close()
+
+
+def walk(at: Site | str, repository: str, roots: Iterable[str]) -> Graph:
+    """Read everything that is reached from some digests; AssertionError where something is wrong."""
+    with reader(at) as client:
+        return _walk(client, repository, roots)
+
+
+def _walk(client: Client, repository: str, roots: Iterable[str]) -> Graph:
+    graph = Graph()
+    waiting = [(root, 0) for root in roots]
+    while waiting:
+        digest, depth = waiting.pop()
+        if digest in graph.manifests:
+            continue
+
+        assert depth < _DEEPEST, f"{digest} is {depth} levels deep"
+        _, body, document = _manifest(client, repository, digest)
+        graph.contents[digest] = body
+        graph.manifests.add(digest)
+        waiting += [(child["digest"], depth + 1) for child in document.get("manifests", [])]
+        for part in [document.get("config"), *document.get("layers", [])]:
+            if part is not None and part["digest"] not in graph.contents:
+                _blob(client, repository, part, graph)
+
+        entries, lists = listed(client, repository, digest)
+        graph.lists.update(lists)
+        if entries:
+            graph.referrers[digest] = {str(entry["digest"]): entry for entry in entries}
+            waiting += [(str(entry["digest"]), depth + 1) for entry in entries]
+
+        for suffix in COSIGN:
+            tag = digest.replace(":", "-") + suffix
+            reply = client.ask("HEAD", f"/v2/{repository}/manifests/{tag}", {"Accept": ACCEPT})
+            assert reply.status in (200, 404), reply
+            if reply.status == 200:
+                graph.tags[tag] = reply.header("Docker-Content-Digest")
+                waiting.append((graph.tags[tag], depth + 1))
+
+    return graph
+
+
+def listed(client: Client, repository: str, digest: str) -> tuple[list[Entry], dict[str, str]]:
+    """Return the referrers of a digest, each judged, and the fallback index that was read, by tag."""
+    pages = list(client.pages(f"/v2/{repository}/referrers/{digest}", {"Accept": OCI_INDEX}))
+    lists: dict[str, str] = {}
+    if pages[0].status == 200 and pages[0].header("Content-Type") == OCI_INDEX:
+        where = str(pages[0])
+    else:
+        assert pages[0].status in (200, 400, 404, 405, 501), pages[0]
+        tag = referrers_tag(digest)
+        pages = [client.ask("GET", f"/v2/{repository}/manifests/{tag}", {"Accept": ACCEPT})]
+        where = str(pages[0])
+        if pages[0].status == 404:
+            return [], {}
+        assert "subject" not in json.loads(pages[0].body), (
+            f"{where}: a list of referrers refers to something"
+        )
+        lists[tag] = digest_of(pages[0].body)
+
+    entries: list[Entry] = []
+    for reply in pages:
+        assert reply.status == 200, reply
+        assert reply.header("Content-Type") == OCI_INDEX, (
+            f"{reply} with {reply.header('Content-Type')}"
+        )
+        document = json.loads(reply.body)
+        assert document["schemaVersion"] == 2, where
+        assert document.get("mediaType", OCI_INDEX) == OCI_INDEX, where
+        entries += document["manifests"]
+
+    digests = [entry["digest"] for entry in entries]
+    assert len(digests) == len(set(digests)), f"{where}: one of them is listed twice: {digests}"
+    for entry in entries:
+        _judge(client, repository, digest, entry, where)
+    return sorted(entries, key=lambda entry: str(entry["digest"])), lists
+
+
+def _judge(client: Client, repository: str, subject: str, entry: Entry, where: str) -> None:
+    """Compare an entry of a list with the manifest that it names."""
+    kind, body, _ = _manifest(client, repository, entry["digest"])
+    stored = read_manifest(body, kind, entry["digest"], any_type=True)
+    assert stored.subject == subject, f"{where}: {entry['digest']} refers to {stored.subject}"
+    expected = stored.descriptor()
+    for key in _SAME:
+        value = entry.get(key) or None
+        assert value == expected.get(key), (
+            f"{where}: {key} of {entry['digest']} is {value!r}, not {expected.get(key)!r}"
+        )
+
+
+def _manifest(client: Client, repository: str, digest: str) -> tuple[str, bytes, dict[str, Any]]:
+    reply = client.ask("GET", f"/v2/{repository}/manifests/{digest}", {"Accept": ACCEPT})
+    assert reply.status == 200, reply
+    assert digest_of(reply.body, digest.partition(":")[0]) == digest, f"{reply}: other bytes"
+    document = json.loads(reply.body)
+    assert isinstance(document, dict)
+    return reply.header("Content-Type"), reply.body, document
+
+
+def _blob(client: Client, repository: str, part: Mapping[str, Any], graph: Graph) -> None:
+    digest = part["digest"]
+    reply = client.ask("GET", f"/v2/{repository}/blobs/{digest}")
+    if reply.status == 404 and is_foreign(part["mediaType"]):
+        return
+    assert reply.status == 200, reply
+    assert digest_of(reply.body, digest.partition(":")[0]) == digest, f"{reply}: other bytes"
+    graph.contents[digest] = reply.body
+
+
+def equal(source: Graph, target: Graph) -> bool:
+    """Compare two walks in both directions; AssertionError says what differs."""
+    assert identical(source.contents, target.contents)
+    for subject in source.referrers.keys() | target.referrers.keys():
+        here = source.referrers.get(subject, {})
+        there = target.referrers.get(subject, {})
+        assert here.keys() == there.keys(), (
+            f"referrers of {subject}: {sorted(here)} became {sorted(there)}"
+        )
+    assert source.tags == target.tags, f"cosign's tags {source.tags} became {target.tags}"
+    return True

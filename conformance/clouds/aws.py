@@ -1,0 +1,715 @@
+"""AWS's login services: STS, ECR's two APIs, SSO, container and machine metadata.
+
+Owns: identities with their keys, tokens, ends and permissions; SigV4 as the server checks it; each
+service's words for a refusal. May not know: sockets, any client, what a registry holds (`Private`
+and `Public` only say who may ask). Invariants: a service answers only a request that is word for
+word as it documents. A request that no correct client sends is refused and noted in
+`journal.violations`. Time is an argument. Follows: docs/protocol-facts.md section 4.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import itertools
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, quote
+
+from ..messages import Access, Answer, Content, Request, Response, error
+from ..server.exchange import Reception, Site
+
+__all__ = ["ACCOUNT", "Aws", "Identity", "Private", "Public"]
+
+ACCOUNT = "123456789012"
+_SUFFIXES = (
+    r"amazonaws\.com|amazonaws\.com\.cn|amazonaws\.eu|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
+    r"|api\.aws|api\.amazonwebservices\.com\.cn|api\.amazonwebservices\.eu|api\.aws\.ic\.gov|api\.aws\.scloud"
+    r"|api\.cloud-aws\.adc-e\.uk|api\.aws\.hci\.ic\.gov"
+)
+# Section 4.2. Tests decide which of these names exist.
+_HOST = re.compile(
+    rf"(?:api\.)?(ecr-public|ecr|sts|portal\.sso|oidc)(?:-fips)?\.([a-z0-9-]+)\.(?:{_SUFFIXES})\Z"
+)
+_AUTHORIZATION = re.compile(
+    r"AWS4-HMAC-SHA256 Credential=([^/, ]+)/([0-9]{8})/([a-z0-9-]+)/([a-z-]+)/aws4_request, "
+    r"SignedHeaders=([a-z0-9;-]+), Signature=([0-9a-f]{64})\Z"
+)
+_SKEW = 300.0  # seconds that a client's clock may be ahead or behind
+_STS = "https://sts.amazonaws.com/doc/2011-06-15/"
+_ASSUMING = {"Action", "Version", "RoleArn", "RoleSessionName", "ExternalId", "DurationSeconds"}
+_IDENTIFYING = {"Action", "Version", "RoleArn", "RoleSessionName", "WebIdentityToken"}
+_ACCOUNT_ACTIONS = ("GetAccountSetting", "DescribeRepositoryCreationTemplates")
+_TARGETS = {"ecr": "AmazonEC2ContainerRegistry_V20150921", "ecr-public": "SpencerFrontendService"}
+
+
+@dataclass
+class Identity:
+    """A holder of keys; `may` has the services that its policies allow, `may_not` actions that
+    they deny.
+    """
+
+    name: str
+    access: str
+    secret: str
+    session: str = ""
+    expires: float = float("inf")
+    may: frozenset[str] = frozenset({"ecr", "ecr-public", "sts"})
+    may_not: frozenset[str] = frozenset()
+
+
+@dataclass
+class Role:
+    """A role: who may assume it, and what it may do then."""
+
+    arn: str
+    trusts: str | None = None
+    external_id: str | None = None
+    may: frozenset[str] = frozenset({"ecr", "ecr-public", "sts"})
+
+
+@dataclass
+class Login:
+    """The result of `aws sso login`: an access token, and a refresh token with its client."""
+
+    access: str
+    expires: float
+    refresh: str = ""
+    client: tuple[str, str] = ("", "")
+    roles: set[tuple[str, str]] = field(default_factory=set)
+
+
+class _Claim(NamedTuple):
+    """What an Authorization header of SigV4 says; `names` are the signed headers."""
+
+    access: str
+    day: str
+    region: str
+    service: str
+    names: str
+    signature: str
+
+
+class Aws(Site):
+    """All services of one account; the host name of a request says which one is asked.
+
+    `password_life` and `keys_life` are the seconds for which ECR's passwords and temporary keys are
+    good. `instance_role` is the role of the machine, None: it has none. `container` has the path of
+    a container's credentials, and the token that has to be shown there.
+    """
+
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float] = time.time,
+        password_life: float = 43200.0,
+        keys_life: float = 3600.0,
+        instance_role: str | None = None,
+        container: tuple[str, str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.now = now
+        self.password_life = password_life
+        self.keys_life = keys_life
+        self.instance_role = instance_role
+        self.container = container
+        self.identities: dict[str, Identity] = {}
+        self.roles: dict[str, Role] = {}
+        # Token of an identity provider -> the role that it opens.
+        self.web_tokens: dict[str, str] = {}
+        self.logins: dict[str, Login] = {}
+        # The account's settings in ECR, and its repository creation templates: prefix -> what each
+        # is applied for.
+        self.settings: dict[str, str] = {"BLOB_MOUNTING": "DISABLED"}
+        self.templates: dict[str, list[str]] = {}
+        # The passwords that ECR gave: password -> its end, by service.
+        self.passwords: dict[str, dict[str, float]] = {"ecr": {}, "ecr-public": {}}
+        self.requests: list[str] = []
+        # All secrets, for tests that look for them where they must not be.
+        self.secrets: set[str] = set()
+        self._metadata_tokens: dict[str, float] = {}
+        self._numbers = itertools.count(1)
+
+    # What a test puts in.
+
+    def identity(
+        self, name: str, *, lasting: bool = True, may: Sequence[str] = ("ecr", "ecr-public", "sts")
+    ) -> Identity:
+        """Make an identity: a user with keys, or (not `lasting`) a role with temporary ones."""
+        number = next(self._numbers)
+        kind = "AKIA" if lasting else "ASIA"
+        secret = base64.b64encode(hashlib.sha256(f"secret {number}".encode()).digest())[
+            :40
+        ].decode()
+        identity = Identity(name, f"{kind}{number:016d}", secret, may=frozenset(may))
+        if not lasting:
+            identity.session = base64.b64encode(f"session {number} {name} ".encode() * 8).decode()
+            identity.expires = self.now() + self.keys_life
+        self.identities[identity.access] = identity
+        self.secrets |= {identity.secret, identity.session} - {""}
+        return identity
+
+    def role(self, name: str, **options: Any) -> Role:
+        """Make a role of this account."""
+        role = Role(f"arn:aws:iam::{ACCOUNT}:role/{name}", **options)
+        self.roles[role.arn] = role
+        return role
+
+    def web_token(self, role: Role) -> str:
+        """Make a token that opens a role."""
+        token = f"eyJhbGciOiJub25lIn0.{next(self._numbers)}.{'signature' * 8}"
+        self.web_tokens[token] = role.arn
+        self.secrets.add(token)
+        return token
+
+    def sso_login(
+        self, *roles: tuple[str, str], life: float = 3600.0, renewable: bool = False
+    ) -> Login:
+        """Do what `aws sso login` does; `roles` are accounts with names of roles."""
+        number = next(self._numbers)
+        login = Login(f"sso-access-{number}" * 4, self.now() + life, roles=set(roles))
+        if renewable:
+            login.refresh = f"sso-refresh-{number}" * 4
+            login.client = (f"client-{number}", f"sso-client-secret-{number}")
+        self.logins[login.access] = login
+        _, client_secret = login.client
+        self.secrets |= {login.access, login.refresh, client_secret} - {""}
+        return login
+
+    @staticmethod
+    def owner(password: str) -> str:
+        """Return the name to which a password was given."""
+        return base64.b64decode(password).decode().split()[3]
+
+    def count(self, *kinds: str) -> int:
+        """Return how many requests there were, of these kinds or of all."""
+        return sum(1 for service in self.requests if not kinds or service in kinds)
+
+    # One request.
+
+    def kind_of(self, request: Request) -> str:
+        """Call every request a login: clients that prove something here were not challenged here."""
+        return "login"
+
+    def _service(self, request: Request) -> str:
+        host = re.sub(r":[0-9]+\Z", "", request.header("host").lower())
+        match = _HOST.match(host)
+        if match:
+            return match[1]
+        if request.path.startswith("/latest/"):
+            return "imds"
+        path, _ = self.container or ("", "")
+        return "container" if path and request.path == path else "unknown"
+
+    def start(self, request: Request) -> Answer | Reception:
+        """Receive a short body, then ask the service."""
+        request.kind = "login"
+        service = self._service(request)
+        content = Content()
+        self.requests.append(service)
+        return Reception(
+            content, lambda _: self._answer(service, request, bytes(content)), limit=1 << 16
+        )
+
+    def _answer(self, service: str, request: Request, body: bytes) -> Response:
+        match service:
+            case "imds":
+                return self._imds(request, body)
+            case "container":
+                return self._container(request)
+            case "portal.sso":
+                return self._portal(request)
+            case "oidc":
+                return self._oidc(request, body)
+            case "sts":
+                return self._sts(request, body)
+            case "ecr" | "ecr-public":
+                return self._ecr(service, request, body)
+        return self._refuse_mistake(
+            request, 404, "UnknownOperationException", "nothing answers here"
+        )
+
+    def _refuse_mistake(self, request: Request, status: int, name: str, message: str) -> Response:
+        """Refuse what no correct client sends."""
+        self.journal.violations.append(
+            f"{request.method} {request.header('host')}{request.path}: {message}"
+        )
+        return _json(status, {"__type": f"com.amazonaws#{name}", "message": message})
+
+    # SigV4, section 4.4.
+
+    def _signer(self, request: Request, body: bytes) -> Identity | tuple[str, str]:
+        """Return who signed a request, or the name and words of the refusal."""
+        match = _AUTHORIZATION.match(request.header("authorization"))
+        if match is None:
+            return "MissingAuthenticationTokenException", "Missing Authentication Token"
+
+        claim = _Claim(*match.groups())
+        host = _HOST.match(request.header("host"))
+        assert host is not None
+        if (claim.service, claim.region) != host.groups():
+            return (
+                "SignatureDoesNotMatch",
+                f"Credential should be scoped to {host[2]}, service {host[1]}",
+            )
+
+        signed = claim.names.split(";")
+        amazons = {name for name, _ in request.headers if name.startswith("x-amz-")}
+        typed = {name for name, _ in request.headers if name == "content-type"}
+        required = {"host"} | amazons | typed
+        if signed != sorted(signed) or not required <= set(signed):
+            return "SignatureDoesNotMatch", f"{sorted(required - set(signed))} must be signed"
+
+        identity = self.identities.get(claim.access)
+        if identity is None or request.header("x-amz-security-token") != identity.session:
+            return (
+                "UnrecognizedClientException",
+                "The security token included in the request is invalid.",
+            )
+
+        date = request.header("x-amz-date")
+        canonical = _canonical(request, body, signed)
+        signature = _signature(identity.secret, claim, date, canonical)
+        if not hmac.compare_digest(signature, claim.signature):
+            # As STS, with everything that was signed: a client that shows this text whole has shown
+            # the session's token.
+            return (
+                "SignatureDoesNotMatch",
+                f"The Canonical String for this request should have been '{canonical}'",
+            )
+
+        try:
+            then = (
+                datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
+            )
+        except ValueError:
+            return "IncompleteSignatureException", "Date must be in ISO-8601 'basic format'"
+
+        if date[:8] != claim.day or abs(then - self.now()) > _SKEW:
+            return "SignatureDoesNotMatch", f"Signature expired or not yet current: {date}"
+        if identity.expires <= self.now():
+            return "ExpiredTokenException", "The security token included in the request is expired"
+        return identity
+
+    def _new_keys(self, name: str, may: frozenset[str]) -> tuple[Identity, str]:
+        """Make temporary keys; return them and their end as services write it."""
+        identity = self.identity(name, lasting=False)
+        identity.may = may
+        return identity, _iso(identity.expires)
+
+    # ECR and ECR Public, section 4.3.
+
+    def _ecr(self, service: str, request: Request, body: bytes) -> Response:
+        if request.method != "POST" or request.target != "/":
+            return self._refuse_mistake(
+                request, 400, "UnknownOperationException", "operations are POST /"
+            )
+        if request.header("content-type") != "application/x-amz-json-1.1":
+            return self._refuse_mistake(
+                request, 400, "UnknownOperationException", "the content type is not JSON 1.1"
+            )
+
+        target, _, action = request.header("x-amz-target").partition(".")
+        actions = {"GetAuthorizationToken", *(_ACCOUNT_ACTIONS if service == "ecr" else ())}
+        if target != _TARGETS[service] or action not in actions:
+            return self._refuse_mistake(
+                request, 400, "UnknownOperationException", "no such operation"
+            )
+
+        signer = self._signer(request, body)
+        if not isinstance(signer, Identity):
+            name, message = signer
+            return self._add_date(_json(400, {"__type": name, "message": message}))
+        if service not in signer.may or action in signer.may_not:
+            text = f"User: {signer.name} is not authorized to perform: {service}:{action} on resource: *"
+            return _json(400, {"__type": "AccessDeniedException", "message": text})
+        if action in _ACCOUNT_ACTIONS:
+            return self._describe_account(request, action, body)
+        if body != b"{}":
+            return self._refuse_mistake(
+                request, 400, "InvalidParameterException", "registryIds is deprecated"
+            )
+
+        password = base64.b64encode(
+            f"password {next(self._numbers)} for {signer.name} ".encode() * 12
+        ).decode()
+        token = base64.b64encode(f"AWS:{password}".encode()).decode()
+        expires = self.now() + self.password_life
+        self.passwords[service][password] = expires
+        self.secrets |= {password, token}
+        data: dict[str, Any] = {"authorizationToken": token, "expiresAt": expires}
+        if service == "ecr":
+            host = _HOST.match(request.header("host"))
+            assert host is not None
+            data["proxyEndpoint"] = f"https://{ACCOUNT}.dkr.ecr.{host[2]}.amazonaws.com"
+
+        return _json(
+            200,
+            {"authorizationData": [data] if service == "ecr" else data},
+            "application/x-amz-json-1.1",
+        )
+
+    def _describe_account(self, request: Request, action: str, body: bytes) -> Response:
+        """Tell of the account of who asks, section 4.9."""
+        document = json.loads(body)
+        answer: dict[str, Any]
+        if action == "GetAccountSetting":
+            if document.keys() != {"name"} or document["name"] not in self.settings:
+                return self._refuse_mistake(
+                    request, 400, "InvalidParameterException", "no such setting"
+                )
+            answer = {"name": document["name"], "value": self.settings[document["name"]]}
+        else:
+            if document:
+                return self._refuse_mistake(
+                    request, 400, "InvalidParameterException", "not simulated"
+                )
+            templates = [
+                {"prefix": prefix, "appliedFor": features}
+                for prefix, features in self.templates.items()
+            ]
+            answer = {"registryId": ACCOUNT, "repositoryCreationTemplates": templates}
+
+        return _json(200, answer, "application/x-amz-json-1.1")
+
+    def _add_date(self, answer: Response) -> Response:
+        """Add the time, so that a client whose clock is wrong can sign again."""
+        answer.headers.append(
+            ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(self.now())))
+        )
+        return answer
+
+    # STS, section 4.6.
+
+    def _sts(self, request: Request, body: bytes) -> Response:
+        form = dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True))
+        kind = request.header("content-type").partition(";")[0]
+        if (
+            request.method != "POST"
+            or request.target != "/"
+            or kind != "application/x-www-form-urlencoded"
+        ):
+            return self._refuse_mistake(
+                request, 400, "InvalidAction", "actions are forms that are POSTed to /"
+            )
+
+        by_web_identity = form.get("Action") == "AssumeRoleWithWebIdentity"
+        fields = _IDENTIFYING if by_web_identity else _ASSUMING
+        odd = {*form} - fields | {name for name, value in form.items() if not value}
+        if odd or form.get("Version") != "2011-06-15":
+            self.journal.violations.append(
+                f"STS was sent {sorted(odd)}, Version {form.get('Version')}"
+            )
+            return _refusal(400, "InvalidParameterValue", "unknown parameter or version")
+        if not re.fullmatch(r"[\w+=,.@-]{2,64}", form.get("RoleSessionName", "")):
+            return _refusal(400, "ValidationError", "RoleSessionName")
+
+        if by_web_identity:
+            role = self._role_of_token(request, form)
+        elif form["Action"] == "AssumeRole":
+            role = self._assumable(request, body, form)
+        else:
+            return _refusal(400, "InvalidAction", "Could not find operation")
+
+        return role if isinstance(role, Response) else self._answer_with_keys(form["Action"], role)
+
+    def _role_of_token(self, request: Request, form: Mapping[str, str]) -> Role | Response:
+        """Return the role that an identity provider's token opens."""
+        if request.header("authorization"):
+            self.journal.violations.append("AssumeRoleWithWebIdentity needs no signature")
+        role = self.roles.get(form.get("RoleArn", ""))
+        if role is None or self.web_tokens.get(form.get("WebIdentityToken", "")) != role.arn:
+            return _refusal(
+                400, "InvalidIdentityToken", f"no provider knows {form.get('WebIdentityToken')}"
+            )
+        return role
+
+    def _assumable(self, request: Request, body: bytes, form: Mapping[str, str]) -> Role | Response:
+        """Return the role that the signer of a request may assume."""
+        signer = self._signer(request, body)
+        if not isinstance(signer, Identity):
+            return self._add_date(_refusal(403, *signer))
+        role = self.roles.get(form.get("RoleArn", ""))
+        if (
+            role is None
+            or "sts" not in signer.may
+            or role.trusts not in (None, signer.name)
+            or role.external_id != form.get("ExternalId")
+        ):
+            text = f"User: {signer.name} is not authorized to perform: sts:AssumeRole on {form.get('RoleArn')}"
+            return _refusal(403, "AccessDenied", text)
+        return role
+
+    def _answer_with_keys(self, name: str, role: Role) -> Response:
+        """Answer an action with temporary keys of a role."""
+        identity, ends = self._new_keys(role.arn, role.may)
+        keys = {
+            "AccessKeyId": identity.access,
+            "SecretAccessKey": identity.secret,
+            "SessionToken": identity.session,
+        }
+        inner = "".join(
+            f"<{key}>{value}</{key}>" for key, value in {**keys, "Expiration": ends}.items()
+        )
+        user = f"<AssumedRoleUser><AssumedRoleId>AROA:x</AssumedRoleId><Arn>{role.arn}</Arn></AssumedRoleUser>"
+        return _xml(
+            200,
+            f'<{name}Response xmlns="{_STS}">\n  <{name}Result>\n    {user}\n    <Credentials>{inner}</Credentials>\n'
+            f"  </{name}Result>\n  <ResponseMetadata><RequestId>1</RequestId></ResponseMetadata>\n</{name}Response>\n",
+        )
+
+    # SSO, section 4.6.
+
+    def _portal(self, request: Request) -> Response:
+        if (
+            request.method != "GET"
+            or request.path != "/federation/credentials"
+            or request.header("authorization")
+        ):
+            return self._refuse_mistake(
+                request, 400, "InvalidRequestException", "GET /federation/credentials, unsigned"
+            )
+
+        login = self.logins.get(request.header("x-amz-sso_bearer_token"))
+        if login is None or login.expires <= self.now():
+            return _json(
+                401,
+                {
+                    "__type": "UnauthorizedException",
+                    "message": "Session token not found or invalid",
+                },
+            )
+
+        account = request.parameter("account_id") or ""
+        role = request.parameter("role_name") or ""
+        if len(request.query) != 2 or (account, role) not in login.roles:
+            return _json(403, {"__type": "ForbiddenException", "message": "No access"})
+
+        identity, _ = self._new_keys(f"sso:{role}", frozenset({"ecr", "ecr-public", "sts"}))
+        keys = {
+            "accessKeyId": identity.access,
+            "secretAccessKey": identity.secret,
+            "sessionToken": identity.session,
+        }
+        return _json(200, {"roleCredentials": {**keys, "expiration": int(identity.expires * 1000)}})
+
+    def _oidc(self, request: Request, body: bytes) -> Response:
+        if request.method != "POST" or request.path != "/token" or request.header("authorization"):
+            return self._refuse_mistake(request, 400, "invalid_request", "POST /token, unsigned")
+
+        form = json.loads(body)
+        if {*form} != {"clientId", "clientSecret", "grantType", "refreshToken"}:
+            return self._refuse_mistake(
+                request, 400, "invalid_request", f"odd parameters {sorted(form)}"
+            )
+
+        by_refresh = {login.refresh: login for login in self.logins.values() if login.refresh}
+        login = by_refresh.get(form["refreshToken"])
+        if (
+            login is None
+            or login.client != (form["clientId"], form["clientSecret"])
+            or form["grantType"] != "refresh_token"
+        ):
+            return _json(
+                400,
+                {"error": "invalid_grant", "error_description": "Invalid refresh token provided"},
+            )
+
+        renewed = self.sso_login(*login.roles, renewable=False)
+        return _json(
+            200, {"accessToken": renewed.access, "expiresIn": 3600, "refreshToken": login.refresh}
+        )
+
+    # Metadata, section 4.6.
+
+    def _container(self, request: Request) -> Response:
+        assert self.container is not None
+        _, token = self.container
+        if request.method != "GET" or request.header("accept") != "application/json":
+            return self._refuse_mistake(request, 400, "BadRequest", "GET, application/json")
+        if request.header("authorization") != token:
+            return _json(401, {"code": "401", "message": "Authorization token is invalid"})
+        identity, ends = self._new_keys("container", frozenset({"ecr", "ecr-public", "sts"}))
+        keys = {
+            "AccessKeyId": identity.access,
+            "SecretAccessKey": identity.secret,
+            "Token": identity.session,
+        }
+        return _json(200, {**keys, "Expiration": ends, "AccountId": ACCOUNT})
+
+    def _imds(self, request: Request, body: bytes) -> Response:
+        if request.header("x-forwarded-for"):
+            return Response(403)
+        if request.path == "/latest/api/token":
+            life = request.header("x-aws-ec2-metadata-token-ttl-seconds")
+            if (
+                request.method != "PUT"
+                or body
+                or not life.isdecimal()
+                or not 1 <= int(life) <= 21600
+            ):
+                return Response(405 if request.method != "PUT" else 400)
+            token = f"imds-token-{next(self._numbers)}=="
+            self._metadata_tokens[token] = self.now() + int(life)
+            self.secrets.add(token)
+            return Response(200, [("Content-Type", "text/plain")], token.encode())
+        if self._metadata_tokens.get(request.header("x-aws-ec2-metadata-token"), 0.0) <= self.now():
+            return Response(401)
+
+        roles = "/latest/meta-data/iam/security-credentials/"
+        if (
+            request.method != "GET"
+            or self.instance_role is None
+            or not request.path.startswith(roles)
+        ):
+            return Response(404)
+        if request.path == roles:
+            return Response(200, [("Content-Type", "text/plain")], self.instance_role.encode())
+        if request.path != roles + self.instance_role:
+            return Response(404)
+
+        identity, ends = self._new_keys(
+            f"instance:{self.instance_role}", frozenset({"ecr", "ecr-public", "sts"})
+        )
+        keys = {
+            "AccessKeyId": identity.access,
+            "SecretAccessKey": identity.secret,
+            "Token": identity.session,
+        }
+        when = {"Code": "Success", "LastUpdated": _iso(self.now()), "Type": "AWS-HMAC"}
+        return _json(200, {**when, **keys, "Expiration": ends}, "text/plain")
+
+
+def _canonical(request: Request, body: bytes, signed: Sequence[str]) -> str:
+    """Write the canonical request (section 4.4)."""
+    query = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in request.query)
+    parts = [
+        request.method,
+        request.path,
+        "&".join("=".join(pair) for pair in query),
+        *(f"{name}:{' '.join(request.header(name).split())}" for name in signed),
+        "",
+        ";".join(signed),
+        hashlib.sha256(body).hexdigest(),
+    ]
+    return "\n".join(parts)
+
+
+def _signature(secret: str, claim: _Claim, date: str, canonical: str) -> str:
+    """Return the signature that a canonical request has to have."""
+    steps = (claim.day, claim.region, claim.service, "aws4_request")
+    hashed = hashlib.sha256(canonical.encode()).hexdigest()
+    text = f"AWS4-HMAC-SHA256\n{date}\n{'/'.join(steps)}\n{hashed}"
+    key = b"AWS4" + secret.encode()
+    for step in steps:
+        key = hmac.new(key, step.encode(), "sha256").digest()
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
+
+
+class Private:
+    """The login of an ECR registry: Basic with a password that ECR gave (sections 4.3 and 4.7)."""
+
+    def __init__(self, aws: Aws) -> None:
+        self._aws = aws
+
+    def answer(self, request: Request) -> Answer | Reception | None:
+        """Serve nothing of its own."""
+        return None
+
+    def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
+        """Refuse requests without a good password."""
+        if _is_good(self._aws, "ecr", request.header("authorization")):
+            return None
+        host = request.header("host")
+        challenge = (
+            "WWW-Authenticate",
+            f'Basic realm="https://{host}/",service="ecr.amazonaws.com"',
+        )
+        return Response(
+            401, [challenge, ("Content-Type", "text/plain; charset=utf-8")], b"Not Authorized\n"
+        )
+
+
+class _PublicToken(NamedTuple):
+    """A token of ECR Public; `has_login`: it was not given to the anonymous."""
+
+    has_login: bool
+    expires: float
+
+
+class Public:
+    """The login of ECR Public (section 4.3): Bearer.
+
+    A token is given for a password of its API, or to the anonymous, who may pull.
+    """
+
+    def __init__(self, aws: Aws, *, token_life: float = 43200.0) -> None:
+        self._aws = aws
+        self._life = token_life
+        self._tokens: dict[str, _PublicToken] = {}
+        self.issued: list[bool] = []
+
+    def answer(self, request: Request) -> Answer | Reception | None:
+        """Serve its token service, which knows one scope."""
+        if request.path != "/token/":
+            return None
+        request.kind = "token"
+        login = request.header("authorization")
+        if request.method != "GET" or request.parameter("service") != "public.ecr.aws":
+            return error(400, "UNSUPPORTED", "GET with the challenge's service")
+        if request.parameter("scope") != "aws":
+            return error(400, "UNSUPPORTED", f"scope {request.parameter('scope')}")
+        if login and not _is_good(self._aws, "ecr-public", login):
+            return error(401, "UNAUTHORIZED", "Not Authorized")
+        token = f"public-token-{len(self.issued)}"
+        self.issued.append(bool(login))
+        self._tokens[token] = _PublicToken(bool(login), self._aws.now() + self._life)
+        return _json(200, {"token": token})
+
+    def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
+        """Refuse requests without a token, and pushes of the anonymous."""
+        token = self._tokens.get(request.header("authorization").removeprefix("Bearer "))
+        if token is None or token.expires <= self._aws.now():
+            realm = f"{request.origin}/token/"
+            challenge = f'Bearer realm="{realm}",service="public.ecr.aws",scope="aws"'
+            return error(401, "DENIED", "Not Authorized", headers=[("WWW-Authenticate", challenge)])
+        if token.has_login or all(need.action == "pull" for need in needs):
+            return None
+        return error(403, "DENIED", "Not Authorized")
+
+
+def _is_good(aws: Aws, service: str, header: str) -> bool:
+    scheme, _, value = header.partition(" ")
+    try:
+        user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+    except ValueError:
+        return False
+    return (scheme, user) == ("Basic", "AWS") and aws.passwords[service].get(
+        password, 0.0
+    ) > aws.now()
+
+
+def _iso(moment: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
+
+
+def _json(status: int, document: object, kind: str = "application/json") -> Response:
+    return Response(status, [("Content-Type", kind)], json.dumps(document).encode())
+
+
+def _xml(status: int, text: str) -> Response:
+    return Response(status, [("Content-Type", "text/xml")], text.encode())
+
+
+def _refusal(status: int, code: str, message: str) -> Response:
+    inner = f"<Type>Sender</Type><Code>{code}</Code><Message>{message}</Message>"
+    return _xml(
+        status,
+        f'<ErrorResponse xmlns="{_STS}"><Error>{inner}</Error><RequestId>1</RequestId></ErrorResponse>',
+    )

@@ -1,0 +1,134 @@
+"""Many images that share layers, as those of one organisation do, to measure copying with.
+
+Owns: which images share which layers. May not know: how they are copied. Invariants: a family is a
+function of its numbers. Two families that differ only in `left_out` or `moved` have all other tags
+in common, byte for byte, so that one can be an older state of the other.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from ..messages import Request, Response
+from ..registry.app import App
+from ..server.exchange import Reception
+from .images import Image, Seed
+from .streams import Measured, Stream
+
+__all__ = ["FAMILIES", "PLATFORMS", "Family", "Weighing"]
+
+PLATFORMS = ("linux/amd64", "linux/arm64/v8", "linux/arm/v7", "linux/s390x")
+LARGE = 4 << 20  # bytes; layers of this size and above are made when they are read
+
+
+@dataclass(frozen=True)
+class Family:
+    """`repositories` x `tags` images, each with `shared` layers of a base and `own` layers.
+
+    A layer has `size` bytes. Repository n is built on base n % `bases`. With `platforms` each tag
+    is an index with an image for each, and every platform has a base of its own. `left_out`: so
+    many of the newest tags are not there yet; `moved`: so many percent of the tags name another
+    image (same base, other own layers).
+    """
+
+    seed: int = 0
+    repositories: int = 10
+    tags: int = 10
+    shared: int = 5
+    own: int = 3
+    size: int = 2000
+    bases: int = 1
+    platforms: tuple[str, ...] = ()
+    left_out: int = 0
+    moved: int = 0
+
+    def images(self) -> dict[str, dict[str, Image]]:
+        """Return repository -> tag -> image."""
+        places = [(repo, tag) for tag in range(self.tags) for repo in range(self.repositories)]
+        count = len(places) * self.moved // 100
+        changed = {places[number * len(places) // count] for number in range(count)}
+        bases = {base: self._base(base) for base in range(min(self.bases, self.repositories))}
+        images: dict[str, dict[str, Image]] = {
+            f"family/app-{repo}": {} for repo in range(self.repositories)
+        }
+        for repo, tag in places[: len(places) - self.left_out]:
+            seed = self._seed("own", repo, tag, int((repo, tag) in changed))
+            images[f"family/app-{repo}"][f"1.{tag}.0"] = self._image(seed, bases[repo % self.bases])
+        return images
+
+    def load_into(self, app: App) -> Family:
+        """Hold the family in a registry of this harness; return self."""
+        for repository, tagged in self.images().items():
+            for tag, image in tagged.items():
+                image.load_into(app, repository, tag)
+        return self
+
+    def weights(self) -> Mapping[str, int]:
+        """Return the bytes of all blobs, counted once, once a repository, and once a tag."""
+        once: dict[str, int] = {}
+        repository: dict[tuple[str, str], int] = {}
+        every = 0
+        for name, tagged in self.images().items():
+            for image in tagged.values():
+                sizes = {digest: len(data) for digest, data in image.blobs.items()}
+                sizes.update({digest: stream.size for digest, stream in image.streams.items()})
+                once.update(sizes)
+                repository.update({(name, digest): size for digest, size in sizes.items()})
+                every += sum(sizes.values())
+        return {"once": sum(once.values()), "repository": sum(repository.values()), "tag": every}
+
+    def _seed(self, *parts: object) -> Seed:
+        return Seed(zlib.crc32(repr((self.seed, *parts)).encode()))
+
+    def _layers(self, seed: Seed, count: int) -> list[bytes | Stream]:
+        if self.size < LARGE:
+            return [seed.layer(self.size) for _ in range(count)]
+        return [Stream(self.seed, zlib.crc32(seed.blob(8)), self.size) for _ in range(count)]
+
+    def _base(self, base: int) -> list[list[bytes | Stream]]:
+        """Make the layers of a base, for each platform."""
+        kinds = self.platforms or ("",)
+        return [self._layers(self._seed("base", base, platform), self.shared) for platform in kinds]
+
+    def _image(self, seed: Seed, base: list[list[bytes | Stream]]) -> Image:
+        if not self.platforms:
+            return seed.image(layers=[*base[0], *self._layers(seed, self.own)])
+        children = []
+        for platform, below in zip(self.platforms, base, strict=True):
+            system, architecture, *variant = platform.split("/")
+            children.append(
+                seed.image(
+                    layers=[*below, *self._layers(seed, self.own)],
+                    os=system,
+                    architecture=architecture,
+                    variant=variant[0] if variant else None,
+                )
+            )
+        return seed.index(children)
+
+
+# The situations of docs/specification.md section 1.1, with tags that are new or moved by
+# `dataclasses.replace`.
+FAMILIES: Mapping[str, Family] = MappingProxyType(
+    {
+        "one base": Family(),
+        "platforms": Family(platforms=PLATFORMS),
+        "ten bases": Family(repositories=100, tags=2, bases=10),
+        "1000 tags": Family(repositories=1, tags=1000, shared=5, own=1),
+        "large layers": Family(repositories=2, tags=1, shared=1, own=1, size=4 << 30),
+    }
+)
+
+
+class Weighing(App):
+    """A registry that verifies uploaded blobs and drops them: a target of any size needs no memory."""
+
+    def _post_upload_start(self, request: Request) -> Response | Reception:
+        answer = super()._post_upload_start(request)
+        for upload in self._known(request.repository).uploads.values():
+            if not upload.content.size and not isinstance(upload.content, Measured):
+                upload.content = Measured()
+        return answer

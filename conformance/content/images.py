@@ -1,0 +1,509 @@
+"""Seeded images: the same bytes on every run and every Python.
+
+Owns: building image graphs of every shape a registry may hold.
+May not know: the network, the clock, `random` (whose streams are only promised within a version).
+Invariants: equal seeds and calls give equal bytes; gzip members carry no time and are stored
+uncompressed, because what zlib makes of data differs between its versions.
+Follows: the OCI image specification 1.1 and docs/protocol-facts.md sections 1.3 to 1.6.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import struct
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from ..messages import digest_of
+from ..registry.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
+from .streams import Stream
+
+if TYPE_CHECKING:
+    from ..registry.app import App
+
+__all__ = [
+    "EMPTY_CONFIG",
+    "EMPTY_TYPE",
+    "TYPES",
+    "Image",
+    "Part",
+    "Seed",
+    "compose",
+    "compose_index",
+    "encode",
+    "store_gzip",
+    "store_tar",
+]
+
+Format = Literal["oci", "docker"]
+Document = dict[str, Any]
+
+EMPTY_CONFIG = b"{}"
+EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
+TYPES: Mapping[str, Mapping[str, str]] = {
+    "oci": {
+        "manifest": OCI_MANIFEST,
+        "index": OCI_INDEX,
+        "config": "application/vnd.oci.image.config.v1+json",
+        "layer": "application/vnd.oci.image.layer.v1.tar+gzip",
+        "foreign": "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip",
+    },
+    "docker": {
+        "manifest": DOCKER_MANIFEST,
+        "index": DOCKER_LIST,
+        "config": "application/vnd.docker.container.image.v1+json",
+        "layer": "application/vnd.docker.image.rootfs.diff.tar.gzip",
+        "foreign": "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
+    },
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """A graph: the manifest that a tag names, with everything below it.
+
+    `top` is the digest of that manifest. `manifests` is in an order in which they can be pushed:
+    children first, subjects before referrers.
+    """
+
+    top: str
+    media_type: str
+    manifests: Mapping[str, tuple[str, bytes]]
+    blobs: Mapping[str, bytes]
+    # Digests that the graph names and does not hold: foreign layers and subjects elsewhere.
+    absent: frozenset[str] = field(default_factory=frozenset)
+    # Blobs that are made when they are read; `contents` leaves them out.
+    streams: Mapping[str, Stream] = field(default_factory=dict)
+
+    @property
+    def body(self) -> bytes:
+        _, body = self.manifests[self.top]
+        return body
+
+    @property
+    def document(self) -> Document:
+        parsed = json.loads(self.body)
+        assert isinstance(parsed, dict)
+        return parsed
+
+    @property
+    def size(self) -> int:
+        """The bytes of all blobs, each once."""
+        streamed = sum(stream.size for stream in self.streams.values())
+        return sum(map(len, self.blobs.values())) + streamed
+
+    def contents(self) -> dict[str, bytes]:
+        """Return digest -> bytes of everything, as `fetch_http` does."""
+        return {**self.blobs, **{digest: body for digest, (_, body) in self.manifests.items()}}
+
+    def descriptor(self, **more: Any) -> Document:
+        """Describe the top manifest, as an index or a subject would."""
+        return {"mediaType": self.media_type, "digest": self.top, "size": len(self.body), **more}
+
+    def load_into(self, app: App, repository: str, *tags: str, tag: str | None = None) -> Image:
+        """Hold the whole graph in a registry of this harness; return self."""
+        for digest, data in self.blobs.items():
+            app.add_blob(repository, data, digest)
+        app.repositories[repository].blobs.update(self.streams)
+        for digest, (media_type, body) in self.manifests.items():
+            app.add_manifest(repository, body, media_type, digest=digest)
+        app.add_manifest(
+            repository, self.body, self.media_type, *tags, *([tag] if tag else ()), digest=self.top
+        )
+        return self
+
+    def with_manifest(self, body: bytes, media_type: str, algorithm: str = "sha256") -> Image:
+        """Return this graph with other bytes on top (the old top is dropped)."""
+        digest = digest_of(body, algorithm)
+        others = {key: value for key, value in self.manifests.items() if key != self.top}
+        return replace(
+            self,
+            top=digest,
+            media_type=media_type,
+            manifests={**others, digest: (media_type, body)},
+        )
+
+
+def encode(document: Document, spacing: Literal["plain", "indent", "odd"] = "plain") -> bytes:
+    """Write JSON in one of the forms seen in registries; the bytes matter, not the document."""
+    if spacing == "plain":
+        return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+    text = json.dumps(document, indent=3, ensure_ascii=False)
+    if spacing == "odd":
+        text = "\r\n" + text.replace(": ", " :\t").replace("/", "\\/") + "\n \n"
+    return text.encode()
+
+
+def store_gzip(data: bytes) -> bytes:
+    """Wrap `data` as one gzip member of stored blocks: valid, without a time, equal everywhere."""
+    out = bytearray(b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff")
+    blocks = [data[start : start + 0xFFFF] for start in range(0, len(data), 0xFFFF)] or [b""]
+    for position, block in enumerate(blocks):
+        last = 1 if position == len(blocks) - 1 else 0
+        out += struct.pack("<BHH", last, len(block), len(block) ^ 0xFFFF) + block
+    return bytes(out) + struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
+
+
+def store_tar(files: Mapping[str, bytes]) -> bytes:
+    """Write a ustar archive of plain files owned by root at time 0."""
+    out = bytearray()
+    for name, data in files.items():
+        header = bytearray(512)
+        fields = (
+            (0, name.encode()[:100]),
+            (100, b"0000644\0"),
+            (108, b"0000000\0"),
+            (116, b"0000000\0"),
+            (124, b"%011o\0" % len(data)),
+            (136, b"%011o\0" % 0),
+            (148, b"        "),
+            (156, b"0"),
+            (257, b"ustar\x0000"),
+        )
+        for offset, value in fields:
+            header[offset : offset + len(value)] = value
+
+        header[148:156] = b"%06o\0 " % sum(header)
+        out += header + data + bytes(-len(data) % 512)
+
+    return bytes(out) + bytes(1024)
+
+
+class Seed:
+    """A builder: every call draws the next bytes from the seed, so the order of calls matters."""
+
+    def __init__(self, number: int = 0) -> None:
+        self._number = number
+        self._drawn = 0
+
+    def blob(self, size: int) -> bytes:
+        """Return `size` bytes that nobody can compress."""
+        self._drawn += 1
+        return hashlib.shake_128(b"%d/%d" % (self._number, self._drawn)).digest(size)
+
+    def layer(self, size: int) -> bytes:
+        """Return a gzip'ed tar with one file of `size` bytes."""
+        return store_gzip(store_tar({f"file-{self._drawn}": self.blob(size)}))
+
+    def image(
+        self,
+        *,
+        format: Format = "oci",
+        layers: Sequence[bytes | Stream] | None = None,
+        sizes: Sequence[int] = (900, 2000),
+        os: str = "linux",
+        architecture: str = "amd64",
+        variant: str | None = None,
+        os_version: str | None = None,
+        os_features: Sequence[str] = (),
+        foreign: Sequence[str] = (),
+        inline_config: bool = False,
+        subject: Image | None = None,
+        annotations: Mapping[str, str] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        spacing: Literal["plain", "indent", "odd"] = "plain",
+    ) -> Image:
+        """Build an image manifest.
+
+        `layers` gives the layers' bytes or streams (one that occurs twice is repeated); without it
+        there is a new layer for each of `sizes`. `foreign` adds a non-distributable layer for each
+        URL. `inline_config` puts the config into its descriptor's `data` too. `extra` adds fields
+        that the specification does not know.
+        """
+        types = TYPES[format]
+        if layers is None:
+            layers = [self.layer(size) for size in sizes]
+
+        config_document: Document = {
+            "created": "1970-01-01T00:00:00Z",
+            "architecture": architecture,
+            "os": os,
+            "config": {"Labels": {"seed": f"{self._number}/{self._drawn}"}},
+            "rootfs": {"type": "layers", "diff_ids": [_diff_id(layer) for layer in layers]},
+            "history": [
+                {"created": "1970-01-01T00:00:00Z", "created_by": f"layer {n}"}
+                for n in range(len(layers))
+            ],
+        }
+        if variant:
+            config_document["variant"] = variant
+        if os_version:
+            config_document["os.version"] = os_version
+        if os_features:
+            config_document["os.features"] = list(os_features)
+
+        config = encode(config_document)
+        described = [_describe(types["layer"], layer) for layer in layers]
+        absent = set()
+        for url in foreign:
+            data = self.blob(300)
+            described.append({**_describe(types["foreign"], data), "urls": [url]})
+            absent.add(digest_of(data))
+
+        document: Document = {
+            "schemaVersion": 2,
+            "mediaType": types["manifest"],
+            "config": _describe(types["config"], config),
+            "layers": described,
+        }
+        if inline_config:
+            document["config"]["data"] = base64.b64encode(config).decode()
+
+        _decorate(document, subject, annotations, extra)
+        image = _single(
+            encode(document, spacing),
+            types["manifest"],
+            [config, *(layer for layer in layers if isinstance(layer, bytes))],
+            absent,
+        )
+        streams = {layer.digest(): layer for layer in layers if isinstance(layer, Stream)}
+        return replace(image, streams=streams) if streams else image
+
+    def artifact(
+        self,
+        subject: Image | None = None,
+        artifact_type: str | None = "application/vnd.example.sbom.v1",
+        *,
+        size: int = 400,
+        config_type: str | None = None,
+        annotations: Mapping[str, str] | None = None,
+        spacing: Literal["plain", "indent", "odd"] = "plain",
+    ) -> Image:
+        """Build an artifact manifest; `config_type` puts the type there as OCI 1.0 artifacts do."""
+        data = self.blob(size)
+        config = EMPTY_CONFIG if config_type is None else self.blob(20)
+        document: Document = {"schemaVersion": 2, "mediaType": OCI_MANIFEST}
+        if artifact_type is not None:
+            document["artifactType"] = artifact_type
+
+        document["config"] = _describe(config_type or EMPTY_TYPE, config)
+        if config_type is None:
+            document["config"]["data"] = base64.b64encode(config).decode()
+
+        document["layers"] = [_describe("application/octet-stream", data)]
+        _decorate(document, subject, annotations, None)
+        return _single(encode(document, spacing), OCI_MANIFEST, [config, data], ())
+
+    def index(
+        self,
+        children: Sequence[Image] | None = None,
+        *,
+        format: Format = "oci",
+        platforms: Iterable[str] = (
+            "linux/amd64",
+            "linux/arm64/v8",
+            "linux/arm/v7",
+            "linux/arm/v6",
+        ),
+        attestations: bool = False,
+        subject: Image | None = None,
+        artifact_type: str | None = None,
+        annotations: Mapping[str, str] | None = None,
+        extra: Mapping[str, Any] | None = None,
+        spacing: Literal["plain", "indent", "odd"] = "plain",
+        with_platforms: bool = True,
+    ) -> Image:
+        """Build an index of `children` (images or indexes), else of one new image per platform.
+
+        `attestations` adds to each image the entry that buildkit makes: platform unknown/unknown
+        with annotation `vnd.docker.reference.digest`.
+        """
+        if children is None:
+            children = [self._platform_image(format, text) for text in platforms]
+
+        entries = []
+        parts = list(children)
+        for child in children:
+            described = child.descriptor()
+            platform = _platform(child) if with_platforms else None
+            if platform:
+                described["platform"] = platform
+            entries.append(described)
+
+        if attestations:
+            for child in children:
+                proof = self.attestation(child)
+                parts.append(proof)
+                entries.append(
+                    proof.descriptor(
+                        annotations={
+                            "vnd.docker.reference.digest": child.top,
+                            "vnd.docker.reference.type": "attestation-manifest",
+                        },
+                        platform={"architecture": "unknown", "os": "unknown"},
+                    )
+                )
+
+        media_type = TYPES[format]["index"]
+        document: Document = {"schemaVersion": 2, "mediaType": media_type}
+        if artifact_type is not None:
+            document["artifactType"] = artifact_type
+
+        document["manifests"] = entries
+        _decorate(document, subject, annotations, extra)
+        return _over(parts, encode(document, spacing), media_type)
+
+    def _platform_image(self, format: Format, text: str) -> Image:
+        system, architecture, *variant = text.split("/")
+        return self.image(
+            format=format,
+            sizes=(500, 700),
+            os=system,
+            architecture=architecture,
+            variant=variant[0] if variant else None,
+        )
+
+    def attestation(self, child: Image) -> Image:
+        """Build the manifest that buildkit attaches to an image inside an index."""
+        statement = encode({"_type": "https://in-toto.io/Statement/v0.1", "subject": [child.top]})
+        config = encode(
+            {
+                "architecture": "unknown",
+                "os": "unknown",
+                "rootfs": {"type": "layers"},
+                "for": child.top,
+            }
+        )
+        document: Document = {
+            "schemaVersion": 2,
+            "mediaType": OCI_MANIFEST,
+            "config": _describe(TYPES["oci"]["config"], config),
+            "layers": [_describe("application/vnd.in-toto+json", statement)],
+        }
+        return _single(encode(document), OCI_MANIFEST, [config, statement], ())
+
+    def fallback_index(self, referrers: Iterable[Image]) -> Image:
+        """Build the index that a client keeps under the fallback tag (docs/protocol-facts.md
+        section 1.10).
+        """
+        entries = []
+        for referrer in referrers:
+            document = referrer.document
+            kind = document.get("artifactType") or document.get("config", {}).get("mediaType")
+            described = referrer.descriptor(**({"artifactType": kind} if kind else {}))
+            if "annotations" in document:
+                described["annotations"] = document["annotations"]
+            entries.append(described)
+        document = {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": entries}
+        body = encode(document)
+        return Image(digest_of(body), OCI_INDEX, {digest_of(body): (OCI_INDEX, body)}, {})
+
+
+class Part(NamedTuple):
+    """A blob with its descriptor; one that is not `held` is only named."""
+
+    media_type: str
+    data: bytes
+    more: Mapping[str, Any] = {}
+    algorithm: str = "sha256"
+    held: bool = True
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.data, self.algorithm)
+
+    def descriptor(self) -> Document:
+        """Describe the blob; `more` replaces true fields, so that a descriptor can be made to lie."""
+        described = {"mediaType": self.media_type, "digest": self.digest, "size": len(self.data)}
+        return _without_nothing({**described, **self.more})
+
+
+def compose(
+    config: Part, layers: Sequence[Part], media_type: str = OCI_MANIFEST, **fields: Any
+) -> Image:
+    """Build a manifest of any parts; `fields` replace its fields or, as None, remove them."""
+    document: Document = {
+        "schemaVersion": 2,
+        "mediaType": media_type,
+        "config": config.descriptor(),
+        "layers": [layer.descriptor() for layer in layers],
+    }
+    body = encode(_without_nothing({**document, **fields}))
+    parts = [config, *layers]
+    blobs = {part.digest: part.data for part in parts if part.held}
+    absent = frozenset(part.digest for part in parts if not part.held)
+    return Image(digest_of(body), media_type, {digest_of(body): (media_type, body)}, blobs, absent)
+
+
+def compose_index(
+    entries: Sequence[tuple[Image, Mapping[str, Any]]], media_type: str = OCI_INDEX, **fields: Any
+) -> Image:
+    """Build an index of children, each with fields that its entry gets more, instead, or not
+    (None).
+    """
+    listed = [_without_nothing(child.descriptor(**more)) for child, more in entries]
+    document = {"schemaVersion": 2, "mediaType": media_type, "manifests": listed, **fields}
+    return _over([child for child, _ in entries], encode(_without_nothing(document)), media_type)
+
+
+def _without_nothing(document: Mapping[str, Any]) -> Document:
+    return {key: value for key, value in document.items() if value is not None}
+
+
+def _over(parts: Iterable[Image], body: bytes, media_type: str) -> Image:
+    """Put an index over everything that its children hold."""
+    top = digest_of(body)
+    manifests: dict[str, tuple[str, bytes]] = {}
+    blobs: dict[str, bytes] = {}
+    streams: dict[str, Stream] = {}
+    absent: set[str] = set()
+    for part in parts:
+        manifests.update(part.manifests)
+        blobs.update(part.blobs)
+        streams.update(part.streams)
+        absent |= part.absent
+    return Image(
+        top, media_type, {**manifests, top: (media_type, body)}, blobs, frozenset(absent), streams
+    )
+
+
+def _describe(media_type: str, data: bytes | Stream) -> Document:
+    if isinstance(data, Stream):
+        return {"mediaType": media_type, "digest": data.digest(), "size": data.size}
+    return {"mediaType": media_type, "digest": digest_of(data), "size": len(data)}
+
+
+def _diff_id(layer: bytes | Stream) -> str:
+    """Return the digest of a layer's tar, or of the bytes themselves where they are no gzip."""
+    if isinstance(layer, Stream):
+        return layer.digest()
+    try:
+        return digest_of(zlib.decompress(layer, 31))
+    except zlib.error:
+        return digest_of(layer)
+
+
+def _platform(child: Image) -> Document | None:
+    """Read the platform from an image's config, as the tools that write indexes do."""
+    config = child.document.get("config")
+    if not config or config["digest"] not in child.blobs:
+        return None
+    try:
+        settings = json.loads(child.blobs[config["digest"]])
+    except ValueError:
+        return None
+    fields = ("architecture", "os", "os.version", "os.features", "variant")
+    return {key: settings[key] for key in fields if settings.get(key)} or None
+
+
+def _decorate(
+    document: Document,
+    subject: Image | None,
+    annotations: Mapping[str, str] | None,
+    extra: Mapping[str, Any] | None,
+) -> None:
+    if subject is not None:
+        document["subject"] = subject.descriptor()
+    if annotations:
+        document["annotations"] = dict(annotations)
+    document.update(extra or {})
+
+
+def _single(body: bytes, media_type: str, blobs: Iterable[bytes], absent: Iterable[str]) -> Image:
+    digest = digest_of(body)
+    contents = {digest_of(data): data for data in blobs}
+    return Image(digest, media_type, {digest: (media_type, body)}, contents, frozenset(absent))

@@ -1,0 +1,343 @@
+"""Shapes that are no images: artifacts, referrers, attestations, content of cosign and others.
+
+Owns: these shapes.
+May not know: registries, clients.
+Invariants: as in shapes_images.py; a referrer's subject is always in the same sample, unless the
+shape says that it is nowhere.
+Follows: the OCI image specification 1.1 ("Guidelines for Artifact Usage"), docs/protocol-facts.md
+sections 1.3 and 1.10, and the documents of the tools that are named.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from ..messages import digest_of
+from ..registry.storage import DOCKER_MANIFEST
+from .images import (
+    EMPTY_CONFIG,
+    EMPTY_TYPE,
+    TYPES,
+    Image,
+    Part,
+    Seed,
+    compose,
+    compose_index,
+    encode,
+)
+from .samples import Sample, Shape
+
+__all__ = ["ARTIFACTS"]
+
+ARTIFACT = "image-spec manifest.md, artifact usage"
+REFERRERS = "docs/protocol-facts.md 1.10"
+COSIGN = "cosign specs/SIGNATURE_SPEC.md"
+BUILDKIT = "buildkit docs/attestations/attestation-storage.md"
+NOTARY = "application/vnd.cncf.notary.signature"
+EMPTY = Part(EMPTY_TYPE, EMPTY_CONFIG, {"data": "e30="})
+UNKNOWN = {"platform": {"architecture": "unknown", "os": "unknown"}}
+
+
+def _typed(seed: Seed, config_type: str, *layer_types: str, **fields: Any) -> Image:
+    """Build an artifact of the older kind: the config's media type says what it is."""
+    config = Part(config_type, encode({"name": "example", "seed": seed.blob(8).hex()}))
+    layers = [Part(layer_type, seed.blob(300)) for layer_type in layer_types]
+    return compose(config, layers, **fields)
+
+
+def _referring(
+    seed: Seed, subject: Image, artifact_type: str, *layers: Part, **fields: Any
+) -> Image:
+    """Build an artifact of OCI 1.1: a type, the empty config, a subject."""
+    if not layers:
+        layers = (Part("application/octet-stream", seed.blob(200)),)
+    return compose(
+        EMPTY, layers, artifactType=artifact_type, subject=subject.descriptor(), **fields
+    )
+
+
+def _signature_payload(image: Image) -> bytes:
+    critical = {
+        "type": "cosign container image signature",
+        "image": {"docker-manifest-digest": image.top},
+    }
+    return encode(
+        {"critical": {**critical, "identity": {"docker-reference": ""}}, "optional": None}
+    )
+
+
+def _signed_layer(seed: Seed, image: Image) -> Part:
+    signature = base64.b64encode(seed.blob(70)).decode()
+    more = {
+        "annotations": {
+            "dev.cosignproject.cosign/signature": signature,
+            "dev.sigstore.cosign/bundle": "{}",
+        }
+    }
+    return Part("application/vnd.dev.cosign.simplesigning.v1+json", _signature_payload(image), more)
+
+
+def _cosign(seed: Seed, image: Image, kind: str) -> Image:
+    """Build the content of one of cosign's tags."""
+    config = Part(
+        TYPES["oci"]["config"], encode({"architecture": "", "os": "", "of": image.top + kind})
+    )
+    if kind == "sig":
+        return compose(config, [_signed_layer(seed, image), _signed_layer(seed, image)])
+    if kind == "att":
+        more = {
+            "annotations": {
+                "dev.cosignproject.cosign/signature": "",
+                "predicateType": "https://slsa.dev/x",
+            }
+        }
+        return compose(
+            config, [Part("application/vnd.dsse.envelope.v1+json", seed.blob(500), more)]
+        )
+
+    return compose(
+        config, [Part("text/spdx+json", encode({"spdxVersion": "SPDX-2.3", "of": image.top}))]
+    )
+
+
+def _tag_of(image: Image, suffix: str = "") -> str:
+    return image.top.replace(":", "-") + suffix
+
+
+def _cosign_tags(seed: Seed, image: Image) -> Sample:
+    kinds = ("sig", "att", "sbom")
+    return Sample(
+        image, tagged={_tag_of(image, f".{kind}"): _cosign(seed, image, kind) for kind in kinds}
+    )
+
+
+def _cosign_children(seed: Seed) -> Sample:
+    """Sign an index and each of its children, as `cosign sign --recursive` does."""
+    children = [seed.image(), seed.image(architecture="arm64")]
+    index = seed.index(children)
+    images = (index, *children)
+    tagged = {_tag_of(image, ".sig"): _cosign(seed, image, "sig") for image in images}
+    return Sample(index, tagged=tagged)
+
+
+def _fallback(seed: Seed) -> Sample:
+    """Keep two referrers in the index under the fallback tag, as clients do where there is no API."""
+    image = seed.image()
+    attached = (seed.artifact(image, annotations={"made": "by hand"}), seed.artifact(image, NOTARY))
+    return Sample(image, attached, {_tag_of(image): seed.fallback_index(attached)})
+
+
+def _chain(seed: Seed) -> Sample:
+    """Attach an SBOM, a signature of the SBOM, and a time stamp of the signature."""
+    image = seed.image()
+    bill = _referring(
+        seed, image, "application/spdx+json", annotations={"org.opencontainers.image.title": "b"}
+    )
+    signature = _referring(seed, bill, NOTARY)
+    stamp = _referring(seed, signature, "application/vnd.example.timestamp")
+    return Sample(image, (bill, signature, stamp))
+
+
+def _referrer(seed: Seed) -> Sample:
+    image = seed.image()
+    return Sample(image, (seed.artifact(image),))
+
+
+def _of_children(seed: Seed) -> Sample:
+    """Attach something to an index, to each child, and to a child's child."""
+    leaf = seed.image()
+    nested = seed.index([leaf, seed.image(architecture="arm64")])
+    top = seed.index([nested, seed.image(os="windows")])
+    subjects = (top, nested, leaf)
+    kind = "application/spdx+json"
+    return Sample(top, tuple(_referring(seed, subject, kind) for subject in subjects))
+
+
+def _many(seed: Seed) -> Sample:
+    image = seed.image()
+    kinds = ("application/spdx+json", NOTARY, "application/vnd.in-toto+json")
+    return Sample(image, tuple(_referring(seed, image, kinds[number % 3]) for number in range(60)))
+
+
+def _index_attached(seed: Seed) -> Sample:
+    image = seed.image()
+    typed = seed.index(
+        [seed.artifact(), seed.artifact()], subject=image, artifact_type="application/vnd.example"
+    )
+    return Sample(image, (typed, seed.index([seed.artifact()], subject=image)))
+
+
+def _image_attached(seed: Seed) -> Sample:
+    """Attach a whole image: its type is that of its config."""
+    image = seed.image()
+    return Sample(image, (seed.image(subject=image, annotations={"soci": "v2"}),))
+
+
+def _notation(seed: Seed) -> Sample:
+    image = seed.image()
+    print_of: Mapping[str, Any] = {
+        "annotations": {"io.cncf.notary.x509chain.thumbprint#S256": '["ab12"]'}
+    }
+    jose = Part("application/jose+json", seed.blob(600))
+    cose = Part("application/cose", seed.blob(600))
+    older = compose(Part(NOTARY, EMPTY_CONFIG), [jose], subject=image.descriptor(), **print_of)
+    return Sample(image, (older, _referring(seed, image, NOTARY, cose, **print_of)))
+
+
+def _bundle(seed: Seed) -> Sample:
+    kind = "application/vnd.dev.sigstore.bundle.v0.3+json"
+    image = seed.image()
+    notes = {
+        "dev.sigstore.bundle.content": "dsse-envelope",
+        "dev.sigstore.bundle.predicateType": "x",
+    }
+    return Sample(
+        image, (_referring(seed, image, kind, Part(kind, seed.blob(900)), annotations=notes),)
+    )
+
+
+def _cosign_1_1(seed: Seed) -> Sample:
+    image = seed.image()
+    kind = "application/vnd.dev.cosign.artifact.sig.v1+json"
+    return Sample(image, (_referring(seed, image, kind, _signed_layer(seed, image)),))
+
+
+def _soci(seed: Seed) -> Sample:
+    image = seed.image()
+    kind = "application/vnd.amazon.soci.index.v1+json"
+    notes = {"annotations": {"com.amazon.soci.image-layer-digest": next(iter(image.blobs))}}
+    layers = [Part("application/octet-stream", seed.blob(200), notes) for _ in range(2)]
+    return Sample(image, (compose(Part(kind, b"{}"), layers, subject=image.descriptor()),))
+
+
+def _attested(seed: Seed) -> Image:
+    """Build as newer buildkits do: the attestation is an artifact whose subject is its sibling."""
+    image = seed.image()
+    kind = "application/vnd.docker.attestation.manifest.v1+json"
+    notes = {"annotations": {"in-toto.io/predicate-type": "https://slsa.dev/provenance/v1"}}
+    proof = _referring(
+        seed, image, kind, Part("application/vnd.in-toto+json", seed.blob(300), notes)
+    )
+    reference = {
+        "vnd.docker.reference.digest": image.top,
+        "vnd.docker.reference.type": "attestation-manifest",
+    }
+    platform = {"platform": {"architecture": "amd64", "os": "linux"}}
+    return compose_index([(image, platform), (proof, {**UNKNOWN, "annotations": reference})])
+
+
+def _cache(seed: Seed) -> Image:
+    """Build buildkit's older cache: an index whose entries are blobs."""
+    parts = [
+        Part(TYPES["oci"]["layer"], seed.layer(200)),
+        Part(TYPES["oci"]["layer"], seed.layer(300)),
+    ]
+    parts.append(
+        Part(
+            "application/vnd.buildkit.cacheconfig.v0",
+            encode({"layers": [], "seed": seed.blob(4).hex()}),
+        )
+    )
+    index = compose_index([], manifests=[part.descriptor() for part in parts])
+    return Image(
+        index.top, index.media_type, index.manifests, {part.digest: part.data for part in parts}
+    )
+
+
+def _other_child(seed: Seed) -> Image:
+    """Put a manifest of an unknown type beside an image; nobody has to understand it."""
+    kind = "application/vnd.example.manifest.v7+json"
+    body = encode({"anything": ["at", "all"], "seed": seed.blob(4).hex()})
+    other = Image(digest_of(body), kind, {digest_of(body): (kind, body)}, {})
+    return compose_index([(seed.image(), {}), (other, {})])
+
+
+def _oras(seed: Seed, kind: str, **fields: Any) -> Image:
+    blob = Part("application/octet-stream", seed.blob(300))
+    document: Mapping[str, Any] = {
+        "mediaType": kind,
+        "artifactType": "application/vnd.example",
+        **fields,
+    }
+    one = seed.image().with_manifest(encode({**document, "blobs": [blob.descriptor()]}), kind)
+    return Image(one.top, kind, {one.top: (kind, one.body)}, {blob.digest: blob.data})
+
+
+HELM = "application/vnd.cncf.helm.config.v1+json"
+CHART = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"
+ARTIFACTS: tuple[Shape, ...] = (
+    # Artifacts.
+    Shape("artifact", "An artifact with the empty config.", ARTIFACT, lambda s: s.artifact()),
+    Shape("artifact-no-data", "The empty config without data.", ARTIFACT,
+          lambda s: compose(EMPTY._replace(more={}), [Part("text/plain", s.blob(9))], artifactType="a/b")),
+    Shape("artifact-empty", "An artifact that is nothing but annotations: config and layer are empty.",
+          ARTIFACT,
+          lambda s: compose(EMPTY, [EMPTY], artifactType="application/vnd.example", annotations={"k": "v"})),
+    Shape("artifact-typed-twice", "A type of its own and another in the config.", ARTIFACT,
+          lambda s: _typed(s, "application/vnd.example.config+json", "text/csv", artifactType="text/x")),
+    Shape("artifact-untyped", "The empty config and no type at all.", ARTIFACT,
+          lambda s: s.artifact(artifact_type=None)),
+    Shape("artifact-in-index", "An index with an artifact beside an image.", "image-spec image-index.md",
+          lambda s: compose_index([(s.image(), {}), (s.artifact(), {"artifactType": "application/vnd.a"})])),
+    Shape("helm-chart", "A Helm chart with its provenance.", "helm HIP 6",
+          lambda s: _typed(s, HELM, CHART, "application/vnd.cncf.helm.chart.provenance.v1.prov")),
+    Shape("wasm", "A WebAssembly component.", "CNCF wasm OCI artifact layout",
+          lambda s: _typed(s, "application/vnd.wasm.config.v0+json", "application/wasm")),
+    Shape("wasm-older", "A WebAssembly module as wasm-to-oci pushed it.", "wasm-to-oci",
+          lambda s: _typed(s, "application/vnd.wasm.config.v1+json",
+          "application/vnd.wasm.content.layer.v1+wasm")),
+    Shape("flux", "A source of Flux.", "fluxcd RFC-0003",
+          lambda s: _typed(s, "application/vnd.cncf.flux.config.v1+json",
+                           "application/vnd.cncf.flux.content.v1.tar+gzip")),
+    Shape("singularity", "A SIF image.", "sylabs sif media types",
+          lambda s: _typed(s, "application/vnd.sylabs.sif.config.v1+json",
+          "application/vnd.sylabs.sif.layer.v1.sif")),
+    Shape("docker-plugin", "A Docker plugin.", "moby plugin push",
+          lambda s: _typed(s, "application/vnd.docker.plugin.v1+json", TYPES["docker"]["layer"],
+                           media_type=DOCKER_MANIFEST)),
+    Shape("docker-model", "A model with types of its own in a Docker manifest.", "ollama registry",
+          lambda s: _typed(s, TYPES["docker"]["config"], "application/vnd.ollama.image.model",
+                           "application/vnd.ollama.image.license", media_type=DOCKER_MANIFEST)),
+    Shape("buildkit-cache", "A cache as an image manifest.", "buildkit cache image-manifest=true",
+          lambda s: _typed(s, "application/vnd.buildkit.cacheconfig.v0", TYPES["oci"]["layer"])),
+    Shape("buildkit-cache-index", "A cache as an index of blobs.", "buildkit cache image-manifest=false",
+          _cache),
+    Shape("unknown-child", "An index with a manifest of an unknown type.", "docs/protocol-facts.md 1.5",
+          _other_child,
+          options={"any_manifest_type": True}),
+    Shape("oras-manifest", "The artifact manifest of ORAS.", "docs/protocol-facts.md 1.3",
+          lambda s: _oras(s, "application/vnd.cncf.oras.artifact.manifest.v1+json"),
+          options={"any_manifest_type": True}),
+    Shape("artifact-manifest", "The artifact manifest that OCI 1.1 dropped.",
+          "image-spec 1.1.0-rc2 artifact.md",
+          lambda s: _oras(s, "application/vnd.oci.artifact.manifest.v1+json"),
+          options={"any_manifest_type": True}),
+    # Attestations.
+    Shape("attestations", "An attestation of buildkit for each platform.", BUILDKIT,
+          lambda s: s.index(attestations=True)),
+    Shape("attestations-docker", "Attestations in a Docker list.", BUILDKIT,
+          lambda s: s.index(format="docker", attestations=True)),
+    Shape("attestation-artifact", "An attestation with a subject.", BUILDKIT, _attested),
+    # Referrers.
+    Shape("referrer", "An SBOM of an image.", REFERRERS,
+          _referrer),
+    Shape("referrers-of-referrers", "A signature of an SBOM of an image, and its time stamp.", REFERRERS,
+          _chain),
+    Shape("referrers-of-children", "Referrers of an index, of its child and of its child's child.", REFERRERS,
+          _of_children),
+    Shape("referrers-many", "Sixty referrers of three types.", REFERRERS, _many),
+    Shape("referrer-index", "Indexes that refer to an image, with a type and without.", REFERRERS,
+          _index_attached),
+    Shape("referrer-image", "An image that refers to an image.", REFERRERS, _image_attached),
+    Shape("fallback-tag", "Referrers and the index under the fallback tag.", REFERRERS, _fallback),
+    Shape("cosign-tags", "Signature, attestation and SBOM under cosign's tags.", COSIGN,
+          lambda s: _cosign_tags(s, s.image())),
+    Shape("cosign-recursive", "An index whose children are signed too.", COSIGN, _cosign_children),
+    Shape("cosign-referrer", "A signature of cosign in OCI 1.1 mode.", COSIGN, _cosign_1_1),
+    Shape("sigstore-bundle", "A bundle of sigstore.", "cosign specs/BUNDLE_SPEC.md", _bundle),
+    Shape("notation", "Signatures of notation in both envelopes.", "notaryproject signature-specification.md",
+          _notation),
+    Shape("soci", "An index of SOCI with the type in its config.", "soci-snapshotter docs", _soci),
+)  # fmt: skip

@@ -1,0 +1,101 @@
+"""Contents that are too large to be held: made when they are read, measured when they arrive.
+
+Owns: `Stream`, seeded bytes of any length that cost no memory, and `Measured`, which keeps the size
+and digest of a body and drops its bytes.
+May not know: HTTP, images.
+Invariants: a Stream is a function of its seed, number and size, on every run and Python. No two of
+its pieces are equal, so that a missing, repeated or exchanged piece changes the digest.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+
+from ..messages import Content
+
+__all__ = ["Measured", "Stream"]
+
+_PIECE = 1 << 20
+_STAMP = 32  # bytes at the head of each piece that say which one it is
+
+
+@functools.lru_cache(maxsize=4)
+def _filling(seed: int) -> bytes:
+    """Make the bytes behind every stamp of a seed's streams; shared, so that memory is bounded."""
+    return hashlib.shake_128(b"stream %d" % seed).digest(_PIECE - _STAMP)
+
+
+class Stream(Content):
+    """`size` seeded bytes: views of one shared piece with a stamp before each, never joined."""
+
+    def __init__(self, seed: int, number: int, size: int) -> None:
+        super().__init__()
+        self.size = size
+        self._seed = seed
+        self._number = number
+        self._digests: dict[str, str] = {}
+
+    def room(self, expected: int) -> memoryview:
+        """Refuse: a stream does not change."""
+        raise TypeError("nothing can be put into a Stream")
+
+    def feed(self, data: bytes) -> None:
+        """Refuse: a stream does not change."""
+        raise TypeError("nothing can be put into a Stream")
+
+    def digest(self, algorithm: str = "sha256") -> str:
+        """Return the digest; the whole stream is made and hashed once for each algorithm."""
+        if algorithm not in self._digests:
+            hasher = hashlib.new(algorithm)
+            for piece in self.pieces():
+                hasher.update(piece)
+            self._digests[algorithm] = f"{algorithm}:{hasher.hexdigest()}"
+        return self._digests[algorithm]
+
+    def pieces(self, start: int = 0, stop: int | None = None) -> list[memoryview]:
+        """Return the bytes from `start` to `stop`: about 600 bytes of memory for each MiB."""
+        stop = self.size if stop is None else min(stop, self.size)
+        filling = memoryview(_filling(self._seed))
+        views: list[memoryview] = []
+        for place in range(start - start % _PIECE, stop, _PIECE):
+            stamp = hashlib.sha256(b"%d/%d/%d" % (self._seed, self._number, place)).digest()
+            for begin, part in ((place, memoryview(stamp)), (place + _STAMP, filling)):
+                view = part[max(start - begin, 0) : max(stop - begin, 0)]
+                if view:
+                    views.append(view)
+        return views
+
+
+class Measured(Content):
+    """A body of which only the size and the sha256 are kept, for a registry that only verifies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._scratch = bytearray(1 << 18)
+
+    def room(self, expected: int) -> memoryview:
+        """Return where the next bytes go, over those before."""
+        return memoryview(self._scratch)
+
+    def advance(self, count: int) -> None:
+        """Take `count` bytes that were written into `room`."""
+        self._hash.update(memoryview(self._scratch)[:count])
+        self.size += count
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes that were received elsewhere."""
+        self._hash.update(data)
+        self.size += len(data)
+
+    def digest(self, algorithm: str = "sha256") -> str:
+        """Return the sha256; there are no bytes left for any other algorithm."""
+        if algorithm != "sha256":
+            raise LookupError(f"the bytes are gone, and with them their {algorithm}")
+        return super().digest()
+
+    def pieces(self, start: int = 0, stop: int | None = None) -> list[memoryview]:
+        """Refuse, except where there was nothing: the bytes are gone."""
+        if self.size:
+            raise LookupError("the bytes of this blob were measured and dropped")
+        return []

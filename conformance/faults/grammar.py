@@ -1,0 +1,269 @@
+"""Fault rules as text, for a command line or a file: the sentences of rules.py, word for word.
+
+Owns: the grammar. May not know: what verbs do; their parameters come from their classes.
+Invariants: text that is not understood is refused with its place, never guessed. `str(rule)` of a
+rule that was read is read as the same rule.
+
+    RULE     = WHICH ": " VERB { ", " VERB }          one to a line; # begins a comment
+    WHICH    = any of, in any order:
+               a method (GET), a kind (blob), several of each; "any" for all
+               repository= reference= host= path= header.NAME= query.NAME=      a glob
+               nth=2  nth=1,3  every=3  first=2  since=4  chance=0.1  at-most=5
+               of-each  optional
+    VERB     = name [ARGUMENT] { NAME=ARGUMENT }      header.NAME= for headers, with - to leave one out
+    ARGUMENT = word | "text" with \\" \\\\ \\r \\n \\t \\xHH | several, with commas and no spaces
+               bytes: 10  64KiB  1MiB   time: 2s  500ms  1m   yes or no: yes  no
+
+    PATCH upload repository=app/web nth=2: drop 64KiB
+    GET blob first=2 of-each: delay 30s, status 503 retry-after=5
+    GET HEAD manifest chance=0.1: lie Docker-Content-Digest header.Content-Type=text/html
+    any path=/token: challenge realm=http://elsewhere.test/token service=x
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import Field, fields
+from typing import Any, NamedTuple, NoReturn
+
+from ..journal import KINDS, METHODS
+from .rules import Faults, Rule
+from .verbs import VERBS
+
+__all__ = ["RuleError", "read_rules"]
+
+_PART = r'(?:"(?:[^"\\]|\\.)*"|[^\s",]+?(?=[\s,]|:\s|:?\Z))'
+_TOKEN = re.compile(rf"\s*(?:([A-Za-z][A-Za-z0-9._-]*)=)?({_PART}(?:,{_PART})*)(:|,)?(?=\s|\Z)")
+_PARTS = re.compile(_PART)
+_ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|.)")
+_ESCAPED = {'"': '"', "\\": "\\", "r": "\r", "n": "\n", "t": "\t"}
+_SIZE = re.compile(r"(-?[0-9]+)(|B|kB|MB|GB|KiB|MiB|GiB)\Z")
+_SIZES = {
+    "": 1,
+    "B": 1,
+    "kB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+}
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)(|ms|s|m|h)\Z")
+_TIMES = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_GLOBS = ("repository", "reference", "host", "path")
+
+
+class RuleError(ValueError):
+    """A rule that cannot be read: SOURCE:LINE:COLUMN: why."""
+
+
+class _Token(NamedTuple):
+    """A word or NAME=ARGUMENT; `end` is the colon or comma behind it, `quoted` its first value."""
+
+    name: str
+    values: tuple[str, ...]
+    quoted: bool
+    end: str
+    column: int
+
+
+class _Line:
+    """One line of rules, and the place of everything in it."""
+
+    def __init__(self, text: str, source: str, number: int) -> None:
+        self.text = text
+        self._place = f"{source}:{number}"
+
+    def refuse(self, column: int, why: object) -> NoReturn:
+        raise RuleError(f"{self._place}:{column}: {why}")
+
+    def tokens(self) -> Iterator[_Token]:
+        position = 0
+        while self.text[position:].strip() and not self.text[position:].lstrip().startswith("#"):
+            match = _TOKEN.match(self.text, position)
+            column = len(self.text) - len(self.text[position:].lstrip()) + 1
+            if match is None:
+                self.refuse(column, f"cannot be read from here on: {self.text[column - 1 :][:40]}")
+            name, text, end = match.groups()
+            parts = _PARTS.findall(text)
+            values = tuple(self._plain(part, column) for part in parts)
+            yield _Token(name or "", values, parts[0].startswith('"'), end or "", column)
+            position = match.end()
+
+    def _plain(self, part: str, column: int) -> str:
+        if not part.startswith('"'):
+            return part
+
+        def plain(match: re.Match[str]) -> str:
+            escape = match[1]
+            if escape.startswith("x") and len(escape) == 3:
+                return chr(int(escape[1:], 16))
+            if escape not in _ESCAPED:
+                self.refuse(column, f"unknown escape {match[0]}")
+            return _ESCAPED[escape]
+
+        return _ESCAPE.sub(plain, part[1:-1])
+
+
+def read_rules(faults: Faults, text: str, source: str = "rules") -> list[Rule]:
+    """Add the rules that a text holds; RuleError, and none of them added, where one cannot be read."""
+    before = len(faults.rules)
+    try:
+        for number, line in enumerate(text.splitlines(), 1):
+            read = _Line(line, source, number)
+            tokens = list(read.tokens())
+            if tokens:
+                _read_rule(faults, read, tokens)
+    except RuleError:
+        del faults.rules[before:]
+        raise
+    return faults.rules[before:]
+
+
+def _read_rule(faults: Faults, line: _Line, tokens: list[_Token]) -> None:
+    ends = [n for n, token in enumerate(tokens) if token.end == ":"]
+    if len(ends) != 1 or ends[0] + 1 == len(tokens):
+        column = tokens[ends[1]].column if len(ends) > 1 else len(line.text) + 1
+        line.refuse(column, "a rule is WHICH: VERB, with one colon and a verb behind it")
+    rule = _read_which(faults, line, tokens[: ends[0] + 1])
+    verb: list[_Token] = []
+    for token in tokens[ends[0] + 1 :]:
+        verb.append(token)
+        if token.end == ",":
+            _read_verb(rule, line, verb)
+            verb = []
+    if not verb:
+        line.refuse(tokens[-1].column, "a verb is missing behind the comma")
+    _read_verb(rule, line, verb)
+
+
+def _read_which(faults: Faults, line: _Line, tokens: list[_Token]) -> Rule:
+    methods: list[str] = []
+    kinds: list[str] = []
+    globs: dict[str, str] = {}
+    named: dict[str, dict[str, str]] = {"header": {}, "query": {}}
+    conditions: list[tuple[_Token, Callable[[Rule], Rule]]] = []
+    for token in tokens:
+        if token.end == ",":
+            line.refuse(token.column, "no comma before the colon")
+
+        if not token.name:
+            for word in token.values:
+                if word in METHODS:
+                    methods.append(word)
+                elif word in KINDS:
+                    kinds.append(word)
+                elif word in ("of-each", "optional"):
+                    conditions.append((token, Rule.of_each if word == "of-each" else Rule.optional))
+                elif word != "any":
+                    line.refuse(
+                        token.column, f"{word} is no method and no kind ({' '.join(KINDS)})"
+                    )
+            continue
+
+        group, _, name = token.name.partition(".")
+        if token.name in _GLOBS and token.name not in globs:
+            globs[token.name] = _one(line, token)
+        elif group in named and name and name not in named[group]:
+            named[group][name] = _one(line, token)
+        else:
+            conditions.append((token, _occurrence(line, token)))
+
+    rule = faults.on(" ".join(methods), " ".join(kinds), **named, **globs)  # type: ignore[arg-type]
+    for token, say in conditions:
+        try:
+            say(rule)
+        except ValueError as problem:
+            line.refuse(token.column, problem)
+
+    return rule
+
+
+def _occurrence(line: _Line, token: _Token) -> Callable[[Rule], Rule]:
+    """Read which time a rule strikes."""
+    if token.name == "nth":
+        numbers = [_integer(line, token, value) for value in token.values]
+        return lambda rule: rule.nth(*numbers)
+
+    methods = {
+        "every": Rule.every,
+        "first": Rule.first,
+        "since": Rule.since,
+        "at-most": Rule.at_most,
+    }
+    if token.name in methods:
+        number = _integer(line, token, _one(line, token))
+        return lambda rule: methods[token.name](rule, number)
+
+    if token.name != "chance" or not re.fullmatch(r"[01]|[01]?\.[0-9]+", _one(line, token)):
+        line.refuse(
+            token.column, f"{token.name}={','.join(token.values)} is not understood here, or twice"
+        )
+
+    return lambda rule: rule.chance(float(token.values[0]))
+
+
+def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
+    first = tokens[0]
+    verb = VERBS.get(_one(line, first))
+    if verb is None or first.name:
+        line.refuse(first.column, f"no verb: one of {' '.join(VERBS)}")
+
+    parameters = [field for field in fields(verb) if field.init and field.repr]
+    arguments: dict[str, Any] = {}
+    for number, token in enumerate(tokens[1:]):
+        group, _, header = token.name.partition(".")
+        if group == "header" and header and any(field.name == "headers" for field in parameters):
+            value = _one(line, token)
+            is_left_out = value == "-" and not token.quoted
+            arguments.setdefault("headers", {})[header] = None if is_left_out else value
+            continue
+        name = token.name.replace("-", "_")
+        if not name and number == 0 and parameters:
+            name = parameters[0].name  # the first argument may do without its name
+        named = [field for field in parameters if field.name == name and name != "headers"]
+        if not named or name in arguments:
+            listed = ", ".join(field.name.replace("_", "-") for field in parameters) or "nothing"
+            line.refuse(token.column, f"{first.values[0]} takes {listed}, each once")
+        arguments[name] = _argument(line, token, named[0])
+
+    try:
+        rule.add(verb(**arguments))
+    except (TypeError, ValueError) as problem:
+        text = "needs an argument" if isinstance(problem, TypeError) else problem
+        line.refuse(first.column, f"{first.values[0]}: {text}")
+
+
+def _argument(line: _Line, token: _Token, argument: Field[Any]) -> Any:
+    """Read an argument as its parameter's type has it."""
+    kind = str(argument.type)
+    if "tuple" in kind:
+        return token.values if len(token.values) > 1 else token.values[0]
+    text = _one(line, token)
+    if kind.startswith("bool"):
+        if text not in ("yes", "no"):
+            line.refuse(token.column, f"yes or no, not {text}")
+        return text == "yes"
+    if kind.startswith("int"):
+        return _integer(line, token, text)
+    if kind.startswith("float"):
+        match = _TIME.match(text)
+        if match is None and "str" not in kind:
+            line.refuse(token.column, f"{text} is no time: 2s, 500ms, 1m")
+        return text if match is None else float(match[1]) * _TIMES[match[2]]
+    return text.encode("latin-1", "replace") if kind.startswith("bytes") else text
+
+
+def _integer(line: _Line, token: _Token, text: str) -> int:
+    match = _SIZE.match(text)
+    if match is None:
+        line.refuse(token.column, f"{text} is no number: 10, 64KiB, 1MiB")
+    return int(match[1]) * _SIZES[match[2]]
+
+
+def _one(line: _Line, token: _Token) -> str:
+    """Return the only value of a token."""
+    if len(token.values) != 1:
+        line.refuse(token.column, "one value; text with a comma is quoted")
+    return token.values[0]

@@ -1,0 +1,623 @@
+"""The verbs of fault rules: what each does to an exchange.
+
+Owns: one class per verb and their table, `VERBS`. May not know: sockets, which exchange is struck
+(rules.py), what a registry holds. Invariants: all waiting is anyio's, so that a clock which jumps
+passes it. A verb that cannot be carried out on an exchange leaves it as it is and does not say that
+it happened. Follows: RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and
+docs/protocol-facts.md sections 1.7 to 1.13 and 2.1.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import format_datetime
+from typing import ClassVar, Literal, TypeAlias
+
+# The function itself: tests that take away the program's pauses replace `anyio.sleep`, not this.
+from anyio import sleep
+
+from ..messages import Answer, Request, Response, error
+from .injection import Effect, Gate, is_one_of
+from .wire import Dropped, Pieces, Streamed, bodiless, pieces_of, size_of, with_framing
+
+__all__ = [
+    "VERBS",
+    "Challenge",
+    "Corrupt",
+    "Delay",
+    "Drop",
+    "Forget",
+    "Lie",
+    "Raw",
+    "Redirect",
+    "Stall",
+    "Status",
+    "Throttle",
+    "Truncate",
+]
+
+Side: TypeAlias = "Literal['request', 'response']"
+At: TypeAlias = "Literal['request', 'answer', 'head']"
+
+# The code of a refusal where the rule says none (docs/protocol-facts.md section 1.12).
+_CODES = {
+    401: "UNAUTHORIZED",
+    403: "DENIED",
+    405: "UNSUPPORTED",
+    429: "TOOMANYREQUESTS",
+    503: "UNAVAILABLE",
+}
+_TURNS = 10  # pieces of a throttled body a second
+_LEAST = 16  # bytes of a piece, even where that makes fewer pieces
+
+
+# Answers instead of the registry's.
+
+
+class _Answering(Effect):
+    """A verb that answers.
+
+    `at` request: nothing is carried out; at answer: the request is, and this answer is given to it.
+    """
+
+    at: At = "request"
+
+    @property
+    def ends(self) -> bool:
+        return True
+
+    def answer(self, request: Request) -> Answer:
+        raise NotImplementedError
+
+    def _is_at(self, place: str) -> bool:
+        return self.at == place
+
+    async def on_head(self, request: Request) -> Answer | None:
+        if not self._is_at("request"):
+            return None
+        self.record()
+        return self.answer(request)
+
+    def on_carried_out(self, request: Request, answer: Answer) -> Answer:
+        if not self._is_at("answer"):
+            return answer
+        self.record()
+        return self.answer(request)
+
+
+@dataclass
+class Status(_Answering):
+    """Answer with a status: an error body with `error` as its code, or `body` as it is.
+
+    `retry_after`: seconds, a point in time, or the header's text. `early` as `Response.early`.
+    """
+
+    verb: ClassVar[str] = "status"
+    code: int
+    error: str | None = None
+    message: str = "as the test wants it"
+    retry_after: float | datetime | str | None = None
+    body: bytes | None = None
+    at: At = "request"
+    early: bool | None = None
+    close: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        is_one_of("at", self.at, ("request", "answer"))
+        if not 200 <= self.code <= 999:
+            raise ValueError(f"{self.code} is no final status")
+
+    def answer(self, request: Request) -> Answer:
+        headers = list(self.headers.items())
+        if isinstance(self.retry_after, datetime):
+            headers.append(("Retry-After", format_datetime(self.retry_after, usegmt=True)))
+        elif isinstance(self.retry_after, (int, float)):
+            headers.append(("Retry-After", str(math.ceil(self.retry_after))))
+        elif self.retry_after is not None:
+            headers.append(("Retry-After", self.retry_after))
+        if self.body is not None or self.code < 400:
+            answer = Response(self.code, headers, self.body or b"")
+        else:
+            code = self.error or _CODES.get(self.code, "UNKNOWN")
+            answer = error(self.code, code, self.message, headers=headers)
+        answer.early = self.early
+        answer.close = self.close
+        return answer
+
+
+@dataclass
+class Redirect(_Answering):
+    """Send the client elsewhere: an origin (same path there), a path (same origin), or a whole URL.
+
+    `to` empty: to the same place again, for ever.
+    """
+
+    verb: ClassVar[str] = "redirect"
+    to: str = ""
+    code: int = 307
+    early: bool | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        is_one_of("code", self.code, (301, 302, 303, 307, 308))
+
+    def answer(self, request: Request) -> Answer:
+        origin = re.fullmatch(r"(?:https?://[^/?#]*)?", self.to)
+        target = self.to + request.target if origin else self.to
+        return Response(self.code, [("Location", target), *self.headers.items()], early=self.early)
+
+
+@dataclass
+class Challenge(_Answering):
+    """Ask for credentials with these words, each a WWW-Authenticate of its own.
+
+    Without words they are made from `realm`, `service`, `scope` and `error`.
+    """
+
+    verb: ClassVar[str] = "challenge"
+    words: str | tuple[str, ...] = ()
+    realm: str = ""
+    service: str = ""
+    scope: str = ""
+    error: str = ""
+    code: int = 401
+    early: bool | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.words) == bool(self.realm):
+            raise ValueError("a challenge is words or a realm")
+
+    def answer(self, request: Request) -> Answer:
+        words = (self.words,) if isinstance(self.words, str) else self.words
+        if not words:
+            named = ("realm", "service", "scope", "error")
+            listed = [f'{name}="{getattr(self, name)}"' for name in named if getattr(self, name)]
+            words = (f"Bearer {','.join(listed)}",)
+        headers = [("WWW-Authenticate", line) for line in words]
+        answer = error(self.code, "UNAUTHORIZED", "authentication required", headers=headers)
+        answer.early = self.early
+        return answer
+
+
+@dataclass
+class Forget(_Answering):
+    """Lose an upload session: this request and all later ones of the session get 404."""
+
+    verb: ClassVar[str] = "forget"
+    early: bool | None = None
+
+    def answer(self, request: Request) -> Answer:
+        answer = error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
+        answer.early = self.early
+        return answer
+
+
+@dataclass
+class Raw(_Answering):
+    """Literal bytes: instead of the answer (the connection closes), or before or after it."""
+
+    verb: ClassVar[str] = "raw"
+    data: bytes
+    where: Literal["instead", "before", "after"] = "instead"
+    at: At = "request"
+
+    def __post_init__(self) -> None:
+        is_one_of("where", self.where, ("instead", "before", "after"))
+        is_one_of("at", self.at, ("request", "answer"))
+
+    @property
+    def ends(self) -> bool:
+        return self.where == "instead"
+
+    def _is_at(self, place: str) -> bool:
+        return self.ends and self.at == place
+
+    def answer(self, request: Request) -> Answer:
+        return self.data
+
+    def shapes(self, request: Request) -> bool:
+        return self.where != "instead"
+
+    async def surround(self, pieces: Pieces) -> Pieces:
+        self.record()
+        if self.where == "before":
+            yield self.data
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+        if self.where == "after":
+            yield self.data
+
+
+# Waits and ends, at a place of the exchange.
+
+
+class _Placed(Effect):
+    """A verb that acts at one place of an exchange.
+
+    `after`: behind so many bytes of a body, which is the request's for POST, PUT and PATCH unless
+    `of` says another. `at` request: the head has come and nothing is carried out; at answer: the
+    request is carried out and not answered; at head: in the middle of the answer's head.
+    """
+
+    after: int | None
+    of: Side | None
+    at: At
+    every: int | None = None
+
+    async def strike(self) -> None:
+        raise NotImplementedError
+
+    def _check_place(self) -> None:
+        """Refuse a place that cannot be."""
+        is_one_of("at", self.at, ("request", "answer", "head"))
+        is_one_of("of", self.of, (None, "request", "response"))
+        if self.after is not None and self.after < 0:
+            raise ValueError("after is a number of bytes")
+        if self.of is not None and self.after is None and self.every is None:
+            raise ValueError("of needs after: how many bytes of it")
+        if self.at != "request" and (self.after is not None or self.every is not None):
+            raise ValueError("either after bytes or at a place")
+
+    def prepare(self, request: Request) -> None:
+        own = "request" if request.method in ("POST", "PUT", "PATCH") else "response"
+        in_body = self.after is not None or self.every is not None
+        self.place = f"{self.of or own} body" if in_body else str(self.at)
+        self.offset = self.after or self.every or 0
+
+    async def on_head(self, request: Request) -> Answer | None:
+        if self.place == "request":
+            await self.strike()
+        return None
+
+    def limit(self, received: int) -> int | None:
+        if self.place == "request body" and self.offset > received:
+            return self.offset - received
+        return None
+
+    async def pace(self, count: int, received: int) -> None:
+        while self.place == "request body" and received >= self.offset and not self._is_over():
+            await self.strike()
+            self.offset += self.every or 0
+
+    def _is_over(self) -> bool:
+        return self.took_place and self.every is None
+
+    async def on_answer(self, request: Request, answer: Answer) -> Answer:
+        if self.place == "answer":
+            await self.strike()
+        return answer
+
+    def shapes(self, request: Request) -> bool:
+        return self.place in ("head", "response body")
+
+    async def _strike_within(self, pieces: Pieces) -> Pieces:
+        sent = 0
+        async with aclosing(pieces):
+            async for piece in pieces:
+                rest = memoryview(piece)
+                while sent + len(rest) >= self.offset and not self._is_over():
+                    if self.offset > sent:
+                        yield rest[: self.offset - sent]
+                        rest = rest[self.offset - sent :]
+                        sent = self.offset
+                    await self.strike()
+                    self.offset += self.every or 0
+                if rest:
+                    yield rest
+                    sent += len(rest)
+
+    def stream(self, pieces: Pieces, size: int | None) -> Pieces:
+        return self._strike_within(pieces) if self.place == "response body" else pieces
+
+    async def _strike_head(self, pieces: Pieces) -> Pieces:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if not self.took_place:
+                    yield piece[: len(piece) // 2]
+                    await self.strike()
+                    piece = piece[len(piece) // 2 :]
+                yield piece
+
+    def surround(self, pieces: Pieces) -> Pieces:
+        return self._strike_head(pieces) if self.place == "head" else pieces
+
+
+@dataclass
+class Delay(_Placed):
+    """Wait for `seconds`: once at its place, or after each `every` bytes of a body."""
+
+    verb: ClassVar[str] = "delay"
+    seconds: float
+    after: int | None = None
+    of: Side | None = None
+    at: At = "request"
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_place()
+        self.seconds = float(self.seconds)
+        if self.every is not None and (self.every < 1 or self.after is not None):
+            raise ValueError("every is a number of bytes, without after")
+
+    async def strike(self) -> None:
+        self.record()
+        await sleep(self.seconds)
+
+
+@dataclass
+class Stall(_Placed):
+    """Not another byte until `until` opens (`Faults.release`)."""
+
+    verb: ClassVar[str] = "stall"
+    after: int | None = None
+    of: Side | None = None
+    at: At = "request"
+    until: Gate = field(default_factory=Gate, repr=False)
+
+    def __post_init__(self) -> None:
+        self._check_place()
+
+    async def strike(self) -> None:
+        self.record()
+        await self.until.wait()
+
+
+@dataclass
+class Drop(_Placed):
+    """End the connection: closed, or by a reset.
+
+    A connection that is closed while bytes of the request are unread is reset by the system.
+    """
+
+    verb: ClassVar[str] = "drop"
+    after: int | None = None
+    of: Side | None = None
+    at: At = "request"
+    reset: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_place()
+
+    @property
+    def ends(self) -> bool:
+        return True
+
+    async def strike(self) -> None:
+        self.record()
+        raise Dropped(reset=self.reset)
+
+    def check(self, received: int) -> None:
+        if self.place == "request body" and received >= self.offset:
+            self.record()
+            raise Dropped(reset=self.reset)
+
+
+# Bodies and heads that are slow or wrong.
+
+
+@dataclass
+class Throttle(Effect):
+    """Move a body at `rate` bytes a second, or answer 429 beyond `requests` in any `seconds`."""
+
+    verb: ClassVar[str] = "throttle"
+    rate: int | None = None
+    of: Side | None = None
+    requests: int | None = None
+    seconds: float = 1.0
+    wait: float = field(default=0.0, repr=False)
+
+    def __post_init__(self) -> None:
+        is_one_of("of", self.of, (None, "request", "response"))
+        if (self.rate is None) == (self.requests is None):
+            raise ValueError("throttle takes a rate in bytes a second or a number of requests")
+        if (self.rate or self.requests or 0) < 1 or self.seconds <= 0:
+            raise ValueError("throttle to at least one")
+        self.seconds = float(self.seconds)
+
+    @property
+    def ends(self) -> bool:
+        return self.requests is not None
+
+    async def on_head(self, request: Request) -> Answer | None:
+        if self.requests is None:
+            return None
+        self.record()
+        after = [("Retry-After", str(math.ceil(self.wait)))]
+        return error(429, "TOOMANYREQUESTS", "too many requests", headers=after)
+
+    @property
+    def _turn(self) -> int:
+        return max(_LEAST, (self.rate or 0) // _TURNS)
+
+    def limit(self, received: int) -> int | None:
+        return self._turn if self.rate and self.of != "response" else None
+
+    async def pace(self, count: int, received: int) -> None:
+        if self.rate and self.of != "response" and count:
+            self.record()
+            await sleep(count / self.rate)
+
+    def shapes(self, request: Request) -> bool:
+        return self.rate is not None and self.of != "request"
+
+    def stream(self, pieces: Pieces, size: int | None) -> Pieces:
+        return self._slow(pieces, self.rate) if self.rate and self.of != "request" else pieces
+
+    async def _slow(self, pieces: Pieces, rate: int) -> Pieces:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                rest = memoryview(piece)
+                while rest:
+                    self.record()
+                    await sleep(min(self._turn, len(rest)) / rate)
+                    yield rest[: self._turn]
+                    rest = rest[self._turn :]
+
+
+@dataclass
+class Truncate(Effect):
+    """End the response's body after `at` bytes as if it were whole.
+
+    `framing`: "length" (a Content-Length of the bytes that are sent), "chunked" (with the last
+    chunk), "close" (neither, the connection ends). For a body that is shorter than its
+    Content-Length use drop.
+    """
+
+    verb: ClassVar[str] = "truncate"
+    at: int
+    framing: Literal["length", "chunked", "close"] = "length"
+
+    def __post_init__(self) -> None:
+        is_one_of("framing", self.framing, ("length", "chunked", "close"))
+        if self.at < 0:
+            raise ValueError("at is a number of bytes")
+
+    async def on_answer(self, request: Request, answer: Answer) -> Answer:
+        if isinstance(answer, Response) and not bodiless(request.method, answer.status):
+            size = size_of(answer)
+            dropped = ("content-length", "transfer-encoding", "connection")
+            headers = [
+                (name, value) for name, value in answer.headers if name.lower() not in dropped
+            ]
+            if self.framing == "close":
+                return Streamed(answer.status, headers, close=True, stream=pieces_of(answer))
+            cut = self.at if size is None else min(self.at, size)
+            length = ("Content-Length", str(cut))
+            headers.append(length if self.framing == "length" else ("Transfer-Encoding", "chunked"))
+            answer.headers = headers
+        return answer
+
+    def shapes(self, request: Request) -> bool:
+        return True
+
+    async def stream(self, pieces: Pieces, size: int | None) -> Pieces:
+        left = self.at
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if len(piece) > left:
+                    self.record()
+                if left:
+                    yield piece[:left]
+                left -= min(left, len(piece))
+
+
+@dataclass
+class Corrupt(Effect):
+    """Change one bit of a byte (`at` negative: from the end), or make every byte `filler`."""
+
+    verb: ClassVar[str] = "corrupt"
+    at: int = 0
+    of: Side = "response"
+    whole: bool = False
+    filler: bytes = b"\0"
+
+    def __post_init__(self) -> None:
+        is_one_of("of", self.of, ("request", "response"))
+        if len(self.filler) != 1:
+            raise ValueError("filler is one byte")
+        if self.at < 0 and self.of == "request":
+            raise ValueError("the end of a request's body is not known before it is there")
+
+    def _change(self, data: memoryview, offset: int, at: int) -> bytearray | None:
+        """Return `data` changed when it is hit; its first byte is number `offset`."""
+        if self.whole and data:
+            return bytearray(self.filler * len(data))
+        if not offset <= at < offset + len(data):
+            return None
+        changed = bytearray(data)
+        changed[at - offset] ^= 1
+        return changed
+
+    def alter(self, data: memoryview, offset: int) -> None:
+        changed = self._change(data, offset, self.at) if self.of == "request" else None
+        if changed is not None:
+            self.record()
+            data[:] = changed
+
+    def shapes(self, request: Request) -> bool:
+        return self.of == "response"
+
+    def stream(self, pieces: Pieces, size: int | None) -> Pieces:
+        return self._corrupt(pieces, size) if self.of == "response" else pieces
+
+    async def _corrupt(self, pieces: Pieces, size: int | None) -> Pieces:
+        at = self.at if self.at >= 0 or size is None else self.at + size
+        offset = 0
+        async with aclosing(pieces):
+            async for piece in pieces:
+                changed = self._change(memoryview(piece), offset, at)
+                offset += len(piece)
+                if changed is not None:
+                    self.record()
+                yield piece if changed is None else bytes(changed)
+
+
+@dataclass
+class Lie(Effect):
+    """Say something in headers that is not so.
+
+    `headers`: name -> value, None to leave the header out. `names`: headers that get a value which
+    is well formed and wrong; only those that the answer has.
+    """
+
+    verb: ClassVar[str] = "lie"
+    names: str | tuple[str, ...] = ()
+    headers: Mapping[str, str | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.names and not self.headers:
+            raise ValueError("about which header?")
+
+    async def on_answer(self, request: Request, answer: Answer) -> Answer:
+        if not isinstance(answer, Response):
+            return answer
+
+        headers = with_framing(answer, request.method)
+        lies = {name.lower(): (name, value) for name, value in self.headers.items()}
+        names = (self.names,) if isinstance(self.names, str) else self.names
+        for name in names:
+            value = next((value for key, value in headers if key.lower() == name.lower()), None)
+            if value is not None:
+                lies[name.lower()] = (name, _wrong_value(name.lower(), value))
+
+        if lies:
+            self.record()
+            true = [(name, value) for name, value in headers if name.lower() not in lies]
+            false = [(name, value) for name, value in lies.values() if value is not None]
+            answer.headers = [*true, *false]
+            if not {"content-length", "transfer-encoding"}.isdisjoint(lies):
+                answer.close = True  # nobody can know where the next answer begins
+
+        return answer
+
+
+def _wrong_value(name: str, value: str) -> str:
+    """Make a header's value wrong and leave it well formed."""
+    if name == "content-length" and value.isdigit():
+        return str(int(value) + 1)
+    if name in ("docker-content-digest", "etag") and "sha" in value:
+        turned = "0" if value.rstrip('"')[-1] != "0" else "1"
+        return value[:-2] + turned + '"' if value.endswith('"') else value[:-1] + turned
+    if name == "content-type":
+        return "text/html" if value != "text/html" else "application/json"
+    if name == "range":
+        first, _, last = value.partition("-")
+        return f"{first}-{int(last) + 1}" if last.isdigit() else value + "0"
+    if name in ("location", "link"):
+        return value.replace("/v2/", "/v2/lie/", 1) if "/v2/" in value else value + "/lie"
+    return value + "0" if value.isdigit() else f"not {value}"
+
+
+VERBS: Mapping[str, type[Effect]] = {
+    effect.verb: effect
+    for effect in (
+        Status, Delay, Throttle, Drop, Truncate, Corrupt, Stall, Redirect, Challenge, Forget, Lie, Raw
+    )
+}  # fmt: skip

@@ -1,0 +1,295 @@
+"""The differences of distribution from a strict registry of OCI 1.1: the functions of its rows.
+
+Owns: its leniences and its error answers.
+May not know: sockets, other providers.
+Invariants: each function answers as Debian's docker-registry (2.8.2) did to the same request;
+conformance/tests/test_personas.py asks both and has the table of the remaining differences. The behaviour of 3
+was read in its code.
+Follows: docs/protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from urllib.parse import urlencode
+
+from ..messages import (
+    Headers,
+    Request,
+    Response,
+    digest_of,
+    error,
+    errors,
+    is_digest,
+    is_name,
+    is_tag,
+)
+from ..registry.storage import Invalid, Upload, read_manifest
+from ..registry.uploads import OCTETS
+from .provider import Provider
+
+__all__ = ["AFTER", "BEFORE", "JUDGES", "REWRITES", "REWRITES_3"]
+
+_PLAIN = ("Content-Type", "text/plain; charset=utf-8")
+_NOSNIFF = ("X-Content-Type-Options", "nosniff")
+_PAGE = [_PLAIN, _NOSNIFF]
+_ALLOWED = {
+    "ping": "GET, HEAD, OPTIONS",
+    "catalog": "GET",
+    "tag_list": "GET",
+    "manifest": "DELETE, GET, HEAD, PUT",
+    "blob": "DELETE, GET, HEAD",
+    "upload_start": "POST",
+    "upload": "DELETE, GET, HEAD, PATCH, PUT",
+}
+_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z")
+
+
+def _changed(
+    request: Request,
+    *,
+    without: frozenset[str] = frozenset(),
+    headers: Headers | None = None,
+    **query: str,
+) -> Request:
+    """Return the request without some parameters and with others."""
+    parameters = [(key, value) for key, value in request.query if key not in without | set(query)]
+    target = f"{request.path}?{urlencode([*parameters, *query.items()])}"
+    return replace(request, target=target, headers=request.headers if headers is None else headers)
+
+
+def _without(request: Request, name: str) -> Headers:
+    return [(key, value) for key, value in request.headers if key != name]
+
+
+# Rewrites: what it makes of a request.
+
+
+def _start_with_anything(provider: Provider, request: Request) -> Request:
+    """Ignore the body and the digest of a POST, and a malformed mount (section 1.12)."""
+    if request.kind != "upload_start":
+        return request
+    mount = request.parameter("mount")
+    source = request.parameter("from")
+    mountable = is_digest(mount or "") and is_name(source or "")
+    headers = (
+        [*_without(request, "content-length"), ("content-length", "0")]
+        if request.has_body
+        else None
+    )
+    return _changed(
+        request,
+        without=frozenset({"digest"} if mountable else {"digest", "mount", "from"}),
+        headers=headers,
+    )
+
+
+def _chunks_anywhere(provider: Provider, request: Request) -> Request:
+    """Ignore Content-Range: bytes are appended (section 1.7)."""
+    if request.kind == "upload" and request.header("content-range"):
+        return replace(request, headers=_without(request, "content-range"))
+    return request
+
+
+def _any_last_chunk(provider: Provider, request: Request) -> Request:
+    """Ignore the Content-Range of a PUT, as 3 does, but not of a PATCH: 416 (section 1.7)."""
+    return _chunks_anywhere(provider, request) if request.method == "PUT" else request
+
+
+def _upload(provider: Provider, request: Request) -> Upload | None:
+    repository = provider.repositories.get(request.repository)
+    return None if repository is None else repository.uploads.get(request.reference)
+
+
+def _state_is_an_offset(provider: Provider, request: Request) -> Request:
+    """A Location is good as long as its offset is: asking for the status spoils none (section 1.9)."""
+    state = request.parameter("_state")
+    upload = _upload(provider, request) if request.kind == "upload" and state is not None else None
+    if upload is None or provider.notes.get((request.reference, state)) != upload.content.size:
+        return request
+    return _changed(request, _state=str(upload.sequence))
+
+
+def _whole_lists(provider: Provider, request: Request) -> Request:
+    """Ignore `n` and `last` of `tags/list`: there are no pages up to 2.8.3 (section 1.11)."""
+    return (
+        _changed(request, without=frozenset({"n", "last"}))
+        if request.kind == "tag_list"
+        else request
+    )
+
+
+# Answers before the strict registry is asked.
+
+
+def _any_ping(provider: Provider, request: Request) -> Response | None:
+    """/v2/ answers 200 to every method."""
+    other = request.kind == "ping" and request.method not in ("GET", "HEAD")
+    return Response(200, [("Content-Type", "application/json")], b"{}") if other else None
+
+
+def _lost_session(provider: Provider, request: Request) -> Response | None:
+    """Know a session only by its newest state; a wrong digest or a broken body ends it (1.9)."""
+    if request.kind != "upload":
+        return None
+    upload = _upload(provider, request)
+    state = request.parameter("_state")
+    if upload is None:
+        invalid = request.reference not in provider.notes
+    else:
+        invalid = provider.notes.get((request.reference, state)) != upload.content.size
+    if state is None or invalid:
+        return error(404, "BLOB_UPLOAD_INVALID", "blob upload invalid")
+    if request.method == "PATCH" and request.header("content-type") not in ("", OCTETS):
+        return error(500, "UNKNOWN", "unknown error", "Bad Content-Type")  # section 1.7
+    return None
+
+
+def _no_page(provider: Provider, request: Request) -> Response | None:
+    """Answer paths without a rule, malformed tags among them, with the page of Go's router."""
+    if request.path == "/":
+        return Response(200, [("Cache-Control", "no-cache")])
+    if request.path == "/v2":
+        body = b'<a href="/v2/">Moved Permanently</a>.\n\n'
+        return Response(
+            301, [("Location", "/v2/"), ("Content-Type", "text/html; charset=utf-8")], body
+        )
+    tag = request.kind == "manifest" and ":" not in request.reference
+    if request.kind in ("other", "referrers") or (tag and not is_tag(request.reference)):
+        return Response(404, list(_PAGE), b"404 page not found\n")
+    return None
+
+
+def _manifests_by_sha256(provider: Provider, request: Request) -> Response | None:
+    """A manifest's digest is sha256 (section 1.7), well formed; only by its digest is it deleted."""
+    if request.kind != "manifest":
+        return None
+    if (
+        request.method in ("GET", "HEAD")
+        and ":" in request.reference
+        and not is_digest(request.reference)
+    ):
+        return error(500, "UNKNOWN", "unknown error", "invalid checksum digest format")
+    foreign = request.method == "PUT" and request.reference.startswith("sha512:")
+    if foreign or (request.method == "DELETE" and ":" not in request.reference):
+        return error(400, "DIGEST_INVALID", "provided digest did not match uploaded content")
+    return None
+
+
+# Judgements of a manifest.
+
+
+def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Response | None:
+    """Refuse a layer with `urls` threefold, whatever its type, present or not: nothing is fetched.
+
+    Tested, as section 1.12 is; a layer without `urls` has to be there, whatever its type.
+    """
+    try:
+        stored = read_manifest(body, request.header("content-type").partition(";")[0].strip(), "")
+    except Invalid:
+        return None
+
+    repository = provider.repositories.get(request.repository)
+    problems: list[tuple[str, str, object]] = []
+    for part in stored.blobs:
+        missing = ("MANIFEST_BLOB_UNKNOWN", "blob unknown to registry", {"digest": part["digest"]})
+        if part.get("urls"):
+            problems += [("UNKNOWN", "unknown error", None)] * 2 + [missing]
+        elif repository is None or part["digest"] not in repository.blobs:
+            problems.append(missing)
+
+    if not problems:
+        return None
+
+    # The first of several errors gives the status.
+    code, _, _ = problems[0]
+    return errors(500 if code == "UNKNOWN" else 400, problems)
+
+
+# Changes of an answer.
+
+
+def _uploads(provider: Provider, request: Request, answer: Response) -> Response:
+    if request.kind == "upload" and answer.status == 416:
+        return error(404, "BLOB_UPLOAD_INVALID", "blob upload invalid")
+    if request.kind == "upload" and answer.status == 201:
+        provider.notes[request.reference] = "ended"
+    if request.kind == "upload" and request.method == "DELETE" and answer.status == 204:
+        provider.notes[request.reference] = "ended"
+        answer.headers.append(("Docker-Upload-UUID", request.reference))
+
+    identity = answer.header("Docker-Upload-UUID")
+    place = answer.header("Location")
+    if identity and place:
+        upload = provider.repositories[request.repository].uploads[identity]
+        provider.notes[identity, place.rpartition("_state=")[2]] = upload.content.size
+
+    digest = request.parameter("digest") or ""
+    if answer.status == 201 and request.kind == "upload" and digest.startswith("sha512:"):
+        # Stored under both, answered with the one that it counts with (section 1.12, "tested").
+        blobs = provider.repositories[request.repository].blobs
+        canonical = blobs[digest].digest()
+        blobs[canonical] = blobs[digest]
+        answer.headers = [
+            (name, value.replace(digest, canonical)) for name, value in answer.headers
+        ]
+
+    return answer
+
+
+def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
+    """Answer as Go's http.ServeContent: conditions, malformed ranges, a year in caches."""
+    if request.kind != "blob" or answer.status not in (200, 206, 416) or request.method == "DELETE":
+        return answer
+    cached = ("Cache-Control", "max-age=31536000")
+    own = [("Docker-Content-Digest", request.reference), ("Etag", f'"{request.reference}"'), cached]
+    if request.header("if-none-match") == f'"{request.reference}"':
+        return Response(304, own)
+    range_header = request.header("range")
+    span = _RANGE.match(range_header)
+    backwards = span is not None and bool(span[1] and span[2]) and int(span[1]) > int(span[2])
+    if answer.status == 416 or (range_header and (span is None or backwards)):
+        unmet = answer.header("Content-Range")
+        where = [("Content-Range", unmet)] if unmet and not backwards else []
+        text = b"invalid range: failed to overlap\n" if where else b"invalid range\n"
+        return Response(416, [*_PAGE, *own, *where], text)
+    answer.headers.append(cached)
+    return answer
+
+
+def _tags(provider: Provider, request: Request, answer: Response) -> Response:
+    """List tags in the order of a directory, which is none."""
+    if request.kind != "tag_list" or answer.status != 200:
+        return answer
+    document = answer.json()
+    document["tags"].sort(key=lambda tag: digest_of(tag.encode()))
+    return replace(answer, body=json.dumps(document).encode())
+
+
+def _errors(provider: Provider, request: Request, answer: Response) -> Response:
+    if answer.status == 405:
+        allowed = _ALLOWED.get(request.kind, "GET")
+        return Response(405, [_NOSNIFF, ("Allow", allowed), _PLAIN], b"Method Not Allowed\n")
+    if request.kind == "manifest" and answer.status == 413:
+        return error(400, "MANIFEST_INVALID", "manifest invalid")  # section 1.4: 400, never 413
+    if request.kind == "manifest" and answer.status == 304:
+        answer.headers = []
+    return answer
+
+
+def _version(provider: Provider, request: Request, answer: Response) -> Response:
+    name = "Docker-Distribution-Api-Version"
+    if request.path == "/":
+        answer.headers = [(key, value) for key, value in answer.headers if key != name]
+    elif not answer.header(name):
+        answer.headers.append((name, "registry/2.0"))
+    return answer
+
+
+REWRITES = (_start_with_anything, _chunks_anywhere, _state_is_an_offset, _whole_lists)
+REWRITES_3 = (_any_last_chunk,)
+JUDGES = (_layers_with_urls,)
+BEFORE = (_any_ping, _lost_session, _no_page, _manifests_by_sha256)
+AFTER = (_uploads, _blobs, _tags, _errors, _version)

@@ -1,0 +1,109 @@
+"""How registries differ about referrers: the functions of their rows.
+
+Owns: answers where there is no referrers API, and answers about a subject. May not know: sockets,
+other quirks of a provider. Invariants: manifests, blobs and tags are the strict registry's. Only
+unknown paths, `OCI-Subject` and lists of referrers are answered otherwise. Follows:
+docs/protocol-facts.md sections 1.10 and 7.9, and rule 15 of docs/design.md section 6.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from urllib.parse import quote
+
+from ..messages import Request, Response, error
+from .provider import Before, Provider
+
+__all__ = [
+    "LATE",
+    "late",
+    "led_to_a_page",
+    "no_api",
+    "none_is_unknown",
+    "page",
+    "refusal",
+    "unannounced",
+]
+
+LATE = 60.0  # seconds until a referrer that was put is listed
+_LOGIN = "/login"
+
+
+def page(status: int, media_type: str = "text/html; charset=utf-8") -> Before:
+    """Answer every path that is not known with a page."""
+    text = (
+        "404 page not found\n"
+        if media_type.startswith("text/plain")
+        else "<!doctype html><title>Registry</title>\n"
+    )
+
+    def answer(provider: Provider, request: Request) -> Response | None:
+        unknown = request.kind in ("referrers", "other")
+        return Response(status, [("Content-Type", media_type)], text.encode()) if unknown else None
+
+    return answer
+
+
+def refusal(status: int) -> Before:
+    """Answer every path that is not known with an error body."""
+
+    def answer(provider: Provider, request: Request) -> Response | None:
+        unknown = request.kind in ("referrers", "other")
+        return error(status, "UNSUPPORTED", "the operation is unsupported") if unknown else None
+
+    return answer
+
+
+def led_to_a_page(provider: Provider, request: Request) -> Response | None:
+    """Send whoever asks for a path that is not known to a page where people log in."""
+    if request.path == _LOGIN:
+        return Response(
+            200,
+            [("Content-Type", "text/html; charset=utf-8")],
+            b"<!doctype html><title>Log in</title>\n",
+        )
+    if request.kind in ("referrers", "other"):
+        return Response(302, [("Location", f"{_LOGIN}?next={quote(request.path, safe='')}")])
+    return None
+
+
+def no_api(provider: Provider, request: Request) -> Response | None:
+    """Have no referrers API although subjects are announced, as ECR in June 2024."""
+    return (
+        error(404, "UNSUPPORTED", "the referrers API is not here")
+        if request.kind == "referrers"
+        else None
+    )
+
+
+def none_is_unknown(provider: Provider, request: Request, answer: Response) -> Response:
+    """Say of a manifest without referrers that it is not known; those that have some are listed."""
+    if request.kind == "referrers" and answer.status == 200 and not answer.json()["manifests"]:
+        return error(404, "MANIFEST_UNKNOWN", "manifest unknown", {"digest": request.reference})
+    return answer
+
+
+def unannounced(provider: Provider, request: Request, answer: Response) -> Response:
+    """Have the API and say nothing of it when a manifest with a subject is put."""
+    answer.headers = [
+        (name, value) for name, value in answer.headers if name.lower() != "oci-subject"
+    ]
+    return answer
+
+
+def late(provider: Provider, request: Request, answer: Response) -> Response:
+    """List a referrer that was put (what tests load is older) when `LATE` seconds have passed."""
+    if request.kind == "manifest" and request.method == "PUT" and answer.status == 201:
+        provider.notes.setdefault(("put", answer.header("Docker-Content-Digest")), provider.now())
+    if request.kind == "referrers" and answer.status == 200:
+        document = answer.json()
+        now = provider.now()
+        listed = document["manifests"]
+        document["manifests"] = [
+            entry
+            for entry in listed
+            if provider.notes.get(("put", entry["digest"]), now - LATE) + LATE <= now
+        ]
+        return replace(answer, body=json.dumps(document).encode())
+    return answer

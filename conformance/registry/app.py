@@ -1,0 +1,558 @@
+"""The distribution specification as a pure decision: a request's head and body in, an answer out.
+
+Owns: what a strict OCI 1.1 registry answers, from memory.
+May not know: sockets, time, any client.
+Invariants: nothing becomes visible before it was verified (digest, size, media type, everything a
+manifest names). Every refusal carries the specification's error body with one of its codes, or
+TAG_INVALID, a code of older versions, which ECR uses for immutable tags. A request that no correct
+client sends is refused *and* noted in `journal.violations`, so that a test can fail on it.
+Follows: the OCI distribution specification 1.1.1, and distribution where that leaves a choice
+(docs/protocol-facts.md sections 1.2 to 1.12).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+from urllib.parse import quote
+
+from ..messages import (
+    Access,
+    Answer,
+    Content,
+    Headers,
+    Request,
+    Response,
+    digest_of,
+    error,
+    errors,
+    is_name,
+    is_tag,
+)
+from ..server.exchange import Reception, Site
+from .storage import (
+    DOCKER_LIST,
+    MANIFEST_LIMIT,
+    OCI_INDEX,
+    OCI_MANIFEST,
+    Invalid,
+    Mislabelled,
+    Repository,
+    Stored,
+    is_foreign,
+    read_manifest,
+)
+from .uploads import OCTETS, Uploads
+
+__all__ = ["App", "Auth"]
+
+_BYTES_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z")
+
+_METHODS = {
+    "ping": {"GET", "HEAD"},
+    "catalog": {"GET"},
+    "tag_list": {"GET"},
+    "referrers": {"GET"},
+    "manifest": {"GET", "HEAD", "PUT", "DELETE"},
+    "blob": {"GET", "HEAD", "DELETE"},
+    "upload_start": {"POST"},
+    "upload": {"GET", "PATCH", "PUT", "DELETE"},
+}
+
+# The parameters that the specification knows; others may be a registry's own and are let through.
+_PARAMETERS = {"artifactType", "digest", "from", "last", "mount", "n"}
+
+
+class Auth(Protocol):
+    """Who may do what: see `tokens`."""
+
+    def answer(self, request: Request) -> Answer | Reception | None:
+        """Serve the service's own paths; None when the path is the registry's."""
+
+    def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
+        """Return the refusal, None when the request is allowed."""
+
+
+class _Page(NamedTuple):
+    """One page of a list, with a Link when more names are left."""
+
+    names: list[str]
+    headers: Headers = ()
+
+
+class App(Uploads):
+    """A registry."""
+
+    def __init__(
+        self,
+        *,
+        referrers_api: bool = True,
+        referrers_filter: bool = True,
+        referrers_page: int | None = None,
+        mounts: bool = True,
+        automatic_mounts: bool = False,
+        page_size: int | None = None,
+        require_blobs: bool = True,
+        immutable_tags: bool = False,
+        single_post: bool = True,
+        deletes: bool = True,
+        tag_deletes: bool = True,
+        resumable: bool = True,
+        any_manifest_type: bool = False,
+        sha512: bool = True,
+        chunk_min_length: int | None = None,
+        locations: Literal["absolute", "relative"] = "absolute",
+        auth: Auth | None = None,
+    ) -> None:
+        super().__init__(
+            mounts=mounts,
+            automatic_mounts=automatic_mounts,
+            single_post=single_post,
+            resumable=resumable,
+            sha512=sha512,
+            chunk_min_length=chunk_min_length,
+            locations=locations,
+        )
+        self.referrers_api = referrers_api
+        self.referrers_filter = referrers_filter
+        self.referrers_page = referrers_page
+        self.page_size = page_size
+        self.require_blobs = require_blobs
+        self.immutable_tags = immutable_tags
+        self.deletes = deletes
+        self.tag_deletes = tag_deletes
+        self.any_manifest_type = any_manifest_type
+        self.auth = auth
+
+    # What tests put in and look at without a request.
+
+    def add_blob(self, repository: str, data: bytes, digest: str | None = None) -> str:
+        """Hold a blob; a given `digest` is not verified, so that a registry can be made to lie."""
+        digest = digest or digest_of(data)
+        self.repositories[repository].blobs[digest] = Content(data)
+        return digest
+
+    def add_manifest(
+        self, repository: str, body: bytes, media_type: str, *tags: str, digest: str | None = None
+    ) -> str:
+        """Hold a manifest, unverified, under its digest and any number of tags."""
+        digest = digest or digest_of(body)
+        try:
+            stored = read_manifest(body, media_type, digest, any_type=True)
+        except Invalid:
+            stored = Stored(media_type, body, digest, {})
+        content = self.repositories[repository]
+        content.manifests[digest] = stored
+        content.founded = True
+        content.tags.update(dict.fromkeys(tags, digest))
+        return digest
+
+    def blob(self, repository: str, digest: str) -> bytes | None:
+        """Return a blob that is held."""
+        blob = self._known(repository).blobs.get(digest)
+        return None if blob is None else bytes(blob)
+
+    def manifest(self, repository: str, reference: str) -> Stored | None:
+        """Return a manifest that is held, by tag or digest."""
+        return self._known(repository).find(reference)
+
+    def tags(self, repository: str) -> dict[str, str]:
+        """Return tag -> digest."""
+        return dict(self._known(repository).tags)
+
+    # One request.
+
+    def kind_of(self, request: Request) -> str:
+        """Name a request's kind of path; a token service knows its own."""
+        return self.auth.kind_of(request) if isinstance(self.auth, Site) else request.kind
+
+    def start(self, request: Request) -> Answer | Reception:
+        """Decide on a request's head; see Site."""
+        if self.auth is not None:
+            own = self.auth.answer(request)
+            if own is not None:
+                return own
+        decided = self._framing(request) or self._naming(request)
+        if decided is None and self.auth is not None:
+            decided = self.auth.check(request, self._needs(request))
+        if decided is None:
+            route = getattr(self, f"_{request.method.lower()}_{request.kind}")
+            answer: Answer | Reception = route(request)
+            return self._with_version_header(answer)
+        return self._with_version_header(decided)
+
+    @staticmethod
+    def _with_version_header(decided: Answer | Reception) -> Answer | Reception:
+        if isinstance(decided, Response):
+            decided.headers.append(("Docker-Distribution-Api-Version", "registry/2.0"))
+        return decided
+
+    def _framing(self, request: Request) -> Response | None:
+        """Refuse a body without a length, a length that is no number, and bodies where none belong.
+
+        `Expect` is refused too: nothing here sends 100 Continue (docs/design.md section 9).
+        """
+        if request.header("expect"):
+            return self._refuse_mistake(request, 417, "UNSUPPORTED", "Expect is not met here")
+
+        declared = request.header("content-length")
+        if declared and request.length() is None:
+            return self._refuse_mistake(
+                request, 400, "SIZE_INVALID", f"Content-Length {declared!r} is no number"
+            )
+
+        if request.method in ("POST", "PUT", "PATCH"):
+            if not declared and not request.chunked:
+                return self._refuse_mistake(
+                    request, 411, "SIZE_INVALID", "neither Content-Length nor chunked coding"
+                )
+        elif request.has_body:
+            return self._refuse_mistake(
+                request, 400, "UNSUPPORTED", f"a {request.method} with a body"
+            )
+
+        return None
+
+    def _naming(self, request: Request) -> Response | None:
+        """Refuse paths, names, digests and tags that are not in the grammar, and unknown methods."""
+        kind = request.kind
+        name = request.repository
+        reference = request.reference
+        if kind not in _METHODS:
+            return self._refuse_mistake(request, 404, "UNSUPPORTED", "no such path")
+        if (name and not is_name(name)) or "%2f" in request.target.partition("?")[0].lower():
+            return self._refuse_mistake(
+                request, 400, "NAME_INVALID", "invalid repository name", {"name": name}
+            )
+
+        if kind in ("blob", "referrers") or (kind == "manifest" and ":" in reference):
+            if not self._verifiable(reference):
+                return self._refuse_mistake(
+                    request, 400, "DIGEST_INVALID", "invalid digest", {"digest": reference}
+                )
+        elif kind == "manifest" and not is_tag(reference):
+            # No manifest can have that name. The official suite reads `.INVALID_MANIFEST_NAME` and
+            # wants 404.
+            detail = {"tag": reference}
+            if request.method == "PUT":
+                return self._refuse_mistake(request, 400, "MANIFEST_INVALID", "invalid tag", detail)
+            return self._refuse_mistake(request, 404, "MANIFEST_UNKNOWN", "invalid tag", detail)
+
+        if request.method not in _METHODS[kind]:
+            return self._refuse_mistake(
+                request, 405, "UNSUPPORTED", f"{request.method} is not for this path"
+            )
+
+        return self._querying(request)
+
+    def _querying(self, request: Request) -> Response | None:
+        """Refuse queries that are ambiguous or incomplete."""
+        named = [key for key, _ in request.query]
+        twice = sorted({key for key in named if key in _PARAMETERS and named.count(key) > 1})
+        if twice:
+            return self._refuse_mistake(
+                request, 400, "UNSUPPORTED", f"query parameter {twice[0]} is given twice"
+            )
+        if request.kind == "upload_start" and "from" in named and "mount" not in named:
+            return self._refuse_mistake(request, 400, "UNSUPPORTED", "from without mount")
+        last = request.parameter("last")
+        if request.kind == "tag_list" and last is not None and not is_tag(last):
+            return self._refuse_mistake(
+                request, 400, "UNSUPPORTED", "last is not a tag", {"last": last}
+            )
+        return None
+
+    @staticmethod
+    def _needs(request: Request) -> list[Access]:
+        if request.kind == "ping":
+            return []
+        if request.kind == "catalog":
+            return [Access("registry", "catalog", "*")]
+        actions = {"GET": ["pull"], "HEAD": ["pull"], "DELETE": ["delete"]}.get(
+            request.method, ["pull", "push"]
+        )
+        needs = [Access("repository", request.repository, action) for action in actions]
+        source = request.parameter("from")
+        if request.kind == "upload_start" and request.parameter("mount") and source:
+            needs.append(Access("repository", source, "pull"))
+        return needs
+
+    def _get_ping(self, request: Request) -> Response:
+        return Response(200, [("Content-Type", "application/json")], b"{}")
+
+    _head_ping = _get_ping
+
+    # Lists.
+
+    def _page(self, request: Request, names: list[str], limit: int | None) -> _Page | Response:
+        """Cut a sorted list by `n`, `last` and this registry's own limit."""
+        asked_size = request.parameter("n")
+        if asked_size is not None and not (asked_size.isascii() and asked_size.isdigit()):
+            return self._refuse_mistake(
+                request, 400, "UNSUPPORTED", "invalid number of results", {"n": asked_size}
+            )
+        sizes = [int(asked_size)] if asked_size else []
+        if limit is not None:
+            sizes.append(limit)
+        size = min(sizes, default=None)
+        last = request.parameter("last")
+        rest = [name for name in names if last is None or name > last]
+        if size == 0 or size is None or size >= len(rest):
+            return _Page(rest if size != 0 else [])
+        listed = rest[:size]
+        link = f'<{request.path}?last={quote(listed[-1], safe="")}&n={size}>; rel="next"'
+        return _Page(listed, [("Link", link)])
+
+    def _get_tag_list(self, request: Request) -> Response:
+        repository = self.repositories.get(request.repository)
+        if repository is None or not repository.founded:
+            return self._no_name(request)
+        page = self._page(request, sorted(repository.tags), self.page_size)
+        if isinstance(page, Response):
+            return page
+        return self._json({"name": request.repository, "tags": page.names}, page.headers)
+
+    def _get_catalog(self, request: Request) -> Response:
+        names = sorted(
+            name for name, repository in self.repositories.items() if repository.manifests
+        )
+        page = self._page(request, names, self.page_size)
+        if isinstance(page, Response):
+            return page
+        return self._json({"repositories": page.names}, page.headers)
+
+    def _get_referrers(self, request: Request) -> Response:
+        if not self.referrers_api:
+            return error(404, "UNSUPPORTED", "the referrers API is not here")
+
+        descriptors = [
+            entry.descriptor()
+            for entry in self._known(request.repository).referrers(request.reference)
+        ]
+        artifact_type = request.parameter("artifactType")
+        headers: list[tuple[str, str]] = []
+        if artifact_type and self.referrers_filter:
+            descriptors = [
+                entry for entry in descriptors if entry.get("artifactType") == artifact_type
+            ]
+            headers.append(("OCI-Filters-Applied", "artifactType"))
+
+        if self.referrers_page is not None:
+            last = request.parameter("last") or ""
+            descriptors = [entry for entry in descriptors if entry["digest"] > last]
+            if len(descriptors) > self.referrers_page:
+                descriptors = descriptors[: self.referrers_page]
+                more = [
+                    ("last", descriptors[-1]["digest"]),
+                    *([("artifactType", artifact_type)] if artifact_type else []),
+                ]
+                query = "&".join(f"{key}={quote(value, safe='')}" for key, value in more)
+                headers.append(("Link", f'<{request.path}?{query}>; rel="next"'))
+
+        return self._json(
+            {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": descriptors},
+            headers,
+            OCI_INDEX,
+        )
+
+    @staticmethod
+    def _json(document: object, headers: Headers, media_type: str = "application/json") -> Response:
+        return Response(
+            200, [("Content-Type", media_type), *headers], json.dumps(document).encode()
+        )
+
+    @staticmethod
+    def _no_name(request: Request) -> Response:
+        return error(404, "NAME_UNKNOWN", "repository name not known", {"name": request.repository})
+
+    # Manifests.
+
+    def _get_manifest(self, request: Request) -> Response:
+        repository = self._known(request.repository)
+        manifest = repository.find(request.reference)
+        if manifest is None:
+            detail = {"Name": request.repository, "Reference": request.reference}
+            return error(404, "MANIFEST_UNKNOWN", "manifest unknown", detail)
+
+        accepted = {part.partition(";")[0].strip() for part in request.header("accept").split(",")}
+        if manifest.media_type not in accepted:
+            # As distribution, which knows neither q-values nor */* (docs/protocol-facts.md section
+            # 1.3).
+            if manifest.media_type in (OCI_MANIFEST, OCI_INDEX):
+                kind = "manifest" if manifest.media_type == OCI_MANIFEST else "index"
+                text = f"OCI {kind} found, but accept header does not support OCI {kind}s"
+                return error(404, "MANIFEST_UNKNOWN", text)
+            if manifest.media_type == DOCKER_LIST and ":" not in request.reference:
+                manifest = self._default_child(repository, manifest)
+                if manifest is None:
+                    return error(404, "MANIFEST_UNKNOWN", "no manifest for linux/amd64 in the list")
+
+        etag = f'"{manifest.digest}"'
+        headers = [("Docker-Content-Digest", manifest.digest), ("Etag", etag)]
+        if request.header("if-none-match") in (etag, manifest.digest):
+            return Response(304, headers)
+        return Response(200, [("Content-Type", manifest.media_type), *headers], manifest.body)
+
+    _head_manifest = _get_manifest
+
+    @staticmethod
+    def _default_child(repository: Repository, index: Stored) -> Stored | None:
+        for child in index.children:
+            platform = child.get("platform") or {}
+            if (platform.get("os"), platform.get("architecture")) == ("linux", "amd64"):
+                return repository.manifests.get(child["digest"])
+        return None
+
+    def _put_manifest(self, request: Request) -> Response | Reception:
+        media_type = request.header("content-type").partition(";")[0].strip()
+        if not media_type:
+            return self._refuse_mistake(request, 400, "MANIFEST_INVALID", "no Content-Type")
+        if (request.length() or 0) > MANIFEST_LIMIT:
+            return self._refuse_mistake(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
+        content = Content()
+        return Reception(
+            content,
+            lambda received: self._put_manifest_body(request, media_type, content, received),
+            limit=MANIFEST_LIMIT + 1,
+        )
+
+    def _put_manifest_body(
+        self, request: Request, media_type: str, content: Content, received: int
+    ) -> Response:
+        if received > MANIFEST_LIMIT:
+            return self._refuse_mistake(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
+
+        body = bytes(content)
+        by_digest = ":" in request.reference
+        digest = digest_of(body, request.reference.partition(":")[0] if by_digest else "sha256")
+        if by_digest and digest != request.reference:
+            return error(
+                400, "DIGEST_INVALID", "provided digest did not match content", {"digest": digest}
+            )
+
+        try:
+            stored = read_manifest(body, media_type, digest, any_type=self.any_manifest_type)
+        except Mislabelled as problem:
+            # A client "MUST set the Content-Type header to the value specified by the mediaType
+            # field".
+            return self._refuse_mistake(
+                request, 400, "MANIFEST_INVALID", f"manifest invalid: {problem}"
+            )
+        except Invalid as problem:
+            return error(400, "MANIFEST_INVALID", "manifest invalid", str(problem))
+
+        # Before everything was checked not even the repository's name may appear.
+        repository = self._known(request.repository)
+        refusal = self._missing(repository, stored) if self.require_blobs else None
+        if refusal is not None:
+            return refusal
+        if not by_digest and self.immutable_tags and request.reference in repository.tags:
+            # docs/protocol-facts.md section 4.9: refused even when the digest is the same.
+            text = f"The image tag '{request.reference}' already exists and the repository is immutable."
+            return error(400, "TAG_INVALID", text)
+
+        repository = self.repositories[request.repository]
+        repository.manifests[digest] = stored
+        repository.founded = True
+        if not by_digest:
+            repository.tags[request.reference] = digest
+
+        headers = [
+            ("Location", f"{request.origin}/v2/{request.repository}/manifests/{digest}"),
+            ("Docker-Content-Digest", digest),
+        ]
+        if stored.subject is not None and self.referrers_api:
+            headers.append(("OCI-Subject", stored.subject))
+        return Response(201, headers)
+
+    @staticmethod
+    def _missing(repository: Repository, stored: Stored) -> Response | None:
+        """Refuse a manifest unless everything that it names is here, in the size that it says."""
+        missing: list[str] = []
+        for part in stored.blobs:
+            blob = repository.blobs.get(part["digest"])
+            if blob is None:
+                if not is_foreign(part["mediaType"]):
+                    missing.append(part["digest"])
+            elif blob.size != part["size"]:
+                return error(
+                    400, "MANIFEST_INVALID", "manifest invalid", f"size of {part['digest']}"
+                )
+
+        for part in stored.children:
+            child = repository.manifests.get(part["digest"])
+            blob = repository.blobs.get(part["digest"])
+            if child is None and blob is None:
+                missing.append(part["digest"])
+                continue
+            size = blob.size if blob is not None else 0
+            if child is not None:
+                size = len(child.body)
+            if size != part["size"]:
+                return error(
+                    400, "MANIFEST_INVALID", "manifest invalid", f"size of {part['digest']}"
+                )
+
+        text = "blob unknown to registry"
+        # A digest that is named twice is listed twice, as distribution does.
+        listed = [("MANIFEST_BLOB_UNKNOWN", text, {"digest": digest}) for digest in missing]
+        return errors(400, listed) if listed else None
+
+    def _delete_manifest(self, request: Request) -> Response:
+        if not self.deletes:
+            return error(405, "UNSUPPORTED", "deletion is disabled")
+        if ":" not in request.reference and not self.tag_deletes:
+            return error(405, "UNSUPPORTED", "deletion of tags is disabled")
+        repository = self._known(request.repository)
+        if repository.find(request.reference) is None:
+            return error(404, "MANIFEST_UNKNOWN", "manifest unknown")
+        if ":" in request.reference:
+            del repository.manifests[request.reference]
+            for tag in [
+                tag for tag, digest in repository.tags.items() if digest == request.reference
+            ]:
+                del repository.tags[tag]
+        else:
+            del repository.tags[request.reference]
+        return Response(202)
+
+    # Blobs.
+
+    def _get_blob(self, request: Request) -> Response:
+        blob = self._known(request.repository).blobs.get(request.reference)
+        if blob is None:
+            return self._no_blob(request)
+
+        headers = [
+            ("Content-Type", OCTETS),
+            ("Docker-Content-Digest", request.reference),
+            ("Etag", f'"{request.reference}"'),
+            ("Accept-Ranges", "bytes"),
+        ]
+        span = _BYTES_RANGE.match(request.header("range"))
+        if span is None or request.method == "HEAD" or span.groups() == ("", ""):
+            return Response(200, headers, blob.pieces())
+
+        first, last = span.groups()
+        start = int(first) if first else max(blob.size - int(last), 0)
+        end = min(int(last), blob.size - 1) if first and last else blob.size - 1
+        if start > end:
+            headers = [("Content-Range", f"bytes */{blob.size}")]
+            return error(416, "UNSUPPORTED", "invalid range", headers=headers)
+
+        headers.append(("Content-Range", f"bytes {start}-{end}/{blob.size}"))
+        return Response(206, headers, blob.pieces(start, end + 1))
+
+    _head_blob = _get_blob
+
+    @staticmethod
+    def _no_blob(request: Request) -> Response:
+        return error(404, "BLOB_UNKNOWN", "blob unknown to registry", {"digest": request.reference})
+
+    def _delete_blob(self, request: Request) -> Response:
+        if not self.deletes:
+            return error(405, "UNSUPPORTED", "deletion is disabled")
+        blobs = self._known(request.repository).blobs
+        return Response(202) if blobs.pop(request.reference, None) else self._no_blob(request)

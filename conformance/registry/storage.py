@@ -1,0 +1,197 @@
+"""What a registry holds: repositories with blobs, manifests, tags and upload sessions, in memory.
+
+Owns: what a manifest has to be and what it names; upload offsets.
+May not know: HTTP.
+Invariants: everything stored under a digest has that digest.
+Follows: the OCI image specification 1.1 and docs/protocol-facts.md sections 1.3, 1.5 and 1.7.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..messages import Content, digest_of, is_digest
+
+__all__ = [
+    "DOCKER_LIST",
+    "DOCKER_MANIFEST",
+    "INDEXES",
+    "MANIFEST_LIMIT",
+    "OCI_INDEX",
+    "OCI_MANIFEST",
+    "Invalid",
+    "Mislabelled",
+    "Repository",
+    "Stored",
+    "Upload",
+    "is_foreign",
+    "read_manifest",
+]
+
+OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+INDEXES = frozenset({OCI_INDEX, DOCKER_LIST})
+IMAGES = frozenset({OCI_MANIFEST, DOCKER_MANIFEST})
+
+# what distribution, c/image and ACR allow (docs/protocol-facts.md section 1.4)
+MANIFEST_LIMIT = 4 << 20
+
+
+class Invalid(Exception):
+    """A document that is not what its media type says."""
+
+
+class Mislabelled(Invalid):
+    """A document that says another media type than the one under which it was sent."""
+
+
+def is_foreign(media_type: str) -> bool:
+    """Decide by media type, never by `urls` (docs/protocol-facts.md section 1.6)."""
+    return ".nondistributable." in media_type or ".foreign." in media_type
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A manifest as it was put, with the descriptors in it."""
+
+    media_type: str
+    body: bytes
+    digest: str
+    document: Any = field(repr=False)
+    blobs: tuple[dict[str, Any], ...] = ()
+    children: tuple[dict[str, Any], ...] = ()
+    subject: str | None = None
+
+    @property
+    def artifact_type(self) -> str | None:
+        """The manifest's own type, else its config's; an index may have none (section 1.10)."""
+        own = self.document.get("artifactType")
+        if own:
+            return str(own)
+        config = self.document.get("config")
+        return config.get("mediaType") if isinstance(config, dict) else None
+
+    def descriptor(self) -> dict[str, Any]:
+        """Describe this manifest as a referrers list does."""
+        descriptor: dict[str, Any] = {
+            "mediaType": self.media_type,
+            "digest": self.digest,
+            "size": len(self.body),
+        }
+        if self.artifact_type:
+            descriptor["artifactType"] = self.artifact_type
+        if self.document.get("annotations"):
+            descriptor["annotations"] = self.document["annotations"]
+        return descriptor
+
+
+def _check_descriptor(value: object, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise Invalid(f"{where} is not a descriptor")
+    if not isinstance(value.get("mediaType"), str) or not value["mediaType"]:
+        raise Invalid(f"{where} has no mediaType")
+    if not isinstance(value.get("digest"), str) or not is_digest(value["digest"]):
+        raise Invalid(f"{where} has no valid digest")
+
+    size = value.get("size")
+    if not isinstance(size, int) or isinstance(size, bool) or size < 0:
+        raise Invalid(f"{where} has no valid size")
+
+    if "data" in value:
+        try:
+            data = base64.b64decode(value["data"], validate=True)
+        except (TypeError, ValueError, binascii.Error):
+            raise Invalid(f"{where} has data that is not base64") from None
+        if (
+            len(data) != size
+            or digest_of(data, value["digest"].partition(":")[0]) != value["digest"]
+        ):
+            raise Invalid(f"{where} has data that is not its content")
+
+    return value
+
+
+def _descriptors(document: dict[str, Any], key: str) -> Iterator[dict[str, Any]]:
+    listed = document.get(key)
+    if not isinstance(listed, list):
+        raise Invalid(f"{key} is not a list")
+    for position, value in enumerate(listed):
+        yield _check_descriptor(value, f"{key}[{position}]")
+
+
+def read_manifest(body: bytes, media_type: str, digest: str, *, any_type: bool = False) -> Stored:
+    """Judge a manifest's bytes by the media type under which they were sent."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError) as problem:
+        raise Invalid(f"not JSON: {problem}") from None
+
+    if not isinstance(document, dict):
+        raise Invalid("not a JSON object")
+    if "mediaType" in document and document["mediaType"] != media_type:
+        raise Mislabelled(f"mediaType is {document['mediaType']!r}, Content-Type is {media_type!r}")
+    if media_type not in INDEXES | IMAGES:
+        if any_type:
+            return Stored(media_type, body, digest, document)
+        raise Invalid(f"media type {media_type!r} is not one of this registry's")
+    if document.get("schemaVersion") != 2:
+        raise Invalid("schemaVersion is not 2")
+    if "mediaType" not in document and media_type in (DOCKER_LIST, DOCKER_MANIFEST):
+        raise Invalid("a docker document has to carry its mediaType")
+    # CVE-2021-41190: nothing may be both.
+    if "manifests" in document and ("layers" in document or "config" in document):
+        raise Invalid("both an index and a manifest")
+
+    subject = document.get("subject")
+    if subject is not None:
+        subject = _check_descriptor(subject, "subject")["digest"]
+    if media_type in INDEXES:
+        children = tuple(_descriptors(document, "manifests"))
+        return Stored(media_type, body, digest, document, children=children, subject=subject)
+
+    config = _check_descriptor(document.get("config"), "config")
+    layers = tuple(_descriptors(document, "layers"))
+    return Stored(media_type, body, digest, document, blobs=(config, *layers), subject=subject)
+
+
+@dataclass
+class Upload:
+    """An upload session.
+
+    `sequence` changes with every answer, so that an old Location is known as old; `short` means
+    that the last chunk was below OCI-Chunk-Min-Length, which only the very last may be.
+    """
+
+    identity: str
+    content: Content = field(default_factory=Content)
+    sequence: int = 0
+    busy: bool = False
+    short: bool = False
+
+
+@dataclass
+class Repository:
+    """One repository; `founded` by its first manifest, and known from then on, whatever is deleted."""
+
+    manifests: dict[str, Stored] = field(default_factory=dict)
+    blobs: dict[str, Content] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    uploads: dict[str, Upload] = field(default_factory=dict)
+    founded: bool = False
+
+    def find(self, reference: str) -> Stored | None:
+        """Return the manifest that a tag or a digest names."""
+        return self.manifests.get(reference if ":" in reference else self.tags.get(reference, ""))
+
+    def referrers(self, subject: str) -> list[Stored]:
+        """Return the manifests with this subject, by digest."""
+        return sorted(
+            (m for m in self.manifests.values() if m.subject == subject), key=lambda m: m.digest
+        )

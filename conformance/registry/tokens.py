@@ -1,0 +1,398 @@
+"""Who may do what: bearer token services and Basic, as registries ask for them.
+
+Owns: challenges, scopes, tokens, users. May not know: what a registry holds. Invariants: a token
+silently grants the intersection of what was asked and what the user may do (docs/protocol-facts.md
+section 2.5). The registry answers 401 with `insufficient_scope` where it lacks a permission. Time
+is an argument.
+
+`TokenService` is a Site: give it to `App(auth=...)` alone and it answers under `path` of the
+registry, or `serve` it elsewhere as well and set `realm` to where it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import itertools
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
+from urllib.parse import parse_qsl
+
+from ..messages import Access, Answer, Content, Request, Response, error
+from ..server.exchange import Reception, Site
+
+__all__ = ["FORMS", "BasicAuth", "Challenge", "Form", "TokenService"]
+
+# Whether a user (None: anonymous) may do something; by default users may do everything, and the
+# anonymous may pull.
+Grants: TypeAlias = "Callable[[str | None, Access], bool]"
+
+_SERVICES = itertools.count(1)
+_SCOPE = re.compile(r"([a-z]+)(?:\([a-z]+\))?:([^ ]+):([a-z*,]+)\Z")
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """What a challenge says."""
+
+    realm: str
+    service: str
+    scope: str
+    error: str | None
+
+
+Form: TypeAlias = "Callable[[Challenge], list[str]]"
+
+
+def _parameters(challenge: Challenge, *left_out: str) -> list[tuple[str, str]]:
+    parameters = [
+        ("realm", challenge.realm),
+        ("service", challenge.service),
+        ("scope", challenge.scope),
+    ]
+    parameters.append(("error", challenge.error or ""))
+    return [(key, value) for key, value in parameters if value and key not in left_out]
+
+
+def _quoted(challenge: Challenge, *left_out: str) -> str:
+    return ",".join(f'{key}="{value}"' for key, value in _parameters(challenge, *left_out))
+
+
+# The forms of section 2.1; each returns the header's lines.
+FORMS: Mapping[str, Form] = {
+    "plain": lambda c: [f"Bearer {_quoted(c)}"],
+    "no_service": lambda c: [f"Bearer {_quoted(c, 'service')}"],
+    "no_scope": lambda c: [f"Bearer {_quoted(c, 'scope')}"],
+    "unquoted_service": lambda c: [f"Bearer {_quoted(c, 'service')},service={c.service}"],
+    "spaces": lambda c: ["Bearer " + " ".join(f'{k}="{v}"' for k, v in _parameters(c))],
+    "lower_case": lambda c: [f"bearer {_quoted(c)}"],
+    "upper_case": lambda c: [
+        "BEARER " + ", ".join(f'{k.upper()}="{v}"' for k, v in _parameters(c))
+    ],
+    "escaped": lambda c: ["Bearer " + ",".join(f'{k}="{_escape(v)}"' for k, v in _parameters(c))],
+    "basic_first": lambda c: [f'Basic realm="{c.service}", Bearer {_quoted(c)}'],
+    "two_lines": lambda c: [f'Basic realm="{c.service}"', f"Bearer {_quoted(c)}"],
+    "negotiate_first": lambda c: ["Negotiate", f"Bearer {_quoted(c)}"],
+}
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([/:])", r"\\\1", text)
+
+
+class _Login(NamedTuple):
+    """What Basic says."""
+
+    user: str
+    password: str
+
+
+def _credentials(header: str) -> _Login | None:
+    """Read a Basic Authorization value; None when it is not one."""
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+    except (ValueError, binascii.Error):
+        return None
+    return _Login(user, password)
+
+
+def _scope_text(needs: Sequence[Access]) -> str:
+    """Write the permissions of a request as scopes: one for each name, actions in their order."""
+    listed: dict[tuple[str, str], list[str]] = {}
+    for need in needs:
+        listed.setdefault((need.type, need.name), []).append(need.action)
+    return " ".join(
+        f"{kind}:{name}:{','.join(actions)}" for (kind, name), actions in listed.items()
+    )
+
+
+def _accesses(kind: str, name: str, actions: str) -> set[Access]:
+    """Return the permissions of one scope; `*` means all three actions on a repository."""
+    listed = set(actions.split(","))
+    if kind == "repository" and "*" in listed:
+        listed = listed - {"*"} | {"pull", "push", "delete"}
+    return {Access(kind, name, action) for action in listed}
+
+
+class BasicAuth:
+    """An htpasswd registry: Basic on every request."""
+
+    def __init__(
+        self, users: Mapping[str, str], *, realm: str = "registry", anonymous_pull: bool = False
+    ) -> None:
+        self.users = dict(users)
+        self.realm = realm
+        self.anonymous_pull = anonymous_pull
+
+    def answer(self, request: Request) -> Answer | Reception | None:
+        """Serve nothing of its own."""
+        return None
+
+    def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
+        """Refuse without a user; pulls may be open to all."""
+        header = request.header("authorization")
+        login = _credentials(header)
+        if login is not None and self.users.get(login.user) == login.password:
+            return None
+        if (
+            not header
+            and self.anonymous_pull
+            and needs
+            and all(need.action == "pull" for need in needs)
+        ):
+            return None
+        challenge = [("WWW-Authenticate", f'Basic realm="{self.realm}"')]
+        return error(401, "UNAUTHORIZED", "authentication required", headers=challenge)
+
+
+@dataclass
+class _Token:
+    user: str | None
+    access: frozenset[Access]
+    expires: float
+    uses: float  # how many more requests it lets in
+
+
+class TokenService(Site):
+    """A bearer token service and the registry's side of it.
+
+    `grants` decides who may do what. `expires_in` None leaves the field out; tokens then live
+    `lifetime` seconds. Each token lets in `uses` requests and has ended then. `one_scope`: only the
+    first scope parameter counts, as at some registries. `exact_scope`: a token for more
+    repositories than the request needs is refused with 403, as at cgr.dev. `requests` counts token
+    requests, `issued` has each token's scopes in order.
+    """
+
+    def __init__(
+        self,
+        users: Mapping[str, str] | None = None,
+        *,
+        anonymous: bool = True,
+        grants: Grants | None = None,
+        realm: str | None = None,
+        path: str = "/token",
+        service: str = "registry.test",
+        form: Form | str = "plain",
+        expires_in: int | None = 300,
+        lifetime: float = 300,
+        uses: float = math.inf,
+        field: str = "token",
+        jwt: bool = False,
+        one_scope: bool = False,
+        exact_scope: bool = False,
+        post: bool = True,
+        protects_ping: bool = True,
+        refresh_tokens: Collection[str] = (),
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self.users = dict(users or {})
+        self.anonymous = anonymous
+        self.grants: Grants = grants or (
+            lambda user, access: user is not None or access.action == "pull"
+        )
+        self.realm = realm
+        self.path = path
+        self.service = service
+        self.form: Form = FORMS[form] if isinstance(form, str) else form
+        self.expires_in = expires_in
+        self.lifetime = lifetime
+        self.uses = uses
+        self.field = field
+        self.jwt = jwt
+        self.one_scope = one_scope
+        self.exact_scope = exact_scope
+        self.post = post
+        self.protects_ping = protects_ping
+        # Refresh token -> user; the tokens in the argument belong to users of the same names.
+        self.refresh_tokens: dict[str, str] = {token: token for token in refresh_tokens}
+        self.now = now
+        self.wall = wall
+        self.requests = 0
+        self.issued: list[str] = []
+        self._tokens: dict[str, _Token] = {}
+        # Part of each token, so that no two services give the same one. It is in there twice: one
+        # damaged byte does not make another service's token of it either.
+        number = next(_SERVICES)
+        self._own = f"{number}-{number}"
+
+    def revoke(self) -> None:
+        """Make every token that was issued so far invalid."""
+        self._tokens.clear()
+
+    # The registry's side.
+
+    def answer(self, request: Request) -> Answer | Reception | None:
+        """Serve the token path when the service lives at the registry's own origin."""
+        return self.start(request) if self.realm is None and request.path == self.path else None
+
+    def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
+        """Refuse without a token that grants the needed permissions."""
+        if not needs and not self.protects_ping:
+            return None
+        scheme, _, value = request.header("authorization").partition(" ")
+        if not value:
+            return self._challenge(request, needs, None)
+        token = self._tokens.get(value) if scheme.lower() == "bearer" else None
+        if token is None or token.expires <= self.now() or token.uses < 1:
+            return self._challenge(request, needs, "invalid_token")
+        if not set(needs) <= token.access:
+            return self._challenge(request, needs, "insufficient_scope")
+        needed = {(need.type, need.name) for need in needs}
+        if self.exact_scope and needs and {(a.type, a.name) for a in token.access} - needed:
+            return error(403, "DENIED", "the token is for more than this request")
+        token.uses -= 1
+        return None
+
+    def user(self, request: Request) -> str | None:
+        """Return who got the token that a request carries; None for the anonymous."""
+        token = self._tokens.get(request.header("authorization").partition(" ")[2])
+        return None if token is None else token.user
+
+    def _challenge(
+        self, request: Request, needs: Sequence[Access], problem: str | None
+    ) -> Response:
+        realm = self.realm or request.origin + self.path
+        challenge = Challenge(realm, self.service, _scope_text(needs), problem)
+        headers = [("WWW-Authenticate", line) for line in self.form(challenge)]
+        detail = [need._asdict() for need in needs] or None
+        return error(401, "UNAUTHORIZED", "authentication required", detail, headers)
+
+    # The token service.
+
+    def kind_of(self, request: Request) -> str:
+        """Know the token path before anything is asked of it."""
+        return "token" if request.path == self.path else request.kind
+
+    def start(self, request: Request) -> Answer | Reception:
+        """Give a token for GET with Basic or nothing, or for POST with a refresh token or password."""
+        if request.path != self.path:
+            return error(404, "UNSUPPORTED", "no such path")
+        request.kind = "token"
+        self.requests += 1
+        if request.method == "GET":
+            return self._get(request)
+        if request.method == "POST" and self.post:
+            content = Content()
+            return Reception(content, lambda _: self._post(request, bytes(content)), limit=1 << 16)
+        return error(405, "UNSUPPORTED", "method not allowed")
+
+    def _get(self, request: Request) -> Response:
+        header = request.header("authorization")
+        user = None
+        if header:
+            login = _credentials(header)
+            user = None if login is None else self.known(*login)
+            if user is None:
+                return self._refusal()
+        elif not self.anonymous:
+            return self._refusal()
+        scopes = [value for key, value in request.query if key == "scope"]
+        offline = request.parameter("offline_token") == "true"
+        return self._give(request, user, scopes, request.parameter("service"), offline=offline)
+
+    def _post(self, request: Request, body: bytes) -> Response:
+        if not request.header("content-type").startswith("application/x-www-form-urlencoded"):
+            return self._bad(request, "Content-Type is not a form's")
+
+        form = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+        for name in ("grant_type", "service", "client_id"):
+            if not form.get(name):
+                return self._bad(request, f"no {name}")
+
+        user: str | None
+        if form["grant_type"] == "refresh_token":
+            user = self.holder(form.get("refresh_token", ""))
+        elif form["grant_type"] == "password":
+            user = self.known(form.get("username", ""), form.get("password", ""))
+        else:
+            return self._bad(request, "unknown grant_type")
+
+        if user is None:
+            return self._refusal()
+
+        offline = form.get("access_type") == "offline"
+        return self._give(
+            request, user, form.get("scope", "").split(), form["service"], offline=offline
+        )
+
+    def known(self, user: str, password: str) -> str | None:
+        """Return who shows a user name and a password; None when they are nobody's."""
+        return user if user in self.users and self.users[user] == password else None
+
+    def holder(self, refresh_token: str) -> str | None:
+        """Return whose refresh token this is; None when it is nobody's, or no longer good."""
+        return self.refresh_tokens.get(refresh_token)
+
+    def _bad(self, request: Request, message: str) -> Response:
+        self.journal.violations.append(f"{request.method} {request.path}: {message}")
+        return error(400, "UNSUPPORTED", message)
+
+    @staticmethod
+    def _refusal() -> Response:
+        return error(401, "UNAUTHORIZED", "incorrect username or password")
+
+    def _give(
+        self,
+        request: Request,
+        user: str | None,
+        scopes: list[str],
+        service: str | None,
+        *,
+        offline: bool,
+    ) -> Response:
+        challenge_line = self.form(Challenge("realm", self.service, "", None))[-1]
+        if service != self.service and "service=" in challenge_line.lower():
+            return self._bad(request, f"service {service!r} is not the challenge's")
+
+        asked: set[Access] = set()
+        for scope in self._split(scopes):
+            match = _SCOPE.match(scope)
+            if match is None:
+                return self._bad(request, f"scope {scope!r} is malformed")
+            asked |= _accesses(*match.groups())
+
+        granted = frozenset(access for access in asked if self.grants(user, access))
+        self.issued.append(" ".join(scopes))
+        token = self._write(user)
+        ends = self.now() + (self.lifetime if self.expires_in is None else self.expires_in)
+        self._tokens[token] = _Token(user, granted, ends, self.uses)
+        document: dict[str, object] = {self.field: token}
+        if self.expires_in is not None:
+            document["expires_in"] = self.expires_in
+        if offline and user is not None:
+            document["refresh_token"] = f"refresh-{user}"
+            self.refresh_tokens[f"refresh-{user}"] = user
+        return Response(200, [("Content-Type", "application/json")], json.dumps(document).encode())
+
+    def _split(self, scopes: list[str]) -> list[str]:
+        """Return single scopes: one parameter may hold several, separated by spaces."""
+        counting = scopes[:1] if self.one_scope else scopes
+        return [scope for value in counting for scope in value.split()]
+
+    def _write(self, user: str | None) -> str:
+        """Write a token; as a JWT it says when it ends, and has no real signature."""
+        number = len(self.issued)
+        if not self.jwt:
+            return f"token-{number}.{self._own}"
+        seconds = self.lifetime if self.expires_in is None else self.expires_in
+        claims = {
+            "jti": f"{number}.{self._own}",
+            "sub": user or "",
+            "exp": int(self.wall() + seconds),
+        }
+        parts = ({"alg": "none", "typ": "JWT"}, claims)
+        encoded = [
+            base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
+            for part in parts
+        ]
+        return ".".join([*encoded, "c2lnbmF0dXJl"])

@@ -1,0 +1,250 @@
+"""Upload sessions and mounts: the part of the registry that has a memory between requests.
+
+Owns: offsets, Locations (each is good for one step), what a broken body leaves behind.
+May not know: manifests, tags, sockets.
+Invariants: bytes become a blob only when they have the digest that was asked for; a session ends
+with its PUT whatever that answers.
+Follows: docs/protocol-facts.md sections 1.7 to 1.9.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import Literal
+
+from ..messages import Content, Request, Response, error, is_digest, is_name
+from ..server.exchange import Reception, Site
+from .storage import Repository, Upload
+
+__all__ = ["OCTETS", "Uploads"]
+
+_CONTENT_RANGE = re.compile(r"([0-9]+)-([0-9]+)\Z")  # the OCI form: no unit, no total
+OCTETS = "application/octet-stream"
+
+
+class Uploads(Site):
+    """The repositories, and the requests under /blobs/uploads/."""
+
+    def __init__(
+        self,
+        *,
+        mounts: bool,
+        automatic_mounts: bool,
+        single_post: bool,
+        resumable: bool,
+        sha512: bool,
+        chunk_min_length: int | None,
+        locations: Literal["absolute", "relative"],
+    ) -> None:
+        super().__init__()
+        self.mounts = mounts
+        self.automatic_mounts = automatic_mounts
+        self.single_post = single_post
+        self.resumable = resumable
+        self.sha512 = sha512
+        self.chunk_min_length = chunk_min_length
+        self.locations = locations
+        self.repositories: defaultdict[str, Repository] = defaultdict(Repository)
+        self._sessions = 0
+
+    def _refuse_mistake(
+        self, request: Request, status: int, code: str, message: str, detail: object = None
+    ) -> Response:
+        """Refuse, and note that no correct client sends this."""
+        self.journal.violations.append(f"{request.method} {request.target}: {message}")
+        return error(status, code, message, detail)
+
+    def uploads(self) -> int:
+        """Count the upload sessions that are open."""
+        return sum(len(repository.uploads) for repository in tuple(self.repositories.values()))
+
+    def _known(self, repository: str) -> Repository:
+        return self.repositories.get(repository) or Repository()
+
+    def _post_upload_start(self, request: Request) -> Response | Reception:
+        mount = request.parameter("mount")
+        source = request.parameter("from")
+        whole = request.parameter("digest")
+        for digest in (mount, whole):
+            if digest is not None and not self._verifiable(digest):
+                return self._refuse_mistake(
+                    request, 400, "DIGEST_INVALID", "invalid digest", {"digest": digest}
+                )
+
+        if source is not None and not is_name(source):
+            return self._refuse_mistake(
+                request, 400, "NAME_INVALID", "invalid repository name", {"name": source}
+            )
+
+        if mount is not None and self.mounts:
+            blob = self._elsewhere(mount, source)
+            if blob is not None:
+                self.repositories[request.repository].blobs[mount] = blob
+                return self._created(request, mount)
+
+        if request.has_body and whole is None:
+            return self._refuse_mistake(request, 400, "SIZE_INVALID", "a body without a digest")
+
+        refusal = self._check_type(request)
+        if refusal is not None:
+            return refusal
+        if whole is not None and self.single_post:
+            upload = Upload("single")
+            return Reception(upload.content, lambda _: self._commit(request, upload, whole))
+
+        self._sessions += 1
+        upload = Upload(f"00000000-0000-4000-8000-{self._sessions:012d}")
+        self.repositories[request.repository].uploads[upload.identity] = upload
+        return self._accept(request, upload)
+
+    def _verifiable(self, digest: str) -> bool:
+        return is_digest(digest) and (self.sha512 or not digest.startswith("sha512:"))
+
+    def _elsewhere(self, digest: str, source: str | None) -> Content | None:
+        """Find a blob to mount: in the named repository, or in any with `automatic_mounts`."""
+        if source is not None:
+            return self._known(source).blobs.get(digest)
+        holders = tuple(self.repositories.values()) if self.automatic_mounts else ()
+        return next(
+            (repository.blobs[digest] for repository in holders if digest in repository.blobs), None
+        )
+
+    def _check_type(self, request: Request) -> Response | None:
+        media_type = request.header("content-type")
+        if request.has_body and media_type not in ("", OCTETS):
+            return self._refuse_mistake(
+                request, 415, "UNSUPPORTED", f"Content-Type {media_type!r} for bytes"
+            )
+        return None
+
+    def _accept(self, request: Request, upload: Upload, status: int = 202) -> Response:
+        """Answer with the session's next Location; every answer has a new one."""
+        upload.sequence += 1
+        path = f"/v2/{request.repository}/blobs/uploads/{upload.identity}?_state={upload.sequence}"
+        headers = [
+            ("Location", path if self.locations == "relative" else request.origin + path),
+            # As distribution: 0-0 for nothing and for one byte (docs/protocol-facts.md section
+            # 1.9).
+            ("Range", f"0-{max(upload.content.size - 1, 0)}"),
+            ("Docker-Upload-UUID", upload.identity),
+        ]
+        if self.chunk_min_length is not None:
+            headers.append(("OCI-Chunk-Min-Length", str(self.chunk_min_length)))
+        return Response(status, headers)
+
+    def _created(self, request: Request, digest: str) -> Response:
+        location = f"/v2/{request.repository}/blobs/{digest}"
+        if self.locations == "absolute":
+            location = request.origin + location
+        return Response(201, [("Location", location), ("Docker-Content-Digest", digest)])
+
+    def _session(self, request: Request) -> Upload | Response:
+        upload = self._known(request.repository).uploads.get(request.reference)
+        if upload is None:
+            return error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
+        state = request.parameter("_state")
+        if state is None:
+            # The query of a Location is part of it (section 1.7).
+            return self._refuse_mistake(
+                request, 400, "BLOB_UPLOAD_INVALID", "not the Location that was given"
+            )
+        if request.method in ("PATCH", "PUT") and (upload.busy or state != str(upload.sequence)):
+            return self._out_of_order(request, upload, "not the newest Location of this upload")
+        return upload
+
+    def _out_of_order(self, request: Request, upload: Upload, message: str) -> Response:
+        answer = self._accept(request, upload)
+        return error(416, "BLOB_UPLOAD_INVALID", message, headers=answer.headers)
+
+    def _chunk(self, request: Request, upload: Upload) -> Response | None:
+        """Judge the head of a PATCH or PUT with a body."""
+        refusal = self._check_type(request)
+        if refusal is not None:
+            return refusal
+        if upload.short and request.method == "PATCH":
+            return self._refuse_mistake(
+                request, 400, "SIZE_INVALID", "the chunk before this one was too short"
+            )
+
+        declared = request.header("content-range")
+        if not declared:
+            return None
+
+        span = _CONTENT_RANGE.match(declared)
+        if span is None:
+            return self._refuse_mistake(
+                request,
+                400,
+                "BLOB_UPLOAD_INVALID",
+                f"Content-Range {declared!r} is not <start>-<end>",
+            )
+
+        first = int(span[1])
+        last = int(span[2])
+        if first != upload.content.size or first > last:
+            return self._out_of_order(request, upload, f"the next byte is {upload.content.size}")
+        if request.length() != last - first + 1:
+            # A chunked body, whose length is None, is refused here too, as at ACR (section 1.7).
+            return self._refuse_mistake(
+                request, 400, "SIZE_INVALID", "Content-Length is not that of Content-Range"
+            )
+
+        return None
+
+    def _receive(self, request: Request, digest: str | None) -> Response | Reception:
+        upload = self._session(request)
+        if isinstance(upload, Response):
+            return upload
+        refusal = self._chunk(request, upload)
+        if refusal is not None:
+            return refusal
+        upload.busy = True
+
+        def finish(received: int) -> Response:
+            upload.busy = False
+            upload.short = received < (self.chunk_min_length or 0)
+            if digest is None:
+                return self._accept(request, upload)
+            del self.repositories[request.repository].uploads[upload.identity]
+            return self._commit(request, upload, digest)
+
+        def abort() -> None:
+            upload.busy = False
+            upload.sequence += 1  # the Location that the broken request used is stale (section 1.9)
+            if not self.resumable:
+                self.repositories[request.repository].uploads.pop(upload.identity, None)
+
+        return Reception(upload.content, finish, abort)
+
+    def _patch_upload(self, request: Request) -> Response | Reception:
+        return self._receive(request, None)
+
+    def _put_upload(self, request: Request) -> Response | Reception:
+        digest = request.parameter("digest")
+        if digest is None or not self._verifiable(digest):
+            text = "digest missing" if digest is None else "invalid digest"
+            return self._refuse_mistake(request, 400, "DIGEST_INVALID", text, {"digest": digest})
+        return self._receive(request, digest)
+
+    def _commit(self, request: Request, upload: Upload, digest: str) -> Response:
+        """Make the bytes a blob when they have the digest; the session has ended either way."""
+        actual = upload.content.digest(digest.partition(":")[0])
+        if actual != digest:
+            detail = {"digest": digest, "content": actual}
+            return error(
+                400, "DIGEST_INVALID", "provided digest did not match uploaded content", detail
+            )
+        self.repositories[request.repository].blobs[digest] = upload.content
+        return self._created(request, digest)
+
+    def _get_upload(self, request: Request) -> Response:
+        upload = self._session(request)
+        return upload if isinstance(upload, Response) else self._accept(request, upload, 204)
+
+    def _delete_upload(self, request: Request) -> Response:
+        upload = self._session(request)
+        if isinstance(upload, Response):
+            return upload
+        del self.repositories[request.repository].uploads[upload.identity]
+        return Response(204)
