@@ -49,6 +49,7 @@ PURE = {
     *("net.proxy", "registry.throttle", "registry.outage", "registry.redirects"),
     *(
         "sync.report",
+        "sync.findings",
         "sync.mappings",
         "sync.lockfile",
         "sync.artifact_checks",
@@ -137,7 +138,7 @@ POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "readline", "resource", "syslog", 
 TASK_GROUPS = {
     *("net.streams", "net.http1", "net.pool"),
     *("sync.discovery", "sync.feed", "sync.schedule", "sync.run"),
-    *("app.running", "app.watch", "app.health"),
+    *("app.running", "app.auditing", "app.watch", "app.health"),
 }
 SCOPES = {
     "create_task_group",

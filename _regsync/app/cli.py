@@ -256,6 +256,22 @@ def add_analyze_arguments(parser: Parser) -> None:
     add_json(parser)
 
 
+def add_audit_arguments(parser: Parser) -> None:
+    add_config(parser)
+    parser.add_argument(
+        "--read",
+        metavar="N",
+        type=int,
+        default=0,
+        help="read N blobs of each target back, chosen by chance, and compare their bytes",
+    )
+    parser.add_argument(
+        "--receipt", metavar="FILE", help="write a line DIGEST REPOSITORY of all that is there"
+    )
+    add_shard(parser)
+    add_json(parser)
+
+
 def add_tags_arguments(parser: Parser) -> None:
     from _regsync.config.fields import SECTIONS
 
@@ -426,6 +442,19 @@ regsync analyze -c mirror.yaml
 Every selected image's manifests are read at the source, targets say what they have; nothing is changed.""",
         add_analyze_arguments,
         commands.run_analyze,
+    ),
+    "audit": Command(
+        "say what targets lack of what they should hold",
+        "3 130",
+        """\
+regsync audit -c mirror.yaml
+regsync audit -c mirror.yaml --read 20 --json >audit.json
+regsync audit -c mirror.yaml --receipt there.txt
+
+Each tag, manifest, blob and artifact is asked for; nothing is written to any registry. Exit status 0: all is
+there and right; 1: there are findings; 2: something could not be looked at.""",
+        add_audit_arguments,
+        commands.run_audit,
     ),
     "tags": Command(
         "list the tags of a repository that a rule selects",

@@ -145,6 +145,19 @@ def run_analyze(arguments: Namespace, console: Console) -> int:
     return run_async(run, config, console, "analysis")
 
 
+def run_audit(arguments: Namespace, console: Console) -> int:
+    from _regsync.app.auditing import audit
+    from _regsync.app.environment import run_async
+
+    if arguments.read < 0:
+        raise ConfigError("--read needs a number from 0", hint="see `regsync audit --help`")
+    receipt = arguments.receipt
+    if receipt is not None and not os.path.isdir(os.path.dirname(receipt) or "."):
+        raise ConfigError(f"{printable(receipt)} cannot be written: its directory is not there")
+    config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
+    return run_async(audit, config, console, arguments.read, receipt)
+
+
 def run_auth(arguments: Namespace, console: Console) -> int:
     from _regsync.app.access import check
     from _regsync.app.environment import run_async

@@ -19,6 +19,7 @@ from _regsync.errors import RegsyncError
 from _regsync.text import duration_text, one_line, size_text
 
 if TYPE_CHECKING:
+    from _regsync.sync.findings import AuditReport
     from _regsync.sync.report import Outcome, Report
 
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
@@ -160,7 +161,7 @@ class Console:
                 }
             )
 
-    def summary(self, report: Report, elapsed: float) -> None:
+    def summary(self, report: Report | AuditReport, elapsed: float) -> None:
         """Show the causes that several failed images share, then the summary.
 
         Silence means success: without a terminal, a run that did nothing has no summary.
@@ -170,8 +171,7 @@ class Console:
             self._log_line(text, "error", "failed_alike", text, count=count, cause=cause)
         if self.as_json:
             return
-        did_something = any(outcome.status != "skipped" for outcome in report.outcomes)
-        if did_something or self._out.isatty():
+        if report.did_something or self._out.isatty():
             self.lines(report.summary(elapsed))
 
     def document(self, value: Mapping[str, object]) -> None:

@@ -447,6 +447,17 @@ class RemoteRepository:
         """Return the upload of a blob, which has not begun."""
         return Upload(self, self._transport, lease, blob)
 
+    async def blob_size(self, digest: str) -> int | None:
+        """Return the bytes of a blob, None where the registry does not tell them.
+
+        RegistryError with status 404 where there is no such blob.
+        """
+        call = self.call("blob_head", "HEAD", f"blobs/{digest}")
+        with self.adding_place("look up blob", self.reference(digest)):
+            answer = await self._transport.request(self.host, call, ok=(200,))
+        size = answer.headers.get("content-length")
+        return int(size) if size is not None else None
+
     @asynccontextmanager
     async def open_blob(
         self, blob: Descriptor, start: int = 0, *, fresh: bool = False

@@ -138,6 +138,11 @@ class Repository(Protocol):
     async def has_blob(self, blob: Descriptor, *, repeats: bool = False) -> bool:
         """Say whether a blob is here and has its size."""
 
+    async def blob_size(self, digest: str) -> int | None:
+        """Return the bytes of a blob, None where they are not told. RegistryError with status 404
+        where there is no such blob.
+        """
+
     def open_blob(
         self, blob: Descriptor, start: int = 0, *, fresh: bool = False
     ) -> AbstractAsyncContextManager[BlobBody]:

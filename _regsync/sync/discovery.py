@@ -473,9 +473,7 @@ class Discovery:
         return digest or await self._get_tag(source, tag)
 
     async def _get_tag(self, source: Repository, tag: str) -> str:
-        manifest = await source.get_manifest(tag)
-        self._manifests.record_use(source.pool, manifest.digest, manifest)
-        return manifest.digest
+        return (await self.manifest_of_tag(source, tag)).digest
 
     async def top_manifest(
         self, source: Repository, reference: str, digest: str, expected: Descriptor | None
@@ -636,6 +634,26 @@ class Discovery:
         self._manifests.record_use(source.pool, digest, manifest)
         return manifest
 
+    async def manifest_of_tag(self, where: Repository, tag: str) -> Manifest:
+        """Fetch what a tag names now, and keep it."""
+        manifest = await where.get_manifest(tag)
+        self._manifests.record_use(where.pool, manifest.digest, manifest)
+        return manifest
+
+    def at_hand(self, where: Repository, digest: str) -> Manifest | None:
+        """Return a manifest that was fetched and is still kept."""
+        return self._manifests.at_hand(where.pool, digest)
+
+    async def trimmed_digest(
+        self, mapping: MappingRule, source: Repository, reference: str, digest: str
+    ) -> str:
+        """Return the digest that targets are to hold of what a reference names at its source: that of
+        the trimmed index, where a platform filter drops something.
+        """
+        top = await self.top_manifest(source, reference, digest, None)
+        root, _ = await self._filter_platforms(mapping, source, reference, top)
+        return root.digest
+
     async def completed(self, source: Repository, tree: Tree) -> Tree:
         """Return a tree with all its manifests. Some were not fetched, because targets seemed to hold
         them.
@@ -744,7 +762,7 @@ class Discovery:
                     for entry in entries.values()
                     if entry.digest not in at_hand and not is_there(entry)
                 ]
-                _check_tree_size([*at_hand.values(), *lacking])
+                check_tree_size([*at_hand.values(), *lacking])
 
                 level = await gather(
                     partial(self.manifest, source, entry.digest, entry) for entry in lacking
@@ -754,7 +772,8 @@ class Discovery:
             return build_tree(root, at_hand, top_digest)
 
 
-def _check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
+def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
+    """Raise ContentError for more manifests, or more bytes of them, than any image has."""
     size = sum(manifest.size for manifest in manifests)
     if len(manifests) > _MOST_MANIFESTS or size > _LARGEST_TREE:
         text = f"more than {_MOST_MANIFESTS} manifests or {_LARGEST_TREE} bytes of them"

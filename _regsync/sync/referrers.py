@@ -30,10 +30,10 @@ from _regsync.sync.referrer_lists import ReferrerLists
 _COSIGN_SUFFIXES = (".sig", ".att", ".sbom")
 
 # Levels of artifacts on artifacts. Real chains have up to three; a longer one is somebody's trap.
-_MOST_LEVELS = 8
+MOST_LEVELS = 8
 
 # Artifacts of one image.
-_MOST_ARTIFACTS = 10_000
+MOST_ARTIFACTS = 10_000
 
 # Searches for the artifacts of a subject that are kept, for other tags of the same image.
 _MOST_KEPT = 1024
@@ -57,6 +57,14 @@ class Artifact(NamedTuple):
     # Its artifact type; of a tag of cosign's, the media types of config and layers. Empty where
     # they are not known.
     types: frozenset[str]
+
+    @property
+    def source_digest(self) -> str:
+        """Its digest at the source."""
+        if self.entry is not None:
+            return self.entry.digest
+        assert self.lookup is not None
+        return self.lookup.source_digest
 
     def __str__(self) -> str:
         return f"{self.reference} ({', '.join(sorted(self.types)) or 'no type'}) of {self.subject}"
@@ -241,6 +249,13 @@ class Referrers:
                     copy.error = copy.error or missing
         return FoundArtifacts(tuple(found), tuple(stripped))
 
+    async def of_subject(
+        self, mapping: MappingRule, source: Repository, subject: str
+    ) -> list[Artifact]:
+        """Return the artifacts of one subject that a mapping copies; no target is asked."""
+        search = _Search(mapping._replace(platforms=None), source)
+        return await self._direct_artifacts(search, subject)
+
     async def find_left_behind(
         self, mapping: MappingRule, lookup: TagLookup
     ) -> tuple[Artifact, ...]:
@@ -286,7 +301,7 @@ class Referrers:
                 if entry.attested_digest or entry.digest in subjects:
                     continue
                 subjects.append(entry.digest)
-                if entry.is_index and len(subjects) <= _MOST_ARTIFACTS:
+                if entry.is_index and len(subjects) <= MOST_ARTIFACTS:
                     child = await self._discovery.manifest(lookup.source, entry.digest, entry)
                     indexes.append(child)
         return subjects
@@ -341,10 +356,10 @@ class Referrers:
 
         async def ask(subject: str) -> None:
             async with self._permits:
-                if len(found) <= _MOST_ARTIFACTS:
+                if len(found) <= MOST_ARTIFACTS:
                     found.extend(await self._direct_artifacts(search, subject))
 
-        for _ in range(_MOST_LEVELS):
+        for _ in range(MOST_LEVELS):
             seen.update(level)
             await gather(partial(ask, subject) for subject in level)
             by_reference.update((artifact.reference, artifact) for artifact in found)
@@ -353,15 +368,15 @@ class Referrers:
             for artifact in by_reference.values():
                 below += await self._subjects_in(source, artifact, deep=deep)
             level = [digest for digest in dict.fromkeys(below) if digest not in seen]
-            if max(len(found), len(level)) > _MOST_ARTIFACTS:
+            if max(len(found), len(level)) > MOST_ARTIFACTS:
                 break
             if not level:
                 return list(by_reference.values())
             self.lists.expect(source, len(level))
 
         limits = (
-            f"more than {_MOST_ARTIFACTS} artifacts, or artifacts on artifacts"
-            f" more than {_MOST_LEVELS} deep"
+            f"more than {MOST_ARTIFACTS} artifacts, or artifacts on artifacts"
+            f" more than {MOST_LEVELS} deep"
         )
         raise ContentError(limits).with_place(source.side, "list referrers in", str(source))
 

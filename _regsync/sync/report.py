@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -181,6 +181,11 @@ class Report:
         """How many images that were selected an interrupted run left undone."""
         return sum(1 for undone in self.undone if not undone.source.endswith(":*"))
 
+    @property
+    def did_something(self) -> bool:
+        """Whether any image was not skipped."""
+        return any(outcome.status != "skipped" for outcome in self.outcomes)
+
     def totals(self) -> dict[str, Any]:
         """Return how images ended, what became of blobs, and the bytes sent to targets.
 
@@ -220,10 +225,7 @@ class Report:
 
     def causes(self) -> list[tuple[int, str]]:
         """Return (count, cause) of each cause that several images share, the most frequent first."""
-        counts = Counter(
-            _cause_of(outcome.error) for outcome in self.outcomes if outcome.error is not None
-        )
-        return [(count, cause) for cause, count in counts.most_common() if count > 1]
+        return shared_causes(self.outcomes)
 
     def undone_text(self) -> str:
         """Return what a user reads of an interrupted run."""
@@ -277,9 +279,6 @@ class Report:
 
         `elapsed` is in seconds; `requests` counts by host and action, `throttled` by host.
         """
-        sorted_requests = {
-            host: dict(sorted(actions.items())) for host, actions in sorted(requests.items())
-        }
         return {
             "schema": 1,
             "run_id": run_id,
@@ -292,10 +291,21 @@ class Report:
             "mappings": [selection.as_json() for _, selection in sorted(self.selections.items())],
             "totals": {
                 **self.totals(),
-                "requests": sorted_requests,
+                "requests": sorted_requests(requests),
                 "throttled": dict(sorted(throttled.items())),
             },
         }
+
+
+def sorted_requests(requests: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Return counts of requests with hosts and actions in order."""
+    return {host: dict(sorted(actions.items())) for host, actions in sorted(requests.items())}
+
+
+def shared_causes(outcomes: Iterable[Outcome]) -> list[tuple[int, str]]:
+    """Return (count, cause) of each cause that several outcomes share, the most frequent first."""
+    counts = Counter(_cause_of(outcome.error) for outcome in outcomes if outcome.error is not None)
+    return [(count, cause) for cause, count in counts.most_common() if count > 1]
 
 
 def _cause_of(error: RegsyncError) -> str:

@@ -132,6 +132,9 @@ class Scheduler:
     referrers at targets; it is None in a dry run. `on_end` is called with each copy that has ended.
     """
 
+    # What the progress display says of an image at work.
+    doing = "copying"
+
     def __init__(
         self,
         transfer: BlobTransfer,

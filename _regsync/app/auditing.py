@@ -1,0 +1,92 @@
+"""`regsync audit`: what targets hold, told as findings, JSON and a receipt.
+
+Owns: how the audit, the signals and the console come together; the receipt's file.
+May not know: what is asked, and what an answer means.
+Invariants: a receipt is replaced as a whole, and only when the audit has come to its end.
+Follows: docs/design.md section 12.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import closing
+
+import anyio
+
+from _regsync.app.console import Console
+from _regsync.app.environment import connect, listen_for_signals, utc_now
+from _regsync.app.progress import show_progress
+from _regsync.config.model import Config
+from _regsync.errors import RegsyncError
+from _regsync.files import replacing
+from _regsync.sync.audit import Audit
+from _regsync.sync.findings import AuditReport, Finding
+from _regsync.sync.report import Outcome
+from _regsync.text import printable
+
+
+async def audit(config: Config, console: Console, read: int, receipt: str | None) -> int:
+    """Look at what the targets of a configuration hold; return the exit status.
+
+    `read` blobs of each target are read back. `receipt` is the file that gets the list of what is
+    there.
+    """
+    began = anyio.current_time()
+    started_at = utc_now()
+    run_id = os.urandom(8).hex()
+
+    def tell(news: Finding | Outcome) -> None:
+        if isinstance(news, Outcome):
+            console.outcome(news)
+        elif not console.as_json:
+            console.line(news.line())
+
+    report = AuditReport()
+    with closing(connect(console)) as transport:
+        work = Audit(transport, config, tell, report, read=read)
+        signals = await carry_out(work, console)
+    elapsed = anyio.current_time() - began
+
+    if report.interrupted:
+        console.log("warning", "interrupted", report.undone_text())
+    elif receipt is not None:
+        write_lines(receipt, report.receipt())
+    console.summary(report, elapsed)
+    if console.as_json:
+        console.document(
+            report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
+        )
+    return 128 + signals[0] if report.interrupted else report.exit_status()
+
+
+async def carry_out(work: Audit, console: Console) -> list[int]:
+    """Carry out an audit, and show how far it is; return the signals that came meanwhile. The first
+    one ends it, because nothing has to be brought to an end.
+    """
+    signals: list[int] = []
+    async with anyio.create_task_group() as tasks:
+
+        def on_signal(number: int) -> None:
+            signals.append(number)
+            tasks.cancel_scope.cancel()
+
+        tasks.start_soon(listen_for_signals, on_signal, (signal.SIGINT, signal.SIGTERM))
+        if console.live or console.heartbeat:
+            tasks.start_soon(show_progress, console, work)
+        await work.run()
+        tasks.cancel_scope.cancel()
+    return signals
+
+
+def write_lines(path: str, lines: list[str]) -> None:
+    """Replace a file by these lines; RegsyncError when it cannot be written."""
+    try:
+        with replacing(path) as descriptor, open(descriptor, "w", encoding="utf-8") as stream:
+            stream.writelines(f"{line}\n" for line in lines)
+    except OSError as error:
+        reason = printable(error.strerror or str(error))
+        raise RegsyncError(
+            f"{printable(path)} cannot be written: {reason}",
+            hint="what was there before has not changed; name a file on another disk",
+        ) from error

@@ -1,0 +1,580 @@
+"""Look at what targets hold: tags, manifests, blobs, artifacts.
+
+Owns: what an audit asks, and what the answers show to be wrong.
+May not know: how a finding is shown, how anything is copied.
+Invariants: nothing is written anywhere. What could not be asked is an error, never a finding.
+Follows: docs/design.md section 12.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
+
+import anyio
+
+from _regsync.config.model import Config, MappingRule
+from _regsync.errors import (
+    ContentError,
+    MappingConflict,
+    RegistryError,
+    Side,
+    SyncError,
+    WrongBytes,
+)
+from _regsync.oci.manifest import MAX_INDEX_DEPTH, Descriptor, Manifest
+from _regsync.registry.repository import Repository
+from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
+from _regsync.registry.transport import Transport
+from _regsync.state.database import StateFile
+from _regsync.state.knowledge import Knowledge, RepositoryKey, digest_like, key_of
+from _regsync.sync.discovery import Discovery, Once, check_tree_size, gather
+from _regsync.sync.findings import AuditReport, Finding, Flaw, corrupt, differs, incomplete, missing
+from _regsync.sync.mappings import WantedTag, assign, grouped
+from _regsync.sync.referrers import MOST_ARTIFACTS, MOST_LEVELS, Artifact, Referrers
+from _regsync.sync.relay import Relay
+from _regsync.sync.report import Outcome
+
+
+class _AuditedImage(NamedTuple):
+    """What a mapping's tag is to be at one target."""
+
+    wanted: WantedTag
+    source: Repository
+    target: Repository
+
+    @property
+    def source_name(self) -> str:
+        return self.source.reference(self.wanted.tag)
+
+    @property
+    def target_name(self) -> str:
+        return self.target.reference(self.wanted.tag)
+
+
+class _Expected(NamedTuple):
+    """What a tag is to name at its target."""
+
+    digest: str
+    # The source's own digest, which differs where an index is trimmed to its platforms.
+    source_digest: str
+
+
+class _Look:
+    """What was found where something was looked at: flaws, and why not all of it could be asked."""
+
+    def __init__(self) -> None:
+        self.flaws = list[Flaw]()
+        self.error: SyncError | None = None
+        # The digests of all manifests that artifacts may refer to.
+        self.subjects = list[str]()
+
+    def judging(self, what: str, part: Descriptor, absent: Flaw | None = None) -> _Judgement:
+        """Return a block in which a part is asked for, and which ends where the answer is an error.
+
+        `absent` is the flaw where the answer is 404; `what` names the part where it is corrupt.
+        """
+        return _Judgement(self, what, part, absent)
+
+    def add(self, other: _Look) -> None:
+        """Add what another look has found."""
+        self.flaws += other.flaws
+        self.error = self.error or other.error
+
+
+class _Judgement:
+    """A block that asks for a part of an image. Its errors become flaws of a look, or its error."""
+
+    def __init__(self, look: _Look, what: str, part: Descriptor, absent: Flaw | None) -> None:
+        self._look = look
+        self._what = what
+        self._part = part
+        self._absent = absent
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
+        if not isinstance(error, SyncError):
+            return False
+        is_absent = isinstance(error, RegistryError) and error.status == 404
+        if is_absent and self._absent is not None:
+            self._look.flaws.append(self._absent)
+        elif isinstance(error, ContentError):
+            self._look.flaws.append(corrupt(self._what, self._part, error.message))
+        else:
+            self._look.error = self._look.error or error
+        return True
+
+
+class _SampledBlob(NamedTuple):
+    """A blob to read back, and an image that names it."""
+
+    image: _AuditedImage
+    blob: Descriptor
+
+
+class Audit:
+    """One audit of a configuration's targets.
+
+    How it goes, one phase after the other:
+
+        _select_group    which tags do the mappings select?
+        _look_at_image   is an image there, with all that it names and all that refers to it?
+        _read_back       have some blobs, chosen by chance, the right bytes?
+    """
+
+    # What the progress display says of an image at work.
+    doing = "looking at"
+    # A signal ends an audit at once.
+    drain_ends = None
+
+    def __init__(
+        self,
+        transport: Transport,
+        config: Config,
+        emit: Callable[[Finding | Outcome], None],
+        report: AuditReport,
+        *,
+        read: int = 0,
+    ) -> None:
+        """Prepare to look at all images that `config` selects, and to read back `read` blobs of each
+        target's registry. `emit` is called with each finding, and with each failed image.
+        """
+        machine = transport.machine
+        self.transport = transport
+        self._config = config
+        self._emit = emit
+        self._report = report
+        self._read = read
+        self._log = machine.log
+
+        # The state tells how indexes were trimmed, and how hosts ask for logins. It is not believed
+        # of anything that a target holds.
+        self._state = StateFile(config.cache_dir, machine.log)
+        self._state.load(keep=False)
+        knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
+        self._knowledge = knowledge
+        self._discovery = Discovery(transport, knowledge, reads_only=True)
+        self._referrers = Referrers(
+            self._discovery, knowledge, machine.wall, has_state=self._state.is_used
+        )
+
+        # By target and digest: what was found below a manifest, for all tags and indexes that name it.
+        self._looks = defaultdict[tuple[RepositoryKey, str], Once[_Look]](Once)
+        # By target and digest: the size of a blob as the registry tells it.
+        self._blobs = defaultdict[tuple[RepositoryKey, str], Once[int | None]](Once)
+        # By target and expected digest: held while one of the tags that are to name it is read.
+        self._tag_reads = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
+
+        # By target's host: how many blobs were found there, and a fair sample of them.
+        self._blobs_found = defaultdict[str, int](int)
+        self._samples = defaultdict[str, list[_SampledBlob]](list)
+
+        # For the display.
+        self.images_known = 0
+        self.bytes_expected = 0
+        self._under_way = dict[str, None]()
+
+    @property
+    def images_done(self) -> int:
+        return self._report.images_done
+
+    def under_way(self) -> list[str]:
+        """Return the target references of the images that are looked at."""
+        return list(self._under_way)
+
+    async def run(self) -> None:
+        """Look at all images; findings and failures go to the report."""
+        for registry in self._config.in_use:
+            self.transport.prepare(registry)  # an unusable file stops all before any request
+        try:
+            groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
+            selected = await gather(partial(self._select_group, group) for group in groups)
+
+            # Each target has its own queue, so that one that is away does not hold up the others.
+            by_host = defaultdict[str, list[_AuditedImage]](list)
+            for image in chain.from_iterable(selected):
+                by_host[image.target.host.key].append(image)
+            await gather(
+                partial(gather, [partial(self._look_at_image, image) for image in images])
+                for images in by_host.values()
+            )
+
+            samples = list(chain.from_iterable(self._samples.values()))
+            self.bytes_expected = sum(sampled.blob.size for sampled in samples)
+            await gather(partial(self._read_back, sampled) for sampled in samples)
+            self._report.interrupted = False
+        finally:
+            self._report.images_undone = self.images_known - self.images_done
+            self._state.close()
+
+    # Which images.
+
+    async def _select_group(self, group: list[MappingRule]) -> list[_AuditedImage]:
+        """Select the tags of mappings that write a common repository (I10)."""
+        selected = await gather(partial(self._select, mapping) for mapping in group)
+        tags, conflicts = assign(zip(group, selected, strict=True))
+
+        for conflict in conflicts:
+            text = f"mappings[{conflict.owner.index}] writes this tag too, from another source"
+            self._fail_all(conflict.wanted, MappingConflict(text))
+        return [image for wanted in tags for image in self._images_of(wanted)]
+
+    async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
+        """Return the tags that a mapping selects. Where its source cannot be listed, one failed image
+        for each target stands for them.
+        """
+        try:
+            selection = await self._discovery.select_tags(mapping)
+        except SyncError as error:
+            self._fail_all(WantedTag(mapping, "*", mapping.targets), error)
+            return ()
+        if not selection.kept:
+            text = f"{self._discovery.source_of(mapping)}: the mapping selects no tag"
+            self._log("warning", "nothing_selected", text)
+        return selection.kept
+
+    def _images_of(self, wanted: WantedTag) -> list[_AuditedImage]:
+        mapping = wanted.mapping
+        source = self._discovery.source_of(mapping)
+        self.images_known += len(wanted.targets)
+        return [
+            _AuditedImage(
+                wanted,
+                source,
+                self._discovery.repository(registry, mapping.target_repository, Side.TARGET),
+            )
+            for registry in wanted.targets
+        ]
+
+    def _fail_all(self, wanted: WantedTag, error: SyncError) -> None:
+        """Report a tag that is looked at nowhere."""
+        for image in self._images_of(wanted):
+            self._report.images_done += 1
+            self._fail(image, error)
+
+    # One image.
+
+    async def _look_at_image(self, image: _AuditedImage) -> None:
+        """Look at what a target holds under a tag, and at all that hangs on it."""
+        look = _Look()
+        self._under_way[image.target_name] = None
+        try:
+            await self._look_at_tag(look, image)
+        except SyncError as error:
+            look.error = look.error or error
+        del self._under_way[image.target_name]
+        self._report.images_done += 1
+        self._end(image, look)
+
+    async def _look_at_tag(self, look: _Look, image: _AuditedImage) -> None:
+        expected = await self._expected(image)
+        top: Manifest | None = None
+        named = Descriptor("", expected.digest, 0)
+        with look.judging("manifest", named, missing(expected.digest)):
+            top = await self._manifest_of_tag(image.target, image.wanted.tag, expected.digest)
+        if top is None:
+            return
+
+        # What differs is looked at whole, too.
+        is_right = top.digest == expected.digest
+        if not is_right:
+            look.flaws.append(differs("", top.digest, expected.digest))
+        below = await self._look_below(image, top)
+        look.add(below)
+        if not image.wanted.mapping.artifacts.enabled:
+            return
+
+        subjects = list(below.subjects)
+        is_trimmed = is_right and expected.digest != expected.source_digest
+        if not is_trimmed:  # else it was made here, and nothing refers to it
+            subjects.append(top.digest)
+        await self._look_at_artifacts(look, image, subjects, set(subjects if is_right else ()))
+
+    async def _expected(self, image: _AuditedImage) -> _Expected:
+        """Find out what the target is to hold under the tag. Raises the source's SyncError."""
+        mapping = image.wanted.mapping
+        tag = image.wanted.tag
+        named = await self._discovery.name_at_source(mapping, tag, by_head=True)
+        if named.pushed is not None:
+            return _Expected(named.pushed, named.digest)
+
+        name = self._discovery.snapshot_name(mapping, image.source, image.target, tag, tag)
+        snapshot = self._knowledge.snapshot(name)
+        if snapshot is not None and snapshot.source == key_of(named.digest):
+            is_trimmed = snapshot.pushed != snapshot.source
+            pushed = digest_like(snapshot.pushed) if is_trimmed else named.digest
+            return _Expected(pushed, named.digest)
+        trimmed = await self._discovery.trimmed_digest(mapping, image.source, tag, named.digest)
+        return _Expected(trimmed, named.digest)
+
+    async def _manifest_of_tag(self, target: Repository, tag: str, expected: str) -> Manifest:
+        """Return what a tag names. Of several tags that are to name one digest the first is read; the
+        others are asked for their digest alone.
+        """
+        async with self._tag_reads[target.key, expected]:
+            if self._discovery.at_hand(target, expected) is None:
+                return await self._discovery.manifest_of_tag(target, tag)
+        digest = await target.head_manifest(tag)
+        if digest is None:
+            raise RegistryError("no such tag", status=404)
+        if not digest:  # a registry may answer a HEAD without a digest
+            return await self._discovery.manifest_of_tag(target, tag)
+        return await self._discovery.manifest(target, digest)
+
+    # What a manifest names.
+
+    async def _look_below(self, image: _AuditedImage, top: Manifest) -> _Look:
+        """Look at all that a manifest names, at any depth; once for all that name the manifest."""
+        once = self._looks[image.target.key, top.digest]
+        return await once.get(partial(self._look_at_parts, image, top))
+
+    async def _look_at_parts(self, image: _AuditedImage, top: Manifest) -> _Look:
+        look = _Look()
+        where = str(image.target)
+        entries = dict[str, Descriptor]()
+        blobs = dict[str, Descriptor]()
+
+        level = [top]
+        depth = 0
+        while level:
+            depth += 1
+            self._report.manifests_present.update((manifest.digest, where) for manifest in level)
+            blobs.update((blob.digest, blob) for manifest in level for blob in manifest.blobs)
+            named = {child.digest: child for manifest in level for child in manifest.children}
+            new = [child for digest, child in named.items() if digest not in entries]
+            entries.update(named)
+            try:
+                check_tree_size(entries.values())
+                if new and depth > MAX_INDEX_DEPTH:
+                    raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
+            except ContentError as error:
+                look.error = error.with_place(Side.TARGET, "read", image.target_name)
+                break
+            read = await gather(partial(self._look_at_child, look, image, child) for child in new)
+            level = [manifest for manifest in read if manifest is not None]
+
+        look.subjects = [entry.digest for entry in entries.values() if not entry.attested_digest]
+        await gather(partial(self._look_at_blob, look, image, blob) for blob in blobs.values())
+        return look
+
+    async def _look_at_child(
+        self, look: _Look, image: _AuditedImage, child: Descriptor
+    ) -> Manifest | None:
+        """Return a manifest that an index names, None where it is not there or not right."""
+        with look.judging("manifest", child, incomplete("manifest", child)):
+            return await self._discovery.manifest(image.target, child.digest, child)
+        return None
+
+    async def _look_at_blob(self, look: _Look, image: _AuditedImage, blob: Descriptor) -> None:
+        target = image.target
+        once = self._blobs[target.key, blob.digest]
+        with look.judging("blob", blob, incomplete("blob", blob)):
+            size = await once.get(partial(target.blob_size, blob.digest))
+            if size not in (None, blob.size):
+                raise ContentError(f"it has {size} bytes, its descriptor says {blob.size}")
+            self._record_blob(image, blob)
+
+    def _record_blob(self, image: _AuditedImage, blob: Descriptor) -> None:
+        """Note that a target has a blob, and by chance take it into the sample that is read back.
+
+        Of all blobs that are found at a host each has the same chance to be in its sample.
+        """
+        place = (blob.digest, str(image.target))
+        if place in self._report.blobs_present:
+            return
+        self._report.blobs_present.add(place)
+
+        host = image.target.host.key
+        self._blobs_found[host] += 1
+        sample = self._samples[host]
+        if len(sample) < self._read:
+            sample.append(_SampledBlob(image, blob))
+            return
+        place_in_sample = int(self.transport.machine.chance() * self._blobs_found[host])
+        if place_in_sample < self._read:
+            sample[place_in_sample] = _SampledBlob(image, blob)
+
+    # What refers to a manifest.
+
+    async def _look_at_artifacts(
+        self, look: _Look, image: _AuditedImage, subjects: Collection[str], at_source: set[str]
+    ) -> None:
+        """Look at the artifacts of these subjects, at those of these artifacts, and so on.
+
+        Of the digests `at_source` the source is asked too: what it lists for them has to be there. The
+        artifacts that it lists are added to `at_source`.
+        """
+        lists = self._referrers.lists
+        seen = set[str]()
+        level = set(subjects)
+        for _ in range(MOST_LEVELS):
+            seen |= level
+            lists.expect(image.target, len(level))
+            lists.expect(image.source, len(level & at_source))
+            below = await gather(
+                partial(self._look_at_artifacts_of, look, image, subject, at_source)
+                for subject in sorted(level)
+            )
+            level = set(chain.from_iterable(below)) - seen
+            if not level:
+                return
+            if len(seen) + len(level) > MOST_ARTIFACTS:
+                break
+        text = f"more than {MOST_ARTIFACTS} artifacts, or artifacts on artifacts more than {MOST_LEVELS} deep"
+        error = ContentError(text).with_place(Side.TARGET, "list referrers in", image.target_name)
+        look.error = look.error or error
+
+    async def _look_at_artifacts_of(
+        self, look: _Look, image: _AuditedImage, subject: str, at_source: set[str]
+    ) -> list[str]:
+        """Look at the artifacts of one subject; return the digests that may have artifacts in turn."""
+        with look.judging("list of referrers of", Descriptor("", subject, 0)):
+            wanted = list[Artifact]()
+            if subject in at_source:
+                mapping = image.wanted.mapping
+                wanted = await self._referrers.of_subject(mapping, image.source, subject)
+                at_source.update(artifact.source_digest for artifact in wanted)
+            listed = (await self._referrers.lists.read(image.target, subject)).entries
+
+            listed_digests = {entry.digest for entry in listed}
+            wanted_digests = {artifact.source_digest for artifact in wanted}
+            below = await gather(
+                [
+                    *(
+                        partial(self._look_at_wanted, look, image, artifact, listed_digests)
+                        for artifact in wanted
+                    ),
+                    *(
+                        partial(self._look_at_listed, look, image, subject, entry)
+                        for entry in listed
+                        if entry.digest not in (subject, *wanted_digests)
+                    ),
+                ]
+            )
+            at_source.update(wanted_digests)
+            return list(chain.from_iterable(below))
+        return []
+
+    async def _look_at_wanted(
+        self, look: _Look, image: _AuditedImage, artifact: Artifact, listed: Collection[str]
+    ) -> list[str]:
+        """Look at an artifact that the source has; return the digests that may have artifacts.
+
+        `listed` are the digests that the target lists for its subject.
+        """
+        digest = artifact.source_digest
+        part = artifact.entry or Descriptor("", digest, 0)
+        with look.judging("manifest", part):
+            manifest = await self._manifest_of(image.target, artifact)
+            if manifest is None:
+                # The source may list what it does not hold: a run cannot bring that.
+                if await image.source.head_manifest(artifact.reference) is not None:
+                    look.flaws.append(Flaw("artifact_missing", f"{artifact} is not there", digest))
+                return []
+
+            if manifest.digest != digest:
+                what = f"artifact {artifact.reference}: "
+                look.flaws.append(differs(what, manifest.digest, digest))
+            elif artifact.entry is not None and digest not in listed:
+                text = f"{artifact} is there, and the target does not list it"
+                look.flaws.append(Flaw("artifact_missing", text, digest))
+            below = await self._look_at_artifact(look, image, manifest)
+            # What a tag of cosign's names is a subject only where a listing shows artifacts of it.
+            is_subject = artifact.entry or self._referrers.listed_tags(image.source, digest)
+            return below if is_subject else []
+        return []
+
+    async def _manifest_of(self, target: Repository, artifact: Artifact) -> Manifest | None:
+        """Return the manifest of an artifact, None where the target does not hold it."""
+        digest = artifact.source_digest
+        try:
+            if artifact.entry is None:
+                return await self._manifest_of_tag(target, artifact.reference, digest)
+            return await self._discovery.manifest(target, digest, artifact.entry)
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+        return None
+
+    async def _look_at_listed(
+        self, look: _Look, image: _AuditedImage, subject: str, entry: Descriptor
+    ) -> list[str]:
+        """Look at an artifact that only the target lists; return the digests that may have artifacts."""
+        text = f"{entry.digest} of {subject} is listed, and is not there"
+        with look.judging("manifest", entry, Flaw("artifact_missing", text, entry.digest)):
+            manifest = await self._discovery.manifest(image.target, entry.digest, entry)
+            return await self._look_at_artifact(look, image, manifest)
+        return []
+
+    async def _look_at_artifact(
+        self, look: _Look, image: _AuditedImage, manifest: Manifest
+    ) -> list[str]:
+        self._report.artifacts_present.add((manifest.digest, str(image.target)))
+        below = await self._look_below(image, manifest)
+        look.add(below)
+        return [manifest.digest, *below.subjects]
+
+    # Blobs that are read back.
+
+    async def _read_back(self, sampled: _SampledBlob) -> None:
+        """Read a blob, and see whether its bytes are right."""
+        image = sampled.image
+        blob = sampled.blob
+        look = _Look()
+        with look.judging("blob", blob, incomplete("blob", blob)):
+            await self._read_blob(image.target, blob)
+            self._report.blobs_read += 1
+            self._report.bytes_read += blob.size
+        if look.flaws:
+            self._report.blobs_present.discard((blob.digest, str(image.target)))
+        self._end(image, look)
+
+    async def _read_blob(self, target: Repository, blob: Descriptor) -> None:
+        """Read a blob to its end, from where it broke. Wrong bytes are read once more, over a fresh
+        connection: a cache on the way may have been wrong once.
+        """
+        is_large = blob.size >= LARGE_BODY
+        reading = Demand(target.host.key, "read", is_large)
+        relay = Relay(target, blob, self.transport)
+        retries = RetryBudget(ATTEMPTS)
+        offset = 0
+        while True:
+            try:
+                with self.transport.recovery.attempt():
+                    async with self.transport.gate.admitted((reading,)), relay.opened(offset):
+                        while piece := await relay.next():
+                            offset += len(piece)
+                return
+            except WrongBytes:
+                if relay.is_fresh:
+                    raise
+                relay = Relay(target, blob, self.transport, fresh=True)
+                offset = 0
+                continue
+            except SyncError as error:
+                failure = error
+            pause = self.transport.pause_after(failure, retries, target.host)
+            await self.transport.rest(failure, pause)
+
+    # Outcomes.
+
+    def _end(self, image: _AuditedImage, look: _Look) -> None:
+        """Report what a look at an image has found."""
+        for flaw in look.flaws:
+            finding = Finding(image.source_name, image.target_name, flaw)
+            self._report.findings.append(finding)
+            self._emit(finding)
+        if look.error is not None:
+            self._fail(image, look.error)
+
+    def _fail(self, image: _AuditedImage, error: SyncError) -> None:
+        """Report an image that cannot be looked at whole."""
+        error.drop_frames()
+        outcome = Outcome(image.source_name, image.target_name, "failed", error=error)
+        self._report.failures.append(outcome)
+        self._emit(outcome)
