@@ -488,6 +488,7 @@ class Progress:
     )
     names: ClassVar[list[str]] = ["s/app:1", "s/app:2"]
     drain_ends: ClassVar[float | None] = None
+    doing = "copying"
 
     @classmethod
     def under_way(cls) -> list[str]:

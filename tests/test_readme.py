@@ -34,7 +34,7 @@ from tools import build_zipapp
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-LONGEST = 500
+LONGEST = 600
 OWN_WORDS = re.sub(r"(?s)<!-- reference: begin -->.*<!-- reference: end -->", "", README)
 
 # Named there as missing; each has to be missing indeed.

@@ -316,7 +316,7 @@ def check(name: str, written: dict[str, Any]) -> None:
     strict = closed({**published, "anyOf": [{"$ref": f"#/$defs/{name}"}]})
     Draft202012Validator(strict).validate(written)
     others = [each["$ref"] for each in published["anyOf"] if not each["$ref"].endswith(f"/{name}")]
-    assert len(others) == 5
+    assert len(others) == len(published["anyOf"]) - 1
     for other in others:
         assert not Draft202012Validator({**published, "anyOf": [{"$ref": other}]}).is_valid(written)
 

@@ -330,7 +330,7 @@ class Audit:
 
     async def _look_below(self, image: _AuditedImage, top: Manifest) -> _Look:
         """Look at all that a manifest names, at any depth; once for all that name the manifest."""
-        once = self._looks[image.target.key, top.digest]
+        once = self._looks[image.target.pool, top.digest]
         return await once.get(partial(self._look_at_parts, image, top))
 
     async def _look_at_parts(self, image: _AuditedImage, top: Manifest) -> _Look:
@@ -372,7 +372,7 @@ class Audit:
 
     async def _look_at_blob(self, look: _Look, image: _AuditedImage, blob: Descriptor) -> None:
         target = image.target
-        once = self._blobs[target.key, blob.digest]
+        once = self._blobs[target.pool, blob.digest]
         with look.judging("blob", blob, incomplete("blob", blob)):
             size = await once.get(partial(target.blob_size, blob.digest))
             if size not in (None, blob.size):
@@ -472,8 +472,8 @@ class Audit:
         with look.judging("manifest", part):
             manifest = await self._manifest_of(image.target, artifact)
             if manifest is None:
-                # The source may list what it does not hold: a run cannot bring that.
-                if await image.source.head_manifest(artifact.reference) is not None:
+                # The source may list what it does not hold: no run can bring that.
+                if artifact.entry is None or await image.source.head_manifest(digest) is not None:
                     look.flaws.append(Flaw("artifact_missing", f"{artifact} is not there", digest))
                 return []
 
