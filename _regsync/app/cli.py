@@ -303,6 +303,17 @@ def add_expand_arguments(parser: Parser) -> None:
     )
 
 
+def add_report_arguments(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="the JSON report; - reads standard input")
+    parser.add_argument(
+        "--to",
+        metavar="text|markdown|junit|html",
+        choices=["text", "markdown", "junit", "html"],
+        default="text",
+        help="what it is written as (text)",
+    )
+
+
 def add_schema_arguments(parser: Parser) -> None:
     parser.add_argument("--report", action="store_true", help="that of what --json writes instead")
 
@@ -477,6 +488,18 @@ regsync auth check -c mirror.yaml
 At targets an upload is begun and ended, in repositories that exist. Exit status 4: not all that is needed holds.""",
         add_auth_arguments,
         commands.run_auth,
+    ),
+    "report": Command(
+        "show the JSON report of a run as text, Markdown, JUnit or HTML",
+        "0 3",
+        """\
+regsync report run.json
+regsync report run.json --to markdown >>"$GITHUB_STEP_SUMMARY"
+regsync report run.json --to html >run.html
+
+The report is what `sync --json` or `copy --json` wrote. No registry is asked.""",
+        add_report_arguments,
+        commands.run_report,
     ),
     "validate": Command(
         "say all that is wrong with a configuration",

@@ -31,24 +31,29 @@ DEFAULT_HEALTH_ADDRESS = "127.0.0.1"
 DEFAULT_HEALTH_PORT = 8080
 
 
-def read_file(name: str) -> ConfigFile:
-    """Read a configuration's file, `-` from standard input."""
-    from _regsync.config.reader import ConfigFile
-
+def read_bytes(name: str, most: int) -> bytes:
+    """Read a file, `-` from standard input; ConfigError where it has more than `most` bytes."""
     try:
         if name == "-":
-            text = sys.stdin.buffer.read(LARGEST_CONFIG + 1)
+            data = sys.stdin.buffer.read(most + 1)
         else:
             with open(name, "rb") as stream:
-                text = stream.read(LARGEST_CONFIG + 1)
+                data = stream.read(most + 1)
     except OSError as error:
         printable_name = printable(name) or "a file without a name"
         reason = printable(error.strerror or str(error))
         raise ConfigError(f"{printable_name} cannot be read: {reason}") from error
-    if len(text) > LARGEST_CONFIG:
-        raise ConfigError(f"{printable(name)} is larger than {LARGEST_CONFIG} bytes")
+    if len(data) > most:
+        raise ConfigError(f"{printable(name)} is larger than {most} bytes")
+    return data
+
+
+def read_file(name: str) -> ConfigFile:
+    """Read a configuration's file, `-` from standard input."""
+    from _regsync.config.reader import ConfigFile
+
     return ConfigFile(
-        text=text,
+        text=read_bytes(name, LARGEST_CONFIG),
         name="standard input" if name == "-" else name,
         environ=os.environ,
         base_dir=None if name == "-" else os.path.dirname(os.path.abspath(name)),
@@ -224,6 +229,24 @@ def run_expand(arguments: Namespace, console: Console) -> int:
     from _regsync.config.expansion import expand
 
     write_text(expand(read_file(arguments.file), show_secrets=arguments.show_secrets))
+    return 0
+
+
+def run_report(arguments: Namespace, console: Console) -> int:
+    from _regsync.app.report_file import LARGEST_REPORT, read_report
+
+    data = read_bytes(arguments.file, LARGEST_REPORT)
+    name = "standard input" if arguments.file == "-" else printable(arguments.file)
+    run = read_report(data, name)
+    if arguments.to == "html":
+        from _regsync.app.report_page import as_page
+
+        write_text(as_page(run))
+    else:
+        from _regsync.app.report_forms import as_junit, as_markdown, as_text
+
+        forms = {"text": as_text, "markdown": as_markdown, "junit": as_junit}
+        write_text(forms[arguments.to](run))
     return 0
 
 

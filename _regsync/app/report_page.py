@@ -1,0 +1,340 @@
+"""A report as one HTML page.
+
+Owns: the page: what was moved and saved, failures by cause, a timeline of the images per registry.
+May not know: files, registries.
+Invariants: the page has no scripts and loads nothing; its own policy forbids both. No text of a
+report becomes markup. It can be read at 400 pixels, in dark and in light, without colours.
+Follows: docs/design.md section 15.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from html import escape
+
+from _regsync.app.report_file import Cause, ReportedImage, ReportedRun
+from _regsync.app.report_forms import STATUS_WORDS, headline, notes
+from _regsync.text import duration_text, size_text
+
+# Images of one registry that the timeline draws; those that moved most bytes are drawn.
+_MOST_BARS = 400
+
+# Rows of one list of images that stand in the page.
+_MOST_ROWS = 5000
+
+# Per cent of the timeline's width below which a bar could not be seen.
+_NARROWEST_BAR = 0.25
+
+# Times that stand below a timeline.
+_TICKS = 4
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1d2330; --soft: #5b6475; --paper: #ffffff; --line: #d8dce4;
+  --panel: #f5f6f9; --moved: #2f6fde; --present: #9aa5b8; --mounted: #43a488; --failed: #c23b35;
+  --undone: #b98a1d; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9f0; --soft: #a3acbd; --paper: #14171d;
+  --line: #343b49; --panel: #1c2129; --moved: #6f9ff2; --present: #67728a; --mounted: #5cc0a2;
+  --failed: #f07a73; --undone: #dcb251; } }
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 76rem; padding: 1.5rem 1rem 4rem; background: var(--paper);
+  color: var(--ink); font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
+h1 { font-size: 1.6rem; line-height: 1.25; margin: 0 0 .25rem; }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .75rem; }
+h3 { font-size: 1rem; margin: 1.5rem 0 .5rem; }
+h3 .soft { font-weight: 400; }
+p { margin: .25rem 0; }
+.soft { color: var(--soft); }
+.facts { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem;
+  margin: 1.5rem 0; padding: 0; }
+.facts div { background: var(--panel); border-radius: .5rem; padding: .6rem .8rem; }
+.facts dt { color: var(--soft); font-size: .85rem; }
+.facts dd { margin: 0; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums; }
+.failed { color: var(--failed); }
+.share { display: flex; height: 1.5rem; border-radius: .3rem; overflow: hidden;
+  background: var(--panel); }
+.share span, .key i { background: var(--moved); }
+.share .mounted, .key .mounted { background: var(--mounted); }
+.share .present, .key .present { background: var(--present); }
+.key { display: flex; flex-wrap: wrap; gap: .25rem 1.25rem; padding: 0; margin: .5rem 0 0;
+  list-style: none; }
+.key i { display: inline-block; width: .8rem; height: .8rem; border-radius: .15rem;
+  margin-right: .4rem; }
+.key .failed-bar, .bar.failed { background: var(--failed); }
+.cause { border-left: .25rem solid var(--failed); background: var(--panel);
+  border-radius: 0 .5rem .5rem 0; padding: .75rem 1rem; margin: .75rem 0; }
+.lanes { position: relative; background: var(--panel); border-radius: .3rem; overflow: hidden; }
+.bar { position: absolute; background: var(--moved); border-radius: 2px; min-width: 2px; }
+.bar.failed { background-image: repeating-linear-gradient(45deg, transparent 0 3px,
+  rgb(0 0 0 / .35) 3px 5px); }
+.ticks { display: flex; justify-content: space-between; color: var(--soft); font-size: .8rem;
+  font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; overflow-wrap: normal; }
+table { border-collapse: collapse; width: 100%; font-size: .9rem; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .75rem .3rem 0;
+  border-bottom: 1px solid var(--line); }
+td.n, th.n { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+code { font: .9em/1.4 ui-monospace, monospace; }
+summary { cursor: pointer; padding: .25rem 0; }
+"""
+
+# Nothing is loaded or run, whatever the page's text is.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+
+def as_page(run: ReportedRun) -> str:
+    """Return the page."""
+    title = f"regsync: {headline(run)}"
+    lines = [
+        "<!doctype html>",
+        '<html lang="en">',
+        "<head>",
+        '<meta charset="utf-8">',
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{escape(title)}</title>",
+        f"<style>{_STYLE}</style>",
+        "</head>",
+        "<body>",
+        f"<h1>{escape(headline(run).capitalize())}</h1>",
+        f'<p class="soft">regsync, {escape(run.started_at)}, run {escape(run.run_id)}</p>',
+        *(f"<p><strong>{escape(note)}</strong></p>" for note in notes(run)),
+        *_facts(run),
+        *_causes(run.causes()),
+        *_share(run),
+        *_timelines(run),
+        *_requests(run),
+        *_images(run),
+        *_mappings(run),
+        "</body>",
+        "</html>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _facts(run: ReportedRun) -> Iterator[str]:
+    counts = [
+        (STATUS_WORDS[status].capitalize(), str(count), status)
+        for status, count in run.counts.items()
+        if status in STATUS_WORDS and (count or status == "synced")
+    ]
+    saved = (run.bytes_present or 0) + (run.bytes_mounted or 0)
+    facts = [
+        *counts,
+        ("Moved", size_text(run.bytes), ""),
+        *([("Saved", size_text(saved), "")] if saved else []),
+        ("Time", duration_text(run.duration), ""),
+        ("Requests", str(sum(sum(actions.values()) for actions in run.requests.values())), ""),
+    ]
+    yield '<dl class="facts">'
+    for name, value, status in facts:
+        style = ' class="failed"' if status == "failed" else ""
+        yield f"<div><dt>{escape(name)}</dt><dd{style}>{escape(value)}</dd></div>"
+    yield "</dl>"
+
+
+def _causes(causes: Sequence[Cause]) -> Iterator[str]:
+    if not causes:
+        return
+    yield "<h2>Why images failed</h2>"
+    for cause in causes:
+        count = "1 image" if len(cause.images) == 1 else f"{len(cause.images)} images"
+        yield '<section class="cause">'
+        yield f"<p><strong>{count}: {escape(cause.code)}</strong></p>"
+        yield f"<p>{escape(cause.message)}</p>"
+        if cause.hint:
+            yield f"<p><strong>Remedy:</strong> {escape(cause.hint)}</p>"
+        yield from _closed_list("Which", cause.images, _failed_row, ("Source", "Target", "Message"))
+        yield "</section>"
+
+
+def _share(run: ReportedRun) -> Iterator[str]:
+    """Show how much of what the targets have got was moved."""
+    parts = [
+        ("moved", run.bytes),
+        ("mounted", run.bytes_mounted or 0),
+        ("present", run.bytes_present or 0),
+    ]
+    total = sum(count for _, count in parts)
+    if not total:
+        return
+    words = {
+        "moved": "would be moved" if run.is_dry_run else "moved",
+        "mounted": "mounted from another repository of the target",
+        "present": "at the target already",
+    }
+    yield "<h2>Moved and saved</h2>"
+    yield '<div class="share">'
+    for name, count in parts:
+        if count:
+            yield f'<span class="{name}" style="width:{100 * count / total:.2f}%"></span>'
+    yield "</div>"
+    yield '<ul class="key">'
+    for name, count in parts:
+        text = f"{size_text(count)} {words[name]} ({100 * count / total:.0f} %)"
+        yield f'<li><i class="{name}"></i>{text}</li>'
+    yield "</ul>"
+    yield (
+        f'<p class="soft">{run.blobs_transferred} uploads of {run.blobs_unique} different blobs, '
+        f"{run.blobs_mounted} mounts. A blob counts once for each target repository; images that "
+        "were there unchanged do not count.</p>"
+    )
+
+
+# The timeline.
+
+
+def _timelines(run: ReportedRun) -> Iterator[str]:
+    by_registry = defaultdict[str, list[ReportedImage]](list)
+    for image in run.with_status("synced", "failed"):
+        if image.started is not None:
+            by_registry[image.registry].append(image)
+    if not by_registry:
+        return
+    yield "<h2>When images were copied</h2>"
+    yield '<ul class="key"><li><i></i>copied</li><li><i class="failed-bar"></i>failed</li></ul>'
+    for registry, images in sorted(by_registry.items()):
+        drawn = heapq.nlargest(_MOST_BARS, images, key=lambda image: (image.bytes, image.duration))
+        moved = size_text(sum(image.bytes for image in images))
+        text = f"{len(images)} images, {moved}"
+        if len(drawn) < len(images):
+            text += f"; drawn are the {len(drawn)} that moved most"
+        yield f'<h3><code>{escape(registry)}</code> <span class="soft">{text}</span></h3>'
+        yield from _timeline(drawn, run.duration)
+
+
+def _timeline(images: Sequence[ReportedImage], duration: float) -> Iterator[str]:
+    lanes = _in_lanes(images)
+    # Many lanes are drawn thin, so that a registry's timeline fits on a screen.
+    height = 14 if len(lanes) <= 20 else 6 if len(lanes) <= 60 else 2
+    pitch = height + 2
+    yield f'<div class="lanes" style="height:{pitch * len(lanes) + 2}px">'
+    for number, lane in enumerate(lanes):
+        for image in lane:
+            left = 100 * _start(image) / max(duration, 0.001)
+            width = max(_NARROWEST_BAR, 100 * image.duration / max(duration, 0.001))
+            style = (
+                f"left:{left:.2f}%;width:{width:.2f}%;top:{pitch * number + 2}px;height:{height}px"
+            )
+            times = f"{duration_text(_start(image))} to {duration_text(_end(image))}"
+            title = f"{image.source}: {image.status}, {times}, {size_text(image.bytes)}"
+            kind = "bar failed" if image.status == "failed" else "bar"
+            yield f'<div class="{kind}" style="{style}" title="{escape(title)}"></div>'
+    yield "</div>"
+    ticks = [duration_text(duration * number / _TICKS) for number in range(_TICKS + 1)]
+    yield '<div class="ticks">' + "".join(f"<span>{tick}</span>" for tick in ticks) + "</div>"
+
+
+def _in_lanes(images: Iterable[ReportedImage]) -> list[list[ReportedImage]]:
+    """Give each image the first lane that is free when it begins, so that no two overlap."""
+    lanes = list[list[ReportedImage]]()
+    # The ends of the lanes' last images, the earliest first, each with the lane's number.
+    ends = list[tuple[float, int]]()
+    for image in sorted(images, key=_start):
+        if ends and ends[0][0] <= _start(image):
+            _, number = heapq.heappop(ends)
+        else:
+            number = len(lanes)
+            lanes.append([])
+        lanes[number].append(image)
+        heapq.heappush(ends, (_end(image), number))
+    return lanes
+
+
+def _start(image: ReportedImage) -> float:
+    return image.started or 0.0
+
+
+def _end(image: ReportedImage) -> float:
+    return _start(image) + image.duration
+
+
+# Tables.
+
+
+def _mappings(run: ReportedRun) -> Iterator[str]:
+    if not run.mappings:
+        return
+    yield "<h2>Mappings</h2>"
+    yield f"<details><summary>What each mapping selected ({len(run.mappings)})</summary>"
+    yield '<div class="scroll"><table>'
+    yield '<tr><th>From</th><th>To</th><th class="n">Selected</th><th>Not selected</th></tr>'
+    for mapping in run.mappings:
+        dropped = ", ".join(f"{count} {reason}" for reason, count in mapping.dropped.items())
+        if mapping.failure is not None:
+            dropped = mapping.failure.message
+        yield (
+            f"<tr><td>{_code(mapping.source)}</td><td>{_code(mapping.target)}</td>"
+            f'<td class="n">{mapping.selected}</td><td>{escape(dropped)}</td></tr>'
+        )
+    yield "</table></div></details>"
+
+
+def _requests(run: ReportedRun) -> Iterator[str]:
+    if not run.requests:
+        return
+    yield "<h2>Requests</h2>"
+    yield '<div class="scroll"><table>'
+    yield '<tr><th>Registry</th><th class="n">Requests</th><th class="n">Throttled</th><th>Which</th></tr>'
+    for host, actions in run.requests.items():
+        which = ", ".join(f"{count} {action}" for action, count in actions.items())
+        yield (
+            f'<tr><td>{_code(host)}</td><td class="n">{sum(actions.values())}</td>'
+            f'<td class="n">{run.throttled.get(host, 0)}</td><td>{escape(which)}</td></tr>'
+        )
+    yield "</table></div>"
+
+
+def _images(run: ReportedRun) -> Iterator[str]:
+    yield "<h2>Images</h2>"
+    columns = ("Source", "Target", "Bytes", "Time", "Blobs")
+    for status in ("undone", "synced", "would_sync"):
+        images = sorted(run.with_status(status), key=lambda image: -image.bytes)
+        yield from _closed_list(STATUS_WORDS[status].capitalize(), images, _image_row, columns)
+    by_reason = defaultdict[str, list[ReportedImage]](list)
+    for image in run.with_status("skipped"):
+        by_reason[image.reason or "skipped"].append(image)
+    for reason, images in sorted(by_reason.items()):
+        yield from _closed_list(f"Skipped, {reason}", images, _name_row, ("Source", "Target"))
+
+
+def _closed_list(
+    title: str,
+    images: Sequence[ReportedImage],
+    row: Callable[[ReportedImage], Sequence[str]],
+    columns: Sequence[str],
+) -> Iterator[str]:
+    """Show images as a table that is closed until the reader opens it."""
+    if not images:
+        return
+    yield f"<details><summary>{escape(title)} ({len(images)})</summary>"
+    yield '<div class="scroll"><table>'
+    yield "<tr>" + "".join(f"<th>{column}</th>" for column in columns) + "</tr>"
+    for image in images[:_MOST_ROWS]:
+        yield "<tr>" + "".join(f"<td>{cell}</td>" for cell in row(image)) + "</tr>"
+    yield "</table></div>"
+    if len(images) > _MOST_ROWS:
+        yield f"<p>{len(images) - _MOST_ROWS} more are in the report.</p>"
+    yield "</details>"
+
+
+def _name_row(image: ReportedImage) -> list[str]:
+    return [_code(image.source), _code(image.target)]
+
+
+def _failed_row(image: ReportedImage) -> list[str]:
+    message = image.failure.message if image.failure is not None else ""
+    return [*_name_row(image), escape(message)]
+
+
+def _image_row(image: ReportedImage) -> list[str]:
+    blobs = (
+        f"{image.blobs_transferred} moved, {image.blobs_mounted} mounted, "
+        f"{image.blobs_present} there"
+    )
+    return [*_name_row(image), size_text(image.bytes), duration_text(image.duration), blobs]
+
+
+def _code(text: str) -> str:
+    return f"<code>{escape(text)}</code>"
