@@ -57,6 +57,7 @@ PURE = {
         "sync.claims",
         "sync.election",
     ),
+    *("app.report_file", "app.report_forms", "app.report_page"),
 }
 EDGES = {"files", "state.database", "state.sqlite", "sync.staging", "app.health"} | {
     name for name in ORDER if name.startswith(("net.", "auth.", "registry.")) and name not in PURE

@@ -1,8 +1,8 @@
-"""The README, held to the program: what it shows runs, and what it names exists.
+"""README and the user's documents, held to the program: what they show runs, what they name exists.
 
-It is the only thing that a new user reads, so every claim in it that a machine can look at is
-looked at here: command lines, options, keys, examples of tag rules, recipes (run between
-registries), codes, files.
+A new user reads nothing else, so every claim in them that a machine can look at is looked at here:
+command lines, options, keys, examples of tag rules, recipes (run between registries), codes, files,
+links.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from tools import build_zipapp
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-LONGEST = 600
-OWN_WORDS = re.sub(r"(?s)<!-- reference: begin -->.*<!-- reference: end -->", "", README)
+LONGEST = 200
+FOR_USERS = ("configuration", "tags", "recipes", "operations", "comparison", "verify")
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in FOR_USERS)]
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+OWN_WORDS = re.sub(r"(?s)<!-- reference: begin -->.*<!-- reference: end -->", "", TEXT)
 
-# Named there as missing; each has to be missing indeed.
-MISSING = re.search(r"(?s)## Not in this version\n(.*?)\n## ", README)
-BLOCKS = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", README)
+BLOCKS = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", TEXT)
 RECIPES = [block for language, block in BLOCKS if language == "yaml"]
 SECRETS = {"MIRROR_PASSWORD": "secret"}
 
@@ -56,17 +57,39 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
 def command_lines() -> Iterator[list[str]]:
     """Give each command line, from blocks and from the text, in words and without redirections."""
     lines = [line for language, block in BLOCKS if not language for line in block.splitlines()]
-    text = re.sub(r"(?ms)^```.*?^```$", "", README)
+    text = re.sub(r"(?ms)^```.*?^```$", "", TEXT)
     lines += re.findall(r"`(regsync [^`]*)`", text)
     for line in lines:
         words = shlex.split(re.sub(r" [<>].*", "", line.replace("…", "0" * 64)))
-        if words[0] == "regsync":
+        if words and words[0] == "regsync":
             yield words[1:]
 
 
 def test_it_is_short() -> None:
-    assert OWN_WORDS.count("\n") < LONGEST
-    assert max(len(line) for line in README.splitlines() if not line.startswith("|")) <= 120
+    assert README.count("\n") < LONGEST
+    assert max(len(line) for line in OWN_WORDS.splitlines() if not line.startswith("|")) <= 120
+
+
+def anchors(page: Path) -> set[str]:
+    """Return what a link into a page may name, as GitHub makes it of the headings."""
+    headings = re.findall(r"(?m)^#+ (.*)$", page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        file = page.parent / name if name else page
+        assert file.exists(), link
+        assert not anchor or anchor in anchors(file), link
+
+
+def test_every_document_is_linked() -> None:
+    for path in (ROOT / "docs").glob("*.md"):
+        assert f"(docs/{path.name})" in README, path.name
 
 
 # --- command lines
@@ -89,25 +112,17 @@ def test_every_command_is_there() -> None:
 
 
 def test_every_option_exists_and_every_option_is_named() -> None:
-    assert MISSING is not None
     rules = {f"--{field.name.replace('_', '-')}" for field in SECTIONS["tags"]}
     real = {name for parser in commands().values() for name in options_of(parser)}
-    tools = {"--file", "--python", "--help", "--thorough"}
-    others = {"-k", "-m", "-suffix", "-alpine", "-module", "-out"}
-    text = OWN_WORDS.replace(MISSING[1], "")
-    named = set(re.findall(r"(?<![\w:-])(--?[a-z][a-z-]*)(?![\w-])", text)) - others
+    tools = {"--file", "--python", "--help", "--thorough", "--check", "--cache", "--out"}
+    others = {"-k", "-l", "-m", "--ignore-missing", "-suffix", "-alpine", "-module", "-out"}
+    named = set(re.findall(r"(?<![\w:-])(--?[a-z][a-z-]*)(?![\w-])", OWN_WORDS)) - others
     assert named - real - tools - {"-vv"} == set()
     assert real - named - rules == {"-h", "--config"}
 
 
-def test_what_is_said_to_be_missing_is_missing() -> None:
-    assert MISSING is not None
-    for name in (*commands(), "ecr", "gar", "gcr", "acr"):
-        assert f"`{name}`" not in MISSING[1]
-
-
 def test_the_exit_statuses_are_those_of_the_help() -> None:
-    table = dict(re.findall(r"(?m)^\| ([\d, ]+) \| (.*) \|$", README))
+    table = dict(re.findall(r"(?m)^\| ([\d, ]+) \| (.*) \|$", TEXT))
     helped = dict(re.findall(r"(?m)^  (\d)    (.*)$", cli.STATUSES))
     interrupted = table.pop("130, 143")
     assert table == helped
@@ -115,7 +130,7 @@ def test_the_exit_statuses_are_those_of_the_help() -> None:
 
 
 def test_every_command_with_json_is_named() -> None:
-    told = re.search(r"With `--json` \((.*?)\) standard output", README, re.DOTALL)
+    told = re.search(r"With `--json` \((.*?)\) standard output", TEXT, re.DOTALL)
     assert told is not None
     named = {name.partition(" ")[0] for name in re.findall("`([a-z ]+)`", told[1])}
     assert named == {name for name, parser in commands().items() if "--json" in options_of(parser)}
@@ -162,7 +177,7 @@ def test_an_abbreviated_option_is_none() -> None:
 @pytest.mark.parametrize("section", sorted(SECTIONS))
 def test_every_key_is_named(section: str) -> None:
     for field in SECTIONS[section]:
-        assert re.search(rf"\b{field.name}\b", README), f"{section}.{field.name}"
+        assert re.search(rf"\b{field.name}\b", TEXT), f"{section}.{field.name}"
 
 
 @pytest.mark.parametrize("text", RECIPES, ids=range(len(RECIPES)))
@@ -179,7 +194,7 @@ def test_the_example_needs_the_variable_that_the_text_names() -> None:
 
 
 def test_the_schema_is_named_as_editors_want_it() -> None:
-    assert "# yaml-language-server: $schema=regsync.schema.json" in README
+    assert "# yaml-language-server: $schema=regsync.schema.json" in TEXT
     assert "# yaml-language-server: $schema=regsync.schema.json" in run_regsync_help("schema")
 
 
@@ -190,8 +205,8 @@ def run_regsync_help(name: str) -> str:
 # --- tag rules
 # --------------------------------------------------------------------------------------------
 
-PREAMBLE = re.search(r"(?s)From the tags\n(.*?) and a signature\n`(sha256-….sig)`", README)
-RULES = re.findall(r"(?m)^\| `(\{.*\})` \| (.*) \|$", README)
+PREAMBLE = re.search(r"(?s)From the tags\n(.*?) and a signature\n`(sha256-….sig)`", TEXT)
+RULES = re.findall(r"(?m)^\| `(\{.*\})` \| (.*) \|$", TEXT)
 
 
 @pytest.mark.parametrize(("rule", "selected"), RULES, ids=[rule for rule, _ in RULES])
@@ -320,18 +335,18 @@ def test_every_code_has_a_row_and_every_row_a_code() -> None:
         kind = pending.pop()
         pending += kind.__subclasses__()
         known |= {kind.code} if isinstance(kind.code, str) else set()
-    assert set(re.findall(r"(?m)^\| `([A-Z_]+)` \|", README)) == known
+    assert set(re.findall(r"(?m)^\| `([A-Z_]+)` \|", TEXT)) == known
 
 
 def test_every_file_is_there() -> None:
-    for name in set(re.findall(r"\b(?:tools|tests|conformance|docs|deploy)/[\w./-]*", README)):
+    for name in set(re.findall(r"\b(?:tools|tests|conformance|docs|deploy)/[\w./-]*", TEXT)):
         assert (ROOT / name.rstrip(".")).exists(), name
     for path in (ROOT / "deploy").rglob("*.*"):
-        assert f"/{path.name}`" in README or f"`{path.name}`" in README, (
+        assert f"/{path.name}`" in TEXT or f"`{path.name}`" in TEXT, (
             f"{path.name} is shown to nobody"
         )
     for wheel in build_zipapp.BUNDLE[:4]:
-        assert wheel.name in README
+        assert wheel.name in TEXT
 
 
 def test_the_harness_names_its_modules_and_personas() -> None:
@@ -376,6 +391,6 @@ def test_help_offers_standard_input_where_it_is_read(name: str) -> None:
 
 
 def test_every_table_is_whole() -> None:
-    for table in re.findall(r"(?m)(?:^\|.*\n)+", README):
+    for table in re.findall(r"(?m)(?:^\|.*\n)+", TEXT):
         widths = {row.replace(r"\|", "").count("|") for row in table.splitlines()}
         assert len(widths) == 1, table

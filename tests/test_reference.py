@@ -1,4 +1,4 @@
-"""The reference of the configuration in the README, held to the table that validates."""
+"""The reference of the configuration in docs/configuration.md, held to the table that validates."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from _regsync.config.fields import SECTIONS
 from _regsync.config.reader import ConfigFile, load
 from tools import reference
 
-README = reference.README.read_text(encoding="utf-8")
+PAGE = reference.PAGE.read_text(encoding="utf-8")
 EXAMPLES = [(name, row) for name in reference.TITLES for row in SECTIONS[name] if row.example]
 
 
 def test_the_readme_has_the_reference_of_now() -> None:
-    assert reference.updated(README) == README, "run python3 tools/reference.py"
+    assert reference.updated(PAGE) == PAGE, "run python3 tools/reference.py"
 
 
 def test_a_changed_field_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     changed = {**SECTIONS, "tags": (SECTIONS["tags"][0]._replace(meaning="something | else"),)}
     monkeypatch.setattr(reference, "SECTIONS", changed)
-    assert r"something \| else" in reference.updated(README)
+    assert r"something \| else" in reference.updated(PAGE)
 
 
 def test_every_section_but_the_second_name_of_one_has_its_table() -> None:

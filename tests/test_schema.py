@@ -123,9 +123,11 @@ def test_it_refuses_wrong_documents_as_validate_does(text: str) -> None:
         assert faults(text)
 
 
-def test_it_takes_the_readme_s_examples() -> None:
-    readme = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
-    examples = re.findall(r"(?ms)^```yaml\n(.*?)^```$", readme)
+def test_it_takes_the_examples_of_the_documents() -> None:
+    root = Path(__file__).resolve().parent.parent
+    pages = [root / "README.md", root / "docs" / "recipes.md"]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    examples = re.findall(r"(?ms)^```yaml\n(.*?)^```$", text)
     assert examples
     for example in examples:
         if "mappings:" in example:

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Write the reference of the configuration into README.md, from the table that validates.
+"""Write the reference of the configuration into docs/configuration.md, from the table that validates.
 
     python3 tools/reference.py           put it between the markers
-    python3 tools/reference.py --check   exit with 1 where README.md has another
+    python3 tools/reference.py --check   exit with 1 where docs/configuration.md has another
 
 The same rows make the errors of `validate` and the JSON Schema, so the three cannot differ.
 
@@ -25,7 +25,7 @@ from _regsync.config.fields import SECTIONS, Field, json_value, parse_duration, 
 
 __all__ = ["main", "reference", "updated"]
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "configuration.md"
 BEGIN = "<!-- reference: begin -->"
 END = "<!-- reference: end -->"
 # A word, a duration or a size: YAML needs no quotes around it.
@@ -58,19 +58,19 @@ TYPES = {
 
 def main(argv: Sequence[str]) -> int:
     """Write or check the reference; return an exit status."""
-    text = README.read_text(encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
     if "--check" in argv:
         return 0 if updated(text) == text else 1
-    README.write_text(updated(text), encoding="utf-8")
+    PAGE.write_text(updated(text), encoding="utf-8")
     return 0
 
 
 def updated(readme: str) -> str:
-    """Return the README with the reference of now between its markers."""
+    """Return the page with the reference of now between its markers."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise SystemExit(f"README.md has no {BEGIN} … {END}")
+        raise SystemExit(f"docs/configuration.md has no {BEGIN} … {END}")
     return f"{before}{BEGIN}\n{reference()}{END}{after}"
 
 

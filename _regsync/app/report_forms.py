@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from _regsync.app.report_file import Cause, ReportedImage, ReportedRun
@@ -169,7 +169,8 @@ def _within(lines: Iterable[str], limit: int) -> str:
         kept.append(rest.popleft())
         size += len(kept[-1].encode()) + 1
     if rest:
-        if kept.count(_END_DETAILS) < sum(line.startswith(_BEGIN_DETAILS) for line in kept):
+        begun = [line for line in kept if line.startswith(_BEGIN_DETAILS)]
+        if len(begun) > kept.count(_END_DETAILS):
             kept.append(_END_DETAILS)
         kept.append(f"{len(rest)} more lines are left out: they are in the report.")
     return "\n".join(kept) + "\n"
@@ -217,10 +218,12 @@ def _repository_of(reference: str) -> str:
 
 
 def _junit_counts(images: Sequence[ReportedImage]) -> str:
-    failures = sum(image.status == "failed" for image in images)
-    errors = sum(image.status == "undone" for image in images)
-    skipped = sum(_is_held_back(image) for image in images)
-    return f'tests="{len(images)}" failures="{failures}" errors="{errors}" skipped="{skipped}"'
+    statuses = Counter(image.status for image in images)
+    held_back = [image for image in images if _is_held_back(image)]
+    return (
+        f'tests="{len(images)}" failures="{statuses["failed"]}" '
+        f'errors="{statuses["undone"]}" skipped="{len(held_back)}"'
+    )
 
 
 def _is_held_back(image: ReportedImage) -> bool:

@@ -27,6 +27,12 @@ _MOST_ROWS = 5000
 # Per cent of the timeline's width below which a bar could not be seen.
 _NARROWEST_BAR = 0.25
 
+# Pixels.
+_TIMELINE_HEIGHT = 400  # of all lanes, unless the bars would be thinner than can be seen
+_THICKEST_BAR = 14
+_THINNEST_BAR = 2
+_GAP = 2  # between two lanes
+
 # Times that stand below a timeline.
 _TICKS = 4
 
@@ -207,16 +213,14 @@ def _timelines(run: ReportedRun) -> Iterator[str]:
 def _timeline(images: Sequence[ReportedImage], duration: float) -> Iterator[str]:
     lanes = _in_lanes(images)
     # Many lanes are drawn thin, so that a registry's timeline fits on a screen.
-    height = 14 if len(lanes) <= 20 else 6 if len(lanes) <= 60 else 2
-    pitch = height + 2
-    yield f'<div class="lanes" style="height:{pitch * len(lanes) + 2}px">'
+    height = max(_THINNEST_BAR, min(_THICKEST_BAR, _TIMELINE_HEIGHT // len(lanes) - _GAP))
+    pitch = height + _GAP
+    yield f'<div class="lanes" style="height:{pitch * len(lanes) + _GAP}px">'
     for number, lane in enumerate(lanes):
         for image in lane:
             left = 100 * _start(image) / max(duration, 0.001)
             width = max(_NARROWEST_BAR, 100 * image.duration / max(duration, 0.001))
-            style = (
-                f"left:{left:.2f}%;width:{width:.2f}%;top:{pitch * number + 2}px;height:{height}px"
-            )
+            style = f"left:{left:.2f}%;width:{width:.2f}%;top:{pitch * number + _GAP}px;height:{height}px"
             times = f"{duration_text(_start(image))} to {duration_text(_end(image))}"
             title = f"{image.source}: {image.status}, {times}, {size_text(image.bytes)}"
             kind = "bar failed" if image.status == "failed" else "bar"

@@ -1,6 +1,6 @@
 """The fields of the configuration: one table, the grammars of their values, and its JSON Schema.
 
-Owns: names, types, defaults and meaning of all fields, which reader, schema and the README's
+Owns: names, types, defaults and meaning of all fields, which reader, schema and the documentation's
 reference take from the same rows; durations, sizes, registry addresses.
 May not know: YAML, places, the model.
 Invariants: a grammar gives a value, or a ValueError with the remedy and no secret; the schema
@@ -167,7 +167,7 @@ FieldType = Literal[
 
 
 class Field(NamedTuple):
-    """One field as users write it: what the reader, `schema` and the README's reference need."""
+    """One field as users write it: what the reader, `schema` and the documentation's reference need."""
 
     name: str
     type: FieldType
