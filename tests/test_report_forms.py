@@ -13,7 +13,7 @@ import html5lib
 import pytest
 from markdown_it import MarkdownIt
 
-from conformance.server import Server
+from conformance.server.sockets import Server
 from tests.ends import Ran, run_regsync
 from tests.test_report import mixed_run
 
