@@ -23,7 +23,7 @@ import anyio
 import pytest
 import trustme
 
-from _regsync.registry import repository
+from _regsync.registry import remote
 from conformance.content.images import Seed
 from conformance.messages import Request, Response
 from conformance.registry.tokens import BasicAuth
@@ -43,8 +43,8 @@ def crash(*_: object, **__: object) -> Any:
 @contextlib.contextmanager
 def crashed(scene: Scene) -> Iterator[None]:
     with (
-        mock.patch.object(repository, "parse_manifest", crash),
-        mock.patch.object(repository, "_tags_of", crash),
+        mock.patch.object(remote, "parse_manifest", crash),
+        mock.patch.object(remote, "_tags_of", crash),
     ):
         yield
 
@@ -123,7 +123,7 @@ FAILURES: dict[str, Callable[[Scene], contextlib.AbstractContextManager[None]]] 
     each.__name__: each
     for each in (crashed, interrupted, full, locked, changed, unreachable, circling)
 }
-ONLINE = ("sync", "sync, its log", "sync --dry-run", "analyze", "auth", "tags", "copy")
+ONLINE = ("sync", "sync, its log", "sync --dry-run", "analyze", "audit", "auth", "tags", "copy")
 OFFLINE = ("validate", "expand", "schema", "version")
 
 
