@@ -19,7 +19,8 @@ from pathlib import Path
 
 import anyio
 
-from .check import checks
+from .check import suite
+from .check.checks import WORKFLOWS
 from .content.images import Seed
 from .faults.grammar import RuleError, read_rules
 from .providers.personas import PERSONAS, persona
@@ -122,25 +123,25 @@ def _check(arguments: argparse.Namespace) -> int:
     user, _, password = (arguments.user or "").partition(":")
     context = ssl.create_default_context(cafile=arguments.ca) if arguments.ca else None
     try:
-        rows = checks.check_registry(
+        rows = suite.check_registry(
             arguments.url,
             credentials=(user, password) if user else None,
             workflows=arguments.workflow,
             context=context,
             mounting=arguments.mount_repository,
             keep=arguments.keep,
-            progress=None if arguments.json else lambda row: print(checks.line(row), flush=True),
+            progress=None if arguments.json else lambda row: print(suite.as_line(row), flush=True),
         )
-    except checks.Unusable as problem:
+    except suite.Unusable as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2
 
     if arguments.json:
-        print(checks.as_json(arguments.url, rows))
+        print(suite.as_json(arguments.url, rows))
     else:
-        print(f"\n{checks.matrix(rows)}\n\n{checks.count_outcomes(rows)}")
+        print(f"\n{suite.as_tables(rows)}\n\n{suite.as_summary(rows)}")
 
-    return 1 if checks.count(rows)["fail"] else 0
+    return 1 if suite.count_outcomes(rows)["fail"] else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -236,7 +237,7 @@ def _add_checks(parser: argparse.ArgumentParser) -> None:
         "--workflow",
         action="append",
         default=[],
-        choices=checks.WORKFLOWS,
+        choices=WORKFLOWS,
         help="only this one; may be given several times",
     )
     parser.add_argument(

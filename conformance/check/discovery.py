@@ -16,8 +16,17 @@ from urllib.parse import quote
 from ..client.http import Reply, next_page
 from ..content.images import Image
 from ..registry.storage import OCI_INDEX
-from .checks import ACCEPT, NOWHERE, Failed, Run, Skipped, check
-from .pull import check_error_code
+from .checks import (
+    ACCEPT,
+    NOWHERE,
+    Failed,
+    Run,
+    Skipped,
+    check,
+    expect,
+    expect_code,
+    expect_no_repository,
+)
 
 _TAGS = "Listing Tags"
 _REFERRERS = "Listing Referrers"
@@ -27,7 +36,7 @@ REFERRERS = "GET referrers: an empty list (absent)"
 _NAMES = ("a", "B", "c", "0", "_x", "Z")
 
 
-def _json(reply: Reply) -> Any:
+def _read_json(reply: Reply) -> Any:
     try:
         return json.loads(reply.body)
     except ValueError:
@@ -39,7 +48,7 @@ def _json(reply: Reply) -> Any:
 
 def _tags_on_page(reply: Reply, run: Run) -> list[str]:
     """Return the tags of one page, judged for its form."""
-    document = _json(run.need(reply, 200))
+    document = _read_json(expect(reply, 200))
     if not isinstance(document, dict) or document.get("name") != run.repository:
         raise Failed(f"{reply} without the repository's name")
     tags = document.get("tags")
@@ -66,7 +75,7 @@ def tags_of(run: Run) -> list[str]:
 def _push_tags(run: Run) -> set[str]:
     """Push the tags that these checks count on, once; return them."""
     tags = [f"{run.identity}-{name}" for name in _NAMES]
-    run.once("tags", lambda: run.push(run.seed.image(sizes=(100,)), *tags))
+    run.set_up_once("tags", lambda: run.push_image(run.seed.image(sizes=(100,)), *tags))
     return set(tags)
 
 
@@ -99,7 +108,7 @@ def order_of_tags(run: Run) -> None:
 )
 def list_nowhere(run: Run) -> None:
     reply = run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/tags/list")
-    check_error_code(run.nowhere(reply), "NAME_UNKNOWN")
+    expect_code(expect_no_repository(reply), "NAME_UNKNOWN")
 
 
 @check(
@@ -114,7 +123,7 @@ def no_tags(run: Run) -> None:
         raise Failed(f"{reply} with Link")
 
 
-def _page(run: Run, query: str, rest: Sequence[str], most: int) -> None:
+def _expect_page(run: Run, query: str, rest: Sequence[str], most: int) -> None:
     """Judge one page: it is the beginning of `rest`, and has fewer than `most` only with a Link."""
     reply = run.ask("GET", f"tags/list?{query}")
     listed = _tags_on_page(reply, run)
@@ -135,7 +144,7 @@ def _page(run: Run, query: str, rest: Sequence[str], most: int) -> None:
 def half_of_tags(run: Run) -> None:
     _push_tags(run)
     listed = tags_of(run)
-    _page(run, f"n={len(listed) // 2}", listed, len(listed) // 2)
+    _expect_page(run, f"n={len(listed) // 2}", listed, len(listed) // 2)
 
 
 @check(
@@ -148,7 +157,7 @@ def half_of_tags(run: Run) -> None:
 def more_than_tags(run: Run) -> None:
     _push_tags(run)
     listed = tags_of(run)
-    _page(run, f"n={len(listed) + 10}", listed, len(listed))
+    _expect_page(run, f"n={len(listed) + 10}", listed, len(listed))
 
 
 @check(
@@ -182,7 +191,7 @@ def after_last(run: Run) -> None:
     _push_tags(run)
     listed = tags_of(run)
     for position in (0, len(listed) // 2, len(listed) - 2):
-        _page(run, f"n=3&last={quote(listed[position], safe='')}", listed[position + 1 :], 3)
+        _expect_page(run, f"n=3&last={quote(listed[position], safe='')}", listed[position + 1 :], 3)
 
 
 @check("discovery", "GET tags/list last", "what follows it", f"{_TAGS}: n is OPTIONAL", "tags")
@@ -190,7 +199,7 @@ def after_last_without_n(run: Run) -> None:
     _push_tags(run)
     listed = tags_of(run)
     rest = listed[len(listed) // 2 :]
-    _page(run, f"last={quote(rest[0], safe='')}", rest[1:], len(rest))
+    _expect_page(run, f"last={quote(rest[0], safe='')}", rest[1:], len(rest))
 
 
 @check(
@@ -202,20 +211,20 @@ def after_last_without_n(run: Run) -> None:
 )
 def after_the_end(run: Run) -> None:
     _push_tags(run)
-    _page(run, f"n=5&last={quote(tags_of(run)[-1], safe='')}", [], 5)
+    _expect_page(run, f"n=5&last={quote(tags_of(run)[-1], safe='')}", [], 5)
 
 
 # Referrers.
 
 
-def _entries(reply: Reply, run: Run) -> list[Mapping[str, Any]]:
+def _referrers_on_page(reply: Reply, run: Run) -> list[Mapping[str, Any]]:
     """Return the descriptors of one page, judged for its form."""
-    run.need(reply, 200)
+    expect(reply, 200)
     if reply.header("Content-Type") != OCI_INDEX:
         raise Failed(
             f"{reply} with Content-Type {reply.header('Content-Type')!r}, not {OCI_INDEX!r}"
         )
-    document = _json(reply)
+    document = _read_json(reply)
     if not isinstance(document, dict) or document.get("schemaVersion") != 2:
         raise Failed(f"{reply} with a body that is not an image index")
     entries = document.get("manifests")
@@ -227,7 +236,7 @@ def _entries(reply: Reply, run: Run) -> list[Mapping[str, Any]]:
 def referrers(run: Run, digest: str, query: str = "") -> list[Mapping[str, Any]]:
     """Return the referrers of a digest, of every page."""
     pages = run.client.pages(f"/v2/{run.repository}/referrers/{digest}{query}")
-    return [entry for page in pages for entry in _entries(page, run)]
+    return [entry for page in pages for entry in _referrers_on_page(page, run)]
 
 
 _SBOM = "application/vnd.example.sbom.v1+json"
@@ -242,19 +251,19 @@ class _Family:
         seed = run.seed
         note = {"org.opencontainers.conformance.test": run.identity}
         self.subject = seed.image(sizes=(200,))
-        self.by_type = run.push(seed.artifact(self.subject, _SBOM, annotations=note))
-        self.by_config = run.push(
+        self.by_type = run.push_image(seed.artifact(self.subject, _SBOM, annotations=note))
+        self.by_config = run.push_image(
             seed.artifact(self.subject, None, config_type=_OLD, annotations=note)
         )
         self.before = {entry["digest"] for entry in referrers(run, self.subject.top)}
-        run.push(self.subject)
+        run.push_image(self.subject)
         children = [seed.image(sizes=())]
-        self.second = run.push(seed.artifact(self.subject, _SBOM))
-        self.typed_index = run.push(
+        self.second = run.push_image(seed.artifact(self.subject, _SBOM))
+        self.typed_index = run.push_image(
             seed.index(children, subject=self.subject, artifact_type=_SIGNED, annotations=note)
         )
-        self.bare_index = run.push(seed.index(children, subject=self.subject))
-        self.stranger = run.push(seed.artifact(self.by_type, _SBOM))
+        self.bare_index = run.push_image(seed.index(children, subject=self.subject))
+        self.stranger = run.push_image(seed.artifact(self.by_type, _SBOM))
 
     @property
     def members(self) -> list[Image]:
@@ -262,11 +271,10 @@ class _Family:
 
 
 def _family(run: Run) -> _Family:
-    family: _Family = run.once("referrers", lambda: _Family(run))
-    return family
+    return run.set_up_once("referrers", lambda: _Family(run))
 
 
-def _found(run: Run, member: Image) -> Mapping[str, Any]:
+def _entry_of(run: Run, member: Image) -> Mapping[str, Any]:
     entries = referrers(run, _family(run).subject.top)
     matching = [entry for entry in entries if entry.get("digest") == member.top]
     if len(matching) != 1:
@@ -286,7 +294,7 @@ def no_referrers(run: Run) -> None:
     reply = run.ask("GET", f"referrers/{NOWHERE}")
     if reply.status == 404:
         raise Skipped(f"optional and not here: the referrers API ({reply})")
-    if _entries(reply, run):
+    if _referrers_on_page(reply, run):
         raise Failed(f"{reply} with referrers of a digest that nobody has")
 
 
@@ -299,7 +307,7 @@ def no_referrers(run: Run) -> None:
     REFERRERS,
 )
 def malformed_referrers(run: Run) -> None:
-    run.need(run.ask("GET", "referrers/sha256:totallywrong"), 400)
+    expect(run.ask("GET", "referrers/sha256:totallywrong"), 400)
 
 
 @check(
@@ -359,7 +367,7 @@ _KINDS = tuple(_ENTRIES)
 )
 def described(run: Run, kind: str) -> None:
     member = _ENTRIES[kind](_family(run))
-    entry = _found(run, member)
+    entry = _entry_of(run, member)
     for key, value in member.descriptor().items():
         if entry.get(key) != value:
             raise Failed(f"{key} is {entry.get(key)!r}, not {value!r}")
@@ -375,7 +383,7 @@ def described(run: Run, kind: str) -> None:
 )
 def typed(run: Run, kind: str) -> None:
     expected = {"artifact": _SBOM, "config type": _OLD, "index": _SIGNED, "bare index": None}[kind]
-    entry = _found(run, _ENTRIES[kind](_family(run)))
+    entry = _entry_of(run, _ENTRIES[kind](_family(run)))
     if entry.get("artifactType") != expected or (expected is None and "artifactType" in entry):
         raise Failed(f"artifactType is {entry.get('artifactType')!r}, not {expected!r}")
 
@@ -390,7 +398,7 @@ def typed(run: Run, kind: str) -> None:
 )
 def annotated(run: Run, kind: str) -> None:
     member = _ENTRIES[kind](_family(run))
-    entry = _found(run, member)
+    entry = _entry_of(run, member)
     expected = member.document.get("annotations", {})
     if (entry.get("annotations") or {}) != expected:
         raise Failed(f"annotations are {entry.get('annotations')!r}, not {expected!r}")
@@ -401,7 +409,7 @@ def _filtered(run: Run, kind: str) -> list[str]:
     family = _family(run)
     entries: list[str] = []
     for page in run.client.pages(f"/v2/{run.repository}/referrers/{family.subject.top}{query}"):
-        entries += [str(entry.get("digest")) for entry in _entries(page, run)]
+        entries += [str(entry.get("digest")) for entry in _referrers_on_page(page, run)]
         applied = {part.strip() for part in page.header("OCI-Filters-Applied").split(",")}
         if "artifactType" not in applied:
             everything = {member.top for member in family.members}
@@ -455,7 +463,7 @@ def filtered_away(run: Run) -> None:
 def subject_seen(run: Run, kind: str) -> None:
     family = _family(run)
     member = family.by_type if kind == "artifact" else family.bare_index
-    reply = run.need(run.put(member.top, member.media_type, member.body), 201)
+    reply = expect(run.put_manifest(member.top, member.media_type, member.body), 201)
     if reply.header("OCI-Subject") != family.subject.top:
         raise Failed(
             f"{reply} with OCI-Subject {reply.header('OCI-Subject')!r}, not {family.subject.top!r}"
@@ -474,8 +482,8 @@ def fallback_tag(run: Run) -> None:
     family = _family(run)
     index = run.seed.fallback_index(family.members)
     tag = family.subject.top.replace(":", "-")
-    run.need(run.put(tag, index.media_type, index.body), 201)
-    run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
+    expect(run.put_manifest(tag, index.media_type, index.body), 201)
+    expect(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
     if any(entry.get("digest") == index.top for entry in referrers(run, family.subject.top)):
         raise Failed("the index under the fallback tag is listed as a referrer")
 
@@ -492,12 +500,12 @@ def fallback_tag(run: Run) -> None:
 )
 def announced_in_vain(run: Run) -> None:
     subject = run.seed.image(sizes=(100,))
-    run.push(subject)
+    run.push_image(subject)
     artifact = run.seed.artifact(subject, _SBOM)
-    run.upload_parts(artifact)
-    announced = run.need(run.put(artifact.top, artifact.media_type, artifact.body), 201).header(
-        "OCI-Subject"
-    )
+    run.push_parts(artifact)
+    announced = expect(
+        run.put_manifest(artifact.top, artifact.media_type, artifact.body), 201
+    ).header("OCI-Subject")
     reply = run.ask("GET", f"referrers/{subject.top}") if announced else None
     if reply is not None and (reply.status != 200 or reply.header("Content-Type") != OCI_INDEX):
         raise Failed(
@@ -513,14 +521,14 @@ def announced_in_vain(run: Run) -> None:
     "index",
 )
 def list_kept(run: Run) -> None:
-    subject = run.push(run.seed.image(sizes=(100,)))
+    subject = run.push_image(run.seed.image(sizes=(100,)))
     tag = subject.top.replace(":", "-")
     attached = list[Image]()
     for _ in range(2):
-        attached.append(run.push(run.seed.artifact(subject, _SBOM)))
+        attached.append(run.push_image(run.seed.artifact(subject, _SBOM)))
         index = run.seed.fallback_index(attached)
-        run.need(run.put(tag, index.media_type, index.body), 201)
-        reply = run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
+        expect(run.put_manifest(tag, index.media_type, index.body), 201)
+        reply = expect(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
         if reply.body != index.body:
             raise Failed(
                 f"{reply} with other bytes than the {len(attached)} referrers that were put"

@@ -10,9 +10,20 @@ from __future__ import annotations
 
 from ..content.images import Image
 from ..messages import digest_of
-from .checks import ACCEPT, NOWHERE, Failed, Run, check
+from .checks import (
+    ACCEPT,
+    NOWHERE,
+    Failed,
+    Run,
+    check,
+    expect,
+    expect_body,
+    expect_code,
+    expect_manifest,
+    expect_no_repository,
+    skip_if,
+)
 from .discovery import referrers, tags_of
-from .pull import check_body, check_error_code
 
 _TAGS = "Deleting tags"
 _MANIFESTS = "Deleting Manifests"
@@ -26,13 +37,14 @@ DELETES_BLOB = "DELETE blob: it is gone (blob)"
 def _fresh(run: Run, name: str) -> Image:
     """Return an image that is at the registry under two tags, for one check alone."""
     tags = (f"{run.identity}-{name}-1", f"{run.identity}-{name}-2")
-    image: Image = run.once(f"fresh {name}", lambda: run.push(run.seed.image(sizes=(300,)), *tags))
-    return image
+    return run.set_up_once(
+        f"fresh {name}", lambda: run.push_image(run.seed.image(sizes=(300,)), *tags)
+    )
 
 
 def _delete(run: Run, target: str) -> None:
     """Delete; a registry that does not delete says 400 or 405."""
-    run.need(run.optional(run.ask("DELETE", target), 400, 405), 202)
+    expect(skip_if(run.ask("DELETE", target), 400, 405), 202)
 
 
 @check(
@@ -47,10 +59,10 @@ def delete_tag(run: Run) -> None:
     first = f"manifests/{run.identity}-tag-1"
     second = f"manifests/{run.identity}-tag-2"
     _delete(run, first)
-    run.need(run.ask("GET", first, ACCEPT), 404)
-    run.need(run.ask("HEAD", first, ACCEPT), 404)
-    check_body(run.need(run.ask("GET", second, ACCEPT), 200), image.body)
-    check_body(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
+    expect(run.ask("GET", first, ACCEPT), 404)
+    expect(run.ask("HEAD", first, ACCEPT), 404)
+    expect_body(expect(run.ask("GET", second, ACCEPT), 200), image.body)
+    expect_manifest(run, image.top, image.body)
 
 
 @check(
@@ -74,8 +86,8 @@ def delete_tag_listed(run: Run) -> None:
 
 @check("management", "DELETE tag", "404", "Endpoints: 404 (end-9)", "absent", DELETES_TAG)
 def delete_absent_tag(run: Run) -> None:
-    check_error_code(
-        run.need(run.ask("DELETE", f"manifests/{run.identity}-none"), 404),
+    expect_code(
+        expect(run.ask("DELETE", f"manifests/{run.identity}-none"), 404),
         "MANIFEST_UNKNOWN",
         "NAME_UNKNOWN",
     )
@@ -92,8 +104,8 @@ def delete_manifest(run: Run) -> None:
     image = _fresh(run, "manifest")
     _delete(run, f"manifests/{image.top}")
     for reference in (image.top, f"{run.identity}-manifest-1", f"{run.identity}-manifest-2"):
-        run.need(run.ask("GET", f"manifests/{reference}", ACCEPT), 404)
-        run.need(run.ask("HEAD", f"manifests/{reference}", ACCEPT), 404)
+        expect(run.ask("GET", f"manifests/{reference}", ACCEPT), 404)
+        expect(run.ask("HEAD", f"manifests/{reference}", ACCEPT), 404)
 
 
 @check(
@@ -123,10 +135,10 @@ def delete_manifest_listed(run: Run) -> None:
 )
 def delete_index(run: Run) -> None:
     child = _fresh(run, "child")
-    index = run.push(run.seed.index([child]))
+    index = run.push_image(run.seed.index([child]))
     _delete(run, f"manifests/{index.top}")
-    run.need(run.ask("GET", f"manifests/{index.top}", ACCEPT), 404)
-    check_body(run.need(run.ask("GET", f"manifests/{child.top}", ACCEPT), 200), child.body)
+    expect(run.ask("GET", f"manifests/{index.top}", ACCEPT), 404)
+    expect_manifest(run, child.top, child.body)
 
 
 @check(
@@ -139,8 +151,8 @@ def delete_index(run: Run) -> None:
 )
 def delete_referrer(run: Run) -> None:
     subject = _fresh(run, "subject")
-    kept = run.push(run.seed.artifact(subject))
-    gone = run.push(run.seed.artifact(subject))
+    kept = run.push_image(run.seed.artifact(subject))
+    gone = run.push_image(run.seed.artifact(subject))
     if {entry["digest"] for entry in referrers(run, subject.top)} != {kept.top, gone.top}:
         raise Failed("the referrers are not listed before one is deleted")
     _delete(run, f"manifests/{gone.top}")
@@ -152,8 +164,8 @@ def delete_referrer(run: Run) -> None:
     "management", "DELETE manifest", "404", f"{_MANIFESTS}: 404 (end-9)", "absent", DELETES_MANIFEST
 )
 def delete_absent_manifest(run: Run) -> None:
-    check_error_code(
-        run.need(run.ask("DELETE", f"manifests/{NOWHERE}"), 404), "MANIFEST_UNKNOWN", "NAME_UNKNOWN"
+    expect_code(
+        expect(run.ask("DELETE", f"manifests/{NOWHERE}"), 404), "MANIFEST_UNKNOWN", "NAME_UNKNOWN"
     )
 
 
@@ -166,7 +178,7 @@ def delete_absent_manifest(run: Run) -> None:
     DELETES_MANIFEST,
 )
 def delete_manifest_nowhere(run: Run) -> None:
-    run.nowhere(
+    expect_no_repository(
         run.ask("DELETE", f"/v2/{run.repository}/no/such/{run.identity}/manifests/{NOWHERE}")
     )
 
@@ -182,9 +194,9 @@ def delete_manifest_nowhere(run: Run) -> None:
 def push_again(run: Run) -> None:
     image = _fresh(run, "again")
     _delete(run, f"manifests/{image.top}")
-    run.push(image, f"{run.identity}-again-1")
-    check_body(
-        run.need(run.ask("GET", f"manifests/{run.identity}-again-1", ACCEPT), 200), image.body
+    run.push_image(image, f"{run.identity}-again-1")
+    expect_body(
+        expect(run.ask("GET", f"manifests/{run.identity}-again-1", ACCEPT), 200), image.body
     )
 
 
@@ -198,19 +210,17 @@ def push_again(run: Run) -> None:
 def delete_blob(run: Run) -> None:
     data = run.seed.blob(100)
     digest = digest_of(data)
-    run.once("blob to delete", lambda: run.upload(digest, data))
+    run.set_up_once("blob to delete", lambda: run.push_blob(digest, data))
     _delete(run, f"blobs/{digest}")
-    run.need(run.ask("GET", f"blobs/{digest}"), 404)
-    run.need(run.ask("HEAD", f"blobs/{digest}"), 404)
+    expect(run.ask("GET", f"blobs/{digest}"), 404)
+    expect(run.ask("HEAD", f"blobs/{digest}"), 404)
 
 
 @check(
     "management", "DELETE blob", "404", f"{_BLOBS}: MUST be 404 (end-10)", "absent", DELETES_BLOB
 )
 def delete_absent_blob(run: Run) -> None:
-    check_error_code(
-        run.need(run.ask("DELETE", f"blobs/{NOWHERE}"), 404), "BLOB_UNKNOWN", "NAME_UNKNOWN"
-    )
+    expect_code(expect(run.ask("DELETE", f"blobs/{NOWHERE}"), 404), "BLOB_UNKNOWN", "NAME_UNKNOWN")
 
 
 @check(
@@ -224,7 +234,7 @@ def delete_absent_blob(run: Run) -> None:
 def upload_again(run: Run) -> None:
     data = run.seed.blob(100)
     digest = digest_of(data)
-    run.once("blob to push again", lambda: run.upload(digest, data))
+    run.set_up_once("blob to push again", lambda: run.push_blob(digest, data))
     _delete(run, f"blobs/{digest}")
-    run.upload(digest, data)
-    check_body(run.need(run.ask("GET", f"blobs/{digest}"), 200), data)
+    run.push_blob(digest, data)
+    expect_body(expect(run.ask("GET", f"blobs/{digest}"), 200), data)

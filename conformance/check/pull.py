@@ -12,7 +12,23 @@ from collections.abc import Callable
 
 from ..client.http import Reply
 from ..messages import digest_of
-from .checks import ACCEPT, BLOBS, MANIFESTS, NOWHERE, Failed, Run, Skipped, check, codes
+from .checks import (
+    ACCEPT,
+    BLOBS,
+    MANIFESTS,
+    NOWHERE,
+    Failed,
+    Run,
+    Skipped,
+    check,
+    codes,
+    expect,
+    expect_body,
+    expect_code,
+    expect_digest_header,
+    expect_length_header,
+    expect_no_repository,
+)
 
 _PULLING_BLOBS = "Pulling blobs"
 _PULLING_MANIFESTS = "Pulling manifests"
@@ -23,31 +39,7 @@ _EXISTS = "Checking if content exists in the registry"
     "pull", "GET /v2/", "the registry says that it is one", "Determining Support: 200 OK (end-1)"
 )
 def ping(run: Run) -> None:
-    run.need(run.ask("GET", "/v2/"), 200)
-
-
-def check_body(reply: Reply, data: bytes) -> None:
-    """Fail unless the body is `data`."""
-    if reply.body != data:
-        raise Failed(f"{reply} with other bytes: {len(reply.body)} of them, not {len(data)}")
-
-
-def check_digest_header(reply: Reply, digest: str) -> None:
-    """Fail when Docker-Content-Digest is another digest; skip without the header."""
-    header = reply.header("Docker-Content-Digest")
-    if not header:
-        raise Skipped(f"optional and not here: {reply} without Docker-Content-Digest")
-    if header != digest:
-        raise Failed(f"{reply} with Docker-Content-Digest {header}, not {digest}")
-
-
-def check_length_header(reply: Reply, size: int) -> None:
-    """Fail when Content-Length is another size; skip without the header."""
-    header = reply.header("Content-Length")
-    if not header:
-        raise Skipped(f"optional and not here: {reply} without Content-Length")
-    if header != str(size):
-        raise Failed(f"{reply} with Content-Length {header}, not {size}")
+    expect(run.ask("GET", "/v2/"), 200)
 
 
 # Blobs.
@@ -56,7 +48,7 @@ def check_length_header(reply: Reply, size: int) -> None:
 @check("pull", "GET blob", "its bytes", f"{_PULLING_BLOBS}: MUST be 200 OK (end-2)", tuple(BLOBS))
 def get_blob(run: Run, kind: str) -> None:
     digest, data = run.stored_blob(kind)
-    check_body(run.need(run.ask("GET", f"blobs/{digest}"), 200), data)
+    expect_body(expect(run.ask("GET", f"blobs/{digest}"), 200), data)
 
 
 @check(
@@ -68,9 +60,9 @@ def get_blob(run: Run, kind: str) -> None:
 )
 def get_blob_digest(run: Run, kind: str) -> None:
     digest, data = run.stored_blob(kind)
-    reply = run.need(run.ask("GET", f"blobs/{digest}"), 200)
+    reply = expect(run.ask("GET", f"blobs/{digest}"), 200)
     header = reply.header("Docker-Content-Digest")
-    check_digest_header(
+    expect_digest_header(
         reply, digest if header.startswith(digest.partition(":")[0]) else digest_of(data)
     )
 
@@ -78,24 +70,24 @@ def get_blob_digest(run: Run, kind: str) -> None:
 @check("pull", "HEAD blob", "is there", f"{_EXISTS}: MUST be 200 OK (end-2)", tuple(BLOBS))
 def head_blob(run: Run, kind: str) -> None:
     digest, _ = run.stored_blob(kind)
-    run.need(run.ask("HEAD", f"blobs/{digest}"), 200)
+    expect(run.ask("HEAD", f"blobs/{digest}"), 200)
 
 
 @check("pull", "HEAD blob", "its size", f"{_EXISTS}: SHOULD contain Content-Length", tuple(BLOBS))
 def head_blob_size(run: Run, kind: str) -> None:
     digest, data = run.stored_blob(kind)
-    check_length_header(run.need(run.ask("HEAD", f"blobs/{digest}"), 200), len(data))
+    expect_length_header(expect(run.ask("HEAD", f"blobs/{digest}"), 200), len(data))
 
 
 @check("pull", "HEAD blob", "its digest in a header", f"{_EXISTS}: SHOULD, if present MUST", "blob")
 def head_blob_digest(run: Run) -> None:
     digest, _ = run.stored_blob("blob")
-    check_digest_header(run.need(run.ask("HEAD", f"blobs/{digest}"), 200), digest)
+    expect_digest_header(expect(run.ask("HEAD", f"blobs/{digest}"), 200), digest)
 
 
 def _get_range(run: Run, range_header: str, *statuses: int) -> Reply:
     digest, _ = run.stored_blob("blob")
-    reply = run.need(run.ask("GET", f"blobs/{digest}", {"Range": range_header}), 200, *statuses)
+    reply = expect(run.ask("GET", f"blobs/{digest}", {"Range": range_header}), 200, *statuses)
     if reply.status == 200:
         raise Skipped("optional and not here: Range is ignored")
     return reply
@@ -117,7 +109,7 @@ def _enter_range(asked: str, start: int, stop: int) -> None:
     def get_range(run: Run) -> None:
         reply = _get_range(run, asked, 206)
         _, data = run.blob("blob")
-        check_body(reply, data[start:stop])
+        expect_body(reply, data[start:stop])
         expected = f"bytes {start}-{stop - 1}/1000"
         if reply.header("Content-Range") != expected:
             raise Failed(
@@ -137,18 +129,18 @@ for _asked, (_start, _stop) in _RANGES.items():
     "blob",
 )
 def get_range_beyond(run: Run) -> None:
-    run.need(_get_range(run, "bytes=1000-", 416), 416)
+    expect(_get_range(run, "bytes=1000-", 416), 416)
 
 
 @check("pull", "GET blob", "404", f"{_PULLING_BLOBS}: MUST be 404 Not Found (end-2)", "absent")
 def get_absent_blob(run: Run) -> None:
-    reply = run.need(run.ask("GET", f"blobs/{NOWHERE}"), 404)
-    check_error_code(reply, "BLOB_UNKNOWN", "NAME_UNKNOWN")
+    reply = expect(run.ask("GET", f"blobs/{NOWHERE}"), 404)
+    expect_code(reply, "BLOB_UNKNOWN", "NAME_UNKNOWN")
 
 
 @check("pull", "HEAD blob", "404", f"{_EXISTS}: MUST be 404 Not Found (end-2)", "absent")
 def head_absent_blob(run: Run) -> None:
-    run.need(run.ask("HEAD", f"blobs/{NOWHERE}"), 404)
+    expect(run.ask("HEAD", f"blobs/{NOWHERE}"), 404)
 
 
 @check(
@@ -159,7 +151,9 @@ def head_absent_blob(run: Run) -> None:
     "absent",
 )
 def get_blob_nowhere(run: Run) -> None:
-    run.nowhere(run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/blobs/{NOWHERE}"))
+    expect_no_repository(
+        run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/blobs/{NOWHERE}")
+    )
 
 
 @check(
@@ -171,19 +165,14 @@ def get_blob_nowhere(run: Run) -> None:
 )
 def get_blob_of_another(run: Run) -> None:
     digest, _ = run.stored_blob("blob")
-    run.nowhere(run.ask("GET", f"blobs/{digest}", repository=f"{run.mounting}-not-{run.identity}"))
+    expect_no_repository(
+        run.ask("GET", f"blobs/{digest}", repository=f"{run.mounting}-not-{run.identity}")
+    )
 
 
 @check("pull", "GET blob", "400 or 404", "Error Codes: DIGEST_INVALID (code-4)", "malformed")
 def get_malformed_blob(run: Run) -> None:
-    run.need(run.ask("GET", "blobs/sha256:totallywrong"), 400, 404)
-
-
-def check_error_code(reply: Reply, *expected: str) -> None:
-    """Fail when an error body in the specification's form has none of these codes."""
-    listed = codes(reply)
-    if listed and not set(listed) & set(expected):
-        raise Failed(f"{reply} with code {', '.join(listed)}, not {' or '.join(expected)}")
+    expect(run.ask("GET", "blobs/sha256:totallywrong"), 400, 404)
 
 
 # Manifests.
@@ -200,26 +189,26 @@ def _enter_manifest(by: str) -> None:
 
     @check("pull", "GET manifest", f"by {by}, its bytes", must, kinds)
     def get_manifest(run: Run, kind: str) -> None:
-        reply = run.need(run.ask("GET", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
-        check_body(reply, run.image(kind).body)
+        reply = expect(run.ask("GET", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
+        expect_body(reply, run.image(kind).body)
 
     @check(
         "pull", "HEAD manifest", f"by {by}, is there", f"{_EXISTS}: MUST be 200 OK (end-3)", kinds
     )
     def head_manifest(run: Run, kind: str) -> None:
-        run.need(run.ask("HEAD", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
+        expect(run.ask("HEAD", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
 
     cites = f"{_PULLING_MANIFESTS}: SHOULD contain the digest"
 
     @check("pull", "GET manifest", f"by {by}, its digest in a header", cites, kinds)
     def get_manifest_digest(run: Run, kind: str) -> None:
-        reply = run.need(run.ask("GET", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
-        check_digest_header(reply, run.image(kind).top)
+        reply = expect(run.ask("GET", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
+        expect_digest_header(reply, run.image(kind).top)
 
     @check("pull", "HEAD manifest", f"by {by}, its digest in a header", f"{_EXISTS}: SHOULD", kinds)
     def head_manifest_digest(run: Run, kind: str) -> None:
-        reply = run.need(run.ask("HEAD", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
-        check_digest_header(reply, run.image(kind).top)
+        reply = expect(run.ask("HEAD", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
+        expect_digest_header(reply, run.image(kind).top)
 
 
 _enter_manifest("tag")
@@ -235,7 +224,7 @@ _enter_manifest("digest")
 )
 def get_manifest_type(run: Run, kind: str) -> None:
     image = run.stored_image(kind)
-    reply = run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200)
+    reply = expect(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200)
     if reply.header("Content-Type") != image.media_type:
         raise Failed(
             f"{reply} with Content-Type {reply.header('Content-Type')!r}, not {image.media_type!r}"
@@ -252,7 +241,7 @@ def get_manifest_type(run: Run, kind: str) -> None:
 def get_manifest_alone(run: Run, kind: str) -> None:
     image = run.stored_image(kind)
     reply = run.ask("GET", f"manifests/{run.tag(kind)}", {"Accept": image.media_type})
-    check_body(run.need(reply, 200), image.body)
+    expect_body(expect(reply, 200), image.body)
 
 
 @check(
@@ -264,8 +253,8 @@ def get_manifest_alone(run: Run, kind: str) -> None:
 )
 def head_manifest_size(run: Run, kind: str) -> None:
     image = run.stored_image(kind)
-    check_length_header(
-        run.need(run.ask("HEAD", f"manifests/{image.top}", ACCEPT), 200), len(image.body)
+    expect_length_header(
+        expect(run.ask("HEAD", f"manifests/{image.top}", ACCEPT), 200), len(image.body)
     )
 
 
@@ -282,12 +271,12 @@ def _enter_absent(by: str) -> None:
 
     @check("pull", "GET manifest", f"by {by}, 404", cites, data)
     def get_absent(run: Run) -> None:
-        reply = run.need(run.ask("GET", f"manifests/{_ABSENT[by](run)}", ACCEPT), 404)
-        check_error_code(reply, "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
+        reply = expect(run.ask("GET", f"manifests/{_ABSENT[by](run)}", ACCEPT), 404)
+        expect_code(reply, "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
 
     @check("pull", "HEAD manifest", f"by {by}, 404", cites, data)
     def head_absent(run: Run) -> None:
-        run.need(run.ask("HEAD", f"manifests/{_ABSENT[by](run)}", ACCEPT), 404)
+        expect(run.ask("HEAD", f"manifests/{_ABSENT[by](run)}", ACCEPT), 404)
 
 
 for _by in _ABSENT:
@@ -303,7 +292,7 @@ for _by in _ABSENT:
 )
 def get_manifest_nowhere(run: Run) -> None:
     reply = run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/manifests/latest", ACCEPT)
-    check_error_code(run.nowhere(reply), "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
+    expect_code(expect_no_repository(reply), "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
 
 
 @check(
@@ -314,6 +303,6 @@ def get_manifest_nowhere(run: Run) -> None:
     "malformed",
 )
 def get_malformed_manifest(run: Run) -> None:
-    reply = run.need(run.ask("GET", "manifests/sha256:totallywrong", ACCEPT), 400, 404)
+    reply = expect(run.ask("GET", "manifests/sha256:totallywrong", ACCEPT), 400, 404)
     if reply.status == 400 and not codes(reply):
         raise Failed(f"{reply} without an error code")

@@ -11,8 +11,19 @@ from __future__ import annotations
 
 from ..client.http import Reply, with_query
 from ..messages import digest_of
-from .checks import BLOBS, OCTETS, Failed, Run, Skipped, check
-from .pull import check_body, check_error_code
+from .checks import (
+    BLOBS,
+    OCTETS,
+    Failed,
+    Run,
+    Skipped,
+    check,
+    expect,
+    expect_body,
+    expect_code,
+    location_of,
+    skip_if,
+)
 
 _TWO_STEPS = "POST then PUT"
 _SINGLE = "Single POST"
@@ -22,8 +33,8 @@ _MOUNT = "Mounting a blob from another repository"
 
 def _start(run: Run, target: str = "blobs/uploads/", repository: str | None = None) -> Reply:
     """Open an upload session."""
-    reply = run.need(run.ask("POST", target, None, b"", repository=repository), 202)
-    run.location(reply)
+    reply = expect(run.ask("POST", target, None, b"", repository=repository), 202)
+    location_of(reply)
     return reply
 
 
@@ -35,7 +46,7 @@ def _finish(run: Run, where: str, digest: str, body: bytes = b"", **headers: str
     }
     reply = run.ask("PUT", with_query(where, digest=digest), sent, body)
     if reply.status == 201:
-        run.put_here(f"blobs/{digest}")
+        run.delete_later(f"blobs/{digest}")
     return reply
 
 
@@ -47,11 +58,11 @@ def _patch(run: Run, where: str, body: bytes, start: int | None = None) -> Reply
     return run.ask("PATCH", where, sent, body)
 
 
-def _check_stored(run: Run, digest: str, data: bytes, repository: str | None = None) -> None:
-    check_body(run.need(run.ask("GET", f"blobs/{digest}", repository=repository), 200), data)
+def _expect_stored(run: Run, digest: str, data: bytes, repository: str | None = None) -> None:
+    expect_body(expect(run.ask("GET", f"blobs/{digest}", repository=repository), 200), data)
 
 
-def _new(run: Run, size: int = 500) -> tuple[str, bytes]:
+def _new_blob(run: Run, size: int = 500) -> tuple[str, bytes]:
     data = run.seed.blob(size)
     return digest_of(data), data
 
@@ -78,7 +89,7 @@ def start(run: Run) -> None:
     "blob",
 )
 def sessions(run: Run) -> None:
-    if run.location(_start(run)) == run.location(_start(run)):
+    if location_of(_start(run)) == location_of(_start(run)):
         raise Failed("two sessions have one Location")
 
 
@@ -91,12 +102,12 @@ def sessions(run: Run) -> None:
 )
 def post_and_put(run: Run, kind: str) -> None:
     digest, data = run.blob(kind)
-    reply = _finish(run, run.location(_start(run)), digest, data)
+    reply = _finish(run, location_of(_start(run)), digest, data)
     if kind == "sha512 blob":
-        run.optional(reply, 400)
-    where = run.location(run.need(reply, 201))
-    check_body(run.need(run.ask("GET", where), 200), data)
-    _check_stored(run, digest, data)
+        skip_if(reply, 400)
+    where = location_of(expect(reply, 201))
+    expect_body(expect(run.ask("GET", where), 200), data)
+    _expect_stored(run, digest, data)
 
 
 @check(
@@ -107,16 +118,16 @@ def post_and_put(run: Run, kind: str) -> None:
     "blob",
 )
 def put_twice(run: Run) -> None:
-    digest, data = _new(run)
-    run.upload(digest, data)
-    run.upload(digest, data)
-    _check_stored(run, digest, data)
+    digest, data = _new_blob(run)
+    run.push_blob(digest, data)
+    run.push_blob(digest, data)
+    _expect_stored(run, digest, data)
 
 
-def _check_refusal(run: Run, reply: Reply, *statuses: int) -> None:
+def _expect_refusal(run: Run, reply: Reply, *statuses: int) -> None:
     """Judge a refusal of bytes that have another digest."""
-    run.need(reply, *statuses)
-    check_error_code(reply, "DIGEST_INVALID", "BLOB_UPLOAD_INVALID")
+    expect(reply, *statuses)
+    expect_code(reply, "DIGEST_INVALID", "BLOB_UPLOAD_INVALID")
 
 
 @check(
@@ -127,11 +138,11 @@ def _check_refusal(run: Run, reply: Reply, *statuses: int) -> None:
     "blob",
 )
 def put_other_bytes(run: Run) -> None:
-    digest, _ = _new(run)
-    other, data = _new(run)
-    _check_refusal(run, _finish(run, run.location(_start(run)), digest, data), 400)
+    digest, _ = _new_blob(run)
+    other, data = _new_blob(run)
+    _expect_refusal(run, _finish(run, location_of(_start(run)), digest, data), 400)
     for name in (digest, other):
-        run.need(run.ask("GET", f"blobs/{name}"), 404)
+        expect(run.ask("GET", f"blobs/{name}"), 404)
 
 
 @check(
@@ -142,14 +153,14 @@ def put_other_bytes(run: Run) -> None:
     "malformed",
 )
 def put_without_digest(run: Run) -> None:
-    where = run.location(_start(run))
-    _, data = _new(run)
-    _check_refusal(run, run.ask("PUT", where, OCTETS, data), 400)
+    where = location_of(_start(run))
+    _, data = _new_blob(run)
+    _expect_refusal(run, run.ask("PUT", where, OCTETS, data), 400)
 
 
 @check("push", "PUT upload", "a digest that is none, 400", "Endpoints: 400 (end-6)", "malformed")
 def put_malformed_digest(run: Run) -> None:
-    _check_refusal(run, _finish(run, run.location(_start(run)), "sha256:totallywrong", b"x"), 400)
+    _expect_refusal(run, _finish(run, location_of(_start(run)), "sha256:totallywrong", b"x"), 400)
 
 
 _UNKNOWN = "00000000-0000-4000-8000-000000000000"
@@ -157,10 +168,10 @@ _UNKNOWN = "00000000-0000-4000-8000-000000000000"
 
 @check("push", "PUT upload", "to no session, 404", "Endpoints: 404 (end-6)", "absent")
 def put_to_nothing(run: Run) -> None:
-    digest, data = _new(run)
-    where = run.location(_start(run))
-    run.need(_finish(run, where, digest, data), 201)
-    check_error_code(run.need(_finish(run, where, digest, data), 404), "BLOB_UPLOAD_UNKNOWN")
+    digest, data = _new_blob(run)
+    where = location_of(_start(run))
+    expect(_finish(run, where, digest, data), 201)
+    expect_code(expect(_finish(run, where, digest, data), 404), "BLOB_UPLOAD_UNKNOWN")
 
 
 # One request.
@@ -174,17 +185,17 @@ def put_to_nothing(run: Run) -> None:
     ("blob", "empty blob"),
 )
 def single_post(run: Run, kind: str) -> None:
-    digest, data = _new(run) if kind == "blob" else run.blob(kind)
+    digest, data = _new_blob(run) if kind == "blob" else run.blob(kind)
     reply = run.ask("POST", with_query("blobs/uploads/", digest=digest), OCTETS, data)
-    where = run.location(run.need(reply, 201, 202))
+    where = location_of(expect(reply, 201, 202))
     if reply.status == 202:
         if kind == "blob":
-            run.need(run.ask("GET", f"blobs/{digest}"), 404)
-        run.need(_finish(run, where, digest, data), 201)
+            expect(run.ask("GET", f"blobs/{digest}"), 404)
+        expect(_finish(run, where, digest, data), 201)
     else:
-        run.put_here(f"blobs/{digest}")
-        check_body(run.need(run.ask("GET", where), 200), data)
-    _check_stored(run, digest, data)
+        run.delete_later(f"blobs/{digest}")
+        expect_body(expect(run.ask("GET", where), 200), data)
+    _expect_stored(run, digest, data)
 
 
 @check(
@@ -195,30 +206,30 @@ def single_post(run: Run, kind: str) -> None:
     "blob",
 )
 def single_post_other_bytes(run: Run) -> None:
-    digest, _ = _new(run)
-    _, data = _new(run)
+    digest, _ = _new_blob(run)
+    _, data = _new_blob(run)
     reply = run.ask("POST", with_query("blobs/uploads/", digest=digest), OCTETS, data)
     if reply.status == 202:
         raise Skipped(f"optional and not here: {reply}, a single POST only opens a session")
-    _check_refusal(run, reply, 400)
-    run.need(run.ask("GET", f"blobs/{digest}"), 404)
+    _expect_refusal(run, reply, 400)
+    expect(run.ask("GET", f"blobs/{digest}"), 404)
 
 
 # Chunks.
 
 
-def _least(reply: Reply) -> int:
+def _least_chunk(reply: Reply) -> int:
     """Return the least length of a chunk in bytes, 300 where the registry does not say."""
     header = reply.header("OCI-Chunk-Min-Length")
     return max(int(header) if header.isdigit() else 0, 300)
 
 
-def _at(run: Run, reply: Reply, status: int, end: int) -> str:
+def _expect_range(run: Run, reply: Reply, status: int, end: int) -> str:
     """Judge where an upload stands; return where it goes on."""
-    run.need(reply, status)
+    expect(reply, status)
     if reply.header("Range") != f"0-{end}":
         raise Failed(f"{reply} with Range {reply.header('Range')!r}, not '0-{end}'")
-    return run.location(reply)
+    return location_of(reply)
 
 
 class _Session:
@@ -226,9 +237,9 @@ class _Session:
 
     def __init__(self, run: Run) -> None:
         opened = _start(run)
-        self.size = _least(opened)
-        self.digest, self.data = _new(run, self.size * 2 + 100)
-        self.where = run.location(opened)
+        self.size = _least_chunk(opened)
+        self.digest, self.data = _new_blob(run, self.size * 2 + 100)
+        self.where = location_of(opened)
 
     def chunk(self, number: int) -> bytes:
         return self.data[number * self.size : (number + 1) * self.size]
@@ -236,10 +247,10 @@ class _Session:
     def patch(self, run: Run, number: int) -> Reply:
         return _patch(run, self.where, self.chunk(number), number * self.size)
 
-    def first(self, run: Run) -> str:
+    def patch_first(self, run: Run) -> str:
         """Send the first chunk; return the Location that it used."""
         used = self.where
-        self.where = _at(run, self.patch(run, 0), 202, self.size - 1)
+        self.where = _expect_range(run, self.patch(run, 0), 202, self.size - 1)
         return used
 
 
@@ -252,9 +263,9 @@ class _Session:
 )
 def streamed(run: Run) -> None:
     session = _Session(run)
-    where = run.location(run.need(_patch(run, session.where, session.data), 202))
-    run.need(_finish(run, where, session.digest), 201)
-    _check_stored(run, session.digest, session.data)
+    where = location_of(expect(_patch(run, session.where, session.data), 202))
+    expect(_finish(run, where, session.digest), 201)
+    _expect_stored(run, session.digest, session.data)
 
 
 @check(
@@ -266,11 +277,11 @@ def streamed(run: Run) -> None:
 )
 def chunked(run: Run) -> None:
     session = _Session(run)
-    session.first(run)
-    session.where = _at(run, session.patch(run, 1), 202, session.size * 2 - 1)
-    session.where = _at(run, session.patch(run, 2), 202, len(session.data) - 1)
-    reply = run.need(_finish(run, session.where, session.digest), 201)
-    check_body(run.need(run.ask("GET", run.location(reply)), 200), session.data)
+    session.patch_first(run)
+    session.where = _expect_range(run, session.patch(run, 1), 202, session.size * 2 - 1)
+    session.where = _expect_range(run, session.patch(run, 2), 202, len(session.data) - 1)
+    reply = expect(_finish(run, session.where, session.digest), 201)
+    expect_body(expect(run.ask("GET", location_of(reply)), 200), session.data)
 
 
 @check(
@@ -282,11 +293,11 @@ def chunked(run: Run) -> None:
 )
 def last_chunk_by_put(run: Run) -> None:
     session = _Session(run)
-    session.first(run)
+    session.patch_first(run)
     rest = session.data[session.size :]
     content_range = f"{session.size}-{len(session.data) - 1}"
-    run.need(_finish(run, session.where, session.digest, rest, Content_Range=content_range), 201)
-    _check_stored(run, session.digest, session.data)
+    expect(_finish(run, session.where, session.digest, rest, Content_Range=content_range), 201)
+    _expect_stored(run, session.digest, session.data)
 
 
 @check(
@@ -298,21 +309,21 @@ def last_chunk_by_put(run: Run) -> None:
 )
 def second_chunk_first(run: Run) -> None:
     session = _Session(run)
-    run.need(session.patch(run, 1), 416)
+    expect(session.patch(run, 1), 416)
 
 
 @check("push", "PATCH upload", "a chunk left out, 416", f"{_CHUNKS}: MUST respond with 416", "blob")
 def chunk_left_out(run: Run) -> None:
     session = _Session(run)
-    session.first(run)
-    run.need(session.patch(run, 2), 416)
+    session.patch_first(run)
+    expect(session.patch(run, 2), 416)
 
 
 @check("push", "PATCH upload", "a chunk twice, 416", f"{_CHUNKS}: MUST respond with 416", "blob")
 def chunk_twice(run: Run) -> None:
     session = _Session(run)
-    used = session.first(run)
-    run.need(_patch(run, used, session.chunk(0), 0), 416)
+    used = session.patch_first(run)
+    expect(_patch(run, used, session.chunk(0), 0), 416)
 
 
 @check(
@@ -324,10 +335,10 @@ def chunk_twice(run: Run) -> None:
 )
 def put_out_of_order(run: Run) -> None:
     session = _Session(run)
-    session.first(run)
+    session.patch_first(run)
     tail = session.chunk(2)
     content_range = f"{session.size * 2}-{len(session.data) - 1}"
-    run.need(_finish(run, session.where, session.digest, tail, Content_Range=content_range), 416)
+    expect(_finish(run, session.where, session.digest, tail, Content_Range=content_range), 416)
 
 
 @check(
@@ -339,11 +350,11 @@ def put_out_of_order(run: Run) -> None:
 )
 def status_of_upload(run: Run) -> None:
     session = _Session(run)
-    session.first(run)
-    session.where = _at(run, run.ask("GET", session.where), 204, session.size - 1)
-    session.where = _at(run, session.patch(run, 1), 202, session.size * 2 - 1)
-    run.need(_finish(run, session.where, session.digest, session.chunk(2)), 201)
-    _check_stored(run, session.digest, session.data)
+    session.patch_first(run)
+    session.where = _expect_range(run, run.ask("GET", session.where), 204, session.size - 1)
+    session.where = _expect_range(run, session.patch(run, 1), 202, session.size * 2 - 1)
+    expect(_finish(run, session.where, session.digest, session.chunk(2)), 201)
+    _expect_stored(run, session.digest, session.data)
 
 
 @check(
@@ -355,10 +366,10 @@ def status_of_upload(run: Run) -> None:
 )
 def status_by_old_location(run: Run) -> None:
     session = _Session(run)
-    used = session.first(run)
-    session.where = _at(run, run.ask("GET", used), 204, session.size - 1)
-    run.need(_finish(run, session.where, session.digest, session.data[session.size :]), 201)
-    _check_stored(run, session.digest, session.data)
+    used = session.patch_first(run)
+    session.where = _expect_range(run, run.ask("GET", used), 204, session.size - 1)
+    expect(_finish(run, session.where, session.digest, session.data[session.size :]), 201)
+    _expect_stored(run, session.digest, session.data)
 
 
 @check(
@@ -370,12 +381,12 @@ def status_by_old_location(run: Run) -> None:
 )
 def resumed(run: Run) -> None:
     session = _Session(run)
-    used = session.first(run)
-    run.need(_patch(run, used, session.chunk(0), 0), 416)
-    session.where = _at(run, run.ask("GET", used), 204, session.size - 1)
-    session.where = run.location(run.need(session.patch(run, 1), 202))
-    run.need(_finish(run, session.where, session.digest, session.chunk(2)), 201)
-    _check_stored(run, session.digest, session.data)
+    used = session.patch_first(run)
+    expect(_patch(run, used, session.chunk(0), 0), 416)
+    session.where = _expect_range(run, run.ask("GET", used), 204, session.size - 1)
+    session.where = location_of(expect(session.patch(run, 1), 202))
+    expect(_finish(run, session.where, session.digest, session.chunk(2)), 201)
+    _expect_stored(run, session.digest, session.data)
 
 
 @check(
@@ -386,18 +397,18 @@ def resumed(run: Run) -> None:
     "absent",
 )
 def closed(run: Run) -> None:
-    digest, data = _new(run)
-    where = run.location(_start(run))
-    run.need(_finish(run, where, digest, data), 201)
-    check_error_code(run.need(run.ask("GET", where), 404), "BLOB_UPLOAD_UNKNOWN")
+    digest, data = _new_blob(run)
+    where = location_of(_start(run))
+    expect(_finish(run, where, digest, data), 201)
+    expect_code(expect(run.ask("GET", where), 404), "BLOB_UPLOAD_UNKNOWN")
 
 
 @check("push", "PATCH upload", "to a closed session, 404", "Endpoints: 404 (end-5)", "absent")
 def patch_closed(run: Run) -> None:
-    digest, data = _new(run)
-    where = run.location(_start(run))
-    run.need(_finish(run, where, digest, data), 201)
-    check_error_code(run.need(_patch(run, where, data, 0), 404), "BLOB_UPLOAD_UNKNOWN")
+    digest, data = _new_blob(run)
+    where = location_of(_start(run))
+    expect(_finish(run, where, digest, data), 201)
+    expect_code(expect(_patch(run, where, data, 0), 404), "BLOB_UPLOAD_UNKNOWN")
 
 
 # Mounts.
@@ -413,12 +424,12 @@ def _mount(run: Run, digest: str, **source: str) -> Reply:
     )
 
 
-def _goes_on(run: Run, reply: Reply, digest: str, data: bytes) -> None:
+def _expect_session(run: Run, reply: Reply, digest: str, data: bytes) -> None:
     """Judge a mount that became a session: the blob can be uploaded there."""
-    where = run.location(run.need(reply, 202))
-    run.need(run.ask("PUT", with_query(where, digest=digest), OCTETS, data), 201)
-    run.put_here(f"blobs/{digest}", run.mounting)
-    _check_stored(run, digest, data, run.mounting)
+    where = location_of(expect(reply, 202))
+    expect(run.ask("PUT", with_query(where, digest=digest), OCTETS, data), 201)
+    run.delete_later(f"blobs/{digest}", run.mounting)
+    _expect_stored(run, digest, data, run.mounting)
 
 
 @check(
@@ -429,15 +440,15 @@ def _goes_on(run: Run, reply: Reply, digest: str, data: bytes) -> None:
     "blob",
 )
 def mounted(run: Run) -> None:
-    digest, data = _new(run)
-    run.once(f"to mount {digest}", lambda: run.upload(digest, data))
+    digest, data = _new_blob(run)
+    run.set_up_once(f"to mount {digest}", lambda: run.push_blob(digest, data))
     reply = _mount(run, digest, **{"from": run.repository})
-    if run.need(reply, 201, 202).status == 202:
-        _goes_on(run, reply, digest, data)
+    if expect(reply, 201, 202).status == 202:
+        _expect_session(run, reply, digest, data)
         raise Skipped(f"optional and not here: {reply}, nothing is mounted")
-    run.put_here(f"blobs/{digest}", run.mounting)
-    check_body(run.need(run.ask("GET", run.location(reply)), 200), data)
-    _check_stored(run, digest, data, run.mounting)
+    run.delete_later(f"blobs/{digest}", run.mounting)
+    expect_body(expect(run.ask("GET", location_of(reply)), 200), data)
+    _expect_stored(run, digest, data, run.mounting)
 
 
 @check(
@@ -448,13 +459,13 @@ def mounted(run: Run) -> None:
     "blob",
 )
 def mounted_from_anywhere(run: Run) -> None:
-    digest, data = _new(run)
-    run.once(f"to mount {digest}", lambda: run.upload(digest, data))
+    digest, data = _new_blob(run)
+    run.set_up_once(f"to mount {digest}", lambda: run.push_blob(digest, data))
     reply = _mount(run, digest)
-    if run.need(reply, 201, 202).status == 202:
-        return _goes_on(run, reply, digest, data)
-    run.put_here(f"blobs/{digest}", run.mounting)
-    return _check_stored(run, digest, data, run.mounting)
+    if expect(reply, 201, 202).status == 202:
+        return _expect_session(run, reply, digest, data)
+    run.delete_later(f"blobs/{digest}", run.mounting)
+    return _expect_stored(run, digest, data, run.mounting)
 
 
 @check(
@@ -465,8 +476,8 @@ def mounted_from_anywhere(run: Run) -> None:
     "absent",
 )
 def mounted_from_a_place_without_it(run: Run) -> None:
-    digest, data = _new(run)
-    _goes_on(run, _mount(run, digest, **{"from": run.repository}), digest, data)
+    digest, data = _new_blob(run)
+    _expect_session(run, _mount(run, digest, **{"from": run.repository}), digest, data)
 
 
 @check(
@@ -477,5 +488,5 @@ def mounted_from_a_place_without_it(run: Run) -> None:
     "absent",
 )
 def mounted_from_nowhere(run: Run) -> None:
-    digest, data = _new(run)
-    _goes_on(run, _mount(run, digest), digest, data)
+    digest, data = _new_blob(run)
+    _expect_session(run, _mount(run, digest), digest, data)

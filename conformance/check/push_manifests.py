@@ -13,8 +13,23 @@ from collections.abc import Callable
 from ..content.images import Image, encode
 from ..messages import digest_of
 from ..registry.storage import OCI_INDEX, OCI_MANIFEST
-from .checks import ACCEPT, MANIFESTS, NOWHERE, Failed, Run, Skipped, check, codes
-from .pull import check_body, check_digest_header, check_error_code
+from .checks import (
+    ACCEPT,
+    MANIFESTS,
+    NOWHERE,
+    Failed,
+    Run,
+    Skipped,
+    check,
+    codes,
+    expect,
+    expect_body,
+    expect_code,
+    expect_digest_header,
+    expect_manifest,
+    location_of,
+    skip_if,
+)
 
 _MANIFESTS = "Pushing Manifests"
 _LIMIT = 4 << 20
@@ -45,10 +60,10 @@ def put_by_digest(run: Run, kind: str) -> None:
 
 def _put(run: Run, image: Image, reference: str) -> None:
     """Put a whole graph; its Location and its reference have to give the same bytes."""
-    run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
-    reply = run.need(run.put(reference, image.media_type, image.body), 201)
-    for target in (run.location(reply), f"manifests/{reference}", f"manifests/{image.top}"):
-        check_body(run.need(run.ask("GET", target, ACCEPT), 200), image.body)
+    run.set_up_once(f"parts of {image.top}", lambda: run.push_parts(image))
+    reply = expect(run.put_manifest(reference, image.media_type, image.body), 201)
+    for target in (location_of(reply), f"manifests/{reference}", f"manifests/{image.top}"):
+        expect_body(expect(run.ask("GET", target, ACCEPT), 200), image.body)
 
 
 @check(
@@ -60,7 +75,9 @@ def _put(run: Run, image: Image, reference: str) -> None:
 )
 def put_says_digest(run: Run, kind: str) -> None:
     image = run.stored_image(kind)
-    check_digest_header(run.need(run.put(image.top, image.media_type, image.body), 201), image.top)
+    expect_digest_header(
+        expect(run.put_manifest(image.top, image.media_type, image.body), 201), image.top
+    )
 
 
 _SHAPES: dict[str, tuple[str, Callable[[Run], Image]]] = {
@@ -96,12 +113,12 @@ def _enter_shape(shape: str, cites: str, build: Callable[[Run], Image]) -> None:
     @check("push", "PUT manifest", shape, cites, "index" if "index" in shape else "image")
     def put_shape(run: Run) -> None:
         image = build(run)
-        run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
-        reply = run.put(image.top, image.media_type, image.body)
+        run.set_up_once(f"parts of {image.top}", lambda: run.push_parts(image))
+        reply = run.put_manifest(image.top, image.media_type, image.body)
         if shape in ("no layers", "an empty index"):
-            run.optional(reply, 400)
-        run.need(reply, 201)
-        check_body(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
+            skip_if(reply, 400)
+        expect(reply, 201)
+        expect_manifest(run, image.top, image.body)
 
 
 for _shape, (_cites, _build) in _SHAPES.items():
@@ -117,10 +134,10 @@ for _shape, (_cites, _build) in _SHAPES.items():
 )
 def put_with_parameter(run: Run) -> None:
     image = run.seed.image(sizes=(60,))
-    run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
-    reply = run.put(image.top, f"{OCI_MANIFEST}; charset=utf-8", image.body)
-    run.need(run.optional(reply, 400, 415), 201)
-    got = run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200)
+    run.set_up_once(f"parts of {image.top}", lambda: run.push_parts(image))
+    reply = run.put_manifest(image.top, f"{OCI_MANIFEST}; charset=utf-8", image.body)
+    expect(skip_if(reply, 400, 415), 201)
+    got = expect(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200)
     if got.header("Content-Type") not in (OCI_MANIFEST, f"{OCI_MANIFEST}; charset=utf-8"):
         raise Failed(f"{got} with Content-Type {got.header('Content-Type')!r}")
 
@@ -128,9 +145,9 @@ def put_with_parameter(run: Run) -> None:
 @check("push", "PUT manifest", "many tags for one", f"{_MANIFESTS}: MUST be 201 (end-7)", "image")
 def many_tags(run: Run) -> None:
     tags = [f"{run.identity}-many-{number}" for number in range(4)]
-    image = run.push(run.seed.image(sizes=(60,)), *tags)
+    image = run.push_image(run.seed.image(sizes=(60,)), *tags)
     for tag in tags:
-        check_body(run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200), image.body)
+        expect_manifest(run, tag, image.body)
 
 
 @check(
@@ -138,10 +155,10 @@ def many_tags(run: Run) -> None:
 )
 def tag_moves(run: Run) -> None:
     tag = f"{run.identity}-moving"
-    first = run.push(run.seed.image(sizes=(60,)), tag)
-    second = run.push(run.seed.image(sizes=(60,)), tag)
-    check_body(run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200), second.body)
-    check_body(run.need(run.ask("GET", f"manifests/{first.top}", ACCEPT), 200), first.body)
+    first = run.push_image(run.seed.image(sizes=(60,)), tag)
+    second = run.push_image(run.seed.image(sizes=(60,)), tag)
+    expect_manifest(run, tag, second.body)
+    expect_manifest(run, first.top, first.body)
 
 
 @check(
@@ -153,7 +170,7 @@ def tag_moves(run: Run) -> None:
 )
 def put_before_subject(run: Run, kind: str) -> None:
     subject = run.seed.image(sizes=(60,))
-    run.push(
+    run.push_image(
         run.seed.artifact(subject) if kind == "artifact" else run.seed.index([], subject=subject)
     )
 
@@ -171,12 +188,12 @@ def put_naming_absent(run: Run, kind: str) -> None:
         if kind == "image"
         else run.seed.index(platforms=("linux/amd64",))
     )
-    reply = run.put(image.top, image.media_type, image.body)
+    reply = run.put_manifest(image.top, image.media_type, image.body)
     if reply.status == 201:
         return
     if "MANIFEST_BLOB_UNKNOWN" not in codes(reply):
         raise Failed(f"{reply} ({', '.join(codes(reply))}) without code MANIFEST_BLOB_UNKNOWN")
-    run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 404)
+    expect(run.ask("GET", f"manifests/{image.top}", ACCEPT), 404)
 
 
 @check(
@@ -188,14 +205,14 @@ def put_naming_absent(run: Run, kind: str) -> None:
 )
 def put_under_other_digest(run: Run) -> None:
     image = run.seed.image(sizes=(60,))
-    run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
+    run.set_up_once(f"parts of {image.top}", lambda: run.push_parts(image))
     wrong = digest_of(image.body + b"\n")
-    check_error_code(
-        run.need(run.put(wrong, image.media_type, image.body), 400),
+    expect_code(
+        expect(run.put_manifest(wrong, image.media_type, image.body), 400),
         "DIGEST_INVALID",
         "MANIFEST_INVALID",
     )
-    run.need(run.ask("GET", f"manifests/{wrong}", ACCEPT), 404)
+    expect(run.ask("GET", f"manifests/{wrong}", ACCEPT), 404)
 
 
 @check(
@@ -208,8 +225,8 @@ def put_under_other_digest(run: Run) -> None:
 def put_no_json(run: Run, kind: str) -> None:
     media_type = OCI_MANIFEST if kind == "image" else OCI_INDEX
     tag = f"{run.identity}-no-json"
-    check_error_code(run.need(run.put(tag, media_type, b"blablabla"), 400), "MANIFEST_INVALID")
-    run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 404)
+    expect_code(expect(run.put_manifest(tag, media_type, b"blablabla"), 400), "MANIFEST_INVALID")
+    expect(run.ask("GET", f"manifests/{tag}", ACCEPT), 404)
 
 
 def _padded(run: Run, size: int) -> Image:
@@ -226,9 +243,9 @@ def _padded(run: Run, size: int) -> Image:
 )
 def put_large(run: Run) -> None:
     image = _padded(run, _LIMIT)
-    run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
-    run.need(run.optional(run.put(image.top, image.media_type, image.body), 400, 413), 201)
-    check_body(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
+    run.set_up_once(f"parts of {image.top}", lambda: run.push_parts(image))
+    expect(skip_if(run.put_manifest(image.top, image.media_type, image.body), 400, 413), 201)
+    expect_manifest(run, image.top, image.body)
 
 
 @check(
@@ -240,9 +257,9 @@ def put_large(run: Run) -> None:
 )
 def put_too_large(run: Run) -> None:
     image = _padded(run, _LIMIT * 4)
-    run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
-    reply = run.put(image.top, image.media_type, image.body)
-    run.need(run.optional(reply, 201, 400), 413)
+    run.set_up_once(f"parts of {image.top}", lambda: run.push_parts(image))
+    reply = run.put_manifest(image.top, image.media_type, image.body)
+    expect(skip_if(reply, 201, 400), 413)
 
 
 @check(
@@ -254,9 +271,11 @@ def put_too_large(run: Run) -> None:
 def error_bodies(run: Run) -> None:
     for target in (f"blobs/{NOWHERE}", f"manifests/{NOWHERE}", "blobs/sha256:totallywrong"):
         run.ask("GET", target, ACCEPT)
-    if run.refusals:
-        raise Failed(f"{len(run.refusals)} of {run.refused} are not: {run.refusals[0]}")
-    if not run.refused:
+    if run.malformed_errors:
+        raise Failed(
+            f"{len(run.malformed_errors)} of {run.json_errors} are not: {run.malformed_errors[0]}"
+        )
+    if not run.json_errors:
         raise Skipped("optional and not here: no error body is JSON")
 
 
@@ -270,5 +289,5 @@ def warnings(run: Run) -> None:
     for target in ("blobs/uploads/", f"blobs/uploads/?mount={NOWHERE}"):
         run.ask("POST", target, None, b"")
     run.ask("GET", f"manifests/{NOWHERE}", ACCEPT)
-    if run.warnings:
-        raise Failed(f"{len(run.warnings)} are not: {run.warnings[0]}")
+    if run.malformed_warnings:
+        raise Failed(f"{len(run.malformed_warnings)} are not: {run.malformed_warnings[0]}")

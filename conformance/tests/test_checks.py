@@ -23,8 +23,9 @@ import trustme
 
 from conformance import programs
 from conformance.__main__ import main
-from conformance.check import checks
-from conformance.check.checks import Row, begin, chosen, run_checks
+from conformance.check import suite
+from conformance.check.checks import WORKFLOWS, Row
+from conformance.check.suite import begin_run, choose_checks, run_checks
 from conformance.client.http import Client, Reply, Send, Wire
 from conformance.messages import Answer, Content, Request, Response, digest_of, error
 from conformance.programs import HTPASSWD, PASSWORD, USER, docker_registry
@@ -57,14 +58,14 @@ def in_memory(app: App) -> Send:
 
 
 def judge(app: App, names: Sequence[str] = ()) -> list[Row]:
-    return run_checks(begin(URL, in_memory(app), seed=1), chosen(names=names))
+    return run_checks(begin_run(URL, in_memory(app), seed=1), choose_checks(names=names))
 
 
 def became(rows: Iterable[Row], *outcomes: str) -> set[str]:
     return {row.check.name for row in rows if row.outcome in outcomes}
 
 
-NAMES = [entry.name for entry in chosen()]
+NAMES = [entry.name for entry in choose_checks()]
 
 
 @pytest.mark.parametrize(
@@ -78,15 +79,15 @@ def test_warnings_in_their_form_are_no_failure(text: str) -> None:
 
 def test_a_name_is_one_check() -> None:
     assert len(NAMES) == len(set(NAMES)) >= 200
-    assert {entry.workflow for entry in chosen()} == set(checks.WORKFLOWS)
-    assert all(entry.cites for entry in chosen())
-    assert all(need in NAMES for entry in chosen() for need in entry.needs)
+    assert {entry.workflow for entry in choose_checks()} == set(WORKFLOWS)
+    assert all(entry.cites for entry in choose_checks())
+    assert all(need in NAMES for entry in choose_checks() for need in entry.needs)
 
 
 def test_the_harness_passes_every_check() -> None:
     app = App()
     rows = judge(app)
-    assert [checks.line(row) for row in rows if row.outcome != "pass"] == []
+    assert [suite.as_line(row) for row in rows if row.outcome != "pass"] == []
     assert len(rows) == len(NAMES)
     assert len(app.journal.entries) > len(rows)
 
@@ -128,7 +129,7 @@ def test_what_is_optional_is_skipped_never_failed(
     options: dict[str, Any], skipped: list[str]
 ) -> None:
     rows = judge(App(**options))
-    assert [checks.line(row) for row in rows if row.outcome == "fail"] == []
+    assert [suite.as_line(row) for row in rows if row.outcome == "fail"] == []
     wanted = {name for name in NAMES for pattern in skipped if fnmatch.fnmatchcase(name, pattern)}
     assert became(rows, "skip") == wanted
     assert all(row.reason for row in rows if row.outcome == "skip")
@@ -1217,7 +1218,7 @@ def test_the_command_is_green_on_the_harness(
     rows, *tables, closing = out.strip().split("\n\n")
     assert closing == f"{len(NAMES)} checks: {len(NAMES)} passed, 0 failed, 0 skipped"
     assert [line.split(None, 2)[2] for line in rows.splitlines()] == NAMES
-    assert [table.split()[0] for table in tables] == list(checks.WORKFLOWS)
+    assert [table.split()[0] for table in tables] == list(WORKFLOWS)
     blobs = next(line for line in tables[0].splitlines() if line.startswith("GET blob "))
     assert set(blobs.removeprefix("GET blob").split()) == {"-", "pass"}
 
@@ -1445,8 +1446,8 @@ def test_a_download_that_is_sent_elsewhere_is_followed_without_the_credentials()
 
         app.amend = redirect
         url = f"http://{server.address}/team/app"
-        rows = checks.check_registry(url, credentials=(USER, PASSWORD), workflows=["pull"])
-    assert [checks.line(row) for row in rows if row.outcome != "pass"] == []
+        rows = suite.check_registry(url, credentials=(USER, PASSWORD), workflows=["pull"])
+    assert [suite.as_line(row) for row in rows if row.outcome != "pass"] == []
     assert store.journal.count("GET", "blob", status=200) > 5
     assert not any(entry.headers.get("authorization") for entry in store.journal.entries)
 
@@ -1465,7 +1466,7 @@ def test_an_answer_that_is_no_http_fails_the_check_and_no_other() -> None:
     app = App()
     app.intercept = lambda request: b"nonsense\r\n\r\n" if request.target.endswith("n=0") else None
     with run_in_thread(app) as server:
-        rows = checks.check_registry(f"http://{server.address}/team/app", workflows=["discovery"])
+        rows = suite.check_registry(f"http://{server.address}/team/app", workflows=["discovery"])
     failed = [row for row in rows if row.outcome != "pass"]
     assert [row.check.what for row in failed] == ["n=0 is an empty list without Link"]
     assert failed[0].reason.startswith("no answer: GET http://")
@@ -1478,7 +1479,7 @@ def test_an_answer_that_is_no_http_fails_the_check_and_no_other() -> None:
 def test_the_real_registry_has_the_known_gaps_and_no_other(tmp_path: Path) -> None:
     with docker_registry(tmp_path, htpasswd=HTPASSWD) as where:
         url = f"http://{where}/team/app"
-        rows = checks.check_registry(url, credentials=(USER, PASSWORD), keep=True)
+        rows = suite.check_registry(url, credentials=(USER, PASSWORD), keep=True)
     gaps = {(row.outcome, row.check.name) for row in rows if row.outcome != "pass"}
     known = {
         (gap.outcome, name)
@@ -1494,7 +1495,7 @@ def test_the_real_registry_has_the_known_gaps_and_no_other(tmp_path: Path) -> No
 def test_personas_fail_only_what_they_imitate(name: str) -> None:
     known = {m for gap in programs.DISTRIBUTION_2_8_GAPS for m in fnmatch.filter(NAMES, gap.checks)}
     with persona(name) as running:
-        rows = checks.check_registry(f"{running.url}/team/app")
+        rows = suite.check_registry(f"{running.url}/team/app")
     # 3 looks at no PUT's Content-Range; the digest decides.
     own = {
         "distribution": known,

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from conformance.check import checks
+from conformance.check import checks, suite
 from conformance.client.copies import ACCEPT, push_http
 from conformance.content.images import Image, Seed, encode
 from conformance.messages import Response, digest_of
@@ -415,7 +415,7 @@ def checked(name: str, users: Mapping[str, str] | None = None) -> list[checks.Ro
     with persona(name, users=users) as served:
         credentials = next(iter(users.items())) if users else None
         return list(
-            checks.check_registry(f"{served.url}/team/app", credentials=credentials, keep=True)
+            suite.check_registry(f"{served.url}/team/app", credentials=credentials, keep=True)
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from conformance.check import checks
+from conformance.check import suite
 from conformance.client.attachments import (
     FAMILIES,
     Family,
@@ -158,7 +158,7 @@ def test_a_referrer_is_listed_late(seed: Seed) -> None:
 def test_the_specification_is_kept_but_for_what_the_row_says(name: str) -> None:
     """The same table of checks as for real registries: nothing fails that is not this kind's quirk."""
     with persona(name) as served:
-        rows = checks.check_registry(f"{served.url}/team/app", workflows=["discovery"], keep=True)
+        rows = suite.check_registry(f"{served.url}/team/app", workflows=["discovery"], keep=True)
     failed = {row.check.name.partition(":")[0] for row in rows if row.outcome == "fail"}
     expected = {
         "referrers-unannounced": {"PUT manifest"},  # OCI-Subject is a MUST where the API is

@@ -1,0 +1,227 @@
+"""A run of the checks: which of them, in what order, with what outcome, and how that is shown.
+
+Owns: choosing checks, carrying them out, the lines and tables that are written.
+May not know: what any check asks.
+Invariants: a check is skipped when one that it needs did not pass before it.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import ssl
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from urllib.parse import urlsplit
+
+from ..client.http import Client, NoAnswer, Send, Wire
+from ..content.images import Seed
+from ..messages import is_name
+from . import discovery, management, pull, push_blobs, push_manifests
+from .checks import CHECKS, WORKFLOWS, Check, Failed, Outcome, Row, Run, Skipped
+
+__all__ = [
+    "Unusable",
+    "as_json",
+    "as_line",
+    "as_summary",
+    "as_tables",
+    "begin_run",
+    "check_registry",
+    "choose_checks",
+    "count_outcomes",
+    "run_checks",
+]
+
+# Each enters its checks into CHECKS when it is imported.
+_MODULES = (pull, push_blobs, push_manifests, discovery, management)
+
+
+class Unusable(Exception):
+    """The registry cannot be checked: it cannot be reached, or it lets nobody in."""
+
+
+def run_checks(
+    run: Run, checks: Iterable[Check], progress: Callable[[Row], None] | None = None
+) -> list[Row]:
+    """Run the checks in order; a check whose needs did not pass before it is skipped."""
+    rows: list[Row] = []
+    by_name: dict[str, Row] = {}
+    for entry in checks:
+        lacking = [
+            by_name[name]
+            for name in entry.needs
+            if name in by_name and by_name[name].outcome != "pass"
+        ]
+        if lacking:
+            row = Row(entry, "skip", f"rests on {lacking[0].check.name!r} ({lacking[0].outcome})")
+        else:
+            row = _carry_out(run, entry)
+        by_name[entry.name] = row
+        rows.append(row)
+        if progress is not None:
+            progress(row)
+
+    return rows
+
+
+def _carry_out(run: Run, entry: Check) -> Row:
+    try:
+        entry.act(run)
+    except Skipped as reason:
+        return Row(entry, "skip", str(reason))
+    except Failed as reason:
+        return Row(entry, "fail", str(reason))
+    except NoAnswer as reason:
+        return Row(entry, "fail", f"no answer: {reason}")
+    return Row(entry, "pass", "")
+
+
+def begin_run(
+    url: str,
+    send: Send,
+    *,
+    credentials: tuple[str, str] | None = None,
+    mounting: str | None = None,
+    seed: int | None = None,
+) -> Run:
+    """Read http(s)://HOST[:PORT]/REPOSITORY and see that it can be pushed to; else Unusable."""
+    parts = urlsplit(url)
+    repository = parts.path.strip("/")
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise Unusable(f"{url!r} is not http(s)://HOST[:PORT]/REPOSITORY")
+    if not is_name(repository) or parts.query or parts.fragment:
+        raise Unusable(f"{repository!r} is not the name of a repository")
+
+    origin = f"{parts.scheme}://{parts.netloc}"
+    client = Client(origin, send, credentials)
+    hint = "are these the credentials?" if credentials else "it wants credentials (--user)"
+    try:
+        ping = client.ask("GET", "/v2/")
+        if ping.status in (401, 403):
+            raise Unusable(f"{ping}: {hint}")
+        pushed = client.ask("POST", f"/v2/{repository}/blobs/uploads/", None, b"")
+    except NoAnswer as problem:
+        raise Unusable(f"no answer: {problem}") from None
+
+    if pushed.status in (401, 403):
+        raise Unusable(f"{pushed}, so nothing can be pushed there: {hint}")
+    if pushed.status in (404, 405):
+        raise Unusable(f"{pushed}, so nothing can be pushed there")
+
+    number = secrets.randbits(48) if seed is None else seed
+    identity = f"check-{number:012x}"
+    return Run(client, repository, mounting or f"{repository}-mount", Seed(number), identity)
+
+
+def choose_checks(workflows: Sequence[str] = (), names: Sequence[str] = ()) -> list[Check]:
+    """Return checks in order: those of some workflows (none: all), only some by name (none: all).
+
+    Checks that a named one needs are chosen as well.
+    """
+    ordered = [entry for workflow in WORKFLOWS for entry in CHECKS if entry.workflow == workflow]
+    selected = [entry for entry in ordered if not workflows or entry.workflow in workflows]
+    if not names:
+        return selected
+
+    by_name = {entry.name: entry for entry in ordered}
+    required: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in required:
+            required.add(name)
+            waiting += by_name[name].needs
+    return [entry for entry in selected if entry.name in required]
+
+
+def check_registry(
+    url: str,
+    *,
+    credentials: tuple[str, str] | None = None,
+    workflows: Sequence[str] = (),
+    context: ssl.SSLContext | None = None,
+    mounting: str | None = None,
+    keep: bool = False,
+    progress: Callable[[Row], None] | None = None,
+) -> list[Row]:
+    """Check a registry by URL; Unusable when it cannot be reached or lets nobody in."""
+    wire = Wire(context)
+    try:
+        run = begin_run(url, wire, credentials=credentials, mounting=mounting)
+        try:
+            return run_checks(run, choose_checks(workflows), progress)
+        finally:
+            if not keep:
+                run.delete_pushed()
+    finally:
+        wire.close()
+
+
+# Showing.
+
+
+def as_line(row: Row) -> str:
+    """Write one row: outcome, workflow, name; then the reason, if any, with the cited sentence."""
+    text = f"{row.outcome:4}  {row.check.workflow:10}  {row.check.name}"
+    return f"{text} -- {row.reason} -- spec: {row.check.cites}" if row.reason else text
+
+
+def count_outcomes(rows: Sequence[Row]) -> dict[Outcome, int]:
+    """Count the rows by outcome."""
+    outcomes: tuple[Outcome, ...] = ("pass", "fail", "skip")
+    return {outcome: sum(1 for row in rows if row.outcome == outcome) for outcome in outcomes}
+
+
+def as_summary(rows: Sequence[Row]) -> str:
+    """Write how many there are of each outcome."""
+    numbers = count_outcomes(rows)
+    return f"{len(rows)} checks: {numbers['pass']} passed, {numbers['fail']} failed, {numbers['skip']} skipped"
+
+
+def as_tables(rows: Sequence[Row]) -> str:
+    """Write the table API x data of each workflow; a cell has the worst outcome and its number."""
+    tables = [
+        _table(workflow, [row for row in rows if row.check.workflow == workflow])
+        for workflow in WORKFLOWS
+    ]
+    return "\n\n".join(filter(None, tables))
+
+
+def _table(workflow: str, rows: Sequence[Row]) -> str:
+    if not rows:
+        return ""
+
+    kinds = list(dict.fromkeys(row.check.data for row in rows))
+    table = [[workflow, *(kind or "any" for kind in kinds)]]
+    for api in dict.fromkeys(row.check.api for row in rows):
+        cells = [api]
+        for kind in kinds:
+            here = [row.outcome for row in rows if (row.check.api, row.check.data) == (api, kind)]
+            counts = Counter[str](here)
+            worst = next((outcome for outcome in ("fail", "skip", "pass") if counts[outcome]), "-")
+            if worst in ("pass", "-"):
+                cells.append(worst)
+            else:
+                cells.append(f"{worst} {counts[worst]}/{len(here)}")
+        table.append(cells)
+
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table)
+
+
+def as_json(url: str, rows: Sequence[Row]) -> str:
+    """Write the rows for programs."""
+    listed = [
+        {
+            "name": row.check.name,
+            "workflow": row.check.workflow,
+            "api": row.check.api,
+            "data": row.check.data or "any",
+            "cites": row.check.cites,
+            "outcome": row.outcome,
+            "reason": row.reason,
+        }
+        for row in rows
+    ]
+    return json.dumps({"url": url, "count": count_outcomes(rows), "checks": listed}, indent=2)
