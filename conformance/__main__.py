@@ -1,10 +1,10 @@
 """The command line: `python -m conformance serve | proxy | check`.
 
-Owns: arguments, output and exit statuses. May not know: what `App`, `Proxy` and `checks` keep to
-themselves. Invariants: `serve` and `proxy` write one line on standard output, `serving URL`, as
-soon as requests are answered. They write nothing more until SIGINT or SIGTERM, and then, on
-standard error, what the faults did. `check` writes rows as they come, and its exit status is the
-verdict.
+Owns: arguments, output and exit statuses.
+May not know: what `App`, `Proxy` and `checks` keep to themselves.
+Invariants: `serve` and `proxy` write one line on standard output, `serving URL`, as soon as
+requests are answered. They write nothing more until SIGINT or SIGTERM, and then, on standard error,
+what the faults did. `check` writes rows as they come, and its exit status is the verdict.
 """
 
 from __future__ import annotations

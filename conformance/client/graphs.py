@@ -1,10 +1,11 @@
 """Walks over images, their referrers and cosign's tags at a registry, and comparisons of two walks.
 
 Owns: walking from digests as `cosign verify` and clients of OCI 1.1 do, by the referrers API or the
-fallback tag, and comparing two walks. May not know: how anything got there. Invariants: a list of
-referrers is believed only when every entry occurs once and rightly describes a manifest that is
-there and has that subject. Follows: docs/protocol-facts.md section 1.10 and cosign
-specs/SIGNATURE_SPEC.md.
+fallback tag, and comparing two walks.
+May not know: how anything got there.
+Invariants: a list of referrers is believed only when every entry occurs once and rightly describes
+a manifest that is there and has that subject.
+Follows: docs/protocol-facts.md section 1.10 and cosign specs/SIGNATURE_SPEC.md.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """An HTTP client of one registry, for the checks: plain, slow and easy to believe.
 
-Owns: connections, redirects of downloads, Basic and the token service, waiting when asked to. May
-not know: what an answer should be. Invariants: an answer is returned as it came, whatever its
-status, except a 401 or 429 that can be met. Credentials go only to the registry's origin and to the
-realm that it names. Only http.client is used. Follows: RFC 9110 and the distribution project's
-token specification (docs/protocol-facts.md section 2).
+Owns: connections, redirects of downloads, Basic and the token service, waiting when asked to.
+May not know: what an answer should be.
+Invariants: an answer is returned as it came, whatever its status, except a 401 or 429 that can be
+met. Credentials go only to the registry's origin and to the realm that it names. Only http.client
+is used.
+Follows: RFC 9110 and the distribution project's token specification (docs/protocol-facts.md section
+2).
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """AWS's login services: STS, ECR's two APIs, SSO, container and machine metadata.
 
 Owns: identities with their keys, tokens, ends and permissions; SigV4 as the server checks it; each
-service's words for a refusal. May not know: sockets, any client, what a registry holds (`Private`
-and `Public` only say who may ask). Invariants: a service answers only a request that is word for
-word as it documents. A request that no correct client sends is refused and noted in
-`journal.violations`. Time is an argument. Follows: docs/protocol-facts.md section 4.
+service's words for a refusal.
+May not know: sockets, any client, what a registry holds (`Private` and `Public` only say who may
+ask).
+Invariants: a service answers only a request that is word for word as it documents. A request that
+no correct client sends is refused and noted in `journal.violations`. Time is an argument.
+Follows: docs/protocol-facts.md section 4.
 """
 
 from __future__ import annotations

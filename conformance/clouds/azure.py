@@ -1,10 +1,12 @@
 """Azure's login services: the directory, metadata, a registry's exchange and token endpoints.
 
 Owns: identities with their proofs; tokens with audience, tenant and life, signed so that nobody
-else can make one. May not know: any client, what the registry holds. Invariants: a token is given
-only for the exact proof, audience and tenant. A request that no correct client sends is refused and
-noted in the journal, without the secret that it carried. Time is an argument. Follows:
-docs/protocol-facts.md sections 6.1 to 6.4.
+else can make one.
+May not know: any client, what the registry holds.
+Invariants: a token is given only for the exact proof, audience and tenant. A request that no
+correct client sends is refused and noted in the journal, without the secret that it carried. Time
+is an argument.
+Follows: docs/protocol-facts.md sections 6.1 to 6.4.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Many images that share layers, as those of one organisation do, to measure copying with.
 
-Owns: which images share which layers. May not know: how they are copied. Invariants: a family is a
-function of its numbers. Two families that differ only in `left_out` or `moved` have all other tags
-in common, byte for byte, so that one can be an older state of the other.
+Owns: which images share which layers.
+May not know: how they are copied.
+Invariants: a family is a function of its numbers. Two families that differ only in `left_out` or
+`moved` have all other tags in common, byte for byte, so that one can be an older state of the
+other.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Fault rules as text, for a command line or a file: the sentences of rules.py, word for word.
 
-Owns: the grammar. May not know: what verbs do; their parameters come from their classes.
+Owns: the grammar.
+May not know: what verbs do; their parameters come from their classes.
 Invariants: text that is not understood is refused with its place, never guessed. `str(rule)` of a
 rule that was read is read as the same rule.
 

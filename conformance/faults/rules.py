@@ -1,9 +1,10 @@
 """Rules that break exchanges on purpose, in front of a registry of any kind.
 
-Owns: which exchanges a rule matches, which occurrence it strikes, and what came of it. May not
-know: sockets, what the verbs do (verbs.py), what a registry holds. Invariants: the same seed, rules
-and requests give the same faults, in whatever order requests of different names come. `check` finds
-a rule that never struck, and a verb that struck and did not take place.
+Owns: which exchanges a rule matches, which occurrence it strikes, and what came of it.
+May not know: sockets, what the verbs do (verbs.py), what a registry holds.
+Invariants: the same seed, rules and requests give the same faults, in whatever order requests of
+different names come. `check` finds a rule that never struck, and a verb that struck and did not
+take place.
 
 A test reads as a sentence:
 

@@ -1,9 +1,10 @@
 """The verbs of fault rules: what each does to an exchange.
 
-Owns: one class per verb and their table, `VERBS`. May not know: sockets, which exchange is struck
-(rules.py), what a registry holds. Invariants: all waiting is anyio's, so that a clock which jumps
-passes it. A verb that cannot be carried out on an exchange leaves it as it is and does not say that
-it happened. Follows: RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and
+Owns: one class per verb and their table, `VERBS`.
+May not know: sockets, which exchange is struck (rules.py), what a registry holds.
+Invariants: all waiting is anyio's, so that a clock which jumps passes it. A verb that cannot be
+carried out on an exchange leaves it as it is and does not say that it happened.
+Follows: RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and
 docs/protocol-facts.md sections 1.7 to 1.13 and 2.1.
 """
 

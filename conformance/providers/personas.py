@@ -1,9 +1,10 @@
 """Registries that behave as providers do: a row per provider.
 
 Owns: what differs from the strict registry, by row: host names, caps, mounts, quirks of requests
-and answers, token services, places where blobs come from. May not know: sockets (see `names` and
-`server`), any client. Invariants: a row holds behaviour that docs/protocol-facts.md says, by
-section; what a row leaves out is strict.
+and answers, token services, places where blobs come from.
+May not know: sockets (see `names` and `server`), any client.
+Invariants: a row holds behaviour that docs/protocol-facts.md says, by section; what a row leaves
+out is strict.
 
 A new provider is a row and, where options do not say it, a few functions of the kinds that a row
 takes: `rewrites` (what the registry makes of a request), `before` (an answer instead), `judges` (an

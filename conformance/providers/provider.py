@@ -1,10 +1,11 @@
 """A provider's row, and a registry that behaves as its row says.
 
 Owns: what a row can say (`Persona`), the registry made of it (`Provider`), the object storage
-behind a registry (`Storage`). May not know: sockets, any client, which providers there are (see
-`personas`). Invariants: what a row leaves out is strict. The functions of a row are called in the
-order `rewrites`, `before`, `judges`, `after`. Follows: docs/protocol-facts.md sections 1.13 and
-4.9.
+behind a registry (`Storage`).
+May not know: sockets, any client, which providers there are (see `personas`).
+Invariants: what a row leaves out is strict. The functions of a row are called in the order
+`rewrites`, `before`, `judges`, `after`.
+Follows: docs/protocol-facts.md sections 1.13 and 4.9.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """How many requests a registry takes: caps over any stretch of time, and the 429 for one more.
 
-Owns: what each request counts as, sliding windows, quotas that headers tell, the refusal. May not
-know: what a registry holds, sockets, a clock (`now` is an argument). Invariants: in no stretch of a
-cap's length, wherever it begins, the registry admits more requests than the cap. A refused request
-counts for nothing. So a client whose rate plus burst is above the cap is caught at its burst, as
-the clouds catch it. Follows: docs/protocol-facts.md sections 1.12 (429, TOOMANYREQUESTS,
-Retry-After), 4.8, 5.5, 6.5 and 7.2 (what is counted); the actions are those of docs/design.md
-section 9.
+Owns: what each request counts as, sliding windows, quotas that headers tell, the refusal.
+May not know: what a registry holds, sockets, a clock (`now` is an argument).
+Invariants: in no stretch of a cap's length, wherever it begins, the registry admits more requests
+than the cap. A refused request counts for nothing. So a client whose rate plus burst is above the
+cap is caught at its burst, as the clouds catch it.
+Follows: docs/protocol-facts.md sections 1.12 (429, TOOMANYREQUESTS, Retry-After), 4.8, 5.5, 6.5 and
+7.2 (what is counted); the actions are those of docs/design.md section 9.
 """
 
 from __future__ import annotations

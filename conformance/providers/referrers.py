@@ -1,9 +1,10 @@
 """How registries differ about referrers: the functions of their rows.
 
-Owns: answers where there is no referrers API, and answers about a subject. May not know: sockets,
-other quirks of a provider. Invariants: manifests, blobs and tags are the strict registry's. Only
-unknown paths, `OCI-Subject` and lists of referrers are answered otherwise. Follows:
-docs/protocol-facts.md sections 1.10 and 7.9, and rule 15 of docs/design.md section 6.
+Owns: answers where there is no referrers API, and answers about a subject.
+May not know: sockets, other quirks of a provider.
+Invariants: manifests, blobs and tags are the strict registry's. Only unknown paths, `OCI-Subject`
+and lists of referrers are answered otherwise.
+Follows: docs/protocol-facts.md sections 1.10 and 7.9, and rule 15 of docs/design.md section 6.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Who may do what: bearer token services and Basic, as registries ask for them.
 
-Owns: challenges, scopes, tokens, users. May not know: what a registry holds. Invariants: a token
-silently grants the intersection of what was asked and what the user may do (docs/protocol-facts.md
-section 2.5). The registry answers 401 with `insufficient_scope` where it lacks a permission. Time
-is an argument.
+Owns: challenges, scopes, tokens, users.
+May not know: what a registry holds.
+Invariants: a token silently grants the intersection of what was asked and what the user may do
+(docs/protocol-facts.md section 2.5). The registry answers 401 with `insufficient_scope` where it
+lacks a permission. Time is an argument.
 
 `TokenService` is a Site: give it to `App(auth=...)` alone and it answers under `path` of the
 registry, or `serve` it elsewhere as well and set `realm` to where it is.

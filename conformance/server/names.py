@@ -1,9 +1,11 @@
 """Names that lead here: a forward proxy and a throw-away authority for clients that are programs.
 
-Owns: which host name is which local port, CONNECT, the certificates for those names. May not know:
-what is said inside a tunnel. Invariants: a tunnel leads only to a name that was made known, so that
-a test can never reach the network by mistake. Other requests are noted in `refused`. Follows: RFC
-9110 section 9.3.6; docs/protocol-facts.md sections 8.1 and 8.2 (which variables clients read).
+Owns: which host name is which local port, CONNECT, the certificates for those names.
+May not know: what is said inside a tunnel.
+Invariants: a tunnel leads only to a name that was made known, so that a test can never reach the
+network by mistake. Other requests are noted in `refused`.
+Follows: RFC 9110 section 9.3.6; docs/protocol-facts.md sections 8.1 and 8.2 (which variables
+clients read).
 
 A client in the same process needs neither sockets nor this (see `memory`). The program `openssl`
 makes the certificates, since the standard library cannot.
