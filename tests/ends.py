@@ -44,6 +44,7 @@ from conformance.content.images import Image
 from conformance.providers.personas import Provider, Running, imitate
 from conformance.registry.app import App
 from conformance.server.exchange import Site
+from conformance.server.http1 import Endpoint
 from conformance.server.memory import Link, Network, Place, network
 from conformance.server.sockets import Server, run_in_thread
 from tests.wires import MemoryWire
@@ -369,8 +370,8 @@ def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 
 
 def copy(
-    source: Server | Running,
-    target: Server | Running,
+    source: Endpoint | Running,
+    target: Endpoint | Running,
     reference: str = "app:v1",
     to: str | None = None,
     *more: str,
@@ -381,14 +382,14 @@ def copy(
 
 
 def document(
-    registries: Mapping[str, Server | Running | str | Mapping[str, Any]],
+    registries: Mapping[str, Endpoint | Running | str | Mapping[str, Any]],
     *mappings: Mapping[str, Any],
     **top: Any,
 ) -> str:
     """Write a configuration: the alias `source` is the source, all others are the targets."""
     entries = {
         alias: {"url": each.url}
-        if isinstance(each, (Server, Running))
+        if isinstance(each, (Endpoint, Running))
         else {"url": each}
         if isinstance(each, str)
         else dict(each)
@@ -411,7 +412,7 @@ def tags(*names: str, **rule: Any) -> dict[str, Any]:
 
 
 def sync(
-    registries: Mapping[str, Server | Running | str | Mapping[str, Any]],
+    registries: Mapping[str, Endpoint | Running | str | Mapping[str, Any]],
     *mappings: Mapping[str, Any],
     **top: Any,
 ) -> Ran:
@@ -421,7 +422,7 @@ def sync(
     )
 
 
-def held(server: Server | Running, repository: str, image: Image) -> bool:
+def held(server: Endpoint | Running, repository: str, image: Image) -> bool:
     """Whether everything that an image names, and a registry holds, is in a repository, byte for
     byte.
     """

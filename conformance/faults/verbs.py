@@ -580,7 +580,7 @@ class Lie(Effect):
         if not isinstance(answer, Response):
             return answer
 
-        headers = with_framing(answer, request.method)
+        headers = with_framing(answer)
         lies = {name.lower(): (name, value) for name, value in self.headers.items()}
         names = (self.names,) if isinstance(self.names, str) else self.names
         for name in names:

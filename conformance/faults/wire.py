@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from http import HTTPStatus
+from http.client import responses
 from typing import TypeAlias
 
 from ..journal import Entry
@@ -65,10 +65,8 @@ class Wire:
 
 def head_of(status: int, headers: Headers) -> bytes:
     """Write a head; an unknown status has the phrase `Status`."""
-    statuses = HTTPStatus._value2member_map_
-    phrase = HTTPStatus(status).phrase if status in statuses else "Status"
     lines = [
-        f"HTTP/1.1 {status} {phrase}",
+        f"HTTP/1.1 {status} {responses.get(status, 'Status')}",
         *(f"{name}: {value}" for name, value in headers),
         "",
         "",
@@ -81,7 +79,7 @@ def bodiless(method: str, status: int) -> bool:
     return method == "HEAD" or status in (204, 304) or 100 <= status < 200
 
 
-def with_framing(answer: Response, method: str) -> list[tuple[str, str]]:
+def with_framing(answer: Response) -> list[tuple[str, str]]:
     """Return the headers of an answer, with the framing where a held body has none."""
     headers = list(answer.headers)
     names = {name.lower() for name, _ in headers}
@@ -139,7 +137,7 @@ def wire(
     shape: Callable[[Pieces], Pieces] = lambda pieces: pieces,
 ) -> Wire:
     """Make an answer a Wire; `shape` may change the body's pieces before framing and counting."""
-    headers = with_framing(answer, method)
+    headers = with_framing(answer)
     fields = {name.lower(): value for name, value in headers}
     coded = "chunked" in fields.get("transfer-encoding", "").lower()
     ends = coded or "content-length" in fields or bodiless(method, answer.status)

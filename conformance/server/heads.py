@@ -2,7 +2,7 @@
 
 Owns: a subset of HTTP/1.1 heads that is plain enough to be read by one pattern.
 May not know: sockets, what a request means.
-Invariants: h11 accepts every head that `read_head` accepts, with the same result, so that h11 alone
+Invariants: h11 accepts every head that `read_plain_head` accepts, with the same result, so that h11 alone
 decides what is an error. Tests compare the two on heads of every kind.
 Follows: RFC 9112 sections 3 to 6.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["Head", "read_head"]
+__all__ = ["PlainHead", "read_plain_head"]
 
 # One space or none before a value, nothing behind it; no tabs, no folded lines, ASCII only.
 _PLAIN = re.compile(
@@ -26,7 +26,7 @@ _OTHERS = frozenset({"transfer-encoding", "upgrade"})
 _DIGITS = 20  # h11 takes no longer Content-Length
 
 
-class Head(NamedTuple):
+class PlainHead(NamedTuple):
     """A request's head; names in lower case, `length` in bytes with the empty line."""
 
     method: str
@@ -35,7 +35,7 @@ class Head(NamedTuple):
     length: int
 
 
-def read_head(data: bytes) -> Head | None:
+def read_plain_head(data: bytes) -> PlainHead | None:
     """Read the head that `data` begins with; None when it is incomplete or not plain."""
     match = _PLAIN.match(data)
     if match is None:
@@ -52,4 +52,4 @@ def read_head(data: bytes) -> Head | None:
         length = dict(headers)["content-length"]
         if names.count("content-length") != 1 or not length.isdigit() or len(length) > _DIGITS:
             return None
-    return Head(method.decode("ascii"), target.decode("ascii"), headers, match.end())
+    return PlainHead(method.decode("ascii"), target.decode("ascii"), headers, match.end())

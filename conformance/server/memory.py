@@ -25,14 +25,14 @@ import anyio.abc
 import anyio.lowlevel
 
 from ..journal import Entry
+from .connection import LINGER, Gone
 from .exchange import Site
-from .sockets import Server, _Gone, _Stream
+from .http1 import Endpoint
 
-__all__ = ["End", "Link", "Network", "Place", "network"]
+__all__ = ["End", "Link", "MemoryConnection", "Network", "Place", "network"]
 
 # Bytes that arrive together at most; fewer where they would take longer than a second.
 _PIECE = 1 << 16
-_LINGER = 2.0  # as the server's own
 
 
 @dataclass(frozen=True)
@@ -217,12 +217,12 @@ class End:
         self._outgoing.change()
 
 
-class _MemoryStream(_Stream):
-    """The server's side of a connection, as `Server.converse` uses it."""
+class MemoryConnection:
+    """The server's side of a connection (see `connection.Connection`)."""
 
     def __init__(self, end: End) -> None:
         self._end = end
-        self.answered = None
+        self.answered: Entry | None = None
 
     async def handshake(self) -> None:
         """There is no TLS here: where a client believes in https, both sides leave it out."""
@@ -232,9 +232,9 @@ class _MemoryStream(_Stream):
             try:
                 count = self._end.read_into(room)
             except ConnectionError as problem:
-                raise _Gone(str(problem)) from None
+                raise Gone(str(problem)) from None
             if count == 0:
-                raise _Gone("end of stream")
+                raise Gone("end of stream")
             if count is not None:
                 return count
             await self._end.readable()
@@ -250,7 +250,7 @@ class _MemoryStream(_Stream):
             try:
                 count = self._end.write(rest, self.answered)
             except ConnectionError as problem:
-                raise _Gone(str(problem)) from None
+                raise Gone(str(problem)) from None
             if count is None:
                 await self._end.writable()
                 continue
@@ -260,11 +260,11 @@ class _MemoryStream(_Stream):
 
     async def linger(self) -> None:
         buffer = memoryview(bytearray(1 << 16))
-        with anyio.move_on_after(_LINGER):
+        with anyio.move_on_after(LINGER):
             try:
                 while True:
                     await self.receive_into(buffer)
-            except _Gone:
+            except Gone:
                 pass
 
     def reset(self) -> None:
@@ -274,14 +274,11 @@ class _MemoryStream(_Stream):
         self._end.close()
 
 
-class Place(Server):
+class Place(Endpoint):
     """A Site that listens in memory under any name; there is no TLS, whatever its scheme."""
 
     def __init__(self, site: Site, scheme: str, host: str, port: int, up: Link, down: Link) -> None:
-        self.app = site
-        self.scheme = scheme
-        self.host = host
-        self.port = port
+        super().__init__(site, scheme, host, port)
         self._up = _Line(up)
         self._down = _Line(down)
         self._connections = 0
@@ -358,7 +355,7 @@ class Place(Server):
         self._connections += 1
         self.open_connections()
         self._open.append(theirs)
-        tasks.start_soon(self.converse, _MemoryStream(theirs), self._connections)
+        tasks.start_soon(self.converse, MemoryConnection(theirs), self._connections)
         return ours
 
 

@@ -22,8 +22,8 @@ import h11
 
 from ..faults.wire import Dropped, Pieces, Streamed, bodiless
 from ..messages import Answer, Request, error
+from .connection import Connection, Gone, SocketConnection
 from .exchange import Reception, Site
-from .sockets import _Gone, _Stream
 
 __all__ = ["Proxy", "origin"]
 
@@ -32,7 +32,7 @@ _HEAD_LIMIT = 1 << 20  # as the server's own
 _HOP_BY_HOP = {"connection", "keep-alive", "proxy-connection", "te", "trailer", "upgrade"}
 _REWRITTEN = {"location", "link", "www-authenticate"}
 
-Connect: TypeAlias = "Callable[[str, int], Awaitable[_Stream]]"
+Connect: TypeAlias = "Callable[[str, int], Awaitable[Connection]]"
 
 
 def origin(url: str) -> str:
@@ -47,8 +47,8 @@ def origin(url: str) -> str:
 class _Upstream:
     """One exchange with the upstream."""
 
-    def __init__(self, stream: _Stream) -> None:
-        self._stream = stream
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
         self._parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
         self._buffer = bytearray(_BUFFER)
         self._unsent = b""
@@ -76,8 +76,8 @@ class _Upstream:
         data = self._parser.send(event)
         if data and not self._is_broken:
             try:
-                await self._stream.send(data)
-            except _Gone:
+                await self._connection.send(data)
+            except Gone:
                 self._is_broken = True
 
     async def answer(self) -> h11.Response:
@@ -92,8 +92,8 @@ class _Upstream:
     async def _next(self) -> object:
         while (event := self._parser.next_event()) is h11.NEED_DATA:
             try:
-                self._parser.receive_data(await self._stream.receive())
-            except _Gone as problem:
+                self._parser.receive_data(await self._connection.receive())
+            except Gone as problem:
                 if self._parser.their_state is h11.SEND_BODY and "end" not in str(problem):
                     raise h11.RemoteProtocolError(f"the upstream: {problem}") from problem
                 self._parser.receive_data(b"")
@@ -114,7 +114,7 @@ class _Upstream:
 
     def close(self) -> None:
         """End the connection, whatever is under way on it."""
-        self._stream.close()
+        self._connection.close()
 
 
 class Proxy(Site):
@@ -152,27 +152,27 @@ class Proxy(Site):
         """Name a request; the token service is at `token_path`."""
         return "token" if request.path == self.token_path else request.kind
 
-    async def _open_socket(self, host: str, port: int) -> _Stream:
+    async def _open_socket(self, host: str, port: int) -> Connection:
         sock = await anyio.to_thread.run_sync(socket.create_connection, (host, port))
         sock.setblocking(False)
         if self._context is not None:
             sock = self._context.wrap_socket(
                 sock, server_hostname=host, do_handshake_on_connect=False
             )
-        stream = _Stream(sock)
+        connection = SocketConnection(sock)
         try:
-            await stream.handshake()
+            await connection.handshake()
         except BaseException:
-            stream.close()
+            connection.close()
             raise
-        return stream
+        return connection
 
     async def _begin(self, request: Request) -> Answer | Reception:
         """Pass a head on; the answer follows the body."""
         request.kind = self.kind_of(request)
         try:
             upstream = _Upstream(await self._connect(self._host, self._port))
-        except (OSError, _Gone) as problem:
+        except (OSError, Gone) as problem:
             return error(502, "UNAVAILABLE", f"the upstream {self.upstream}: {problem}")
         passed_on = [
             (name, value)

@@ -33,7 +33,7 @@ from conformance.messages import digest_of
 from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.exchange import Site
-from conformance.server.memory import End, _MemoryStream, network
+from conformance.server.memory import End, MemoryConnection, network
 from conformance.server.proxy import Proxy
 from conformance.server.sockets import run_in_thread
 
@@ -963,8 +963,8 @@ async def test_a_proxy_holds_no_body() -> None:
     )
     async with network() as net:
 
-        async def connect(host: str, port: int) -> _MemoryStream:
-            return _MemoryStream(await net.connect(host, port))
+        async def connect(host: str, port: int) -> MemoryConnection:
+            return MemoryConnection(await net.connect(host, port))
 
         proxy = Proxy("http://r.test", connect=connect)
         net.listen(upstream, "r.test")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conformance.content.images import Seed
 from conformance.messages import digest_of
 from conformance.registry.app import App
-from conformance.server.heads import Head, read_head
+from conformance.server.heads import Head, read_plain_head
 from conformance.server.sockets import Server, run_in_thread
 
 GO = (
@@ -73,7 +73,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 @example(CURL)
 @example(DOUBLED)
 def test_what_is_read_at_once_is_what_h11_reads(data: bytes) -> None:
-    read = read_head(data)
+    read = read_plain_head(data)
     if read is not None:
         assert read == by_h11(data)
 
@@ -86,7 +86,7 @@ def test_no_piece_at_any_place_is_read_otherwise_than_by_h11() -> None:
                 CURL[:place] + piece + CURL[place:],
                 CURL[: place - 1] + piece + CURL[place:],
             ):
-                read = read_head(data)
+                read = read_plain_head(data)
                 if read is not None:
                     assert read == by_h11(data)
                     taken += 1
@@ -97,7 +97,7 @@ def test_no_piece_at_any_place_is_read_otherwise_than_by_h11() -> None:
     "data", [GO, CURL, DOUBLED, GO + b"12345" + CURL], ids=["go", "curl", "twice", "more"]
 )
 def test_heads_of_clients_are_read_at_once(data: bytes) -> None:
-    assert read_head(data) == by_h11(data) is not None
+    assert read_plain_head(data) == by_h11(data) is not None
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_heads_of_clients_are_read_at_once(data: bytes) -> None:
     ],
 )
 def test_everything_else_is_left_to_h11(data: bytes) -> None:
-    assert read_head(data) is None
+    assert read_plain_head(data) is None
 
 
 # Over sockets: both ways lead to the same exchanges.

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from conformance.registry.app import App
+from conformance.server.http1 import Endpoint
 from conformance.server.sockets import Server, run_in_thread
 from tools.benches.runner import Program, Spent, sync_measured, write_config
 
@@ -76,7 +77,7 @@ def started_place(
         yield Place(program, directory, source, others)
 
 
-def app_of(server: Server) -> App:
+def app_of(server: Endpoint) -> App:
     """Return the registry behind a server, to be filled without requests."""
     assert isinstance(server.app, App)
     return server.app

@@ -1,0 +1,228 @@
+"""HTTP/1.1 at the server's side: a Site answers what is asked on one connection.
+
+Owns: heads, framing, keep-alive, when a connection ends.
+May not know: sockets, TLS, what a registry is.
+Invariants: one exchange at a time per connection. A body of known length is received in place
+(`Exchange.room`) and sent from the stored pieces, never through a buffer of its own. h11 sees only
+chunked bodies and the heads that `heads` leaves to it, because its buffer costs two copies
+(docs/bodies.md); each exchange has a parser of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import NamedTuple
+
+import h11
+
+from ..faults.wire import bodiless, head_of, with_framing
+from ..journal import Entry, Journal
+from ..messages import Request, Response
+from .connection import Connection, Gone
+from .exchange import Dropped, Exchange, Site, Wire
+from .heads import read_plain_head
+
+__all__ = ["Endpoint"]
+
+_HEAD_LIMIT = 1 << 20  # signed locations and fat tokens are not this registry's problem
+_HELLO = 0x16  # the first byte of a TLS handshake record, of no HTTP request
+_JOINED = 1 << 14  # a body of so many bytes at most leaves in one write with its head
+
+
+class _Head(NamedTuple):
+    """A request's head that has been read, and what is needed to read the body behind it."""
+
+    request: Request
+    behind: bytes  # what came with the head
+    parser: h11.Connection | None  # where h11 read the head
+    is_last: bool  # the connection ends after this exchange
+
+
+def _unread(parser: h11.Connection) -> bytes:
+    """Return the bytes that the parser has received and not used."""
+    data, _ = parser.trailing_data
+    return bytes(data)
+
+
+class Endpoint:
+    """A Site at an address."""
+
+    def __init__(self, site: Site, scheme: str, host: str, port: int) -> None:
+        self.app = site
+        self.scheme = scheme
+        self.host = host
+        self.port = port
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, the host in brackets where it has to be."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.address}"
+
+    @property
+    def journal(self) -> Journal:
+        return self.app.journal
+
+    async def converse(self, connection: Connection, number: int) -> None:
+        """Answer a connection's requests until either side ends it; the connection is closed then."""
+        try:
+            await connection.handshake()
+            left: bytes | None = b""
+            while left is not None:
+                left = await self._exchange(connection, number, left)
+        except Dropped as problem:
+            if problem.reset:
+                connection.reset()
+        except (Gone, OSError):
+            pass  # clients come and go; what they had asked is in the journal
+        finally:
+            connection.close()
+
+    async def _exchange(self, connection: Connection, number: int, left: bytes) -> bytes | None:
+        """Carry out one exchange; return the bytes received behind it, None to close.
+
+        `left` are the bytes that were received behind the exchange before.
+        """
+        head = await self._read_head(connection, number, left)
+        if head is None:
+            return None
+
+        exchange = self.app.open(head.request)
+        override = exchange.ask_hooks()
+        exchange.start(await override if inspect.isawaitable(override) else override)
+        is_early = exchange.is_early
+        rest = b""
+        if not is_early:
+            try:
+                rest = await self._receive_body(connection, head, exchange)
+            except (Gone, h11.RemoteProtocolError) as problem:
+                exchange.abort()
+                raise Gone(str(problem)) from None
+            except BaseException:
+                exchange.abort()
+                raise
+
+        connection.answered = exchange.entry
+        finished = exchange.finish()
+        answer = finished if isinstance(finished, (Response, bytes)) else await finished
+        if isinstance(answer, bytes):
+            await connection.send(answer)
+            return None
+
+        is_closing = answer.close or is_early or head.is_last
+        if isinstance(answer, Wire):
+            async with contextlib.aclosing(answer.pieces) as pieces:
+                async for piece in pieces:
+                    await connection.send(piece)
+            return None if is_closing else rest
+
+        answer.close = is_closing
+        await self._send(connection, answer, head.request.method, exchange.entry)
+        if is_early:
+            await connection.linger()
+        return None if is_closing else rest
+
+    async def _read_head(self, connection: Connection, number: int, left: bytes) -> _Head | None:
+        """Read a head; None when there is none, and then every answer to it has been sent."""
+        data = left
+        if not left:
+            data = await connection.receive()
+            # First of all: a TLS greeting may hold an empty line, the end of a head, by chance.
+            if data[0] == _HELLO:
+                self.journal.hellos += 1
+                return None
+
+        parser = None
+        is_last = False
+        plain = read_plain_head(data)
+        if plain is not None:
+            method = plain.method
+            target = plain.target
+            headers = plain.headers
+            behind = data[plain.length :]
+        else:
+            parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_LIMIT)
+            try:
+                parser.receive_data(data)
+                while (event := parser.next_event()) is h11.NEED_DATA:
+                    parser.receive_data(await connection.receive())
+            except h11.RemoteProtocolError as problem:
+                self.journal.violations.append(f"not HTTP: {problem}")
+                refusal = Response(problem.error_status_hint or 400, close=True)
+                await self._send(connection, refusal, "GET")
+                return None
+
+            assert isinstance(event, h11.Request)
+            method = event.method.decode()
+            target = event.target.decode()
+            headers = [(name.decode(), value.decode("latin-1")) for name, value in event.headers]
+            behind = _unread(parser)
+            is_last = event.http_version != b"1.1"
+
+        request = Request(method, target, headers, scheme=self.scheme, connection=number)
+        is_last = is_last or "close" in request.header("connection").lower()
+        return _Head(request, behind, parser, is_last)
+
+    async def _receive_body(self, connection: Connection, head: _Head, exchange: Exchange) -> bytes:
+        """Receive the body into the exchange; return the bytes that came behind it."""
+        if exchange.request.chunked:
+            assert head.parser is not None, "a head with a transfer coding is h11's"
+            return await self._receive_chunks(connection, head.parser, exchange)
+
+        missing = exchange.request.length() or 0
+        rest = head.behind
+        if rest and missing:
+            exchange.feed(rest[:missing])
+            if exchange.pace is not None:
+                await exchange.pace()
+            used = min(missing, len(rest))
+            rest = rest[used:]
+            missing -= used
+
+        while missing:
+            room = exchange.room(missing)[:missing]
+            count = await connection.receive_into(room)
+            exchange.advance(count)
+            if exchange.pace is not None:
+                await exchange.pace()
+            missing -= count
+
+        return rest
+
+    @staticmethod
+    async def _receive_chunks(
+        connection: Connection, parser: h11.Connection, exchange: Exchange
+    ) -> bytes:
+        """Receive a chunked body into the exchange; return the bytes that came behind it."""
+        event = parser.next_event()
+        while not isinstance(event, h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                parser.receive_data(await connection.receive())
+            elif isinstance(event, h11.Data):
+                exchange.feed(bytes(event.data))
+                if exchange.pace is not None:
+                    await exchange.pace()
+            event = parser.next_event()
+        return _unread(parser)
+
+    @staticmethod
+    async def _send(
+        connection: Connection, answer: Response, method: str, entry: Entry | None = None
+    ) -> None:
+        head = head_of(answer.status, with_framing(answer))
+        if bodiless(method, answer.status):
+            await connection.send(head)
+            return
+        if answer.size <= _JOINED:
+            if entry:
+                entry.response_bytes = answer.size
+            await connection.send(head + answer.data)
+            return
+
+        await connection.send(head)
+        for piece in answer.pieces():
+            await connection.send(piece, entry)
