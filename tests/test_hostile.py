@@ -334,7 +334,7 @@ def test_artifacts_that_all_name_each_other_are_not_all_asked_for(
     """Each list may name 10,000: of 900 such lists a run held all, and a task for each of their
     entries.
     """
-    monkeypatch.setattr(referrers, "_MOST_ARTIFACTS", 50)
+    monkeypatch.setattr(referrers, "MOST_ARTIFACTS", 50)
     image = Seed(1).image().load_into(source.app, "app", tag="v1")
     empty = {
         "mediaType": "application/vnd.oci.empty.v1+json",

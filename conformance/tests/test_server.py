@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conformance.content.images import Seed
 from conformance.messages import digest_of
 from conformance.registry.app import App
-from conformance.server.heads import Head, read_plain_head
+from conformance.server.heads import PlainHead, read_plain_head
 from conformance.server.sockets import Server, run_in_thread
 
 GO = (
@@ -39,7 +39,7 @@ PIECES = (
 )  # fmt: skip
 
 
-def by_h11(data: bytes) -> Head | None:
+def by_h11(data: bytes) -> PlainHead | None:
     """Read a head as h11 does; None where it refuses or wants more."""
     parser = h11.Connection(h11.SERVER, max_incomplete_event_size=1 << 20)
     parser.receive_data(data)
@@ -51,7 +51,7 @@ def by_h11(data: bytes) -> Head | None:
         return None
     headers = [(name.decode(), value.decode("latin-1")) for name, value in event.headers]
     left = len(parser.trailing_data[0])
-    return Head(event.method.decode(), event.target.decode(), headers, len(data) - left)
+    return PlainHead(event.method.decode(), event.target.decode(), headers, len(data) - left)
 
 
 @st.composite
