@@ -1,4 +1,4 @@
-"""Text from elsewhere is made safe to print; sizes and durations are put into words.
+"""Text from elsewhere is made safe to print; sizes, durations and moments are put into words.
 
 Owns: which characters a line may have, how secrets are taken out of a text, how a cut is shown.
 May not know: whose secrets they are, who prints.
@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
+from datetime import datetime, timezone
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -39,6 +40,9 @@ _MASK = "***"
 # Characters of a text in which secrets are looked for. More of an error's body is read, so that
 # a secret which the reading cuts in two stands behind them.
 _MOST_SEARCHED = 16 * 1024 - 1
+
+# The last second that RFC 3339 can write.
+_LAST_MOMENT = 253_402_300_799
 
 # Functions that return the secrets which text in the present task may hold: see `redacting`.
 _SECRETS_IN_USE: ContextVar[tuple[Secrets, ...]] = ContextVar("secrets in use", default=())
@@ -180,3 +184,16 @@ def duration_text(seconds: float) -> str:
     if minutes >= 60:
         return f"{minutes // 60}h{minutes % 60:02d}m"
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def time_text(seconds: float) -> str:
+    """Return a moment, in seconds since 1970, as `2026-11-22T12:00:00Z`."""
+    moment = datetime.fromtimestamp(min(int(seconds), _LAST_MOMENT), timezone.utc)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}Z"
+
+
+def parse_time(text: str) -> int:
+    """Return the seconds since 1970 of what `time_text` has written; ValueError for another text."""
+    if not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", text):
+        raise ValueError(f"{text!r} is no time like 2026-11-22T12:00:00Z")
+    return int(datetime.fromisoformat(f"{text[:-1]}+00:00").timestamp())

@@ -75,6 +75,7 @@ def test_the_smallest_configuration_has_the_specified_defaults() -> None:
         mappings=(),
         max_concurrent_transfers=50,
         cache_dir="/etc/rs/.regsync",
+        seen_dir="/etc/rs/.regsync",
         cache_ttl=12 * 3600.0,
         staging_size_limit=None,
         warnings=(),
@@ -730,6 +731,35 @@ def test_a_doubtful_rule_that_many_inherit_is_told_once() -> None:
     (found,) = doubts(text + "mappings: [{from: a}, {from: b}, {from: c, tags: {glob: x}}]")
     assert found.startswith("5:")
     assert ": defaults.tags.semver: " in found
+
+
+def test_an_age_that_no_tag_reaches_or_no_run_notices_is_doubted() -> None:
+    (found,) = doubts_of("min_age: 7")
+    assert "mappings[0].min_age: 7 seconds hold nothing back from a run that comes later" in found
+    (found,) = doubts_of("min_age: 1d, tags: {glob: [edge, nightly-alpine, '1.2', latest]}")[:1]
+    assert "min_age: 'edge' moves within a day as a rule, so that none of its digests gets" in found
+    assert len(doubts_of("min_age: 1d, tags: {glob: [edge, nightly-alpine, latest]}")) == 2
+    assert not doubts_of(
+        "min_age: 1m", "min_age: 12h, tags: {glob: edge}", "min_age: 7d", "min_age: 0"
+    )
+
+    text = f"{REGISTRIES}defaults: {{source: one, targets: two, min_age: 7}}\nmappings: "
+    (found,) = doubts(f"{text}[{{from: a}}, {{from: b}}, {{from: c, min_age: 7d}}]")
+    assert ": defaults.min_age: 7 seconds" in found
+
+
+def test_an_age_is_inherited_undone_and_bounded() -> None:
+    text = f"{REGISTRIES}defaults: {{source: one, targets: two, min_age: 1d12h}}\nmappings: "
+    rules = read(f"{text}[{{from: a}}, {{from: b, min_age: 0}}, {{from: c, min_age: 3d}}]").mappings
+    assert [rule.min_age for rule in rules] == [129600.0, 0.0, 259200.0]
+    assert (
+        read(f"{REGISTRIES}mappings: [{{from: a, source: one, targets: two}}]").mappings[0].min_age
+        == 0
+    )
+    (found,) = problems(f"{text}[{{from: a, min_age: 3651d}}]")
+    assert "mappings[0].min_age: '3651d' is too long: write 3650d at most" in found
+    (found,) = problems(f"{text}[{{from: a, min_age: a week}}]")
+    assert "'a week' is no duration" in found
 
 
 BASIC = "auth_type: basic, credentials: {username: u, password: '${P}'}"

@@ -253,6 +253,7 @@ COMMON: dict[str, st.SearchStrategy[Any]] = {
         [None, {}, {"enabled": False}, {"include": ["a/b"], "require_artifacts": True}]
     ),
     "targets": st.sampled_from(["all", "two", ["two", "one"]]),
+    "min_age": st.sampled_from(["7d", 0, 90, "${N}"]),
 }
 CONFIGS = st.fixed_dictionaries(
     {

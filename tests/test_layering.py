@@ -59,7 +59,7 @@ PURE = {
     ),
     *("app.report_file", "app.report_forms", "app.report_page"),
 }
-EDGES = {"files", "state.database", "state.sqlite", "sync.staging", "app.health"} | {
+EDGES = {"files", "state.database", "state.seen", "state.sqlite", "sync.staging", "app.health"} | {
     name for name in ORDER if name.startswith(("net.", "auth.", "registry.")) and name not in PURE
 }
 ABOVE = {name for name in ORDER if name.startswith(("sync.", "app."))} - PURE

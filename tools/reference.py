@@ -21,7 +21,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from _regsync.config.fields import SECTIONS, Field, json_value, parse_duration, parse_size  # noqa: E402
+from _regsync.config.fields import (  # noqa: E402
+    SECTIONS,
+    Field,
+    json_value,
+    parse_age,
+    parse_duration,
+    parse_size,
+)
 
 __all__ = ["main", "reference", "updated"]
 
@@ -92,7 +99,7 @@ def table(name: str, title: str) -> Iterator[str]:
 
 def takes(row: Field) -> str:
     """Return in a word or two which values a field takes."""
-    if row.parse is parse_duration:
+    if row.parse in (parse_duration, parse_age):
         return "duration"
     if row.parse is parse_size:
         return "size"

@@ -23,6 +23,7 @@ from _regsync.app.progress import show_progress
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.errors import Side
 from _regsync.state.knowledge import Knowledge
+from _regsync.state.seen import first_seen_for
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report, analysis_lines
 from _regsync.sync.run import Run
@@ -57,7 +58,13 @@ async def run(
     report = Report()
     with closing(connect(console)) as transport:
         recheck = recheck or image is not None
-        work = Run(transport, config, console.outcome, report, kind, recheck=recheck)
+        first_seen = None
+        if kind != "analysis":  # which is about all that is selected, held back or not
+            wall = transport.machine.wall
+            first_seen = first_seen_for(config, wall, console.log, keep=kind == "sync")
+        work = Run(
+            transport, config, console.outcome, report, kind, recheck=recheck, first_seen=first_seen
+        )
         signals = await carry_out(work, image, console)
     elapsed = anyio.current_time() - began
 

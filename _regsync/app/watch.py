@@ -28,6 +28,7 @@ from _regsync.config.model import Config
 from _regsync.config.reader import ConfigFile
 from _regsync.errors import ConfigError
 from _regsync.state.database import StateFile
+from _regsync.state.seen import FirstSeen, first_seen_for
 from _regsync.sync.report import Outcome, Report
 from _regsync.sync.run import Run
 from _regsync.text import duration_text
@@ -93,7 +94,8 @@ def named_parts(config: Config) -> dict[str, object]:
     for rule in config.mappings:
         name = f"mapping {rule.source.alias}/{rule.source_repository} -> {rule.target_repository}"
         targets = [target.alias for target in rule.targets]
-        mappings[name].append((targets, rule.tags, rule.platforms, rule.artifacts))
+        rules = (rule.tags, rule.min_age, rule.platforms, rule.artifacts)
+        mappings[name].append((targets, *rules))
     registries = {f"registry {alias}": registry for alias, registry in config.registries.items()}
     settings = {f"setting {name}": getattr(config, name) for name in SETTINGS}
     return {**registries, **mappings, **settings}
@@ -170,6 +172,7 @@ class Watch:
         self._text: bytes | None = file.text  # of the file as last read; None: it cannot be used
         self._config = load(self._log.log, file)
         self.transport = connect(console, self._log.log)
+        self._first_seen = self._first_seen_for(self._config)
         self._states = dict[str | None, StateFile]()  # by cache_dir, which a reload may change
         self._stop = anyio.Event()
         self._wake = anyio.Event()  # ends the pause between two cycles
@@ -213,6 +216,8 @@ class Watch:
             has_changed = file.text != self._text
             config = self._load(self._log.log, file) if has_changed else self._config
             self.transport.renew(config.in_use)
+            if has_changed:
+                self._first_seen = self._first_seen_for(config)
         except ConfigError as error:
             self._text = None
             self._health = self._health._replace(reload_error=str(error))
@@ -240,7 +245,16 @@ class Watch:
         self.transport.begin(self._config.in_use)
         report = Report()
         state = self._state_in(self._config.cache_dir)
-        work = Run(self.transport, self._config, self._log.outcome, report, state=state)
+        if self._first_seen is not None:
+            self._first_seen.refresh()  # other processes may have added to it
+        work = Run(
+            self.transport,
+            self._config,
+            self._log.outcome,
+            report,
+            state=state,
+            first_seen=self._first_seen,
+        )
         async with anyio.create_task_group() as tasks:
             self._cycle_scope = tasks.cancel_scope
             if self._console.live:
@@ -260,6 +274,9 @@ class Watch:
                 )
             )
         self._record_cycle(report, started_at, duration)
+
+    def _first_seen_for(self, config: Config) -> FirstSeen | None:
+        return first_seen_for(config, self.transport.machine.wall, self._log.log)
 
     def _state_in(self, cache_dir: str | None) -> StateFile:
         if cache_dir not in self._states:

@@ -46,6 +46,8 @@ _URL = (
 
 _MAX_COUNT = 999_999_999
 
+_MAX_AGE = 3650 * 86400
+
 
 def parse_duration(text: str) -> float:
     """Return seconds; ValueError shows the grammar."""
@@ -55,6 +57,14 @@ def parse_duration(text: str) -> float:
         )
     parts = re.findall(r"([0-9]+)([smhd]?)", text)
     return float(sum(int(number) * _SECONDS[unit] for number, unit in parts))
+
+
+def parse_age(text: str) -> float:
+    """Return seconds, ten years at most; ValueError shows the grammar."""
+    seconds = parse_duration(text)
+    if seconds > _MAX_AGE:
+        raise ValueError(f"{text!r} is too long: write 3650d at most")
+    return seconds
 
 
 def parse_size(text: str) -> int:
@@ -244,6 +254,14 @@ _INHERITED = (
         example='["mine"]',
     ),
     Field("tags", "section", "which tags", of="tags"),
+    Field(
+        "min_age",
+        "amount",
+        "copy a digest only when it was first seen so long ago; 0 undoes a default",
+        parse=parse_age,
+        default="0",
+        example="7d",
+    ),
     Field(
         "platforms",
         "all_or_texts",

@@ -2,8 +2,9 @@
 
 Owns: the warnings that `validate` alone gives.
 May not know: YAML, places in a file.
-Invariants: a warning is certain whatever a registry holds, but for three that go by custom: tags
-that are known to move, ranges without an end, and repositories that are called as their registry.
+Invariants: a warning is certain whatever a registry holds, but for those that go by custom: tags
+that are known to move, ranges without an end, repositories that are called as their registry, ages
+that no release waits for.
 No glob is compared with another, no mapping with another.
 """
 
@@ -24,6 +25,16 @@ _MOVING_TAG = (
     r"(?:latest|current|stable|lts|mainline|main|master|trunk|head|edge|nightly|canary|rolling"
     r"|snapshot|dev|develop|testing|unstable|next|v?[0-9]{1,3}(?:\.[0-9]{1,3})?)(?:-[a-z]+)*"
 )
+
+# Tags that move each day by custom, or more often.
+_RESTLESS_TAG = (
+    r"(?:main|master|trunk|head|edge|nightly|canary|rolling|snapshot|dev|develop|unstable)"
+    r"(?:-[a-z]+)*"
+)
+
+# Seconds. A shorter age was meant in another unit, as a run that comes later finds it over.
+_LEAST_AGE = 60.0
+_DAY = 86400.0
 
 # An alternative or a set of a glob. What stands in it is not looked at.
 _GROUPS = r"\{.*\}|\[(?:\\.|[^\]\\])*\]"
@@ -136,6 +147,23 @@ def _host_in_repository(
     if "." in first and rest and canonical_host(first) in hosts:
         trouble = f"begins with its registry's own name, which is no part of it: write {rest!r}"
         yield Doubt(field, f"{repository!r} {trouble}")
+
+
+def doubts_of_age(seconds: float) -> Iterator[Doubt]:
+    """Warn of a `min_age` that was meant in another unit."""
+    if 0 < seconds < _LEAST_AGE:
+        trouble = f"{seconds:.0f} seconds hold nothing back from a run that comes later"
+        yield Doubt("min_age", f"{trouble}: write {seconds:.0f}d for days")
+
+
+def tags_never_old_enough(rule: MappingRule) -> Iterator[Doubt]:
+    """Warn of tags under which no digest stands for so long that `min_age` lets it go."""
+    if rule.min_age < _DAY:
+        return
+    for tag in _literals(rule.tags):
+        if re.fullmatch(_RESTLESS_TAG, tag):
+            why = "moves within a day as a rule, so that none of its digests gets old enough"
+            yield Doubt("min_age", f"{tag!r} {why}: give it a mapping with `min_age: 0`")
 
 
 def unused_logins(registries: Iterable[Registry], rules: Sequence[MappingRule]) -> list[str]:

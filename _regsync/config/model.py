@@ -81,6 +81,8 @@ class MappingRule(NamedTuple):
     tags: TagRule
     platforms: tuple[Platform, ...] | None  # None copies all
     artifacts: ArtifactRule
+    # Seconds since a digest was first seen, before a target that lacks it gets it; 0: none.
+    min_age: float = 0.0
 
     @property
     def source_key(self) -> object:
@@ -101,6 +103,8 @@ class Config(NamedTuple):
     mappings: tuple[MappingRule, ...]
     max_concurrent_transfers: int = 50
     cache_dir: str | None = None  # None: no state
+    # Where first-seen times are kept, for all shards together; None: nowhere that lasts.
+    seen_dir: str | None = None
     cache_ttl: float = 12 * 3600.0  # seconds; 0: entries never expire
     staging_size_limit: int | None = None  # bytes; None: no limit
     warnings: tuple[str, ...] = ()

@@ -17,9 +17,11 @@ from _regsync.addresses import is_loopback
 from _regsync.config.fields import SECTIONS, Field
 from _regsync.config.lint import (
     Doubt,
+    doubts_of_age,
     doubts_of_artifacts,
     doubts_of_repositories,
     doubts_of_tags,
+    tags_never_old_enough,
     unused_logins,
 )
 from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry
@@ -58,6 +60,9 @@ _ALIAS = Field("", "alias", "", empty="name one registry at least")
 # Values of `auth_type` that need fields of their own.
 _LOGINS_WITH_FIELDS = ("basic", "static_token")
 
+# Values of the variable CI outside of CI jobs.
+_NOT_SET = ("", "0", "false")
+
 # Characters of a registry's name that a path shows.
 _SHOWN_NAME = 64
 
@@ -93,6 +98,8 @@ def load(file: ConfigFile, *, lint: bool = False) -> Config:
     settings: dict[str, Any] = {}
     if "global" in document.values:
         settings = dict(document.values["global"].values)
+    # A CI job's checkout is gone with the job, and all that is written beside the file with it.
+    is_lost = "cache_dir" not in settings and file.environ.get("CI", "") not in _NOT_SET
     if file.base_dir is not None:
         settings.setdefault("cache_dir", reader.absolute_path(".regsync"))
     elif not _is_absolute(settings.get("cache_dir", "")):
@@ -102,6 +109,7 @@ def load(file: ConfigFile, *, lint: bool = False) -> Config:
         registries={alias: entry for alias, entry in reader.registries.items() if entry},
         mappings=tuple(document.values["mappings"]),
         warnings=tuple(str(warning) for warning in _in_file_order(reader.warnings)),
+        seen_dir=None if is_lost else settings["cache_dir"],
         **settings,
     )
 
@@ -447,6 +455,8 @@ class Reader:
 
     def build(self, name: str, section: Section) -> Any:
         """Return the value of a section; of most it is the section itself."""
+        if self.lint and "min_age" in section.values:
+            self.warn_of_doubts(section, doubts_of_age(section.values["min_age"]))
         match name:
             case "defaults":
                 if section.values.get("platforms") == ():
@@ -541,9 +551,14 @@ class Reader:
             tags=values.get("tags", TagRule()),
             platforms=values.get("platforms") or None,
             artifacts=values.get("artifacts", ArtifactRule()),
+            min_age=values.get("min_age", 0.0),
         )
         if self.lint:
             self.warn_of_doubts(section, doubts_of_repositories(rule))
+            for doubt in tags_never_old_enough(rule):
+                # The field may stand in `defaults`.
+                node = section.nodes.get(doubt.field, section.node)
+                self.warn(node, f"{section.path}.{doubt.field}", doubt.message)
         if any(target.origin == rule.source.origin for target in rule.targets):
             self.check_copy_within_registry(section, rule)
         return rule

@@ -10,7 +10,7 @@ Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" an
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, partial
 from typing import Generic, NamedTuple, TypeVar
 
@@ -25,6 +25,7 @@ from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge, RepositoryKey, Snapshot, key_of, snapshot_name
+from _regsync.state.seen import FirstSeen
 from _regsync.sync.image import Tree, build_tree
 from _regsync.tags import Selection, TagRule
 from _regsync.text import printable
@@ -183,6 +184,10 @@ class TagLookup(NamedTuple):
     at_source: frozenset[str] = frozenset()
     # Whether every target holds the image by the digests alone, with no manifest fetched.
     is_by_digest: bool = False
+    # Targets that lack the image and do not get it yet (`min_age`), and until when, in seconds since
+    # 1970. They are not among `targets`.
+    held: tuple[TargetTag, ...] = ()
+    held_until: int | None = None
 
     def at(self, target: Repository) -> TargetTag | None:
         """Return what one target holds, None for a target that is not in this look-up."""
@@ -369,12 +374,14 @@ class Discovery:
         *,
         silent: Collection[Repository] = (),
         expected: Descriptor | None = None,
+        first_seen: FirstSeen | None = None,
     ) -> TagLookup:
         """Find out what a tag or digest names, and which targets lack it (rules 4 to 6 and 8).
 
         Targets in `silent` are known not to hold it, so they are not asked. `expected` is the entry
-        of an index that names the digest. Raises the source's SyncError; a target's is kept in its
-        TargetTag.
+        of an index that names the digest. With `first_seen` the digest is the mapping's own image:
+        it is noted there, and held back until it is `min_age` old. Raises the source's SyncError; a
+        target's is kept in its TargetTag.
         """
         source = self.source_of(mapping)
         tags = list[TargetTag]()
@@ -390,7 +397,8 @@ class Discovery:
                 for tag in tags:
                     if tag.target not in silent:
                         group.start_soon(self._look_at_target, tag, target_reference)
-                by_head = self._should_head_first(mapping, target_reference, tags)
+                has_age = first_seen is not None and mapping.min_age > 0
+                by_head = has_age or self._should_head_first(mapping, target_reference, tags)
                 # The source's error is raised when the targets have answered: raised here, it would
                 # cancel their look-ups.
                 named = await _or_error(self.name_at_source(mapping, reference, by_head=by_head))
@@ -401,20 +409,51 @@ class Discovery:
             for tag in tags:
                 self._settle(tag)
 
-        is_up_to_date = all(tag.is_up_to_date(named) for tag in tags)
-        if is_up_to_date and not self._wants_all_trees:
+        return await self._decide(mapping, source, reference, named, tags, expected, first_seen)
+
+    async def _decide(
+        self,
+        mapping: MappingRule,
+        source: Repository,
+        reference: str,
+        named: Named,
+        tags: Sequence[TargetTag],
+        expected: Descriptor | None,
+        first_seen: FirstSeen | None,
+    ) -> TagLookup:
+        """Say which targets lack what a reference names at its source. Its manifests are fetched only if
+        some target is to get it now.
+        """
+        lacking = [tag for tag in tags if not tag.is_up_to_date(named)]
+        held_until = None
+        if first_seen is not None:
+            held_until = first_seen.held_until(source.key, named.digest, mapping.min_age)
+        held = tuple(lacking) if held_until is not None else ()
+
+        is_copied = lacking and not held
+        if not is_copied and not self._wants_all_trees:
+            up_to_date = tuple(tag for tag in tags if tag not in lacking)
             # All targets that hold the image hold the same digest.
-            digest = next((tag.digest for tag in tags if tag.digest is not None), named.digest)
+            digest = next(
+                (tag.digest for tag in up_to_date if tag.digest is not None), named.digest
+            )
             return TagLookup(
                 source,
                 reference,
                 tree=None,
                 digest=digest,
                 source_digest=named.digest,
-                targets=tuple(tags),
+                targets=up_to_date,
                 is_by_digest=named.manifest is None,
+                held=held,
+                held_until=held_until,
             )
+
         top = named.manifest or await self.top_manifest(source, reference, named.digest, expected)
+        if top.digest != named.digest:
+            # The tag has been moved meanwhile. What it names now has an age of its own.
+            moved = Named(top.digest, None if mapping.platforms else top.digest, top)
+            return await self._decide(mapping, source, reference, moved, tags, expected, first_seen)
         return await self._compare(mapping, source, reference, top, tuple(tags))
 
     def _should_head_first(

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from _regsync.errors import AuthError, RegsyncError
-from _regsync.text import duration_text, size_text
+from _regsync.text import duration_text, size_text, time_text
 
 _NO_ARTIFACTS: Mapping[str, int] = dict.fromkeys(("synced", "skipped", "failed", "stripped"), 0)
 
@@ -39,6 +39,8 @@ class Outcome(NamedTuple):
     source_digest: str | None = None
     # why it was skipped
     reason: str | None = None
+    # when it is no longer held back (reason `min_age`), in seconds since 1970
+    until: int | None = None
     error: RegsyncError | None = None
     # sent to the target for the image and its artifacts
     bytes: int = 0
@@ -73,7 +75,8 @@ class Outcome(NamedTuple):
         if self.status == "failed":
             return artifact_lines
         if self.status == "skipped":
-            return [f"would skip {what} ({self.reason})", *artifact_lines]
+            until = f", until {time_text(self.until)}" if self.until is not None else ""
+            return [f"would skip {what} ({self.reason}{until})", *artifact_lines]
 
         blobs = f"{len(self.transferred)} blobs, {size_text(self.bytes)}"
         detail = f"{blobs}, {self.mounted} mounted, {self.skipped} there"
@@ -89,6 +92,7 @@ class Outcome(NamedTuple):
             **({"source_digest": self.source_digest} if differs else {}),
             "status": self.status,
             "reason": self.reason,
+            **({"until": time_text(self.until)} if self.until is not None else {}),
             "error": error_json(self.error),
             "bytes": self.bytes,
             "started_s": round(self.started, 3),
@@ -186,6 +190,14 @@ class Report:
         """Whether any image was not skipped."""
         return any(outcome.status != "skipped" for outcome in self.outcomes)
 
+    def _held_until(self) -> list[int]:
+        """Return until when each image is held back that is not copied yet."""
+        return [outcome.until for outcome in self.outcomes if outcome.until is not None]
+
+    def _held_lines(self) -> list[str]:
+        held = self._held_until()
+        return [f"Held: {len(held)} (next {time_text(min(held))})"] if held else []
+
     def totals(self) -> dict[str, Any]:
         """Return how images ended, what became of blobs, and the bytes sent to targets.
 
@@ -195,6 +207,9 @@ class Report:
         images = {status: statuses[status] for status in ("synced", "skipped", "failed")}
         if self.is_dry_run:
             images["would_sync"] = statuses["would_sync"]
+        held = self._held_until()
+        if held:
+            images["held"] = len(held)
         if self.images_undone:
             images["undone"] = self.images_undone
 
@@ -241,6 +256,7 @@ class Report:
         layers = totals["layers"]
         return [
             f"Images: {images['synced']} synced, {images['skipped']} skipped, {images['failed']} failed",
+            *self._held_lines(),
             f"Layers: {layers['transferred']} transferred ({layers['unique']} unique references), "
             f"{layers['mounted']} mounted",
             f"Data: {size_text(totals['bytes'])} transferred",
@@ -263,6 +279,7 @@ class Report:
         return [
             *lines,
             f"Images: {images['would_sync']} would be synced, {images['skipped']} skipped, {images['failed']} failed",
+            *self._held_lines(),
             f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount",
             f"Data: {size_text(totals['bytes'])} to transfer",
         ]

@@ -9,7 +9,7 @@ Follows: docs/specification.md section 1.1 "Pipeline", sections 1.6 and 3; docs/
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -24,6 +24,7 @@ from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import COPIED, Knowledge, key_of
+from _regsync.state.seen import FirstSeen
 from _regsync.sync.artifact_checks import Look, flags_after
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag, gather
 from _regsync.sync.dry_run import DryRun
@@ -35,6 +36,7 @@ from _regsync.sync.schedule import Scheduler
 from _regsync.sync.staging import Staging
 from _regsync.sync.transfer import BlobTransfer
 from _regsync.tags import compile_glob
+from _regsync.text import time_text
 
 # docs/specification.md section 1.6: what is under way may end in this time.
 DRAIN_SECONDS = 25.0
@@ -50,6 +52,7 @@ _WORKERS_PER_SOURCE = 16
 _UNCHANGED = "unchanged"
 _TAG_IMMUTABLE_EXISTS = "tag_immutable_exists"
 _IMMUTABLE_TAG = "immutable_tag"
+_MIN_AGE = "min_age"
 
 # A task that asks a source. It starts copies, or queues further questions.
 _Question = Callable[[], Awaitable[None]]
@@ -83,12 +86,14 @@ class Run:
         state: StateFile | None = None,
         *,
         recheck: bool = False,
+        first_seen: FirstSeen | None = None,
     ) -> None:
         """Prepare a run; `emit` is called with each outcome.
 
         Two kinds are dry runs, which change nothing. A plan asks what the run would ask and says
         what it would copy; an analysis reads the manifests of every selected image as well.
         With `recheck` the artifacts of all images are looked at, whatever the state says of them.
+        `min_age` goes by `first_seen`; without it nothing is held back.
         """
         machine = transport.machine
         is_dry_run = kind != "sync"
@@ -127,6 +132,17 @@ class Run:
             on_end=self._end_copy,
             lists=None if is_dry_run else self._referrers.lists,
         )
+
+        self._first_seen = first_seen
+        # The source repositories of which some mapping holds digests back. All mappings note there what
+        # they see: `latest` may name what `1.2.3` has named for long.
+        self._aged_repositories = {
+            mapping.source.repository_key(mapping.source_repository)
+            for mapping in config.mappings
+            if mapping.min_age
+        }
+        # By mapping, until when each tag is held back that no target gets or has.
+        self._held_tags = defaultdict[int, list[int]](list)
 
         # By source (host:port), the questions that wait.
         self._questions: dict[str, deque[_Question]] = {}
@@ -181,6 +197,8 @@ class Run:
             async with anyio.create_task_group() as watchers:
                 watchers.start_soon(self._watch_over, work, stop)
                 watchers.start_soon(self._state.commit_regularly)
+                if self._first_seen is not None:
+                    watchers.start_soon(self._first_seen.save_regularly)
                 with work:
                     async with anyio.create_task_group() as self._tasks:
                         for source, question in first_questions:
@@ -193,7 +211,7 @@ class Run:
             savings = self.scheduler.savings
             self._report.saved = {"present": savings.present, "mounted": savings.mounted}
             self._discovery.tell_missing_platforms()
-            self._save()
+            await self._save()
 
         if self.scheduler.draining:
             self._report.interrupted = work.cancelled_caught or self._is_work_left()
@@ -201,6 +219,7 @@ class Run:
             self._report.interrupted = False
             self._fail_lost_images()
             self._report.undone = []
+            self._tell_held_mappings()
 
     async def _watch_over(self, work: anyio.CancelScope, stop: anyio.Event) -> None:
         """See that no image waits for ever to mount a blob; after `stop`, drain."""
@@ -236,7 +255,7 @@ class Run:
             requests_at_last_tick = None if is_busy else requests
             await anyio.sleep(_DRAIN_TICK)
 
-    def _save(self) -> None:
+    async def _save(self) -> None:
         # Staged files that this run did not write may be another run's, unless this run has the
         # lock of the state: only then may they be deleted.
         self._staging.close(
@@ -247,6 +266,9 @@ class Run:
         self._discovery.keep_logins()
         self._knowledge.finish()
         self._state.close()
+        if self._first_seen is not None:
+            with anyio.CancelScope(shield=True):
+                await self._first_seen.save()
 
     def _find_undone(self) -> list[Undone]:
         """Return what has no outcome yet: images, and as `REPO:*` the mappings that were not listed."""
@@ -418,19 +440,71 @@ class Run:
         if not targets:
             return
 
+        first_seen = self._first_seen if self._has_ages(mapping) else None
         try:
-            lookup = await self._discovery.look_up(mapping, wanted.tag, reference, tuple(targets))
-            if ":" in reference:
-                reference = lookup.digest  # a trimmed index has a digest of its own
-            copies = _copies_of(lookup, source_name, reference, began)
-            artifacts = await self._find_artifacts(mapping, lookup, copies)
+            lookup = await self._discovery.look_up(
+                mapping, wanted.tag, reference, tuple(targets), first_seen=first_seen
+            )
         except SyncError as error:
             for target in targets:
                 target_name = target.reference(reference)
                 started = began - self._began
                 self._end(Outcome(source_name, target_name, "failed", error=error, started=started))
             return
-        self._start_copies(mapping, lookup, copies, artifacts)
+
+        self._end_held(wanted, lookup, source_name, began)
+        if lookup.targets:
+            if ":" in reference:
+                reference = lookup.digest  # a trimmed index has a digest of its own
+            copies = _copies_of(lookup, source_name, reference, began)
+            artifacts = await self._find_artifacts(mapping, lookup, copies)
+            self._start_copies(mapping, lookup, copies, artifacts)
+
+    def _has_ages(self, mapping: MappingRule) -> bool:
+        """Say whether the digests of a mapping's source are noted: it has `min_age`, or another mapping
+        of the same source repository.
+        """
+        key = mapping.source.repository_key(mapping.source_repository)
+        return key in self._aged_repositories
+
+    def _end_held(
+        self, wanted: WantedTag, lookup: TagLookup, source_name: str, began: float
+    ) -> None:
+        """End an image at the targets that do not get it yet."""
+        until = lookup.held_until
+        if until is None or not lookup.held:
+            return
+        text = f"{source_name}: held back by min_age until {time_text(until)}"
+        self._log("info", "held", text)
+        for tag in lookup.held:
+            self._end(
+                Outcome(
+                    source_name,
+                    tag.target.reference(wanted.tag),
+                    "skipped",
+                    digest=tag.digest,
+                    source_digest=lookup.source_digest,
+                    reason=_MIN_AGE,
+                    until=until,
+                    started=began - self._began,
+                    duration=anyio.current_time() - began,
+                )
+            )
+        if len(lookup.held) == len(wanted.targets):
+            self._held_tags[wanted.mapping.index].append(until)
+
+    def _tell_held_mappings(self) -> None:
+        """Warn of the mappings whose tags are all held back: their targets get nothing."""
+        tags = Counter(wanted.mapping.index for wanted, _ in self._wanted)
+        for mapping in self._config.mappings:
+            moments = self._held_tags[mapping.index]
+            if moments and len(moments) == tags[mapping.index]:
+                text = (
+                    f"{self._discovery.source_of(mapping)} -> {mapping.target_repository}: min_age holds back all"
+                    f" that the mapping selects (tags: {len(moments)}),"
+                    f" until {time_text(min(moments))} at least"
+                )
+                self._log("warning", "all_held", text)
 
     def _never_moves(self, mapping: MappingRule, tag: str) -> bool:
         pattern = mapping.tags.immutable_tags

@@ -1,0 +1,357 @@
+"""When each digest was first seen at its source, which `min_age` counts from: one file.
+
+Owns: `seen.jsonl`; which time counts where clocks disagree; which entries leave.
+May not know: registries, mappings, what a digest is held back from.
+Invariants: a time that is lost or doubtful makes a digest younger, never older. The file is replaced
+whole, and is on the disk before it is replaced.
+Follows: docs/design.md section 12 ("Age").
+
+These times are no cache: no registry can tell them again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import anyio
+
+from _regsync.config.model import Config
+from _regsync.errors import ConfigError
+from _regsync.files import WRITE_FLAGS, lock, open_safely, replacing
+from _regsync.state.knowledge import RepositoryKey
+from _regsync.text import json_object, parse_time, printable, time_text
+
+_VERSION = 1
+_DAY = 86400
+
+# An entry leaves so long after its digest last answered. That moment is written once a day, so the
+# entry may stay for one day more.
+_KEPT_SECONDS = 91 * _DAY
+
+# Seconds between two savings within a run: a killed run loses no more.
+_SAVE_SECONDS = 60.0
+
+# How often a saving looks whether another process's is over, and seconds between two looks.
+_LOCK_LOOKS = 40
+_LOCK_TICK = 0.05
+
+# Bytes: a million entries.
+_LARGEST_FILE = 256 * 1024 * 1024
+
+
+class SeenKey(NamedTuple):
+    """A digest in a repository of a source."""
+
+    where: RepositoryKey
+    digest: str
+
+
+@dataclass
+class Sighting:
+    """When a digest was first seen and when it last answered, in seconds since 1970."""
+
+    first: int
+    answered: int
+    # The first time by a clock that was ahead of the one that gave `first`. Nobody knows which of
+    # them was right, so it counts from when our clock has come so far.
+    ahead: int | None = None
+
+    def counted(self, now: int) -> int | None:
+        """Return the first time that counts; None where all are later than now."""
+        times = [time for time in (self.first, self.ahead) if time is not None and time <= now]
+        return max(times, default=None)
+
+    def has_expired(self, now: int) -> bool:
+        """Say whether the digest has not answered for so long that its time begins again."""
+        return now - self.answered > _KEPT_SECONDS
+
+    def joined(self, other: Sighting) -> Sighting:
+        """Return what two processes know of one digest."""
+        ahead = [time for time in (self.ahead, other.ahead) if time is not None]
+        first = min(self.first, other.first)
+        return Sighting(first, max(self.answered, other.answered), max(ahead, default=None))
+
+
+class _Content(NamedTuple):
+    """What a file holds: its entries, and the numbers of the lines that are none."""
+
+    sightings: dict[SeenKey, Sighting]
+    wrong_lines: list[int]
+
+
+def first_seen_for(
+    config: Config,
+    now: Callable[[], float],
+    log: Callable[[str, str, str], object],
+    *,
+    keep: bool = True,
+    known: Mapping[SeenKey, int] | None = None,
+) -> FirstSeen | None:
+    """Return the first-seen times that a configuration needs; None where no mapping has `min_age`.
+
+    ConfigError where nothing would be left for the next run, and `known` (see `FirstSeen`) is not
+    there either: then a digest would be held back for ever.
+    """
+    aged = next((mapping for mapping in config.mappings if mapping.min_age), None)
+    if aged is None:
+        return None
+
+    if config.seen_dir is None and known is None:
+        raise ConfigError(
+            f"mappings[{aged.index}] has `min_age`, and nothing that this run sees would be kept for "
+            "the next one",
+            hint="set `cache_dir` in `global` to a directory that stays from run to run, an absolute "
+            "one where the configuration comes from standard input",
+        )
+    first_seen = FirstSeen(config.seen_dir, now, log, keep=keep, known=known)
+    first_seen.load()
+    return first_seen
+
+
+class FirstSeen:
+    """The first-seen times of digests: what earlier runs left, and what this one sees.
+
+    `now` is the wall clock; failures of the disk in the middle of a run are logged by
+    `log(level, event, message)`.
+    """
+
+    def __init__(
+        self,
+        directory: str | None,
+        now: Callable[[], float],
+        log: Callable[[str, str, str], object],
+        *,
+        keep: bool = True,
+        known: Mapping[SeenKey, int] | None = None,
+    ) -> None:
+        """Keep the times in `directory`; without `keep` only read them there; None: keep none.
+
+        `known` has times from elsewhere, in seconds since 1970: of two times the earlier counts.
+        """
+        self._directory = directory
+        self._now = now
+        self._log = log
+        self._keeps = keep and directory is not None
+        self._known: Mapping[SeenKey, int] = known or {}
+        self._path = os.path.join(directory or "", "seen.jsonl")
+
+        self._sightings = dict[SeenKey, Sighting]()
+        # The latest moment that the file names: if it is later than now, some clock is wrong.
+        self._latest = 0
+        self._has_changed = False
+
+    def held_until(self, where: RepositoryKey, digest: str, min_age: float) -> int | None:
+        """Note that a digest has answered now. Return the moment at which it will be `min_age` seconds
+        old, in seconds since 1970; None where it is that old.
+        """
+        now = int(self._now())
+        key = SeenKey(where, digest)
+        first = min(self._record(key, now), self._known.get(key, now))
+        until = first + int(min_age)
+        return until if until > now else None
+
+    def _record(self, key: SeenKey, now: int) -> int:
+        """Note that a digest has answered now; return when it was first seen."""
+        sighting = self._sightings.get(key)
+        if sighting is None:
+            ahead = self._latest if self._latest > now else None
+            self._sightings[key] = Sighting(now, now, ahead)
+            self._has_changed = True
+            return now
+
+        if now - sighting.answered >= _DAY:
+            sighting.answered = now
+            self._has_changed = True
+        first = sighting.counted(now)
+        if first is None:
+            # A time later than now counts as now, from now on.
+            first = now
+            sighting.ahead = max(sighting.first, sighting.ahead or 0)
+            sighting.first = now
+            self._has_changed = True
+        return first
+
+    # The file.
+
+    def load(self) -> None:
+        """Read what earlier runs left, and other processes meanwhile. ConfigError where the directory
+        cannot be used.
+        """
+        if self._directory is None:
+            return
+        try:
+            if self._keeps:
+                os.makedirs(self._directory, mode=0o700, exist_ok=True)
+                if not os.access(self._directory, os.W_OK | os.X_OK):
+                    raise PermissionError(0, "it cannot be written")
+            content = self._read()
+        except OSError as error:
+            raise self._unusable(printable(error.strerror or str(error))) from error
+
+        unsaved = self._sightings if self._has_changed else {}
+        self._sightings = self._joined(content.sightings, unsaved)
+        moments = (
+            moment
+            for sighting in self._sightings.values()
+            for moment in (sighting.first, sighting.answered)
+        )
+        self._latest = max(moments, default=0)
+        if content.wrong_lines:
+            self._has_changed = True
+            count = len(content.wrong_lines)
+            text = f"{count} lines are no entries, the first is line {content.wrong_lines[0]}"
+            what = "the age of what they named begins again"
+            self._warn(f"{printable(self._path)}: {text}; {what}")
+
+    def refresh(self) -> None:
+        """Read the file as `load` does. If that fails, go on with what is known."""
+        try:
+            self.load()
+        except ConfigError as error:
+            self._warn(str(error))
+
+    async def save_regularly(self) -> None:
+        """Save what is new once a minute, until cancelled."""
+        while self._keeps:
+            with anyio.move_on_after(_SAVE_SECONDS):
+                await anyio.sleep_forever()
+            await self.save()
+
+    async def save(self) -> None:
+        """Replace the file, with what other processes have put there meanwhile."""
+        if not self._keeps or not self._has_changed:
+            return
+        try:
+            async with self._locked():
+                self._write(self._joined(self._read().sightings, self._sightings))
+        except (OSError, ConfigError) as error:
+            reason = error.strerror if isinstance(error, OSError) else None
+            text = f"first-seen times are not saved: {printable(reason or str(error))}"
+            self._warn(f"{printable(self._path)}: {text}; images are held back for longer")
+        else:
+            self._has_changed = False
+
+    def _joined(
+        self, one: Mapping[SeenKey, Sighting], other: Mapping[SeenKey, Sighting]
+    ) -> dict[SeenKey, Sighting]:
+        """Return the entries of both that have not expired, as objects of their own."""
+        now = int(self._now())
+        joined = dict[SeenKey, Sighting]()
+        for sightings in (one, other):
+            for key, sighting in sightings.items():
+                if not sighting.has_expired(now):
+                    known = joined.get(key)
+                    joined[key] = known.joined(sighting) if known else replace(sighting)
+        return joined
+
+    def _read(self) -> _Content:
+        content = _Content({}, [])
+        try:
+            with open(self._path, "rb", opener=open_safely) as stream:
+                text = stream.read(_LARGEST_FILE + 1)
+        except FileNotFoundError:
+            return content
+        if len(text) > _LARGEST_FILE:
+            raise self._unusable(f"seen.jsonl is larger than {_LARGEST_FILE} bytes")
+
+        for number, line in enumerate(text.splitlines(), start=1):
+            fields = json_object(line) or {}
+            if number == 1 and isinstance(fields.get("seen"), int):
+                if fields["seen"] > _VERSION:
+                    raise self._unusable("seen.jsonl is of a newer version of this program")
+                continue
+            try:
+                key, sighting = _entry_of(fields)
+            except (KeyError, TypeError, ValueError):
+                content.wrong_lines.append(number)
+            else:
+                content.sightings[key] = sighting
+        return content
+
+    def _write(self, sightings: Mapping[SeenKey, Sighting]) -> None:
+        lines = [json.dumps({"seen": _VERSION})]
+        lines += [json.dumps(_fields_of(key, sightings[key])) for key in sorted(sightings)]
+        with replacing(self._path) as descriptor, open(descriptor, "wb") as stream:
+            stream.write("".join(f"{line}\n" for line in lines).encode())
+            stream.flush()
+            os.fsync(descriptor)
+        _sync_directory(os.path.dirname(self._path))
+
+    @contextlib.asynccontextmanager
+    async def _locked(self) -> AsyncIterator[None]:
+        """Keep other processes from saving meanwhile.
+
+        If one of them takes too long, or the file system knows no locks, go on without: what one of
+        them adds may be lost then, and is first seen by its next run.
+        """
+        assert self._directory is not None
+        path = os.path.join(self._directory, "seen.lock")
+        descriptor = os.open(path, WRITE_FLAGS, 0o600)
+        try:
+            for _ in range(_LOCK_LOOKS):
+                if _has_locked(descriptor):
+                    break
+                await anyio.sleep(_LOCK_TICK)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _unusable(self, reason: str) -> ConfigError:
+        shown = printable(self._directory or "")
+        return ConfigError(
+            f"`min_age` needs first-seen times, which {shown} cannot keep: {reason}",
+            hint="set `cache_dir` in `global` to a directory that this user may write",
+        )
+
+    def _warn(self, message: str) -> None:
+        self._log("warning", "first_seen", message)
+
+
+def _entry_of(fields: Mapping[str, object]) -> tuple[SeenKey, Sighting]:
+    """Read the fields of a line; KeyError, TypeError or ValueError where they are none of ours."""
+    texts = {name: text for name, text in fields.items() if isinstance(text, str)}
+    host, slash, repository = texts["source"].partition("/")
+    if not slash:
+        raise ValueError("a source is host and repository")
+    ahead = parse_time(texts["ahead"]) if "ahead" in texts else None
+    sighting = Sighting(parse_time(texts["first_seen"]), parse_time(texts["answered"]), ahead)
+    return SeenKey((host, repository), texts["digest"]), sighting
+
+
+def _fields_of(key: SeenKey, sighting: Sighting) -> dict[str, str]:
+    fields = {
+        "source": "/".join(key.where),
+        "digest": key.digest,
+        "first_seen": time_text(sighting.first),
+        "answered": time_text(sighting.answered),
+    }
+    if sighting.ahead is not None:
+        fields["ahead"] = time_text(sighting.ahead)
+    return fields
+
+
+def _has_locked(descriptor: int) -> bool:
+    """Lock a file; False when another process has locked it."""
+    try:
+        lock(descriptor)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True  # no locks here
+    return True
+
+
+def _sync_directory(path: str) -> None:
+    """See that a new name in a directory survives a power cut, where the system lets us."""
+    if hasattr(os, "O_DIRECTORY"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)

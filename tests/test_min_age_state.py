@@ -1,0 +1,196 @@
+"""Where `min_age` keeps its times: what cannot be kept is an error before any request (docs/design.md
+section 12, "Age").
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from _regsync.config.reader import ConfigFile, load
+from _regsync.state.seen import FirstSeen, SeenKey
+from conformance.client.copies import push_http
+from conformance.content.images import Seed
+from conformance.registry.app import App
+from tests.ends import Ran, Start, document, run_regsync, tags
+
+MAPPING = {"from": "app", "tags": tags("v1"), "min_age": "3d"}
+# Nobody answers there.
+ENDS = {"source": "http://127.0.0.1:9", "target": "http://127.0.0.1:19"}
+
+
+def run(file: Path, *options: str, env: Any = None, **top: Any) -> Ran:
+    file.write_text(document(ENDS, MAPPING, **top))
+    return run_regsync("sync", "--json", *options, "-c", str(file), env={"CI": "", **(env or {})})
+
+
+UNKEPT = "mappings[0] has `min_age`, and nothing that this run sees would be kept for the next one"
+
+
+def test_without_a_directory_nothing_is_attempted() -> None:
+    ran = run_regsync("sync", "-c", "-", stdin=document(ENDS, MAPPING))
+    assert ran.status == 3
+    assert f"error: CONFIG_ERROR: {UNKEPT}\nhint: set `cache_dir` in `global` to a" in ran.err
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",), ("--shard", "0/2")], ids=str)
+def test_beside_the_file_a_ci_job_keeps_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
+    file = tmp_path / "mirror.yaml"
+    ran = run(file, *options, env={"CI": "true"})
+    assert (ran.status, ran.report["error"]["message"]) == (3, UNKEPT)
+    assert [path.name for path in tmp_path.iterdir()] == ["mirror.yaml"]
+
+    # A directory that somebody has named may be one that stays; and CI may be set to say no.
+    named = {"global": {"cache_dir": "cache"}}
+    assert run(file, *options, env={"CI": "true"}, **named).status == 2
+    assert run(file, *options, env={"CI": "false"}).status == 2
+
+
+def test_validate_looks_at_the_configuration_alone(tmp_path: Path) -> None:
+    file = tmp_path / "mirror.yaml"
+    file.write_text(document(ENDS, MAPPING))
+    assert run_regsync("validate", str(file), env={"CI": "true"}).status == 0
+
+
+def test_watch_needs_it_too(tmp_path: Path) -> None:
+    file = tmp_path / "mirror.yaml"
+    file.write_text(document(ENDS, MAPPING))
+    ran = run_regsync("watch", "-c", str(file), "--health-port", "0", env={"CI": "true"})
+    assert (ran.status, UNKEPT in ran.err) == (3, True)
+
+
+def test_a_directory_or_file_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "mirror.yaml"
+    cache = tmp_path / ".regsync"
+    cache.write_text("a file")
+    ran = run(file)
+    assert (ran.status, ran.report["error"]["code"]) == (3, "CONFIG_ERROR")
+    assert f"which {cache} cannot keep: File exists" in ran.report["error"]["message"]
+
+    cache.unlink()
+    cache.mkdir()
+    seen = cache / "seen.jsonl"
+    seen.write_text('{"seen": 2}\n')
+    ran = run(file)
+    assert ran.status == 3
+    assert "seen.jsonl is of a newer version of this program" in ran.report["error"]["message"]
+    assert seen.read_text() == '{"seen": 2}\n'
+
+    seen.unlink()
+    seen.symlink_to(tmp_path / "elsewhere")
+    assert run(file).status == 3
+
+
+def test_a_directory_of_another_user_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("_regsync.state.seen.os.access", lambda *_: False)
+    ran = run(tmp_path / "mirror.yaml")
+    assert (ran.status, "cannot keep: it cannot be written" in ran.err) == (3, True)
+    # A dry run writes nothing.
+    assert run(tmp_path / "mirror.yaml", "--dry-run").status == 2
+
+
+def test_shards_keep_their_state_apart_and_these_times_together() -> None:
+    text = json.dumps({"mappings": [], "global": {"cache_dir": "/var/lib/x"}})
+    file = ConfigFile(text.encode(), name="x", environ={"CI": "1"}, base_dir=None, home=None)
+    assert load(file).seen_dir == load(file).cache_dir == "/var/lib/x"
+
+
+# --- the file itself
+
+WHERE = ("source.test", "app")
+DIGEST = "sha256:" + "0" * 64
+
+
+def first_seen(directory: Path, now: float, **more: Any) -> FirstSeen:
+    made = FirstSeen(str(directory), lambda: now, lambda *_: None, **more)
+    made.load()
+    return made
+
+
+@pytest.mark.anyio
+async def test_of_two_sources_the_earlier_time_counts(tmp_path: Path) -> None:
+    known = {SeenKey(WHERE, DIGEST): 1000}
+    assert first_seen(tmp_path, 5000, known=known).held_until(WHERE, DIGEST, 4001) == 5001
+    assert first_seen(tmp_path, 5000, known=known).held_until(WHERE, DIGEST, 4000) is None
+    # A time later than now counts as now.
+    assert first_seen(tmp_path, 900, known=known).held_until(WHERE, DIGEST, 50) == 950
+    alone = FirstSeen(None, lambda: 5000, lambda *_: None, known=known)
+    alone.load()
+    assert alone.held_until(WHERE, DIGEST, 4000) is None
+    await alone.save()
+
+
+@pytest.mark.anyio
+async def test_what_is_written_is_read_again_and_nothing_else_is_left(tmp_path: Path) -> None:
+    one = first_seen(tmp_path, 5000)
+    one.held_until(WHERE, DIGEST, 10)
+    await one.save()
+    assert sorted(os.listdir(tmp_path)) == ["seen.jsonl", "seen.lock"]
+    before = (tmp_path / "seen.jsonl").stat()
+    assert (tmp_path / "seen.jsonl").read_text() == (
+        '{"seen": 1}\n{"source": "source.test/app", "digest": "' + DIGEST + '", '
+        '"first_seen": "1970-01-01T01:23:20Z", "answered": "1970-01-01T01:23:20Z"}\n'
+    )
+
+    # What has nothing new writes nothing: the moment of the last answer is kept by the day.
+    again = first_seen(tmp_path, 5000 + 86399)
+    assert again.held_until(WHERE, DIGEST, 86400) == 5000 + 86400
+    await again.save()
+    assert (tmp_path / "seen.jsonl").stat().st_ino == before.st_ino
+    later = first_seen(tmp_path, 5000 + 86400)
+    later.held_until(WHERE, DIGEST, 10)
+    await later.save()
+    assert (tmp_path / "seen.jsonl").stat().st_ino != before.st_ino
+
+
+@pytest.mark.virtual_time
+@pytest.mark.anyio
+async def test_a_saving_waits_for_another_one_and_not_for_ever(tmp_path: Path) -> None:
+    lock = os.open(tmp_path / "seen.lock", os.O_WRONLY | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        one = first_seen(tmp_path, 5000)
+        one.held_until(WHERE, DIGEST, 10)
+        began = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(one.save)
+            await anyio.sleep(1.5)
+            assert not (tmp_path / "seen.jsonl").exists()
+        assert round(anyio.current_time() - began, 3) == 2.0
+    finally:
+        os.close(lock)
+    assert (tmp_path / "seen.jsonl").exists()
+
+
+@pytest.mark.slow
+def test_an_image_of_docker_registry_is_held_back(
+    docker_registry: str, serve: Start, tmp_path: Path
+) -> None:
+    target = serve()
+    image = Seed(5).image()
+    push_http(image, docker_registry, "app", "v1")
+    file = tmp_path / "mirror.yaml"
+    text = document({"source": docker_registry, "target": target}, MAPPING)
+    file.write_text(text)
+    ran = run_regsync("sync", "--json", "-c", str(file), env={"CI": ""})
+    assert (ran.status, ran.images[0]["reason"]) == (0, "min_age")
+    assert ran.totals["requests"][docker_registry] == {"manifest_head": 1}
+    target.journal.matching("HEAD", "manifest").exactly(1)
+
+    # Three days later: the file says that the digest was seen then.
+    seen = tmp_path / ".regsync" / "seen.jsonl"
+    entry = json.loads(seen.read_text().splitlines()[1])
+    assert entry["source"] == f"{docker_registry}/app"
+    seen.write_text(seen.read_text().replace(entry["first_seen"], "2026-01-01T00:00:00Z", 1))
+    ran = run_regsync("sync", "--json", "-c", str(file), env={"CI": ""})
+    assert ran.statuses() == ["synced"]
+    assert isinstance(target.app, App)
+    assert target.app.tags("app") == {"v1": image.top}
