@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tracemalloc
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import anyio
 import anyio.lowlevel
@@ -12,7 +13,7 @@ import pytest
 
 from _regsync.addresses import Origin
 from _regsync.errors import ContentError, Disconnected, ProtocolBroken, Side, SyncError, TimedOut
-from _regsync.net.http1 import PIECE, Connection, Request, Response, State
+from _regsync.net.http1 import LARGE_PIECE, PIECE, Buffers, Connection, Request, Response, State
 from _regsync.net.streams import WANT_READ, WANT_WRITE, Timeouts
 from tests.wires import NEVER, ORIGIN, Blob, End, Item, Pause, Wire, answer, connection, pool_of
 
@@ -1035,6 +1036,18 @@ async def test_others_run_while_a_peer_floods_interim_answers() -> None:
     """Without a turn for others no deadline could ever end it."""
     wire = Wire(*INTERIM * 100, CREATED)
     assert await turns(lambda: get(wire)) >= 290
+
+
+async def test_first_few_bodies_are_read_in_large_pieces() -> None:
+    """Fifty large pieces would take 12 MB more, and save little CPU where as many bodies wait."""
+    buffers = Buffers()
+    with ExitStack() as others:
+        few = [len(others.enter_context(buffers.lending(1 << 30))) for _ in range(15)]
+        with buffers.lending(1 << 30) as last, buffers.lending(1 << 30) as behind:
+            assert (*few, len(last)) == (LARGE_PIECE,) * 16
+            assert len(behind) == PIECE
+        with buffers.lending(PIECE + 1) as short, buffers.lending(100) as shorter:
+            assert (len(short), len(shorter)) == (PIECE + 1, 100)
 
 
 async def test_relay_of_many_pieces_keeps_a_few_in_memory() -> None:

@@ -13,6 +13,8 @@ caller's memory.
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 import anyio.lowlevel
@@ -31,9 +33,13 @@ from _regsync.errors import (
 from _regsync.net.streams import WANT_READ, WANT_WRITE, Stream, Timeouts
 from _regsync.text import printable
 
-# One piece of a body, in bytes. 64 KiB costs 12 % more CPU, 1 MiB four times the memory
-# (docs/bodies.md section 1).
+# One piece of a body, in bytes; and one of the first few bodies that move at a time. Half of it
+# costs more CPU, twice as much more memory (docs/bodies.md sections 1 and 6).
 PIECE = 256 * 1024
+LARGE_PIECE = 512 * 1024
+
+# How many bodies have large pieces at a time: 4 MiB more than with small ones.
+_MOST_LARGE = 16
 
 # Bytes read at once where h11 frames what comes.
 _SCRATCH = 16 * 1024
@@ -123,6 +129,25 @@ class Pieces(Protocol):
     length: int
 
     async def next(self) -> memoryview: ...
+
+
+class Buffers:
+    """Memory that bodies are read into: large pieces for the first few, smaller ones for the others."""
+
+    def __init__(self) -> None:
+        self._large = 0  # how many large pieces are lent
+
+    @contextmanager
+    def lending(self, size: int) -> Iterator[memoryview]:
+        """Lend memory for one piece of a body of `size` bytes."""
+        if size <= PIECE or self._large == _MOST_LARGE:
+            yield memoryview(bytearray(min(PIECE, size)))
+            return
+        self._large += 1
+        try:
+            yield memoryview(bytearray(min(LARGE_PIECE, size)))
+        finally:
+            self._large -= 1
 
 
 class Response:

@@ -38,7 +38,7 @@ from _regsync.errors import (
     TimedOut,
     WireError,
 )
-from _regsync.net.http1 import Header, Pieces, Request, Response, parse_retry_after
+from _regsync.net.http1 import Buffers, Header, Pieces, Request, Response, parse_retry_after
 from _regsync.net.pool import Lease, Pool
 from _regsync.net.streams import Stream, Timeouts
 from _regsync.providers import ROWS
@@ -178,6 +178,7 @@ class Transport:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.gate = Gate()
+        self.buffers = Buffers()
 
         # By host:port, for the report and the display: requests of each action, 429s, the window
         # that was refused last.

@@ -16,7 +16,6 @@ import anyio
 
 from _regsync.crypto import new_hash
 from _regsync.errors import Disconnected, SyncError, WireError, WrongBytes
-from _regsync.net.http1 import PIECE
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
 from _regsync.registry.repository import BlobBody, Repository
@@ -60,6 +59,7 @@ class Relay:
         self.source = source
         self.complete = False
         self._blob = blob
+        self._reference = source.reference(blob.digest)
         self._transport = transport
         self.is_fresh = fresh
         self._stack = AsyncExitStack()
@@ -91,12 +91,11 @@ class Relay:
         self._until = self._blob.size + 1  # one more shows that a blob is too long
         self.length = self._blob.size - offset
         self.complete = self.complete and not self.length
-        self._buffer = memoryview(bytearray(min(PIECE, self._blob.size + 1)))
-
-        async with self._stack:
-            if not self.complete:
-                await self._open()
-            yield self
+        with self._transport.buffers.lending(self._blob.size + 1) as self._buffer:
+            async with self._stack:
+                if not self.complete:
+                    await self._open()
+                yield self
 
     def adopt_checkpoints(self, other: Relay) -> None:
         """Take over from where another reading of the same blob can be gone on with."""
@@ -110,7 +109,7 @@ class Relay:
         good.
         """
         piece = memoryview(b"")
-        with self.source.adding_place("fetch blob", self.source.reference(self._blob.digest)):
+        with self.source.adding_place("fetch blob", self._reference):
             while not piece and not self.complete:
                 piece = await self._read()
         return piece
