@@ -37,6 +37,7 @@ from _regsync.sync.mappings import WantedTag, assign, grouped
 from _regsync.sync.referrers import MOST_ARTIFACTS, MOST_LEVELS, Artifact, Referrers
 from _regsync.sync.relay import Relay
 from _regsync.sync.report import Outcome
+from _regsync.sync.transfer import known_body
 
 
 class _AuditedImage(NamedTuple):
@@ -313,9 +314,14 @@ class Audit:
         return _Expected(trimmed, named.digest)
 
     async def _manifest_of_tag(self, target: Repository, tag: str, expected: str) -> Manifest:
-        """Return what a tag names. Of several tags that are to name one digest the first is read; the
-        others are asked for their digest alone.
+        """Return what a tag names; RegistryError with status 404 where it names nothing.
+
+        Of several tags that are to name one digest the first is read; the others are asked for their
+        digest alone. A tag that a listing has shown to be absent is not asked for.
         """
+        listed = self._discovery.names(target)
+        if listed is not None and tag not in listed:
+            raise RegistryError("no such tag", status=404)
         async with self._tag_reads[target.key, expected]:
             if self._discovery.at_hand(target, expected) is None:
                 return await self._discovery.manifest_of_tag(target, tag)
@@ -382,12 +388,15 @@ class Audit:
     def _record_blob(self, image: _AuditedImage, blob: Descriptor) -> None:
         """Note that a target has a blob, and by chance take it into the sample that is read back.
 
-        Of all blobs that are found at a host each has the same chance to be in its sample.
+        Of all blobs that are found at a host each has the same chance to be in its sample, but for
+        those whose bytes are known anyway: `{}`, and what a descriptor embeds.
         """
         place = (blob.digest, str(image.target))
         if place in self._report.blobs_present:
             return
         self._report.blobs_present.add(place)
+        if known_body(blob) is not None:
+            return
 
         host = image.target.host.key
         self._blobs_found[host] += 1
@@ -473,9 +482,10 @@ class Audit:
             manifest = await self._manifest_of(image.target, artifact)
             if manifest is None:
                 # The source may list what it does not hold: no run can bring that.
-                if artifact.entry is None or await image.source.head_manifest(digest) is not None:
-                    look.flaws.append(Flaw("artifact_missing", f"{artifact} is not there", digest))
-                return []
+                if artifact.entry is not None and await image.source.head_manifest(digest) is None:
+                    return []
+                look.flaws.append(Flaw("artifact_missing", f"{artifact} is not there", digest))
+                return [digest] if artifact.entry is not None else []
 
             if manifest.digest != digest:
                 what = f"artifact {artifact.reference}: "

@@ -1,0 +1,377 @@
+"""`regsync audit` where registries are of many kinds, refuse, throttle, go away or are slow; where
+signals come, disks are full and nobody reads; and between two real registries.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import anyio
+import pytest
+
+from _regsync.text import size_text
+from conformance.client.attachments import FAMILIES, family, has_api, referrers_tag
+from conformance.content.images import Seed
+from conformance.registry.app import App
+from conformance.server.memory import Link
+from conformance.server.sockets import Server
+from tests.attached import MOVES, Scene
+from tests.ends import Ran, document, only, run_regsync, tags, virtual
+from tests.test_audit import Stage, app, found, lose_blob, lose_manifest, whole
+from tests.test_signals import stopped_at
+from tests.thinning import thinned
+
+VIRTUAL = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+
+def on_virtual_time(test: Callable[..., object]) -> Callable[..., object]:
+    for mark in VIRTUAL:
+        test = mark(test)
+    return test
+
+
+# Registries of every kind.
+
+KINDS = ("strict", "referrers-in-pages", "distribution", "unknown-referrers-announced", "old")
+
+
+@on_virtual_time
+@pytest.mark.parametrize(
+    ("source", "target", "name"),
+    thinned([(source, target, name) for source in KINDS for target in KINDS for name in FAMILIES]),
+)
+async def test_what_a_run_has_brought_is_whole_and_what_is_lost_of_it_is_missed(
+    source: str, target: str, name: str, tmp_path: Path
+) -> None:
+    async with virtual() as world:
+        scene = Scene(world, tmp_path, family(name), source, target)
+        await scene.succeed()
+
+        async def audit() -> Ran:
+            for site in (scene.source, scene.target):
+                site.journal.clear()
+            file = str(tmp_path / "mirror.yaml")
+            ran = await world.run("audit", "--json", "-q", "-c", file)
+            for site in (scene.source, scene.target):
+                site.journal.matching(MOVES).none()
+            assert ran.report["failures"] == []
+            return ran
+
+        ran = await audit()
+        assert whole(ran) == 1
+        travelling = {image.top for image in scene.made.travelling}
+        assert ran.totals["artifacts"] == len(travelling)
+        scene.target.journal.matching("GET", "manifest", status=200).at_most(
+            ran.totals["manifests"] + (0 if has_api(scene.target) else len(travelling) + 1)
+        )
+        scene.target.journal.matching("HEAD", "blob").exactly(ran.totals["blobs"])
+
+        for lost in sorted(travelling)[:2]:
+            lose_manifest(scene.target, lost)
+        digests = {each["digest"] for each in (await audit()).report["findings"]}
+        assert set(sorted(travelling)[:2]) <= digests
+
+
+@on_virtual_time
+async def test_an_artifact_that_a_target_does_not_list_is_found_and_mended(tmp_path: Path) -> None:
+    async with virtual() as world:
+        scene = Scene(world, tmp_path, family("single"), "strict", "distribution")
+        await scene.succeed()
+        held = scene.target.repositories["app"]
+        del held.tags[referrers_tag(scene.made.image.top)]
+        file = str(tmp_path / "mirror.yaml")
+        ran = await world.run("audit", "--json", "-q", "-c", file)
+        assert {each["finding"] for each in ran.report["findings"]} == {"artifact_missing"}
+        assert len(ran.report["findings"]) == len(scene.made.travelling)
+        for finding in ran.report["findings"]:
+            assert finding["message"].endswith("is there, and the target does not list it")
+
+        await world.run("sync", "-q", "--recheck", "-c", file)
+        assert whole(await world.run("audit", "--json", "-q", "-c", file)) == 1
+
+
+@on_virtual_time
+@pytest.mark.parametrize("part", ["blob", "manifest", "child"])
+async def test_what_the_recipe_says_mends_an_image(part: str, tmp_path: Path) -> None:
+    """README.md, "After an incident": the tag is deleted, the state removed, then a run brings it."""
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        child = stage.seed.image()
+        top = stage.seed.index([child, stage.seed.image(architecture="arm64")])
+        top.load_into(app(stage.source), "app", "v1", "v2")
+        stage.mapping["tags"] = tags("v1", "v2")
+        await stage.run(command="sync")
+        if part == "blob":
+            lose_blob(stage.target, next(iter(child.blobs)))
+        else:
+            lose_manifest(stage.target, child.top if part == "child" else top.top)
+        assert {each for each, _ in found(await stage.audit())} == {
+            "missing" if part == "manifest" else "incomplete"
+        }
+
+        stage.target.repositories["app"].tags.clear()
+        (tmp_path / ".regsync" / "state.db").unlink()
+        assert (await stage.run(command="sync")).status == 0
+        assert whole(await stage.audit()) == 2
+
+
+# Registries that do not answer as one would like.
+
+
+@on_virtual_time
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_repository_that_is_hidden_is_a_failure(status: int, tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        stage.load(stage.seed.image(), "v1")
+        app(stage.targets[0]).faults.on("GET", "manifest").status(status)
+        ran = await stage.audit()
+        assert (ran.status, ran.report["findings"]) == (2, [])
+        assert only(ran.report["failures"])["error"]["code"] == "AUTH_ERROR"
+        assert ran.totals["images"] == {"whole": 0, "flawed": 0, "failed": 1}
+
+
+@on_virtual_time
+async def test_a_blob_that_may_not_be_asked_for_is_a_failure_and_the_rest_is_told(
+    tmp_path: Path,
+) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        image = stage.load(stage.seed.image(sizes=(100, 200)), "v1")
+        hidden, lost, *_ = image.blobs
+        lose_blob(stage.target, lost)
+        app(stage.targets[0]).faults.on("HEAD", "blob", reference=hidden).status(403)
+        ran = await stage.audit()
+        assert (ran.status, found(ran)) == (2, [("incomplete", lost)])
+        assert only(ran.report["failures"])["target"] == "target.test/app:v1"
+        assert len(ran.failed) == 1
+
+
+@on_virtual_time
+async def test_a_source_that_cannot_be_listed_fails_its_mapping_alone(tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path, "one", "two")
+        stage.mapping["tags"] = tags("v*")
+        app(stage.source).faults.on("GET", "tag_list").status(403)
+        ran = await stage.audit()
+        assert sorted(each["target"] for each in ran.report["failures"]) == [
+            "one.test/app:*",
+            "two.test/app:*",
+        ]
+        for place in stage.targets:
+            place.journal.matching().none()
+
+
+@on_virtual_time
+async def test_a_tag_that_the_source_lost_is_a_failure(tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        stage.seed.image().load_into(stage.target, "app", "v1")
+        stage.seed.image().load_into(app(stage.source), "app", "v2")
+        ran = await stage.audit()
+        assert (ran.status, ran.report["findings"]) == (2, [])
+        assert only(ran.report["failures"])["error"]["code"] == "SOURCE_ERROR"
+
+
+@on_virtual_time
+async def test_throttling_is_obeyed(tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        for number in range(20):
+            stage.load(stage.seed.image(), f"v{number}")
+        stage.mapping["tags"] = tags("v*")
+        app(stage.targets[0]).faults.on("GET HEAD").throttle(requests=10, seconds=1)
+        ran = await stage.audit()
+        assert whole(ran) == 20
+        assert ran.totals["throttled"]["target.test"] > 0
+        assert ran.seconds > 5
+
+
+@on_virtual_time
+async def test_a_target_that_is_away_fails_alone(tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path, "one", "two")
+        for number in range(100):
+            stage.load(stage.seed.image(), f"v{number}")
+        stage.mapping["tags"] = tags("v*")
+        stage.targets[0].fail("refused")
+        ran = await stage.audit()
+        assert (ran.status, ran.report["findings"]) == (2, [])
+        failures = ran.report["failures"]
+        assert {each["error"]["code"] for each in failures} == {"NETWORK_ERROR"}
+        assert len(failures) == 100
+        assert ran.totals["images"]["whole"] == 100
+        assert ran.seconds < 30
+
+
+@on_virtual_time
+async def test_an_outage_that_ends_costs_no_finding(tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path, target={"up": Link(latency=0.1)})
+        for number in range(100):
+            stage.load(stage.seed.image(sizes=(2000,)), f"v{number}")
+        stage.mapping["tags"] = tags("v*")
+        place = stage.targets[0]
+
+        async def go_away() -> None:
+            await anyio.sleep(1.5)
+            assert 0 < len(place.journal.entries) < 300
+            async with place.outage("refused", 20):
+                pass
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(go_away)
+            ran = await stage.audit()
+        assert whole(ran) == 100
+        assert ran.seconds > 20
+
+
+# The process.
+
+
+@on_virtual_time
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
+async def test_a_signal_ends_an_audit_at_once_and_what_was_found_is_told(
+    number: signal.Signals, tmp_path: Path
+) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        image = stage.load(stage.seed.image(), "v1", "v2")
+        stage.mapping["tags"] = tags("v1", "v2", "v3")
+        stage.seed.image().load_into(app(stage.source), "app", "v3")
+        receipt = tmp_path / "there.txt"
+        receipt.write_text("as it was")
+        faults = app(stage.targets[0]).faults
+        faults.on("HEAD", "blob", reference=next(iter(image.blobs))).stall()
+        async with stopped_at(5.0, number=number):
+            ran = await stage.run("--receipt", str(receipt))
+        assert ran.status == 128 + number
+        assert ran.seconds == pytest.approx(5.0, abs=0.01)
+        assert ran.report["interrupted"]
+        assert [each for each, _ in found(ran)] == ["missing"]
+        assert ran.totals["images"] == {"whole": 0, "flawed": 1, "failed": 0, "undone": 2}
+        assert receipt.read_text() == "as it was"
+
+
+@on_virtual_time
+async def test_a_receipt_names_what_is_there(tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        image = stage.seed.image(sizes=(100, 200))
+        bill = stage.seed.artifact(image, "application/spdx+json")
+        stage.load(image, "v1", artifacts=(bill,))
+        lost, wrong, *_ = image.blobs
+        lose_blob(stage.target, lost)
+        app(stage.targets[0]).faults.on("GET", "blob", reference=wrong).corrupt()
+        receipt = tmp_path / "there.txt"
+        ran = await stage.audit("--read", "99", "--receipt", str(receipt))
+        assert found(ran) == sorted([("incomplete", lost), ("corrupt", wrong)])
+        there = {*image.contents(), *bill.contents()} - {lost, wrong}
+        lines = receipt.read_text().splitlines()
+        assert lines == sorted(f"{digest} target.test/app" for digest in there)
+
+
+@pytest.mark.parametrize("trouble", ["no directory", "full disk"])
+def test_a_receipt_that_cannot_be_written_is_an_error_that_names_it(
+    trouble: str, source: Server, target: Server, tmp_path: Path
+) -> None:
+    assert isinstance(source.app, App)
+    assert isinstance(target.app, App)
+    for registry in (source.app, target.app):
+        Seed(1).image().load_into(registry, "app", tag="v1")
+    config = document({"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    receipt = tmp_path / ("none" if trouble == "no directory" else "") / "there.txt"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with mock.patch.object(os, "replace", side_effect=full):
+        ran = run_regsync("audit", "-c", "-", "--receipt", str(receipt), stdin=config)
+    assert str(receipt) in ran.err
+    assert not receipt.exists()
+    if trouble == "no directory":
+        assert ran.status == 3
+        target.journal.matching().none()
+    else:
+        assert (ran.status, os.listdir(tmp_path)) == (2, [])
+
+
+@pytest.mark.parametrize("number", ["-1", "many"])
+def test_a_number_of_blobs_that_is_none_is_refused(number: str) -> None:
+    ran = run_regsync("audit", "-c", "-", "--read", number, stdin='{"mappings": []}')
+    assert ran.status == 3
+    assert "--read" in ran.err
+
+
+def test_an_audit_that_finds_nothing_says_nothing_and_findings_are_lines(
+    source: Server, target: Server
+) -> None:
+    assert isinstance(source.app, App)
+    assert isinstance(target.app, App)
+    image = Seed(1).image().load_into(source.app, "app", tag="v1")
+    image.load_into(target.app, "app", tag="v1")
+    rule = {"from": "app", "tags": tags("v1"), "artifacts": {}}
+    config = document({"source": source, "target": target}, rule, defaults={"artifacts": {}})
+    ran = run_regsync("audit", "-c", "-", stdin=config)
+    assert (ran.status, ran.out, ran.err) == (0, "", "")
+
+    lost = next(iter(image.blobs))
+    size = len(image.blobs[lost])
+    lose_blob(target.app, lost)
+    ran = run_regsync("audit", "-c", "-", stdin=config)
+    names = f"{source.address}/app:v1 -> {target.address}/app:v1"
+    assert ran.status == 1
+    assert ran.out.splitlines()[:3] == [
+        f"incomplete {names}: blob {lost} ({size_text(size)}) is not there",
+        "Images: 0 whole, 1 with findings, 0 not looked at whole",
+        f"There: 1 manifests, {len(image.blobs) - 1} blobs, 0 artifacts",
+    ]
+    assert ran.err == ""
+
+
+def test_mappings_are_shared_among_shards(source: Server, target: Server) -> None:
+    assert isinstance(source.app, App)
+    for name in ("one", "two"):
+        Seed(1).image().load_into(source.app, name, tag="v1")
+    mappings = [{"from": name, "tags": tags("v1")} for name in ("one", "two")]
+    config = document({"source": source, "target": target}, *mappings)
+    told = []
+    for shard in ("0/2", "1/2"):
+        ran = run_regsync("audit", "--json", "-c", "-", "--shard", shard, stdin=config)
+        told += [each["target"].rpartition("/")[2] for each in ran.report["findings"]]
+    assert sorted(told) == ["one:v1", "two:v1"]
+
+
+def two_registries(docker_registries: Callable[..., str], directory: Path, **mapping: Any) -> Any:
+    source = docker_registries()
+    target = docker_registries()
+    file = directory / "mirror.yaml"
+    rule = {"from": "app", "tags": tags("v*"), **mapping}
+    ends = {"source": source, "target": target}
+    file.write_text(document(ends, rule, defaults={"artifacts": {}}))
+    return source, target, str(file)
+
+
+@pytest.mark.slow
+def test_between_two_real_registries(docker_registries: Callable[..., str], tmp_path: Path) -> None:
+    source, target, file = two_registries(docker_registries, tmp_path)
+    made = family("everything")
+    made.push(source)
+    assert run_regsync("sync", "-q", "-c", file).status == 0
+    receipt = tmp_path / "there.txt"
+    ran = run_regsync(
+        "audit", "--json", "-q", "-c", file, "--read", "99", "--receipt", str(receipt)
+    )
+    assert whole(ran) == 1
+    assert ran.totals["artifacts"] == len(made.travelling)
+    requests = ran.totals["requests"][target]
+    assert requests["blob_head"] == ran.totals["blobs"]
+    assert requests["blob_get"] == ran.totals["blobs"] - 1, "all but {}"
+    assert set(requests) == {"blob_head", "blob_get", "manifest_get", "tag_list"}
+    assert requests["tag_list"] == 1
+    named = {line.split()[0] for line in receipt.read_text().splitlines()}
+    digests = {*made.image.contents()}.union(*(each.contents() for each in made.travelling))
+    assert named == digests
