@@ -245,6 +245,19 @@ async def test_a_trimmed_index_is_made_again_where_no_state_tells_it(tmp_path: P
         stage.source.journal.matching("GET", "manifest").exactly(1)
 
 
+async def test_what_the_state_knows_of_an_index_that_was_replaced_is_not_expected(
+    tmp_path: Path,
+) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        stage.seed.index().load_into(app(stage.source), "app", "v1")
+        stage.mapping["platforms"] = ["linux/amd64"]
+        await stage.run(command="sync")
+        held = only(list((await stage.run(command="sync")).images))["digest"]
+        stage.seed.index().load_into(app(stage.source), "app", "v1")
+        assert found(await stage.audit()) == [("differs", held)]
+
+
 async def test_another_filter_than_that_of_the_run_differs(tmp_path: Path) -> None:
     async with virtual() as world:
         stage = Stage(world, tmp_path)

@@ -73,12 +73,13 @@ class _Look:
         # The digests of all manifests that artifacts may refer to.
         self.subjects = list[str]()
 
-    def judging(self, what: str, part: Descriptor, absent: Flaw | None = None) -> _Judgement:
-        """Return a block in which a part is asked for, and which ends where the answer is an error.
+    def judging(self, what: str, digest: str, absent: Flaw | None = None) -> _Judgement:
+        """Return a block in which something is asked for, and which ends where the answer is an error.
 
-        `absent` is the flaw where the answer is 404; `what` names the part where it is corrupt.
+        `absent` is the flaw where the answer is 404; `what` and `digest` name what is corrupt where
+        the bytes are wrong.
         """
-        return _Judgement(self, what, part, absent)
+        return _Judgement(self, partial(corrupt, what, digest), absent)
 
     def add(self, other: _Look) -> None:
         """Add what another look has found."""
@@ -87,12 +88,12 @@ class _Look:
 
 
 class _Judgement:
-    """A block that asks for a part of an image. Its errors become flaws of a look, or its error."""
+    """A block that asks for something. Its errors become flaws of a look, or the look's error."""
 
-    def __init__(self, look: _Look, what: str, part: Descriptor, absent: Flaw | None) -> None:
+    def __init__(self, look: _Look, corrupt: Callable[[str], Flaw], absent: Flaw | None) -> None:
+        """`corrupt` makes the flaw of wrong bytes from what is wrong with them."""
         self._look = look
-        self._what = what
-        self._part = part
+        self._corrupt = corrupt
         self._absent = absent
 
     def __enter__(self) -> None:
@@ -105,7 +106,7 @@ class _Judgement:
         if is_absent and self._absent is not None:
             self._look.flaws.append(self._absent)
         elif isinstance(error, ContentError):
-            self._look.flaws.append(corrupt(self._what, self._part, error.message))
+            self._look.flaws.append(self._corrupt(error.message))
         else:
             self._look.error = self._look.error or error
         return True
@@ -275,8 +276,7 @@ class Audit:
     async def _look_at_tag(self, look: _Look, image: _AuditedImage) -> None:
         expected = await self._expected(image)
         top: Manifest | None = None
-        named = Descriptor("", expected.digest, 0)
-        with look.judging("manifest", named, missing(expected.digest)):
+        with look.judging("manifest", expected.digest, missing(expected.digest)):
             top = await self._manifest_of_tag(image.target, image.wanted.tag, expected.digest)
         if top is None:
             return
@@ -372,14 +372,14 @@ class Audit:
         self, look: _Look, image: _AuditedImage, child: Descriptor
     ) -> Manifest | None:
         """Return a manifest that an index names, None where it is not there or not right."""
-        with look.judging("manifest", child, incomplete("manifest", child)):
+        with look.judging("manifest", child.digest, incomplete("manifest", child)):
             return await self._discovery.manifest(image.target, child.digest, child)
         return None
 
     async def _look_at_blob(self, look: _Look, image: _AuditedImage, blob: Descriptor) -> None:
         target = image.target
         once = self._blobs[target.pool, blob.digest]
-        with look.judging("blob", blob, incomplete("blob", blob)):
+        with look.judging("blob", blob.digest, incomplete("blob", blob)):
             size = await once.get(partial(target.blob_size, blob.digest))
             if size not in (None, blob.size):
                 raise ContentError(f"it has {size} bytes, its descriptor says {blob.size}")
@@ -442,7 +442,7 @@ class Audit:
         self, look: _Look, image: _AuditedImage, subject: str, at_source: set[str]
     ) -> list[str]:
         """Look at the artifacts of one subject; return the digests that may have artifacts in turn."""
-        with look.judging("list of referrers of", Descriptor("", subject, 0)):
+        with look.judging("list of referrers of", subject):
             wanted = list[Artifact]()
             if subject in at_source:
                 mapping = image.wanted.mapping
@@ -477,8 +477,7 @@ class Audit:
         `listed` are the digests that the target lists for its subject.
         """
         digest = artifact.source_digest
-        part = artifact.entry or Descriptor("", digest, 0)
-        with look.judging("manifest", part):
+        with look.judging("manifest", digest):
             manifest = await self._manifest_of(image.target, artifact)
             if manifest is None:
                 # The source may list what it does not hold: no run can bring that.
@@ -516,7 +515,7 @@ class Audit:
     ) -> list[str]:
         """Look at an artifact that only the target lists; return the digests that may have artifacts."""
         text = f"{entry.digest} of {subject} is listed, and is not there"
-        with look.judging("manifest", entry, Flaw("artifact_missing", text, entry.digest)):
+        with look.judging("manifest", entry.digest, Flaw("artifact_missing", text, entry.digest)):
             manifest = await self._discovery.manifest(image.target, entry.digest, entry)
             return await self._look_at_artifact(look, image, manifest)
         return []
@@ -536,7 +535,7 @@ class Audit:
         image = sampled.image
         blob = sampled.blob
         look = _Look()
-        with look.judging("blob", blob, incomplete("blob", blob)):
+        with look.judging("blob", blob.digest, incomplete("blob", blob)):
             await self._read_blob(image.target, blob)
             self._report.blobs_read += 1
             self._report.bytes_read += blob.size

@@ -28,7 +28,7 @@ class Flaw(NamedTuple):
     digest: str | None = None
     # The digest that the target is to hold.
     expected: str | None = None
-    # In bytes, where that is known.
+    # The bytes of what an incomplete image lacks.
     size: int | None = None
 
 
@@ -49,9 +49,9 @@ def incomplete(what: str, part: Descriptor) -> Flaw:
     return Flaw("incomplete", text, digest=part.digest, size=part.size)
 
 
-def corrupt(what: str, part: Descriptor, cause: str) -> Flaw:
-    """Return the flaw of a part that is not what its descriptor says."""
-    return Flaw("corrupt", f"{what} {part.digest}: {cause}", digest=part.digest, size=part.size)
+def corrupt(what: str, digest: str, cause: str) -> Flaw:
+    """Return the flaw of what does not have the bytes or the length that its digest is named with."""
+    return Flaw("corrupt", f"{what} {digest}: {cause}", digest=digest)
 
 
 class Finding(NamedTuple):
