@@ -82,15 +82,18 @@ def lock(descriptor: int) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str) -> Iterator[int]:
+def replacing(path: str, mode: int = 0o600) -> Iterator[int]:
     """Give the descriptor of a new file, which replaces the one at `path` when the block ends well.
 
-    The block closes the descriptor. When it fails, nothing has changed at `path`.
+    The block closes the descriptor. When it fails, nothing has changed at `path`. `mode` is what the
+    file permits, whatever the umask.
     """
     # Two runs may write the same file, so each has a name of its own. O_EXCL follows no link.
     partial = f"{path}.{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
     descriptor = os.open(partial, WRITE_FLAGS | os.O_EXCL, 0o600)
     try:
+        if mode != 0o600:
+            os.chmod(partial, mode)
         yield descriptor
         os.replace(partial, path)
     finally:

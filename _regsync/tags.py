@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
@@ -254,6 +254,15 @@ class Selection(NamedTuple):
     kept: tuple[str, ...]
     dropped: Mapping[str, Reason]
     floor: int = 0
+
+    def doubts(self, source: str) -> Iterator[tuple[str, str]]:
+        """Give what a user should hear of the selection, as event and text."""
+        count = len(self.kept)
+        if count < self.floor:
+            text = f"{source}: {count} tags were found, min_tags asks for {self.floor}"
+            yield "min_tags", text
+        if not count:
+            yield "nothing_selected", f"{source}: the mapping selects no tag"
 
 
 def select_literals(rule: TagRule) -> Selection | None:

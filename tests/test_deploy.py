@@ -28,6 +28,7 @@ import yaml
 
 from _regsync import __version__
 from _regsync.app import cli
+from _regsync.app.commands import lock_path
 from _regsync.config import reader
 from _regsync.config.model import Config
 from _regsync.sync.mappings import parse_shard, share
@@ -38,6 +39,7 @@ DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").rglob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 WORKFLOW = DEPLOY / "ci" / "github-workflow.yml"
+LOCK_WORKFLOW = DEPLOY / "ci" / "github-lock.yml"
 # The oldest is the first in which all fields that are used here are in force.
 VERSIONS = ["1.33", kubernetes_validate.latest_version()]
 MOST_CONFIGMAP = 1024 * 1024  # bytes, of values and of what the API server stores beside them
@@ -413,18 +415,47 @@ def test_the_timer_counts_from_the_end_of_a_run() -> None:
 # -----------------------------------------------------------------------------------------------------
 
 
-def test_the_steps_of_the_workflow_are_commands_of_ours() -> None:
-    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
-    (job,) = workflow["jobs"].values()
+def commands_of(job: dict[str, Any]) -> list[Any]:
+    """Return what the steps of a job ask of the program, as it reads that."""
     commands = []
     for step in job["steps"]:
         assert set(step) & {"uses", "run"}
         if "run" in step:
             python, program, *words = shlex.split(step["run"].partition(" > ")[0])
             assert (python, program) == ("python3", "regsync.pyz")
-            commands.append(parsed(words).command)
-    assert commands == ["validate", "sync", "sync"]
+            commands.append(parsed(words))
+    return commands
+
+
+def test_the_steps_of_the_workflow_are_commands_of_ours() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    (job,) = workflow["jobs"].values()
+    assert [each.command for each in commands_of(job)] == ["validate", "sync", "sync"]
     assert workflow["permissions"] == {"contents": "read"}
     # YAML 1.1, which PyYAML reads, takes `on` for a truth.
     assert set(workflow[True]) == {"push", "pull_request"}
     assert set(job["env"]) == set(SECRETS)
+
+
+def test_the_workflow_of_a_lock_proposes_what_it_then_copies() -> None:
+    """The lock that one job writes and proposes is the one that starts the other job, and that this
+    one reads.
+    """
+    workflow = yaml.safe_load(LOCK_WORKFLOW.read_text(encoding="utf-8"))
+    propose = workflow["jobs"]["propose"]
+    copies = workflow["jobs"]["copy"]
+    (lock,) = commands_of(propose)
+    (sync,) = commands_of(copies)
+    assert (lock.command, lock.diff, lock.markdown) == ("lock", False, True)
+    assert (sync.command, sync.locked) == ("sync", True)
+    assert lock_path(lock) == lock_path(sync) == "mirror.lock"
+
+    proposal = propose["steps"][-1]["with"]
+    assert proposal["add-paths"] == "mirror.lock"
+    assert f"> {proposal['body-path']} ||" in propose["steps"][1]["run"]
+    assert "mirror.lock" in workflow[True]["push"]["paths"]
+    assert set(workflow[True]) == {"schedule", "workflow_dispatch", "push"}
+    assert workflow["permissions"] == {"contents": "read"}
+    assert propose["permissions"] == {"contents": "write", "pull-requests": "write"}
+    assert "permissions" not in copies
+    assert set(copies["env"]) == set(propose["env"]) == set(SECRETS)

@@ -85,7 +85,7 @@ def altered(**fields: object) -> str:
 def test_the_lines_are_those_of_the_document() -> None:
     signature = LockedArtifact(digest(3), digest(2), (SIGNATURE,))
     cosign = LockedArtifact(digest(4), digest(1), ("a/b", "c/d"), f"sha256-{1:064x}.sig")
-    trimmed = image("3.20", source=ARM, pushed=digest(2), artifacts=(signature, cosign))
+    trimmed = image("3.20", source=ARM, pushed=digest(2), artifacts=(cosign, signature))
     assert list(lines_of(lock(trimmed, image("3.20"), image("3.19", 5)))) == [
         HEAD,
         MAPPING,
@@ -184,7 +184,7 @@ def test_blank_lines_and_the_order_of_platforms_mean_nothing() -> None:
         (altered(digest="sha256:12"), "'sha256:12' is not a digest"),
         (altered(pushed="sha512:12"), "is not a digest"),
         (altered(first_seen=None), "`first_seen` is missing"),
-        (altered(first_seen="yesterday"), "`first_seen` is not a time"),
+        (altered(first_seen="yesterday"), "is no time like"),
         (altered(first_seen="2026-02-30T00:00:00Z"), "day is out of range"),
         (altered(size=1), "'size' is no field of such a line"),
         (altered(artifacts={}), "`artifacts` is not a list"),
@@ -300,6 +300,22 @@ def test_a_mapping_is_named_by_host_repository_and_platforms() -> None:
         "b.test:5000/x", ("linux/amd64", "linux/arm64")
     )
     assert str(locked_mapping(second).source) == "b.test:5000/x (linux/amd64, linux/arm64)"
+
+
+def test_what_artifacts_are_taken_is_told_apart_from_the_tags() -> None:
+    """Whether one is required decides nothing about which are taken."""
+    plain, required, disabled, other = load(
+        {"from": "x", "to": "1"},
+        {"from": "x", "to": "2", "artifacts": {"require_artifacts": True}},
+        {"from": "x", "to": "3", "artifacts": {"enabled": False}},
+        {"from": "x", "to": "4", "artifacts": {"enabled": False}, "tags": {"glob": "1.*"}},
+    ).mappings
+    lines = [locked_mapping(each) for each in (plain, required, disabled, other)]
+    assert [line.artifacts is None for line in lines] == [True, True, False, False]
+    assert lines[2].artifacts == lines[3].artifacts
+    assert len({line.rules for line in lines}) == 4
+    found = Lock(lines)
+    assert read_lock([line.encode() for line in lines_of(found)], "x") == found
 
 
 def test_the_hash_of_rules_stays_what_it_is() -> None:

@@ -181,6 +181,17 @@ def add_shard(parser: Parser) -> None:
     )
 
 
+def add_locked(parser: Parser) -> None:
+    parser.add_argument(
+        "--locked", action="store_true", help="copy what the lock says, and nothing else"
+    )
+    parser.add_argument(
+        "--lock",
+        metavar="PATH",
+        help="that lock, if it is not FILE.lock beside the configuration FILE.yaml",
+    )
+
+
 def add_field(parser: Parser, option: str, field: Field, meaning: str) -> None:
     """Add an option that takes what a field of the configuration takes, of a list one value."""
     is_list = field.type in ("one_or_texts", "all_or_texts")
@@ -227,12 +238,14 @@ def add_sync_arguments(parser: Parser) -> None:
         action="store_true",
         help="look at the artifacts of all images now, at both ends",
     )
+    add_locked(parser)
     add_shard(parser)
     add_json(parser)
 
 
 def add_watch_arguments(parser: Parser) -> None:
     add_config(parser, "the configuration, a file")
+    add_locked(parser)
     add_shard(parser)
     add_json(parser, "a line of JSON each cycle")
     parser.add_argument(
@@ -252,7 +265,34 @@ def add_watch_arguments(parser: Parser) -> None:
 
 def add_analyze_arguments(parser: Parser) -> None:
     add_config(parser)
+    add_locked(parser)
     add_shard(parser)
+    add_json(parser)
+
+
+def add_lock_arguments(parser: Parser) -> None:
+    add_config(parser)
+    parser.add_argument(
+        "--lock",
+        metavar="PATH",
+        help="the lock's file; FILE.lock beside the configuration FILE.yaml",
+    )
+    parser.add_argument("--diff", action="store_true", help="say what would change; write nothing")
+    parser.add_argument(
+        "--markdown", action="store_true", help="say it as a table, for a pull request"
+    )
+    parser.add_argument(
+        "--only",
+        metavar="FROM",
+        action="append",
+        default=[],
+        help="resolve the mappings from this repository; the other lines stay; may be repeated",
+    )
+    parser.add_argument(
+        "--recheck",
+        action="store_true",
+        help="look for the artifacts of images that have not moved, too",
+    )
     add_json(parser)
 
 
@@ -453,6 +493,19 @@ regsync analyze -c mirror.yaml
 Every selected image's manifests are read at the source, targets say what they have; nothing is changed.""",
         add_analyze_arguments,
         commands.run_analyze,
+    ),
+    "lock": Command(
+        "write down which digest each selected tag has, for review",
+        "0 1 2 3 4 130",
+        """\
+regsync lock -c mirror.yaml
+regsync lock -c mirror.yaml --diff --markdown
+regsync lock -c mirror.yaml --only library/alpine
+regsync sync -c mirror.yaml --locked
+
+Sources are asked, targets are not. What failed keeps its old lines. No change is status 0, and so is one.""",
+        add_lock_arguments,
+        commands.run_lock,
     ),
     "audit": Command(
         "say what targets lack of what they should hold",

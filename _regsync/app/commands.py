@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from _regsync.app.console import Console
     from _regsync.config.model import Config
     from _regsync.config.reader import ConfigFile
+    from _regsync.sync.lockfile import Lock
 
 LARGEST_CONFIG = 32 * 1024 * 1024  # bytes
 DEFAULT_INTERVAL = "5m"
@@ -75,6 +76,31 @@ def read_config(name: str | None, console: Console | None = None, *, lint: bool 
         for warning in config.warnings:
             console.log("warning", "config", warning)
     return config
+
+
+def lock_path(arguments: Namespace) -> str:
+    """Return the path of the lock: beside the configuration `FILE.yaml` it is `FILE.lock`."""
+    if arguments.lock is not None:
+        return str(arguments.lock)
+    if arguments.config == "-":
+        raise ConfigError("with the configuration on standard input, --lock PATH is needed")
+    name, _ = os.path.splitext(arguments.config)
+    return f"{name}.lock"
+
+
+def lock_for(arguments: Namespace, config: Config) -> Lock | None:
+    """Return the lock of a run with `--locked`, else None; ConfigError unless it is for this
+    configuration.
+    """
+    if not arguments.locked and arguments.lock is None:
+        return None
+    from _regsync.app.locking import open_lock
+
+    file = open_lock(lock_path(arguments))
+    if file.stamp is None:
+        raise ConfigError(f"there is no lock {printable(file.path)}", hint="run `regsync lock`")
+    file.lock.check(config.mappings)
+    return file.lock
 
 
 def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Config:
@@ -139,7 +165,23 @@ def run_sync(arguments: Namespace, console: Console) -> int:
 
     config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
     kind = "plan" if arguments.dry_run else "sync"
-    return run_async(run, config, console, kind, None, arguments.recheck)
+    lock = lock_for(arguments, config)
+    return run_async(run, config, console, kind, None, arguments.recheck, lock)
+
+
+def run_lock(arguments: Namespace, console: Console) -> int:
+    from _regsync.app import locking
+    from _regsync.app.environment import run_async
+
+    config = read_config(arguments.config, console)
+    wishes = locking.Wishes(
+        mappings=locking.mappings_from(arguments.only, config),
+        recheck=arguments.recheck,
+        writes=not arguments.diff,
+        as_table=arguments.markdown,
+    )
+    file = locking.open_lock(lock_path(arguments))
+    return run_async(locking.renew, file, config, wishes, console)
 
 
 def run_analyze(arguments: Namespace, console: Console) -> int:
@@ -147,7 +189,8 @@ def run_analyze(arguments: Namespace, console: Console) -> int:
     from _regsync.app.running import run
 
     config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
-    return run_async(run, config, console, "analysis")
+    lock = lock_for(arguments, config)
+    return run_async(run, config, console, "analysis", None, False, lock)
 
 
 def run_audit(arguments: Namespace, console: Console) -> int:
@@ -188,7 +231,8 @@ def run_watch(arguments: Namespace, console: Console) -> int:
     address = arguments.health_bind or DEFAULT_HEALTH_ADDRESS
     port = DEFAULT_HEALTH_PORT if arguments.health_port is None else arguments.health_port
     read = partial(read_file, arguments.config)
-    return run_async(watch.run, console, read, load, interval, (address, port))
+    read_lock = partial(lock_for, arguments)
+    return run_async(watch.run, console, read, load, read_lock, interval, (address, port))
 
 
 def run_tags(arguments: Namespace, console: Console) -> int:

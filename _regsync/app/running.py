@@ -25,6 +25,8 @@ from _regsync.errors import Side
 from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import first_seen_for
 from _regsync.sync.discovery import Discovery
+from _regsync.sync.locked import known_ages
+from _regsync.sync.lockfile import Lock
 from _regsync.sync.report import Report, analysis_lines
 from _regsync.sync.run import Run
 from _regsync.tags import TagRule, check_glob
@@ -42,11 +44,12 @@ async def run(
     kind: Literal["sync", "plan", "analysis"] = "sync",
     image: SingleImage | None = None,
     recheck: bool = False,
+    lock: Lock | None = None,
 ) -> int:
     """Run all mappings of a configuration, or copy one image; return the exit status.
 
     A plan and an analysis change nothing. With `recheck`, and for one image, artifacts are looked
-    at whatever the state says of them.
+    at whatever the state says of them. With a lock, names and digests of sources are the lock's.
     """
     began = anyio.current_time()
     started_at = utc_now()
@@ -61,9 +64,17 @@ async def run(
         first_seen = None
         if kind != "analysis":  # which is about all that is selected, held back or not
             wall = transport.machine.wall
-            first_seen = first_seen_for(config, wall, console.log, keep=kind == "sync")
+            known = known_ages(lock) if lock is not None else None
+            first_seen = first_seen_for(config, wall, console.log, keep=kind == "sync", known=known)
         work = Run(
-            transport, config, console.outcome, report, kind, recheck=recheck, first_seen=first_seen
+            transport,
+            config,
+            console.outcome,
+            report,
+            kind,
+            recheck=recheck,
+            first_seen=first_seen,
+            lock=lock,
         )
         signals = await carry_out(work, image, console)
     elapsed = anyio.current_time() - began

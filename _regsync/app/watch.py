@@ -29,6 +29,8 @@ from _regsync.config.reader import ConfigFile
 from _regsync.errors import ConfigError
 from _regsync.state.database import StateFile
 from _regsync.state.seen import FirstSeen, first_seen_for
+from _regsync.sync.locked import known_ages
+from _regsync.sync.lockfile import Lock, compare
 from _regsync.sync.report import Outcome, Report
 from _regsync.sync.run import Run
 from _regsync.text import duration_text
@@ -42,6 +44,7 @@ SETTINGS = ("max_concurrent_transfers", "cache_dir", "cache_ttl", "staging_size_
 Log = Callable[..., None]  # as `Console.log`
 Read = Callable[[], ConfigFile]
 Load = Callable[[Log, ConfigFile], Config]
+ReadLock = Callable[[Config], Lock | None]  # None: the cycles are not from a lock
 
 
 class Health(NamedTuple):
@@ -162,17 +165,21 @@ class CycleLog:
 class Watch:
     """The loop over cycles. Clients, windows, connections and state live across cycles."""
 
-    def __init__(self, console: Console, read: Read, load: Load, interval: float) -> None:
+    def __init__(
+        self, console: Console, read: Read, load: Load, read_lock: ReadLock, interval: float
+    ) -> None:
         self._console = console
         self._read = read
         self._load = load
+        self._read_lock = read_lock
         self._interval = interval
         self._log = CycleLog(console)
         file = read()
         self._text: bytes | None = file.text  # of the file as last read; None: it cannot be used
         self._config = load(self._log.log, file)
+        self._lock = read_lock(self._config)
         self.transport = connect(console, self._log.log)
-        self._first_seen = self._first_seen_for(self._config)
+        self._first_seen = self._first_seen_for(self._config, self._lock)
         self._states = dict[str | None, StateFile]()  # by cache_dir, which a reload may change
         self._stop = anyio.Event()
         self._wake = anyio.Event()  # ends the pause between two cycles
@@ -210,14 +217,16 @@ class Watch:
                 await self._wake.wait()
 
     def _reload(self) -> None:
-        """Take a changed configuration; keep the last good one where the new one is unusable."""
+        """Take a changed configuration or lock; keep the last good ones where one is unusable."""
         try:
             file = self._read()
             has_changed = file.text != self._text
             config = self._load(self._log.log, file) if has_changed else self._config
+            lock = self._read_lock(config)
             self.transport.renew(config.in_use)
-            if has_changed:
-                self._first_seen = self._first_seen_for(config)
+            has_other_lock = lock != self._lock
+            if has_changed or has_other_lock:
+                self._first_seen = self._first_seen_for(config, lock)
         except ConfigError as error:
             self._text = None
             self._health = self._health._replace(reload_error=str(error))
@@ -225,6 +234,11 @@ class Watch:
                 text = f"{error.code}: {problem}; what was good last stays in force"
                 self._log.log("error", "reload_failed", text, code=error.code, hint=error.hint)
             return
+        if has_other_lock:
+            moved = compare(self._lock or Lock(), lock or Lock())
+            text = f"images that are new, gone or others in the lock: {len(moved)}"
+            self._console.log("info", "lock_changed", text)
+            self._lock = lock
         if not has_changed:
             return
 
@@ -254,6 +268,7 @@ class Watch:
             report,
             state=state,
             first_seen=self._first_seen,
+            lock=self._lock,
         )
         async with anyio.create_task_group() as tasks:
             self._cycle_scope = tasks.cancel_scope
@@ -275,8 +290,9 @@ class Watch:
             )
         self._record_cycle(report, started_at, duration)
 
-    def _first_seen_for(self, config: Config) -> FirstSeen | None:
-        return first_seen_for(config, self.transport.machine.wall, self._log.log)
+    def _first_seen_for(self, config: Config, lock: Lock | None) -> FirstSeen | None:
+        known = known_ages(lock) if lock is not None else None
+        return first_seen_for(config, self.transport.machine.wall, self._log.log, known=known)
 
     def _state_in(self, cache_dir: str | None) -> StateFile:
         if cache_dir not in self._states:
@@ -310,13 +326,18 @@ class Watch:
 
 
 async def run(
-    console: Console, read: Read, load: Load, interval: float, health_at: tuple[str, int]
+    console: Console,
+    read: Read,
+    load: Load,
+    read_lock: ReadLock,
+    interval: float,
+    health_at: tuple[str, int],
 ) -> int:
     """Run cycles, `interval` seconds apart, until SIGINT or SIGTERM; return the exit status.
 
     `health_at`: address and port at which probes are answered; ConfigError if nobody can listen.
     """
-    watch = Watch(console, read, load, interval)
+    watch = Watch(console, read, load, read_lock, interval)
     address, _ = health_at
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP"):

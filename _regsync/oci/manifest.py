@@ -595,6 +595,22 @@ def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest
     return index._replace(body=body, digest=digest_of(body), layers=(), children=children)
 
 
+def referrer_entry(manifest: Manifest) -> Descriptor:
+    """Return the entry of a manifest in a list of referrers."""
+    return Descriptor(
+        manifest.media_type,
+        manifest.digest,
+        manifest.size,
+        artifact_type=manifest.artifact_type,
+        annotations=manifest.annotations,
+    )
+
+
+def by_digest_alone(digest: str) -> Descriptor:
+    """Return what stands for an entry of which only the digest is known: it has no media type."""
+    return Descriptor("", digest, 0)
+
+
 def extend_referrers_list(existing: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
     """Return a fallback list of referrers: the entries of `existing`, and `more` behind them.
 

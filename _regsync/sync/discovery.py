@@ -731,6 +731,15 @@ class Discovery:
         }
         return [entry.digest for entry in entries if entry.digest not in trimmed_here]
 
+    async def name_whole(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
+        """Return what targets are to hold of the digest that a tag named a moment ago. No target is
+        asked, and no tree is made.
+        """
+        source = self.source_of(mapping)
+        top = await self.top_manifest(source, tag, digest, None)
+        root, _ = await self._filter_platforms(mapping, source, tag, top)
+        return TagLookup(source, tag, None, root.digest, top.digest, ())
+
     async def _filter_platforms(
         self, mapping: MappingRule, source: Repository, reference: str, top: Manifest
     ) -> tuple[Manifest, dict[str, Manifest]]:

@@ -10,34 +10,30 @@ Follows: docs/design.md section 12 ("Lock").
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import datetime, timezone
 from itertools import islice
 from typing import Any, NamedTuple
 
-from _regsync.config.model import MappingRule
+from _regsync.config.model import ArtifactRule, MappingRule
 from _regsync.crypto import hash_hex
 from _regsync.errors import ConfigError, ContentError, Problem
 from _regsync.oci.manifest import parse_platform
 from _regsync.oci.reference import check_digest, is_tag
 from _regsync.providers import api_repository
-from _regsync.text import printable
+from _regsync.tags import TagRule
+from _regsync.text import parse_time, printable, time_text
 
 # The version of the format, in the first line. The program's version is not there: a new program
 # is no change.
 _VERSION = 1
 
 _HEAD = "lock"
-_MAPPING_FIELDS = frozenset({"mapping", "platforms", "rules"})
+_MAPPING_FIELDS = frozenset({"mapping", "platforms", "rules", "artifacts"})
 _IMAGE_FIELDS = frozenset({"source", "platforms", "digest", "pushed", "artifacts", "first_seen"})
 _ARTIFACT_FIELDS = frozenset({"digest", "type", "subject", "tag"})
 
 # How git marks what a merge could not decide.
 _CONFLICT_MARKS = (b"<<<<<<<", b"|||||||", b"=======", b">>>>>>>")
-
-_TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-_TIME = re.compile("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z")
 
 # Wrong lines that one error names.
 _MOST_PROBLEMS = 50
@@ -73,6 +69,9 @@ class LockedMapping(NamedTuple):
     source: SourceKey
     # The SHA-256 of the `tags` and `artifacts` of the mapping.
     rules: str
+    # The SHA-256 of `artifacts` alone, unless it says what is usual. As long as it is the same for
+    # all mappings of a source, the artifacts of an image that has not moved need not be looked for.
+    artifacts: str | None = None
 
 
 class LockedArtifact(NamedTuple):
@@ -97,6 +96,7 @@ class LockedImage(NamedTuple):
     digest: str
     # The digest that targets are to hold, where the index is trimmed to its platforms.
     pushed: str | None
+    # An artifact stands behind the one that it refers to.
     artifacts: tuple[LockedArtifact, ...]
     # When the digest was first seen in the repository, in seconds since 1970.
     first_seen: int
@@ -163,24 +163,40 @@ class Lock:
             raise ConfigError(f"{troubles[0]}{more}", hint=f"{_REMEDY} with this configuration")
 
 
-def locked_mapping(rule: MappingRule) -> LockedMapping:
-    """Return the line of a mapping."""
+def source_key(rule: MappingRule) -> SourceKey:
+    """Return what the lines of a mapping's images belong to."""
     repository = api_repository(rule.source.host, rule.source_repository)
     platforms: Platforms = None
     if rule.platforms is not None:
         platforms = tuple(sorted(set(map(str, rule.platforms))))
-    source = SourceKey(f"{rule.source.authority}/{repository}", platforms)
+    return SourceKey(f"{rule.source.authority}/{repository}", platforms)
 
-    # A field that a later version adds does not change the hash where it is not used.
-    rules = {
-        name: {
-            field: value
-            for field, value in part._asdict().items()
-            if value != part._field_defaults[field]
-        }
-        for name, part in (("tags", rule.tags), ("artifacts", rule.artifacts))
-    }
-    return LockedMapping(source, hash_hex("sha256", json.dumps(rules, sort_keys=True).encode()))
+
+def locked_mapping(rule: MappingRule) -> LockedMapping:
+    """Return the line of a mapping."""
+    artifacts = artifact_rule(rule)
+    return LockedMapping(
+        source_key(rule),
+        _hash({"tags": _given(rule.tags), "artifacts": _given(rule.artifacts)}),
+        _hash(_given(artifacts)) if artifacts != ArtifactRule() else None,
+    )
+
+
+def artifact_rule(rule: MappingRule) -> ArtifactRule:
+    """Return what decides on which artifacts a mapping takes: whether it requires one does not."""
+    return rule.artifacts._replace(require_artifacts=False)
+
+
+def _given(rule: TagRule | ArtifactRule) -> dict[str, object]:
+    """Return the fields that a rule sets. One that a later version adds does not change the hash of
+    a rule without it.
+    """
+    defaults = rule._field_defaults
+    return {name: value for name, value in rule._asdict().items() if value != defaults[name]}
+
+
+def _hash(fields: Mapping[str, object]) -> str:
+    return hash_hex("sha256", json.dumps(fields, sort_keys=True).encode())
 
 
 # Writing.
@@ -194,13 +210,14 @@ def lines_of(lock: Lock) -> Iterator[str]:
         return mapping.source.sort_key(), mapping.rules
 
     for mapping in sorted(lock.mappings, key=order):
-        yield _line(
-            {
-                "mapping": mapping.source.repository,
-                **_platforms_field(mapping.source.platforms),
-                "rules": mapping.rules,
-            }
-        )
+        fields = {
+            "mapping": mapping.source.repository,
+            **_platforms_field(mapping.source.platforms),
+            "rules": mapping.rules,
+        }
+        if mapping.artifacts is not None:
+            fields["artifacts"] = mapping.artifacts
+        yield _line(fields)
     for image in lock:
         yield _line(image_fields(image))
 
@@ -215,18 +232,9 @@ def image_fields(image: LockedImage) -> dict[str, object]:
     if image.pushed is not None:
         fields["pushed"] = image.pushed
     if image.artifacts:
-        fields["artifacts"] = [_artifact_fields(artifact) for artifact in sorted_artifacts(image)]
+        fields["artifacts"] = [_artifact_fields(artifact) for artifact in image.artifacts]
     fields["first_seen"] = time_text(image.first_seen)
     return fields
-
-
-def sorted_artifacts(image: LockedImage) -> list[LockedArtifact]:
-    """Return the artifacts of an image in the order of its line."""
-
-    def order(artifact: LockedArtifact) -> _SortKey:
-        return artifact.subject, artifact.tag or "", artifact.digest
-
-    return sorted(image.artifacts, key=order)
 
 
 def _artifact_fields(artifact: LockedArtifact) -> dict[str, object]:
@@ -247,11 +255,6 @@ def _platforms_field(platforms: Platforms) -> dict[str, object]:
 
 def _line(fields: Mapping[str, object]) -> str:
     return json.dumps(fields)
-
-
-def time_text(seconds: int) -> str:
-    """Return a moment in UTC: `2026-11-22T12:00:00Z`."""
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime(_TIME_FORMAT)
 
 
 # Reading.
@@ -336,9 +339,8 @@ class _Reading:
     def _mapping(self, fields: Mapping[str, Any]) -> LockedMapping:
         _check_names(fields, _MAPPING_FIELDS)
         source = self._source(_text(fields, "mapping"), fields)
-        rules = _text(fields, "rules")
-        check_digest(f"sha256:{rules}")
-        return LockedMapping(source, rules)
+        artifacts = _checked_hash(fields, "artifacts") if "artifacts" in fields else None
+        return LockedMapping(source, _checked_hash(fields, "rules"), artifacts)
 
     def _image(self, fields: Mapping[str, Any]) -> LockedImage:
         _check_names(fields, _IMAGE_FIELDS)
@@ -355,7 +357,7 @@ class _Reading:
             check_digest(_text(fields, "digest")),
             check_digest(_text(fields, "pushed")) if "pushed" in fields else None,
             tuple(_artifact(each) for each in artifacts),
-            _seconds(_text(fields, "first_seen")),
+            parse_time(_text(fields, "first_seen")),
         )
 
     def _source(self, repository: str, fields: Mapping[str, Any]) -> SourceKey:
@@ -419,6 +421,12 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
     return text
 
 
+def _checked_hash(fields: Mapping[str, Any], name: str) -> str:
+    text = _text(fields, name)
+    check_digest(f"sha256:{text}")
+    return text
+
+
 def _artifact(fields: object) -> LockedArtifact:
     if not isinstance(fields, dict):
         raise _WrongLine("an artifact is not a JSON object")
@@ -448,12 +456,6 @@ def _platforms_of(fields: Mapping[str, Any]) -> Platforms:
     if not (isinstance(platforms, list) and platforms):
         raise _WrongLine("`platforms` is not a list of platforms")
     return tuple(sorted({str(parse_platform(str(platform))) for platform in platforms}))
-
-
-def _seconds(text: str) -> int:
-    if not _TIME.fullmatch(text):
-        raise _WrongLine("`first_seen` is not a time like 2026-11-22T12:00:00Z")
-    return int(datetime.fromisoformat(f"{text[:-1]}+00:00").timestamp())
 
 
 # Comparing.
@@ -500,4 +502,4 @@ def compare(before: Lock, after: Lock) -> list[Change]:
 def _content_of(image: LockedImage | None) -> object:
     if image is None:
         return None
-    return image.digest, image.pushed, sorted_artifacts(image)
+    return image.digest, image.pushed, frozenset(image.artifacts)

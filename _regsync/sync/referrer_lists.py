@@ -18,7 +18,7 @@ from typing import NamedTuple
 import anyio
 
 from _regsync.errors import ContentError, RegistryError
-from _regsync.oci.manifest import Descriptor, Manifest, extend_referrers_list
+from _regsync.oci.manifest import Descriptor, Manifest, extend_referrers_list, referrer_entry
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository, is_immutable
 from _regsync.state.knowledge import Knowledge, RepositoryKey, area
@@ -196,6 +196,7 @@ class ReferrerLists:
                 ]
                 if not lacking:
                     return added
+                lacking = [await self._described(source, entry) for entry in lacking]
                 # The tag may not be moved, and it still names a list without these entries.
                 if refusal is not None:
                     raise refusal
@@ -219,6 +220,12 @@ class ReferrerLists:
         text = "another writer replaces this list of referrers again and again"
         conflict = RegistryError(text, status=409)
         raise conflict.with_place(target.side, "list referrers in", target.reference(tag))
+
+    async def _described(self, source: Repository, entry: Descriptor) -> Descriptor:
+        """Return an entry as a list has it, also where only its digest is known."""
+        if entry.media_type:
+            return entry
+        return referrer_entry(await self._discovery.manifest(source, entry.digest))
 
     async def _get_held_list(self, target: Repository, subject: str) -> Manifest | None:
         """Return the list that a target holds for a subject, and note its digests."""

@@ -80,7 +80,7 @@ class FoundArtifacts(NamedTuple):
     stripped: tuple[Artifact, ...] = ()
 
 
-class _Search(NamedTuple):
+class Search(NamedTuple):
     """Where the artifacts of an image are looked for, and which targets may lack them."""
 
     # With the platform filter off, because artifacts are copied whole.
@@ -150,6 +150,12 @@ class Referrers:
 
     # When to look.
 
+    def listed_cosign_tags(self, source: Repository, digest: str) -> list[str]:
+        """Return the tags of cosign's for a digest that the source's listing shows."""
+        listed = self._discovery.names(source) or ()
+        tags = [referrers_tag(digest) + suffix for suffix in _COSIGN_SUFFIXES]
+        return [tag for tag in tags if tag in listed]
+
     def listed_tags(self, source: Repository, digest: str) -> int:
         """Return as bits which tags with artifacts of a digest the source's listing shows: the
         fallback tag, then cosign's. 0 where nothing was listed.
@@ -166,19 +172,10 @@ class Referrers:
 
         Sets `check_key`, `last_check` and `flags` of each copy without an error.
         """
-        usable = [copy for copy in copies if copy.error is None]
+        usable = self.recall_checks(mapping, copies)
         if not usable:
             return Look.NONE
-
         for copy in usable:
-            keys = (key_of(copy.source_digest), key_of(copy.digest))
-            copy.check_key = check_name(mapping, copy.source, copy.target, *keys)
-            is_there = copy.already_at_target or self._knowledge.is_committed(
-                copy.target.pool, copy.digest
-            )
-            # A look at an image that the target has lost since does not count.
-            if is_there:
-                copy.last_check = self._knowledge.artifact_check(copy.check_key)
             copy.flags = self.listed_tags(copy.source, copy.source_digest)
         if self._recheck or not all(copy.already_at_target for copy in usable):
             return Look.DEEP
@@ -200,6 +197,20 @@ class Referrers:
         if lookup.is_by_digest and not is_known:
             return min(look, Look.TOP)
         return look
+
+    def recall_checks(self, mapping: MappingRule, copies: Sequence[ImageCopy]) -> list[ImageCopy]:
+        """Return the copies without an error, with `check_key` and `last_check` set."""
+        usable = [copy for copy in copies if copy.error is None]
+        for copy in usable:
+            keys = (key_of(copy.source_digest), key_of(copy.digest))
+            copy.check_key = check_name(mapping, copy.source, copy.target, *keys)
+            is_there = copy.already_at_target or self._knowledge.is_committed(
+                copy.target.pool, copy.digest
+            )
+            # A look at an image that the target has lost since does not count.
+            if is_there:
+                copy.last_check = self._knowledge.artifact_check(copy.check_key)
+        return usable
 
     def has_news(
         self, mapping: MappingRule, source: Repository, target: Repository, *keys: bytes
@@ -232,29 +243,37 @@ class Referrers:
         left_out = [lookup.source_digest] if is_trimmed else []
         self.lists.expect(lookup.source, len(subjects) + len(left_out))
         await self._compare_lists(lookup, copies, look, is_trimmed=is_trimmed)
-        search = self._search_for(mapping, lookup.source, copies)
+        search = self.search_for(mapping, lookup.source, copies)
         found = await self._artifacts_of(search, subjects, deep=look is Look.DEEP)
 
-        without_targets = _Search(search.mapping, lookup.source)
+        without_targets = Search(search.mapping, lookup.source)
         stripped = await self._artifacts_of(without_targets, left_out, deep=False)
         if stripped:
             text = "what hangs on an index that is trimmed to its platforms stays behind: the target has another index"
             place = f"{lookup.source} -> {mapping.target_repository}"
             self._discovery.say("warning", "artifacts_stripped", f"{place}: {text}")
 
-        if mapping.artifacts.require_artifacts and not found:
-            missing = _no_artifact_error(mapping, lookup, has_stripped=bool(stripped))
-            for copy in copies:
-                if not copy.already_at_target:
-                    copy.error = copy.error or missing
+        if not found:
+            fail_without_artifact(mapping, lookup, copies, has_stripped=bool(stripped))
         return FoundArtifacts(tuple(found), tuple(stripped))
 
     async def of_subject(
         self, mapping: MappingRule, source: Repository, subject: str
     ) -> list[Artifact]:
         """Return the artifacts of one subject that a mapping copies; no target is asked."""
-        search = _Search(mapping._replace(platforms=None), source)
+        search = Search(mapping._replace(platforms=None), source)
         return await self._direct_artifacts(search, subject)
+
+    async def list_all(self, mapping: MappingRule, lookup: TagLookup) -> list[Artifact]:
+        """Return the artifacts of an image that a mapping takes, each behind its subject, whatever
+        targets hold. Raises SyncError when one may be missed.
+        """
+        subjects = await self._discovery.below(mapping, lookup)
+        if lookup.digest == lookup.source_digest:
+            subjects.insert(0, lookup.source_digest)
+        self.lists.expect(lookup.source, len(subjects))
+        search = Search(mapping._replace(platforms=None), lookup.source)
+        return await self._artifacts_of(search, subjects, deep=True)
 
     async def find_left_behind(
         self, mapping: MappingRule, lookup: TagLookup
@@ -279,14 +298,14 @@ class Referrers:
         left_out = [digest for digest in subjects if digest not in copied]
 
         unfiltered = rule._replace(include=(), exclude=())
-        for_all = _Search(mapping._replace(platforms=None, artifacts=unfiltered), lookup.source)
+        for_all = Search(mapping._replace(platforms=None, artifacts=unfiltered), lookup.source)
         if takes_all:
             self.lists.expect(lookup.source, len(left_out))
             return tuple(await self._artifacts_of(for_all, left_out, deep=True))
 
         self.lists.expect(lookup.source, len(subjects))
         artifacts = await self._artifacts_of(for_all, subjects, deep=True)
-        for_wanted = _Search(mapping._replace(platforms=None), lookup.source)
+        for_wanted = Search(mapping._replace(platforms=None), lookup.source)
         wanted = await self._artifacts_of(for_wanted, sorted(copied), deep=True)
         references = {artifact.reference for artifact in wanted}
         return tuple(artifact for artifact in artifacts if artifact.reference not in references)
@@ -306,13 +325,13 @@ class Referrers:
                     indexes.append(child)
         return subjects
 
-    def _search_for(
+    def search_for(
         self, mapping: MappingRule, source: Repository, copies: Sequence[ImageCopy]
-    ) -> _Search:
+    ) -> Search:
         complete_copies = [
             copy for copy in copies if copy.already_at_target and copy.last_check.is_complete
         ]
-        return _Search(
+        return Search(
             mapping._replace(platforms=None),
             source,
             targets=tuple(copy.target for copy in copies if copy.error is None),
@@ -340,7 +359,7 @@ class Referrers:
                 self._known_present.update((copy.target.key, digest) for digest in digests)
 
     async def _artifacts_of(
-        self, search: _Search, subjects: Iterable[str], *, deep: bool
+        self, search: Search, subjects: Iterable[str], *, deep: bool
     ) -> list[Artifact]:
         """Return the artifacts of these subjects that the filters take, and the artifacts of these
         artifacts, and so on. Raises SyncError.
@@ -362,6 +381,8 @@ class Referrers:
         for _ in range(MOST_LEVELS):
             seen.update(level)
             await gather(partial(ask, subject) for subject in level)
+            # The order does not depend on which answer came first.
+            found.sort(key=lambda artifact: (artifact.subject, artifact.reference))
             by_reference.update((artifact.reference, artifact) for artifact in found)
 
             below = list[str]()
@@ -405,7 +426,7 @@ class Referrers:
             known.update(child.digest for child in index.children)
         return [entry.digest for entry in entries]
 
-    async def _direct_artifacts(self, search: _Search, subject: str) -> list[Artifact]:
+    async def _direct_artifacts(self, search: Search, subject: str) -> list[Artifact]:
         """Return the artifacts of one subject, asked for once for all its tags (rule 7)."""
         if len(self._artifacts) > _MOST_KEPT:
             self._artifacts.pop(next(iter(self._artifacts)))
@@ -413,7 +434,7 @@ class Referrers:
         once = self._artifacts[search.mapping.index, search.is_filtered, targets, subject]
         return await once.get(partial(self._ask_for_artifacts, search, subject))
 
-    async def _ask_for_artifacts(self, search: _Search, subject: str) -> list[Artifact]:
+    async def _ask_for_artifacts(self, search: Search, subject: str) -> list[Artifact]:
         source = search.source
         entries = (await self.lists.read(source, subject)).entries
         source_tags = await self.lists.tags(source)
@@ -444,7 +465,7 @@ class Referrers:
         ]
 
     async def _look_at(
-        self, search: _Search, subject: str, reference: str, entry: Descriptor | None
+        self, search: Search, subject: str, reference: str, entry: Descriptor | None
     ) -> Artifact | None:
         """Find out what an artifact is and which targets lack it; None where the filters refuse the
         artifact, or the source does not hold it.
@@ -465,7 +486,7 @@ class Referrers:
         return None
 
     async def _look_at_entry(
-        self, search: _Search, subject: str, entry: Descriptor
+        self, search: Search, subject: str, entry: Descriptor
     ) -> Artifact | None:
         """Find out which targets lack an entry of a list of referrers; None where the filters refuse
         the entry's type.
@@ -474,64 +495,86 @@ class Referrers:
         if types and not search.wants(types):
             return None
 
-        believed = [
-            target
-            for target in search.targets
-            if self._knowledge.is_committed(target.pool, entry.digest)
-        ]
-        lacking = tuple(
-            target
-            for target in search.targets
-            if not self._is_certainly_at(target, entry.digest)
-            and not (target in believed and target in search.complete_targets)
-        )
         if not types and search.is_filtered:
             manifest = await self._discovery.manifest(search.source, entry.digest, entry)
-            types = _types_of(manifest)
-        if not lacking or not search.wants(types):
+            types = types_of(manifest)
+        if not search.wants(types):
             return Artifact(subject, entry.digest, entry, None, types)
-
-        silent = [target for target in search.new_targets if target not in believed]
-        lookup = await self._discovery.look_up(
-            search.mapping, entry.digest, entry.digest, lacking, silent=silent, expected=entry
-        )
-        if lookup.tree is None:
+        lookup = await self.look_up_digest(search, entry.digest, entry)
+        if lookup is None or lookup.tree is None:
             return Artifact(subject, entry.digest, entry, lookup, types)
 
         # The artifact is to be copied: what its manifest says counts, whatever the list says.
         manifest = lookup.tree.root
-        types = _types_of(manifest)
+        types = types_of(manifest)
         entry = entry._replace(
             artifact_type=manifest.artifact_type, annotations=manifest.annotations
         )
         wanted_lookup = lookup if search.wants(types) else None
         return Artifact(subject, entry.digest, entry, wanted_lookup, types)
 
+    async def look_up_digest(
+        self, search: Search, digest: str, expected: Descriptor | None = None
+    ) -> TagLookup | None:
+        """Look up an artifact by its digest; None where it is known that no target lacks it.
+
+        `expected` is its entry in a list of referrers.
+        """
+        believed = [
+            target for target in search.targets if self._knowledge.is_committed(target.pool, digest)
+        ]
+        lacking = tuple(
+            target
+            for target in search.targets
+            if not self._is_certainly_at(target, digest)
+            and not (target in believed and target in search.complete_targets)
+        )
+        if not lacking:
+            return None
+        silent = [target for target in search.new_targets if target not in believed]
+        return await self._discovery.look_up(
+            search.mapping, digest, digest, lacking, silent=silent, expected=expected
+        )
+
     def _is_certainly_at(self, target: Repository, digest: str) -> bool:
         if (target.key, digest) in self._known_present:
             return True
         return self._knowledge.is_confirmed(target.pool, digest)
 
-    async def _look_at_tag(self, search: _Search, subject: str, tag: str) -> Artifact:
+    async def _look_at_tag(self, search: Search, subject: str, tag: str) -> Artifact:
         lookup = await self._discovery.look_up(
             search.mapping, tag, tag, search.targets, silent=search.new_targets
         )
         types = frozenset[str]()
         if lookup.tree is not None or search.is_filtered:
             manifest = await self._discovery.manifest(search.source, lookup.source_digest)
-            parts = (*manifest.dependencies, manifest.config)
-            types = frozenset(part.media_type for part in parts if part is not None)
+            types = types_of_parts(manifest)
         return Artifact(subject, tag, None, lookup, types)
 
 
-def _types_of(manifest: Manifest) -> frozenset[str]:
+def types_of_parts(manifest: Manifest) -> frozenset[str]:
+    """Return the types of what has a tag of cosign's: the media types of config and layers."""
+    parts = (*manifest.dependencies, manifest.config)
+    return frozenset(part.media_type for part in parts if part is not None)
+
+
+def types_of(manifest: Manifest) -> frozenset[str]:
     return frozenset({manifest.artifact_type} if manifest.artifact_type else ())
 
 
-def _no_artifact_error(
-    mapping: MappingRule, lookup: TagLookup, *, has_stripped: bool
-) -> RegistryError:
+def fail_without_artifact(
+    mapping: MappingRule,
+    lookup: TagLookup,
+    copies: Sequence[ImageCopy],
+    *,
+    has_stripped: bool = False,
+) -> None:
+    """Fail the copies of an image that has no artifact, if the mapping requires one. What a target
+    holds already is no failure (docs/specification.md section 3).
+    """
     rule = mapping.artifacts
+    if not rule.require_artifacts:
+        return
     text = "require_artifacts: it has no artifact"
     if rule.include or rule.exclude:
         text += " that include and exclude take"
@@ -542,4 +585,6 @@ def _no_artifact_error(
     error.hint = "sign the image (with platforms: each platform's), or leave require_artifacts out"
     reference = lookup.source.reference(lookup.source_digest)
     error.with_place(lookup.source.side, "list referrers of", reference)
-    return error
+    for copy in copies:
+        if not copy.already_at_target:
+            copy.error = copy.error or error

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -119,6 +119,16 @@ def error_json(error: RegsyncError | None) -> dict[str, Any] | None:
         "side": side.value if side is not None else None,
         "retries": getattr(error, "retries", 0),
     }
+
+
+def status_of(codes: Collection[str], *, all_failed: bool) -> int:
+    """Return the exit status after errors with these codes (docs/design.md section 2)."""
+    if not codes:
+        return 0
+    if all_failed:
+        return 4 if set(codes) == {AuthError.code} else 2
+    # The code of RegsyncError itself stands for a defect of this program.
+    return 2 if RegsyncError.code in codes else 1
 
 
 class Undone(NamedTuple):
@@ -229,14 +239,7 @@ class Report:
     def exit_status(self) -> int:
         """Return 0, 1, 2 or 4 by docs/design.md section 2. The caller decides on 3, and on signals."""
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
-        if not codes:
-            return 0
-
-        all_failed = len(codes) == len(self.outcomes)
-        if all_failed:
-            return 4 if set(codes) == {AuthError.code} else 2
-        # The code of RegsyncError itself stands for a defect of this program.
-        return 2 if RegsyncError.code in codes else 1
+        return status_of(codes, all_failed=len(codes) == len(self.outcomes))
 
     def causes(self) -> list[tuple[int, str]]:
         """Return (count, cause) of each cause that several images share, the most frequent first."""

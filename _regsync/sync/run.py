@@ -29,6 +29,8 @@ from _regsync.sync.artifact_checks import Look, flags_after
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag, gather
 from _regsync.sync.dry_run import DryRun
 from _regsync.sync.image import Image, ImageCopy
+from _regsync.sync.locked import LockedDiscovery, LockedReferrers
+from _regsync.sync.lockfile import Lock
 from _regsync.sync.mappings import WantedTag, assign, grouped
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers
 from _regsync.sync.report import MappingSelection, Outcome, Report, Undone
@@ -87,6 +89,7 @@ class Run:
         *,
         recheck: bool = False,
         first_seen: FirstSeen | None = None,
+        lock: Lock | None = None,
     ) -> None:
         """Prepare a run; `emit` is called with each outcome.
 
@@ -94,6 +97,7 @@ class Run:
         what it would copy; an analysis reads the manifests of every selected image as well.
         With `recheck` the artifacts of all images are looked at, whatever the state says of them.
         `min_age` goes by `first_seen`; without it nothing is held back.
+        With a lock, names and digests of sources are the lock's (sync/locked.py).
         """
         machine = transport.machine
         is_dry_run = kind != "sync"
@@ -113,10 +117,13 @@ class Run:
         knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
         self._knowledge = knowledge
 
-        self._discovery = Discovery(
+        # Here alone a run from a lock differs from others.
+        make_discovery = Discovery if lock is None else partial(LockedDiscovery, lock)
+        make_referrers = Referrers if lock is None else LockedReferrers
+        self._discovery = make_discovery(
             transport, knowledge, reads_only=is_dry_run, wants_all_trees=self._is_analysis
         )
-        self._referrers = Referrers(
+        self._referrers = make_referrers(
             self._discovery, knowledge, machine.wall, has_state=self._state.is_used, recheck=recheck
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
@@ -363,18 +370,12 @@ class Run:
             self._fail(WantedTag(mapping, "*", mapping.targets), error)
             return ()
 
-        count = len(selection.kept)
-        if count < selection.floor:
-            text = f"{source}: {count} tags were found, min_tags asks for {selection.floor}"
-            self._log("warning", "min_tags", text)
-        if not count:
-            text = f"{source}: the mapping selects no tag"
-            self._log("warning", "nothing_selected", text)
-
+        for event, text in selection.doubts(str(source)):
+            self._log("warning", event, text)
         self._report.selections[mapping.index] = MappingSelection(
             str(source),
             mapping.target_repository,
-            count,
+            len(selection.kept),
             dict(sorted(Counter(selection.dropped.values()).items())),
         )
         return selection.kept

@@ -1,0 +1,228 @@
+"""A run from a lock: names, digests and artifacts of sources are the lock's.
+
+Owns: what stands in for the questions that other runs ask sources about tags and referrers. All
+else, from the look at a target to the copy by digest, is as in any run.
+May not know: how a lock is written, or read from a file.
+Invariants: no source is asked what a tag names, which tags it has, or what refers to a digest. What
+is copied has the digest that the lock says, or is not copied.
+Follows: docs/design.md section 12 ("Lock").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from _regsync.config.model import MappingRule
+from _regsync.errors import ContentError, RegistryError
+from _regsync.oci.manifest import Descriptor, Manifest, by_digest_alone, referrer_entry
+from _regsync.registry.repository import Repository
+from _regsync.registry.transport import Transport
+from _regsync.state.knowledge import Knowledge, snapshot_name
+from _regsync.state.seen import SeenKey
+from _regsync.sync.artifact_checks import Look, is_due_without_state
+from _regsync.sync.discovery import Discovery, Named, TagLookup, TargetTag, gather
+from _regsync.sync.image import ImageCopy
+from _regsync.sync.lockfile import Lock, LockedArtifact, LockedImage, source_key
+from _regsync.sync.referrers import (
+    Artifact,
+    FoundArtifacts,
+    Referrers,
+    Search,
+    fail_without_artifact,
+    types_of,
+    types_of_parts,
+)
+from _regsync.tags import Selection, select
+
+_REMEDY = "run `regsync lock`, and review what has moved"
+
+
+class LockedDiscovery(Discovery):
+    """The questions of a run from a lock."""
+
+    def __init__(
+        self,
+        lock: Lock,
+        transport: Transport,
+        knowledge: Knowledge,
+        *,
+        reads_only: bool = False,
+        wants_all_trees: bool = False,
+    ) -> None:
+        super().__init__(
+            transport, knowledge, reads_only=reads_only, wants_all_trees=wants_all_trees
+        )
+        self._lock = lock
+
+    def locked_image(self, mapping: MappingRule, tag: str) -> LockedImage:
+        """Return the image of a selected tag."""
+        return self._lock.images_of(source_key(mapping))[tag]
+
+    async def select_tags(self, mapping: MappingRule) -> Selection:
+        """Return what a mapping selects of the tags in the lock."""
+        return select(self._lock.images_of(source_key(mapping)), mapping.tags)
+
+    async def name_at_source(self, mapping: MappingRule, reference: str, *, by_head: bool) -> Named:
+        """Return what a tag names in the lock; a digest names itself."""
+        if ":" in reference:
+            return await super().name_at_source(mapping, reference, by_head=by_head)
+        image = self.locked_image(mapping, reference)
+        return Named(image.digest, image.digest_at_target, None)
+
+    async def top_manifest(
+        self, source: Repository, reference: str, digest: str, expected: Descriptor | None
+    ) -> Manifest:
+        """Fetch the manifest of a digest. If it is gone, the image fails: what its tag names now has
+        not been reviewed.
+        """
+        try:
+            return await self.manifest(source, digest, expected)
+        except RegistryError as error:
+            if error.status == 404:
+                error.hint = f"the source has removed what the lock names: {_REMEDY}"
+            raise
+
+    async def _compare(
+        self,
+        mapping: MappingRule,
+        source: Repository,
+        reference: str,
+        top: Manifest,
+        tags: tuple[TargetTag, ...],
+    ) -> TagLookup:
+        """Fetch the manifests that some target lacks. If the trimmed index is not the one in the lock,
+        the image fails.
+        """
+        lookup = await super()._compare(mapping, source, reference, top, tags)
+        if ":" in reference:
+            return lookup
+        locked_digest = self.locked_image(mapping, reference).digest_at_target
+        if lookup.digest != locked_digest:
+            text = f"trimmed to its platforms the index is {lookup.digest}, in the lock {locked_digest}"
+            error = ContentError(text, hint=_REMEDY)
+            raise error.with_place(source.side, "filter platforms of", source.reference(reference))
+        return lookup
+
+
+class LockedReferrers(Referrers):
+    """The artifacts of the images of a run from a lock: those of their lines, no more."""
+
+    # It takes no other one.
+    _discovery: LockedDiscovery
+
+    def decide(self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]) -> Look:
+        """Decide whether targets are asked for an image's artifacts. A target that had all of them
+        after an earlier run is not asked again.
+        """
+        usable = self.recall_checks(mapping, copies)
+        is_there = all(copy.already_at_target for copy in usable)
+        artifacts = self._locked_artifacts(mapping, lookup)
+        if is_there and not artifacts:
+            return Look.NONE
+
+        listing_hash = _listing_hash(artifacts)
+        for copy in usable:
+            copy.listing_hash = listing_hash
+        if self._recheck or not is_there:
+            return Look.DEEP
+        if not self._has_state:
+            is_due = is_due_without_state(lookup.source_digest, self._wall())
+            return Look.DEEP if is_due else Look.NONE
+        is_known = all(
+            copy.last_check.is_complete and copy.last_check.listing_hash == listing_hash
+            for copy in usable
+        )
+        return Look.NONE if is_known else Look.DEEP
+
+    async def find(
+        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look
+    ) -> FoundArtifacts:
+        """Return the artifacts of an image that its targets are to hold. Raises SyncError for one
+        that is gone from the source and lacking at a target.
+        """
+        search = self.search_for(mapping, lookup.source, copies)
+        artifacts = await gather(
+            partial(self._with_types, search, artifact)
+            for artifact in self._locked_artifacts(mapping, lookup)
+        )
+        wanted = _wanted(artifacts, search)
+        found = await gather(partial(self._look_at_locked, search, artifact) for artifact in wanted)
+        if not found:
+            fail_without_artifact(mapping, lookup, copies)
+        return FoundArtifacts(tuple(found))
+
+    async def find_left_behind(
+        self, mapping: MappingRule, lookup: TagLookup
+    ) -> tuple[Artifact, ...]:
+        """Return the artifacts in an image's line that a mapping does not take."""
+        image = self._discovery.locked_image(mapping, lookup.reference)
+        wanted = self._locked_artifacts(mapping, lookup) if mapping.artifacts.enabled else []
+        return tuple(
+            _artifact(artifact, None) for artifact in image.artifacts if artifact not in wanted
+        )
+
+    def _locked_artifacts(self, mapping: MappingRule, lookup: TagLookup) -> list[LockedArtifact]:
+        """Return the artifacts of an image that a mapping takes, as far as their types are known."""
+        image = self._discovery.locked_image(mapping, lookup.reference)
+        return _wanted(image.artifacts, Search(mapping, lookup.source), unknown=True)
+
+    async def _with_types(self, search: Search, artifact: LockedArtifact) -> LockedArtifact:
+        """Return an artifact with its types, if the filters need them."""
+        if artifact.types or not search.is_filtered:
+            return artifact
+        manifest = await self._discovery.manifest(search.source, artifact.digest)
+        types = types_of(manifest) if artifact.tag is None else types_of_parts(manifest)
+        return artifact._replace(types=tuple(types))
+
+    async def _look_at_locked(self, search: Search, artifact: LockedArtifact) -> Artifact:
+        """Find out which targets lack an artifact."""
+        if artifact.tag is None:
+            return _artifact(artifact, await self.look_up_digest(search, artifact.digest))
+        lookup = await self._discovery.look_up(
+            search.mapping, artifact.digest, artifact.tag, search.targets, silent=search.new_targets
+        )
+        return _artifact(artifact, lookup)
+
+
+def known_ages(lock: Lock) -> dict[SeenKey, int]:
+    """Return when the digests of a lock were first seen, in seconds since 1970."""
+    ages = dict[SeenKey, int]()
+    for image in lock:
+        host, _, repository = image.source.repository.partition("/")
+        key = SeenKey((host, repository), image.digest)
+        ages[key] = min(image.first_seen, ages.get(key, image.first_seen))
+    return ages
+
+
+def _artifact(artifact: LockedArtifact, lookup: TagLookup | None) -> Artifact:
+    """Return a locked artifact as runs know artifacts."""
+    entry: Descriptor | None = None
+    if artifact.tag is None:
+        entry = by_digest_alone(artifact.digest)
+        if lookup is not None and lookup.tree is not None:
+            entry = referrer_entry(lookup.tree.root)
+    reference = artifact.tag or artifact.digest
+    return Artifact(artifact.subject, reference, entry, lookup, frozenset(artifact.types))
+
+
+def _wanted(
+    artifacts: Sequence[LockedArtifact], search: Search, *, unknown: bool = False
+) -> list[LockedArtifact]:
+    """Return the artifacts that the filters take. With one that they refuse, what refers to it is
+    refused as well. `unknown` says whether those without a known type are taken.
+    """
+    refused = set[str]()
+    wanted = list[LockedArtifact]()
+    for artifact in artifacts:  # each stands behind its subject
+        is_taken = search.wants(frozenset(artifact.types)) or (unknown and not artifact.types)
+        if is_taken and artifact.subject not in refused:
+            wanted.append(artifact)
+        else:
+            refused.add(artifact.digest)
+    return wanted
+
+
+def _listing_hash(artifacts: Sequence[LockedArtifact]) -> bytes:
+    """Return what a check keeps of a list of artifacts (`ArtifactCheck.listing_hash`)."""
+    return snapshot_name(*sorted(artifact.digest for artifact in artifacts))[:8]

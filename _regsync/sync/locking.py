@@ -1,0 +1,311 @@
+"""A new lock: sources are asked what the selected tags name, and what refers to it.
+
+Owns: which questions a new lock costs, and which lines of the old one stay.
+May not know: the lock's file, how a change is shown.
+Invariants: no target is asked. A line whose digest its tag still names stays as it is, at the cost of
+one HEAD. What could not be asked leaves the old lines, or no new lock is made.
+Follows: docs/design.md section 12 ("Lock").
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from _regsync.config.model import ArtifactRule, MappingRule
+from _regsync.errors import ContentError, SyncError
+from _regsync.registry.transport import Transport
+from _regsync.sync.discovery import Discovery, Once, gather
+from _regsync.sync.lockfile import (
+    Lock,
+    LockedArtifact,
+    LockedImage,
+    LockedMapping,
+    SourceKey,
+    artifact_rule,
+    locked_mapping,
+    source_key,
+)
+from _regsync.sync.mappings import grouped
+from _regsync.sync.referrers import Artifact, Referrers
+
+
+class Failure(NamedTuple):
+    """What could not be resolved."""
+
+    # `HOST/REPOSITORY:TAG`, or `HOST/REPOSITORY` for a mapping.
+    name: str
+    error: SyncError
+    # Whether the lines of the old lock stay; else nothing may be written for a mapping.
+    keeps_lines: bool
+
+
+class NewLock(NamedTuple):
+    """What a new lock would hold, and what failed on the way to it."""
+
+    lock: Lock
+    # How many images were resolved.
+    resolved: int
+    failed_mappings: tuple[Failure, ...]
+    failed_images: tuple[Failure, ...]
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        return (*self.failed_mappings, *self.failed_images)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether the lock lacks no mapping."""
+        return all(failure.keeps_lines for failure in self.failed_mappings)
+
+
+class _Content(NamedTuple):
+    """What the line of a digest says, whichever tag names it."""
+
+    digest: str
+    pushed: str | None
+    artifacts: tuple[LockedArtifact, ...]
+
+
+class _Resolved(NamedTuple):
+    """What became of a mapping."""
+
+    rule: MappingRule
+    # By tag; None for an image that fails alone.
+    images: dict[str, LockedImage | None]
+    # Why nothing of this is known.
+    error: SyncError | None = None
+
+
+class Locking:
+    """The making of one new lock."""
+
+    # What progress shows: nothing is copied here.
+    bytes_expected = 0
+    drain_ends = None
+    doing = "asking for"
+
+    def __init__(
+        self,
+        transport: Transport,
+        discovery: Discovery,
+        referrers: Referrers,
+        old: Lock,
+        mappings: Sequence[MappingRule],
+        now: int,
+        *,
+        recheck: bool = False,
+    ) -> None:
+        """Prepare to resolve `mappings`; `now` is in seconds since 1970. With `recheck` the artifacts
+        of images that have not moved are looked for too.
+        """
+        self.transport = transport
+        self.images_known = 0
+        self.images_done = 0
+        self._under_way = dict[str, None]()
+
+        self._discovery = discovery
+        self._referrers = referrers
+        self._old = old
+        self._mappings = mappings
+        self._now = now
+        self._recheck = recheck
+        self._failed_images = dict[str, Failure]()
+
+        # By source: one mapping for each set of artifacts that mappings take. They are looked for as
+        # if every mapping selected every tag, so that a line does not depend on who selects it.
+        self._takers: dict[SourceKey, dict[ArtifactRule, MappingRule]] = defaultdict(dict)
+        for rule in mappings:
+            self._takers[source_key(rule)].setdefault(artifact_rule(rule), rule)
+
+        # Lines of the old lock, by source and digest.
+        self._old_lines = dict[tuple[SourceKey, str], LockedImage]()
+        # By repository and digest, whatever the platforms.
+        self._first_seen = dict[tuple[str, str], int]()
+        for image in old:
+            self._old_lines.setdefault((image.source, image.digest), image)
+            key = (image.source.repository, image.digest)
+            self._first_seen[key] = min(image.first_seen, self._first_seen.get(key, now))
+        # Sources whose old lines have the artifacts that mappings take now.
+        self._settled = {source for source in self._takers if self._has_same_takers(source)}
+
+        self._images: dict[tuple[SourceKey, str], Once[LockedImage | None]] = defaultdict(Once)
+        self._contents: dict[tuple[SourceKey, str], Once[_Content]] = defaultdict(Once)
+
+    def _has_same_takers(self, source: SourceKey) -> bool:
+        before = {mapping.artifacts for mapping in self._old.mappings if mapping.source == source}
+        now = {locked_mapping(rule).artifacts for rule in self._takers[source].values()}
+        return before == now
+
+    def under_way(self) -> list[str]:
+        """Return the references of the images that are asked for."""
+        return list(self._under_way)
+
+    async def resolve(self) -> NewLock:
+        """Ask sources, and return the new lock. Mappings of other repositories keep their lines."""
+        groups = grouped(self._mappings, lambda rule: [rule.source.authority])
+        resolved = [
+            each
+            for group in await gather(partial(self._resolve_group, group) for group in groups)
+            for each in group
+        ]
+        self._discovery.tell_missing_platforms()
+        return self._assemble(resolved)
+
+    # Questions.
+
+    async def _resolve_group(self, group: Sequence[MappingRule]) -> list[_Resolved]:
+        """Resolve the mappings of one source registry: first all listings, then all tags."""
+        selected = await gather(partial(self._select, rule) for rule in group)
+        tags = [
+            partial(self._resolve_tag, resolved.rule, tag)
+            for resolved in selected
+            for tag in resolved.images
+        ]
+        results = iter(await gather(tags))
+
+        complete = list[_Resolved]()
+        for resolved in selected:
+            error = resolved.error
+            images: dict[str, LockedImage | None] = {}
+            for tag in resolved.images:
+                result = next(results)
+                if isinstance(result, SyncError):
+                    error = error or result
+                else:
+                    images[tag] = result
+            complete.append(_Resolved(resolved.rule, images, error))
+        return complete
+
+    async def _select(self, rule: MappingRule) -> _Resolved:
+        try:
+            selection = await self._discovery.select_tags(rule)
+        except SyncError as error:
+            return _Resolved(rule, {}, error)
+        source = self._discovery.source_of(rule)
+        for event, text in selection.doubts(str(source)):
+            self._discovery.say("warning", event, text)
+        self.images_known += len(selection.kept)
+        return _Resolved(rule, dict.fromkeys(selection.kept))
+
+    async def _resolve_tag(self, rule: MappingRule, tag: str) -> LockedImage | SyncError | None:
+        """Return the line of a tag; None where the image itself is at fault, so that it fails alone;
+        an error that fails the mapping.
+        """
+        key = (source_key(rule), tag)
+        name = self._discovery.source_of(rule).reference(tag)
+        self._under_way[name] = None
+        try:
+            return await self._images[key].get(partial(self._make_line, rule, tag))
+        except SyncError as error:
+            is_own_fault = isinstance(error, ContentError) or getattr(error, "status", 0) == 404
+            if not is_own_fault:
+                return error
+            has_line = tag in self._old.images_of(source_key(rule))
+            self._failed_images[name] = Failure(name, error, has_line)
+            return None
+        finally:
+            self._under_way.pop(name, None)
+            self.images_done += 1
+
+    async def _make_line(self, rule: MappingRule, tag: str) -> LockedImage:
+        source = source_key(rule)
+        old = self._old.images_of(source).get(tag)
+        digest = await self._discovery.source_digest(
+            self._discovery.source_of(rule),
+            tag,
+            by_head=old is not None or not self._needs_manifest(rule),
+        )
+
+        line = old if old is not None and old.digest == digest else None
+        line = line or self._old_lines.get((source, digest))
+        if line is not None and self._still_holds(rule, line):
+            content = _Content(digest, line.pushed, line.artifacts)
+        else:
+            ask = partial(self._look_at, rule, tag, digest)
+            content = await self._contents[source, digest].get(ask)
+
+        first_seen = self._first_seen.get((source.repository, content.digest), self._now)
+        return LockedImage(
+            source, tag, content.digest, content.pushed, content.artifacts, first_seen
+        )
+
+    def _needs_manifest(self, rule: MappingRule) -> bool:
+        takers = self._takers[source_key(rule)]
+        return rule.platforms is not None or any(each.enabled for each in takers)
+
+    def _still_holds(self, rule: MappingRule, line: LockedImage) -> bool:
+        """Say whether nothing has to be asked about a digest that the old lock has."""
+        if self._recheck or line.source not in self._settled:
+            return False
+        takes_all = any(
+            each.enabled and not (each.include or each.exclude)
+            for each in self._takers[line.source]
+        )
+        if not takes_all or line.pushed is not None:
+            return True
+        # A listing that was made anyway may show a signature that came later.
+        known = {artifact.tag for artifact in line.artifacts}
+        listed = self._referrers.listed_cosign_tags(self._discovery.source_of(rule), line.digest)
+        return known.issuperset(listed)
+
+    async def _look_at(self, rule: MappingRule, tag: str, digest: str) -> _Content:
+        """Ask what the line of a digest says."""
+        if not self._needs_manifest(rule):
+            return _Content(digest, None, ())
+
+        lookup = await self._discovery.name_whole(rule, tag, digest)
+        artifacts = dict[str, LockedArtifact]()
+        for taker in self._takers[source_key(rule)].values():
+            if taker.artifacts.enabled:
+                for artifact in await self._referrers.list_all(taker, lookup):
+                    artifacts.setdefault(artifact.reference, _locked(artifact))
+        pushed = lookup.digest if lookup.digest != lookup.source_digest else None
+        return _Content(lookup.source_digest, pushed, tuple(artifacts.values()))
+
+    # What comes of the answers.
+
+    def _assemble(self, resolved: Iterable[_Resolved]) -> NewLock:
+        mappings = set[LockedMapping]()
+        failures = list[Failure]()
+        images = list[LockedImage]()
+        kept = set[SourceKey]()
+
+        for rule, found, error in resolved:
+            line = locked_mapping(rule)
+            if error is None:
+                mappings.add(line)
+                images += [image for image in found.values() if image is not None]
+                old = self._old.images_of(line.source)
+                images += [old[tag] for tag, image in found.items() if image is None and tag in old]
+                continue
+            has_lines = line in self._old.mappings
+            failures.append(Failure(str(line.source), error, has_lines))
+            if has_lines:
+                mappings.add(line)
+                kept.add(line.source)
+
+        repositories = {source.repository for source in self._takers}
+        others = [
+            mapping
+            for mapping in self._old.mappings
+            if mapping.source.repository not in repositories
+        ]
+        mappings.update(others)
+        kept.update(mapping.source for mapping in others)
+
+        old_images = [image for source in kept for image in self._old.images_of(source).values()]
+        # Of two lines of one image the new one stays.
+        lock = Lock(mappings, [*old_images, *images])
+        return NewLock(lock, len(images), tuple(failures), tuple(self._failed_images.values()))
+
+
+def _locked(artifact: Artifact) -> LockedArtifact:
+    types = tuple(sorted(artifact.types))
+    if artifact.entry is not None:
+        return LockedArtifact(artifact.reference, artifact.subject, types)
+    assert artifact.lookup is not None, "a tag of cosign's is looked up at its source"
+    digest = artifact.lookup.source_digest
+    return LockedArtifact(digest, artifact.subject, types, artifact.reference)
