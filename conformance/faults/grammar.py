@@ -60,12 +60,12 @@ class RuleError(ValueError):
 
 
 class _Token(NamedTuple):
-    """A word or NAME=ARGUMENT; `end` is the colon or comma behind it, `quoted` its first value."""
+    """A word or NAME=ARGUMENT."""
 
-    name: str
+    name: str  # empty for a word
     values: tuple[str, ...]
-    quoted: bool
-    end: str
+    is_quoted: bool  # the first value was in quotes
+    end: str  # the colon or comma behind it, or empty
     column: int
 
 
@@ -88,11 +88,11 @@ class _Line:
                 self.refuse(column, f"cannot be read from here on: {self.text[column - 1 :][:40]}")
             name, text, end = match.groups()
             parts = _PARTS.findall(text)
-            values = tuple(self._plain(part, column) for part in parts)
+            values = tuple(self._unescape(part, column) for part in parts)
             yield _Token(name or "", values, parts[0].startswith('"'), end or "", column)
             position = match.end()
 
-    def _plain(self, part: str, column: int) -> str:
+    def _unescape(self, part: str, column: int) -> str:
         if not part.startswith('"'):
             return part
 
@@ -112,10 +112,10 @@ def read_rules(faults: Faults, text: str, source: str = "rules") -> list[Rule]:
     before = len(faults.rules)
     try:
         for number, line in enumerate(text.splitlines(), 1):
-            read = _Line(line, source, number)
-            tokens = list(read.tokens())
+            placed = _Line(line, source, number)
+            tokens = list(placed.tokens())
             if tokens:
-                _read_rule(faults, read, tokens)
+                _read_rule(faults, placed, tokens)
     except RuleError:
         del faults.rules[before:]
         raise
@@ -139,52 +139,78 @@ def _read_rule(faults: Faults, line: _Line, tokens: list[_Token]) -> None:
     _read_verb(rule, line, verb)
 
 
+class _Which:
+    """What has been read of WHICH: what a selector takes, and the conditions of the rule."""
+
+    def __init__(self) -> None:
+        self.methods: list[str] = []
+        self.kinds: list[str] = []
+        self.globs: dict[str, str] = {}
+        self.header: dict[str, str] = {}
+        self.query: dict[str, str] = {}
+        self.conditions: list[tuple[_Token, Callable[[Rule], Rule]]] = []
+
+
 def _read_which(faults: Faults, line: _Line, tokens: list[_Token]) -> Rule:
-    methods: list[str] = []
-    kinds: list[str] = []
-    globs: dict[str, str] = {}
-    named: dict[str, dict[str, str]] = {"header": {}, "query": {}}
-    conditions: list[tuple[_Token, Callable[[Rule], Rule]]] = []
+    which = _Which()
     for token in tokens:
         if token.end == ",":
             line.refuse(token.column, "no comma before the colon")
-
-        if not token.name:
-            for word in token.values:
-                if word in METHODS:
-                    methods.append(word)
-                elif word in KINDS:
-                    kinds.append(word)
-                elif word in ("of-each", "optional"):
-                    conditions.append((token, Rule.of_each if word == "of-each" else Rule.optional))
-                elif word != "any":
-                    line.refuse(
-                        token.column, f"{word} is no method and no kind ({' '.join(KINDS)})"
-                    )
-            continue
-
-        group, _, name = token.name.partition(".")
-        if token.name in _GLOBS and token.name not in globs:
-            globs[token.name] = _one(line, token)
-        elif group in named and name and name not in named[group]:
-            named[group][name] = _one(line, token)
+        if token.name:
+            _read_named(line, token, which)
         else:
-            conditions.append((token, _occurrence(line, token)))
+            _read_words(line, token, which)
 
-    rule = faults.on(" ".join(methods), " ".join(kinds), **named, **globs)  # type: ignore[arg-type]
-    for token, say in conditions:
+    rule = faults.on(
+        " ".join(which.methods),
+        " ".join(which.kinds),
+        repository=which.globs.get("repository"),
+        reference=which.globs.get("reference"),
+        host=which.globs.get("host"),
+        path=which.globs.get("path"),
+        header=which.header,
+        query=which.query,
+    )
+    for token, add_condition in which.conditions:
         try:
-            say(rule)
+            add_condition(rule)
         except ValueError as problem:
             line.refuse(token.column, problem)
 
     return rule
 
 
-def _occurrence(line: _Line, token: _Token) -> Callable[[Rule], Rule]:
+def _read_words(line: _Line, token: _Token, which: _Which) -> None:
+    """Read methods, kinds, and the conditions without a value."""
+    for word in token.values:
+        if word in METHODS:
+            which.methods.append(word)
+        elif word in KINDS:
+            which.kinds.append(word)
+        elif word == "of-each":
+            which.conditions.append((token, Rule.of_each))
+        elif word == "optional":
+            which.conditions.append((token, Rule.optional))
+        elif word != "any":
+            line.refuse(token.column, f"{word} is no method and no kind ({' '.join(KINDS)})")
+
+
+def _read_named(line: _Line, token: _Token, which: _Which) -> None:
+    """Read NAME=GLOB, header.NAME=GLOB, query.NAME=GLOB, or a condition with a value."""
+    group, _, name = token.name.partition(".")
+    named = {"header": which.header, "query": which.query}
+    if token.name in _GLOBS and token.name not in which.globs:
+        which.globs[token.name] = _only_value(line, token)
+    elif group in named and name and name not in named[group]:
+        named[group][name] = _only_value(line, token)
+    else:
+        which.conditions.append((token, _read_occurrence(line, token)))
+
+
+def _read_occurrence(line: _Line, token: _Token) -> Callable[[Rule], Rule]:
     """Read which time a rule strikes."""
     if token.name == "nth":
-        numbers = [_integer(line, token, value) for value in token.values]
+        numbers = [_read_number(line, token, value) for value in token.values]
         return lambda rule: rule.nth(*numbers)
 
     methods = {
@@ -194,10 +220,10 @@ def _occurrence(line: _Line, token: _Token) -> Callable[[Rule], Rule]:
         "at-most": Rule.at_most,
     }
     if token.name in methods:
-        number = _integer(line, token, _one(line, token))
+        number = _read_number(line, token, _only_value(line, token))
         return lambda rule: methods[token.name](rule, number)
 
-    if token.name != "chance" or not re.fullmatch(r"[01]|[01]?\.[0-9]+", _one(line, token)):
+    if token.name != "chance" or not re.fullmatch(r"[01]|[01]?\.[0-9]+", _only_value(line, token)):
         line.refuse(
             token.column, f"{token.name}={','.join(token.values)} is not understood here, or twice"
         )
@@ -207,7 +233,7 @@ def _occurrence(line: _Line, token: _Token) -> Callable[[Rule], Rule]:
 
 def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
     first = tokens[0]
-    verb = VERBS.get(_one(line, first))
+    verb = VERBS.get(_only_value(line, first))
     if verb is None or first.name:
         line.refuse(first.column, f"no verb: one of {' '.join(VERBS)}")
 
@@ -216,8 +242,8 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
     for number, token in enumerate(tokens[1:]):
         group, _, header = token.name.partition(".")
         if group == "header" and header and any(field.name == "headers" for field in parameters):
-            value = _one(line, token)
-            is_left_out = value == "-" and not token.quoted
+            value = _only_value(line, token)
+            is_left_out = value == "-" and not token.is_quoted
             arguments.setdefault("headers", {})[header] = None if is_left_out else value
             continue
         name = token.name.replace("-", "_")
@@ -227,7 +253,7 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
         if not named or name in arguments:
             listed = ", ".join(field.name.replace("_", "-") for field in parameters) or "nothing"
             line.refuse(token.column, f"{first.values[0]} takes {listed}, each once")
-        arguments[name] = _argument(line, token, named[0])
+        arguments[name] = _read_argument(line, token, named[0])
 
     try:
         rule.add(verb(**arguments))
@@ -236,18 +262,18 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
         line.refuse(first.column, f"{first.values[0]}: {text}")
 
 
-def _argument(line: _Line, token: _Token, argument: Field[Any]) -> Any:
+def _read_argument(line: _Line, token: _Token, argument: Field[Any]) -> Any:
     """Read an argument as its parameter's type has it."""
     kind = str(argument.type)
     if "tuple" in kind:
         return token.values if len(token.values) > 1 else token.values[0]
-    text = _one(line, token)
+    text = _only_value(line, token)
     if kind.startswith("bool"):
         if text not in ("yes", "no"):
             line.refuse(token.column, f"yes or no, not {text}")
         return text == "yes"
     if kind.startswith("int"):
-        return _integer(line, token, text)
+        return _read_number(line, token, text)
     if kind.startswith("float"):
         match = _TIME.match(text)
         if match is None and "str" not in kind:
@@ -256,14 +282,14 @@ def _argument(line: _Line, token: _Token, argument: Field[Any]) -> Any:
     return text.encode("latin-1", "replace") if kind.startswith("bytes") else text
 
 
-def _integer(line: _Line, token: _Token, text: str) -> int:
+def _read_number(line: _Line, token: _Token, text: str) -> int:
     match = _SIZE.match(text)
     if match is None:
         line.refuse(token.column, f"{text} is no number: 10, 64KiB, 1MiB")
     return int(match[1]) * _SIZES[match[2]]
 
 
-def _one(line: _Line, token: _Token) -> str:
+def _only_value(line: _Line, token: _Token) -> str:
     """Return the only value of a token."""
     if len(token.values) != 1:
         line.refuse(token.column, "one value; text with a comma is quoted")

@@ -23,7 +23,7 @@ from ..journal import Entry
 from ..messages import Answer, Request, as_rule_text
 from .wire import Pieces, Wire, size_of, wire
 
-__all__ = ["Effect", "Gate", "Injection", "is_one_of"]
+__all__ = ["Effect", "Gate", "Injection", "require_one_of"]
 
 
 class Gate:
@@ -72,12 +72,12 @@ class Effect:
     on_effect: Callable[[Effect], None] | None = field(default=None, init=False, repr=False)
 
     @property
-    def ends(self) -> bool:
+    def ends_exchange(self) -> bool:
         """Ask whether this is an exchange's answer, or its end."""
         return False
 
-    def fresh(self, request: Request, on_effect: Callable[[Effect], None]) -> Effect:
-        """Return a copy for one exchange."""
+    def copy_for(self, request: Request, on_effect: Callable[[Effect], None]) -> Effect:
+        """Return what strikes one exchange: a copy of this pattern."""
         copy = replace(self)
         copy.on_effect = on_effect
         copy.prepare(request)
@@ -87,7 +87,7 @@ class Effect:
         """Learn which exchange this is for."""
 
     def record(self) -> None:
-        """Note that this took place; once is enough."""
+        """Note that this took place; later calls change nothing."""
         if not self.took_place:
             self.took_place = True
             if self.on_effect is not None:
@@ -134,8 +134,8 @@ class Effect:
         """The answer is known: wait, end it, or change it."""
         return answer
 
-    def shapes(self, request: Request) -> bool:
-        """Ask whether `stream` or `surround` are to be called."""
+    def is_shaping(self, request: Request) -> bool:
+        """Ask whether `stream` or `surround` change the bytes of the answer."""
         return False
 
     def stream(self, pieces: Pieces, size: int | None) -> Pieces:
@@ -147,12 +147,11 @@ class Effect:
         return pieces
 
 
-def is_one_of(name: str, value: object, known: Sequence[object]) -> None:
-    """Raise ValueError when a parameter has another value than those that there are."""
+def require_one_of(name: str, value: object, known: Sequence[object]) -> None:
+    """Raise ValueError unless a parameter has one of the values that it may have."""
     if value not in known:
-        raise ValueError(
-            f"{name} is one of {', '.join(str(choice) for choice in known if choice)}, not {value}"
-        )
+        choices = ", ".join(str(choice) for choice in known if choice)
+        raise ValueError(f"{name} is one of {choices}, not {value}")
 
 
 class Injection:
@@ -164,7 +163,7 @@ class Injection:
         self._entry = entry
         self._received = 0
         # Waits come before what ends an exchange, wherever they are written.
-        self._waiting_first = sorted(effects, key=lambda effect: effect.ends)
+        self._waiting_first = sorted(effects, key=lambda effect: effect.ends_exchange)
 
     async def before(self) -> Answer | None:
         """Act before the request is carried out."""
@@ -205,12 +204,12 @@ class Injection:
         for effect in self._waiting_first:
             answer = await effect.on_answer(self._request, answer)
 
-        shaping = [effect for effect in self.effects if effect.shapes(self._request)]
+        shaping = [effect for effect in self.effects if effect.is_shaping(self._request)]
         if not shaping:
             return answer, answer
 
         if isinstance(answer, bytes):
-            pieces = _reshape(_whole(answer), shaping, len(answer))
+            pieces = _reshape(_in_one_piece(answer), shaping, len(answer))
             close = True
         else:
             size = size_of(answer)
@@ -234,5 +233,5 @@ def _reshape(pieces: Pieces, effects: Sequence[Effect], size: int | None) -> Pie
     return pieces
 
 
-async def _whole(data: bytes) -> Pieces:
+async def _in_one_piece(data: bytes) -> Pieces:
     yield data

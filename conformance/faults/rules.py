@@ -23,7 +23,7 @@ import hashlib
 import inspect
 import math
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Concatenate, ParamSpec, TypeAlias
 
@@ -114,7 +114,6 @@ class Rule:
         self._counts: Counter[Name] = Counter()
         self._hits: Counter[Name] = Counter()
         self._draws: Counter[Name] = Counter()
-        self._window: deque[float] = deque()
         self._changed = threading.Condition()
 
     # Which occurrence.
@@ -186,7 +185,7 @@ class Rule:
 
     def add(self, effect: Effect) -> Rule:
         """Add a verb; one of them at most may end the exchange."""
-        if effect.ends and self.ends:
+        if effect.ends_exchange and self.ends_exchange:
             raise ValueError(f"{self}: an exchange ends once; also {effect}")
         if isinstance(effect, Forget) and self.selector.kinds != {"upload"}:
             raise ValueError("only an upload can be forgotten: on(..., 'upload')")
@@ -194,9 +193,9 @@ class Rule:
         return self
 
     @property
-    def ends(self) -> bool:
+    def ends_exchange(self) -> bool:
         """Ask whether an exchange that this strikes is over for later rules."""
-        return any(effect.ends for effect in self.effects)
+        return any(effect.ends_exchange for effect in self.effects)
 
     def strikes(self, request: Request, entry: Entry) -> bool:
         """Decide on an exchange, and count it."""
@@ -211,7 +210,7 @@ class Rule:
         due = self._occurrence is None or self._occurrence(self._counts[key])
         if due and self._chance is not None:
             due = self._draw(name) < self._chance
-        if due and self._hits[key] < self._most and self._is_over_quota():
+        if due and self._hits[key] < self._most and not self._has_room():
             self._hits[key] += 1
             self.struck.append(entry)
             return True
@@ -223,18 +222,11 @@ class Rule:
         text = "\n".join(map(str, (self._seed, self._number, *name, self._draws[name])))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
-    def _is_over_quota(self) -> bool:
-        """Ask whether a throttled window is full; a request that fits is counted in it."""
-        for effect in self.effects:
-            if isinstance(effect, Throttle) and effect.requests is not None:
-                now = clock()
-                while self._window and self._window[0] <= now - effect.seconds:
-                    self._window.popleft()
-                if len(self._window) < effect.requests:
-                    self._window.append(now)
-                    return False
-                effect.wait = self._window[0] + effect.seconds - now
-        return True
+    def _has_room(self) -> bool:
+        """Ask whether a request is below the number that a throttle lets pass."""
+        return any(
+            isinstance(effect, Throttle) and effect.has_room(clock()) for effect in self.effects
+        )
 
     def took_place(self, effect: Effect, entry: Entry) -> None:
         """Note that a verb was carried out."""
@@ -338,12 +330,12 @@ class Faults:
         for rule in tuple(self.rules):
             if rule.effects and rule.strikes(request, entry):
                 struck += [
-                    effect.fresh(request, self._notify(rule, entry)) for effect in rule.effects
+                    effect.copy_for(request, self._notify(rule, entry)) for effect in rule.effects
                 ]
-                if rule.ends:
+                if rule.ends_exchange:
                     break
         if (request.repository, request.reference) in self._forgotten and request.kind == "upload":
-            struck = [*(effect for effect in struck if not effect.ends), Forget()]
+            struck = [*(effect for effect in struck if not effect.ends_exchange), Forget()]
         return Injection(request, struck, entry) if struck else None
 
     def _notify(self, rule: Rule, entry: Entry) -> Callable[[Effect], None]:

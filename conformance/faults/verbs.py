@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ from typing import ClassVar, Literal, TypeAlias
 from anyio import sleep
 
 from ..messages import Answer, Request, Response, error
-from .injection import Effect, Gate, is_one_of
+from .injection import Effect, Gate, require_one_of
 from .wire import Dropped, Pieces, Streamed, bodiless, pieces_of, size_of, with_framing
 
 __all__ = [
@@ -45,7 +46,7 @@ __all__ = [
 Side: TypeAlias = "Literal['request', 'response']"
 At: TypeAlias = "Literal['request', 'answer', 'head']"
 
-# The code of a refusal where the rule says none (docs/protocol-facts.md section 1.12).
+# The code of a refusal for which the rule says none (docs/protocol-facts.md section 1.12).
 _CODES = {
     401: "UNAUTHORIZED",
     403: "DENIED",
@@ -53,23 +54,24 @@ _CODES = {
     429: "TOOMANYREQUESTS",
     503: "UNAVAILABLE",
 }
-_TURNS = 10  # pieces of a throttled body a second
-_LEAST = 16  # bytes of a piece, even where that makes fewer pieces
+_PIECES_PER_SECOND = 10  # of a throttled body
+_SMALLEST_PIECE = 16  # bytes of a throttled body, even where that makes fewer pieces a second
 
 
-# Answers instead of the registry's.
+# Verbs that answer instead of the registry.
 
 
 class _Answering(Effect):
     """A verb that answers.
 
-    `at` request: nothing is carried out; at answer: the request is, and this answer is given to it.
+    `at` "request": the registry does not carry the request out. `at` "answer": it does, and the
+    client gets this answer instead of the registry's.
     """
 
     at: At = "request"
 
     @property
-    def ends(self) -> bool:
+    def ends_exchange(self) -> bool:
         return True
 
     def answer(self, request: Request) -> Answer:
@@ -110,7 +112,7 @@ class Status(_Answering):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        is_one_of("at", self.at, ("request", "answer"))
+        require_one_of("at", self.at, ("request", "answer"))
         if not 200 <= self.code <= 999:
             raise ValueError(f"{self.code} is no final status")
 
@@ -122,6 +124,7 @@ class Status(_Answering):
             headers.append(("Retry-After", str(math.ceil(self.retry_after))))
         elif self.retry_after is not None:
             headers.append(("Retry-After", self.retry_after))
+
         if self.body is not None or self.code < 400:
             answer = Response(self.code, headers, self.body or b"")
         else:
@@ -136,7 +139,7 @@ class Status(_Answering):
 class Redirect(_Answering):
     """Send the client elsewhere: an origin (same path there), a path (same origin), or a whole URL.
 
-    `to` empty: to the same place again, for ever.
+    Without `to` it is sent to the same URL again, for ever.
     """
 
     verb: ClassVar[str] = "redirect"
@@ -146,11 +149,11 @@ class Redirect(_Answering):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        is_one_of("code", self.code, (301, 302, 303, 307, 308))
+        require_one_of("code", self.code, (301, 302, 303, 307, 308))
 
     def answer(self, request: Request) -> Answer:
-        origin = re.fullmatch(r"(?:https?://[^/?#]*)?", self.to)
-        target = self.to + request.target if origin else self.to
+        is_origin_or_empty = re.fullmatch(r"(?:https?://[^/?#]*)?", self.to) is not None
+        target = self.to + request.target if is_origin_or_empty else self.to
         return Response(self.code, [("Location", target), *self.headers.items()], early=self.early)
 
 
@@ -209,20 +212,20 @@ class Raw(_Answering):
     at: At = "request"
 
     def __post_init__(self) -> None:
-        is_one_of("where", self.where, ("instead", "before", "after"))
-        is_one_of("at", self.at, ("request", "answer"))
+        require_one_of("where", self.where, ("instead", "before", "after"))
+        require_one_of("at", self.at, ("request", "answer"))
 
     @property
-    def ends(self) -> bool:
+    def ends_exchange(self) -> bool:
         return self.where == "instead"
 
     def _is_at(self, place: str) -> bool:
-        return self.ends and self.at == place
+        return self.ends_exchange and self.at == place
 
     def answer(self, request: Request) -> Answer:
         return self.data
 
-    def shapes(self, request: Request) -> bool:
+    def is_shaping(self, request: Request) -> bool:
         return self.where != "instead"
 
     async def surround(self, pieces: Pieces) -> Pieces:
@@ -236,15 +239,15 @@ class Raw(_Answering):
             yield self.data
 
 
-# Waits and ends, at a place of the exchange.
+# Verbs that wait, or end the connection, at a place of the exchange.
 
 
 class _Placed(Effect):
     """A verb that acts at one place of an exchange.
 
     `after`: behind so many bytes of a body, which is the request's for POST, PUT and PATCH unless
-    `of` says another. `at` request: the head has come and nothing is carried out; at answer: the
-    request is carried out and not answered; at head: in the middle of the answer's head.
+    `of` says another. `at` "request": the head has come and nothing is carried out; "answer": the
+    request is carried out and not answered; "head": in the middle of the answer's head.
     """
 
     after: int | None
@@ -252,13 +255,19 @@ class _Placed(Effect):
     at: At
     every: int | None = None
 
+    # Where this is in one exchange, known since `prepare`: "request", "request body", "answer",
+    # "head" or "response body"; and behind how many bytes of that body.
+    place: str
+    offset: int
+
     async def strike(self) -> None:
+        """Wait, or raise Dropped."""
         raise NotImplementedError
 
     def _check_place(self) -> None:
         """Refuse a place that cannot be."""
-        is_one_of("at", self.at, ("request", "answer", "head"))
-        is_one_of("of", self.of, (None, "request", "response"))
+        require_one_of("at", self.at, ("request", "answer", "head"))
+        require_one_of("of", self.of, (None, "request", "response"))
         if self.after is not None and self.after < 0:
             raise ValueError("after is a number of bytes")
         if self.of is not None and self.after is None and self.every is None:
@@ -295,10 +304,10 @@ class _Placed(Effect):
             await self.strike()
         return answer
 
-    def shapes(self, request: Request) -> bool:
+    def is_shaping(self, request: Request) -> bool:
         return self.place in ("head", "response body")
 
-    async def _strike_within(self, pieces: Pieces) -> Pieces:
+    async def _strike_in_body(self, pieces: Pieces) -> Pieces:
         sent = 0
         async with aclosing(pieces):
             async for piece in pieces:
@@ -315,9 +324,9 @@ class _Placed(Effect):
                     sent += len(rest)
 
     def stream(self, pieces: Pieces, size: int | None) -> Pieces:
-        return self._strike_within(pieces) if self.place == "response body" else pieces
+        return self._strike_in_body(pieces) if self.place == "response body" else pieces
 
-    async def _strike_head(self, pieces: Pieces) -> Pieces:
+    async def _strike_in_head(self, pieces: Pieces) -> Pieces:
         async with aclosing(pieces):
             async for piece in pieces:
                 if not self.took_place:
@@ -327,7 +336,7 @@ class _Placed(Effect):
                 yield piece
 
     def surround(self, pieces: Pieces) -> Pieces:
-        return self._strike_head(pieces) if self.place == "head" else pieces
+        return self._strike_in_head(pieces) if self.place == "head" else pieces
 
 
 @dataclass
@@ -387,7 +396,7 @@ class Drop(_Placed):
         self._check_place()
 
     @property
-    def ends(self) -> bool:
+    def ends_exchange(self) -> bool:
         return True
 
     async def strike(self) -> None:
@@ -400,12 +409,16 @@ class Drop(_Placed):
             raise Dropped(reset=self.reset)
 
 
-# Bodies and heads that are slow or wrong.
+# Verbs that make bodies and heads slow or wrong.
 
 
 @dataclass
 class Throttle(Effect):
-    """Move a body at `rate` bytes a second, or answer 429 beyond `requests` in any `seconds`."""
+    """Move a body at `rate` bytes a second, or answer 429 beyond `requests` in any `seconds`.
+
+    The pattern that a rule holds counts its requests (`has_room`); `wait`, in seconds, is what the
+    copy for a refused exchange tells in Retry-After.
+    """
 
     verb: ClassVar[str] = "throttle"
     rate: int | None = None
@@ -413,9 +426,10 @@ class Throttle(Effect):
     requests: int | None = None
     seconds: float = 1.0
     wait: float = field(default=0.0, repr=False)
+    _admitted: deque[float] = field(default_factory=deque, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        is_one_of("of", self.of, (None, "request", "response"))
+        require_one_of("of", self.of, (None, "request", "response"))
         if (self.rate is None) == (self.requests is None):
             raise ValueError("throttle takes a rate in bytes a second or a number of requests")
         if (self.rate or self.requests or 0) < 1 or self.seconds <= 0:
@@ -423,7 +437,7 @@ class Throttle(Effect):
         self.seconds = float(self.seconds)
 
     @property
-    def ends(self) -> bool:
+    def ends_exchange(self) -> bool:
         return self.requests is not None
 
     async def on_head(self, request: Request) -> Answer | None:
@@ -433,19 +447,31 @@ class Throttle(Effect):
         after = [("Retry-After", str(math.ceil(self.wait)))]
         return error(429, "TOOMANYREQUESTS", "too many requests", headers=after)
 
+    def has_room(self, now: float) -> bool:
+        """Ask whether one more request is below the number, and count it if so."""
+        if self.requests is None:
+            return False
+        while self._admitted and self._admitted[0] <= now - self.seconds:
+            self._admitted.popleft()
+        if len(self._admitted) < self.requests:
+            self._admitted.append(now)
+            return True
+        self.wait = self._admitted[0] + self.seconds - now
+        return False
+
     @property
-    def _turn(self) -> int:
-        return max(_LEAST, (self.rate or 0) // _TURNS)
+    def _piece(self) -> int:
+        return max(_SMALLEST_PIECE, (self.rate or 0) // _PIECES_PER_SECOND)
 
     def limit(self, received: int) -> int | None:
-        return self._turn if self.rate and self.of != "response" else None
+        return self._piece if self.rate and self.of != "response" else None
 
     async def pace(self, count: int, received: int) -> None:
         if self.rate and self.of != "response" and count:
             self.record()
             await sleep(count / self.rate)
 
-    def shapes(self, request: Request) -> bool:
+    def is_shaping(self, request: Request) -> bool:
         return self.rate is not None and self.of != "request"
 
     def stream(self, pieces: Pieces, size: int | None) -> Pieces:
@@ -457,18 +483,18 @@ class Throttle(Effect):
                 rest = memoryview(piece)
                 while rest:
                     self.record()
-                    await sleep(min(self._turn, len(rest)) / rate)
-                    yield rest[: self._turn]
-                    rest = rest[self._turn :]
+                    await sleep(min(self._piece, len(rest)) / rate)
+                    yield rest[: self._piece]
+                    rest = rest[self._piece :]
 
 
 @dataclass
 class Truncate(Effect):
     """End the response's body after `at` bytes as if it were whole.
 
-    `framing`: "length" (a Content-Length of the bytes that are sent), "chunked" (with the last
-    chunk), "close" (neither, the connection ends). For a body that is shorter than its
-    Content-Length use drop.
+    `framing`: "length" (Content-Length says how many bytes are sent), "chunked" (the last chunk
+    comes early), "close" (neither; the connection ends). For a body that is shorter than its
+    Content-Length use `drop`.
     """
 
     verb: ClassVar[str] = "truncate"
@@ -476,7 +502,7 @@ class Truncate(Effect):
     framing: Literal["length", "chunked", "close"] = "length"
 
     def __post_init__(self) -> None:
-        is_one_of("framing", self.framing, ("length", "chunked", "close"))
+        require_one_of("framing", self.framing, ("length", "chunked", "close"))
         if self.at < 0:
             raise ValueError("at is a number of bytes")
 
@@ -495,7 +521,7 @@ class Truncate(Effect):
             answer.headers = headers
         return answer
 
-    def shapes(self, request: Request) -> bool:
+    def is_shaping(self, request: Request) -> bool:
         return True
 
     async def stream(self, pieces: Pieces, size: int | None) -> Pieces:
@@ -511,7 +537,7 @@ class Truncate(Effect):
 
 @dataclass
 class Corrupt(Effect):
-    """Change one bit of a byte (`at` negative: from the end), or make every byte `filler`."""
+    """Change one bit of byte `at`, counted from the end when negative; `whole`: every byte is `filler`."""
 
     verb: ClassVar[str] = "corrupt"
     at: int = 0
@@ -520,14 +546,14 @@ class Corrupt(Effect):
     filler: bytes = b"\0"
 
     def __post_init__(self) -> None:
-        is_one_of("of", self.of, ("request", "response"))
+        require_one_of("of", self.of, ("request", "response"))
         if len(self.filler) != 1:
             raise ValueError("filler is one byte")
         if self.at < 0 and self.of == "request":
             raise ValueError("the end of a request's body is not known before it is there")
 
     def _change(self, data: memoryview, offset: int, at: int) -> bytearray | None:
-        """Return `data` changed when it is hit; its first byte is number `offset`."""
+        """Return `data` as it is sent, None when it is not changed; its first byte is number `offset`."""
         if self.whole and data:
             return bytearray(self.filler * len(data))
         if not offset <= at < offset + len(data):
@@ -542,7 +568,7 @@ class Corrupt(Effect):
             self.record()
             data[:] = changed
 
-    def shapes(self, request: Request) -> bool:
+    def is_shaping(self, request: Request) -> bool:
         return self.of == "response"
 
     def stream(self, pieces: Pieces, size: int | None) -> Pieces:
@@ -564,8 +590,8 @@ class Corrupt(Effect):
 class Lie(Effect):
     """Say something in headers that is not so.
 
-    `headers`: name -> value, None to leave the header out. `names`: headers that get a value which
-    is well formed and wrong; only those that the answer has.
+    `names`: headers that get a wrong value in the right form, where the answer has them.
+    `headers`: name -> the value that is sent, None to leave the header out.
     """
 
     verb: ClassVar[str] = "lie"
@@ -604,8 +630,9 @@ def _wrong_value(name: str, value: str) -> str:
     if name == "content-length" and value.isdigit():
         return str(int(value) + 1)
     if name in ("docker-content-digest", "etag") and "sha" in value:
-        turned = "0" if value.rstrip('"')[-1] != "0" else "1"
-        return value[:-2] + turned + '"' if value.endswith('"') else value[:-1] + turned
+        digest = value.rstrip('"')
+        quote = value[len(digest) :]
+        return digest[:-1] + ("1" if digest.endswith("0") else "0") + quote
     if name == "content-type":
         return "text/html" if value != "text/html" else "application/json"
     if name == "range":
