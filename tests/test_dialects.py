@@ -16,7 +16,7 @@ from conformance.content.images import Image, Seed
 from conformance.faults.rules import Rule
 from conformance.journal import Entry
 from conformance.messages import Answer, Content, Request, Response
-from conformance.providers.dialects import LAG
+from conformance.providers.ecr import LAG
 from conformance.providers.personas import Provider
 from conformance.registry.app import App
 from conformance.registry.tokens import TokenService

@@ -1,4 +1,4 @@
-"""The differences of distribution from a strict registry of OCI 1.1: the functions of its rows.
+"""Distribution, which most private registries run: what it does otherwise than a strict one.
 
 Owns: its leniences and its error answers.
 May not know: sockets, other providers.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from urllib.parse import urlencode
 
@@ -28,9 +29,9 @@ from ..messages import (
 )
 from ..registry.storage import Invalid, Upload, read_manifest
 from ..registry.uploads import OCTETS
-from .provider import Provider
+from .provider import Persona, Provider
 
-__all__ = ["AFTER", "BEFORE", "JUDGES", "REWRITES", "REWRITES_3"]
+__all__ = ["PERSONAS"]
 
 _PLAIN = ("Content-Type", "text/plain; charset=utf-8")
 _NOSNIFF = ("X-Content-Type-Options", "nosniff")
@@ -288,8 +289,23 @@ def _version(provider: Provider, request: Request, answer: Response) -> Response
     return answer
 
 
-REWRITES = (_start_with_anything, _chunks_anywhere, _state_is_an_offset, _whole_lists)
-REWRITES_3 = (_any_last_chunk,)
-JUDGES = (_layers_with_urls,)
-BEFORE = (_any_ping, _lost_session, _no_page, _manifests_by_sha256)
-AFTER = (_uploads, _blobs, _tags, _errors, _version)
+PERSONAS: Mapping[str, Persona] = {
+    "distribution": Persona(
+        # As Debian's docker-registry 2.8.2; tests ask both the same.
+        source="docs/protocol-facts.md sections 1.2, 1.7 to 1.12",
+        hosts={"registry": "distribution.test"},
+        options={"referrers_api": False, "single_post": False, "resumable": False, "sha512": True},
+        rewrites=(_start_with_anything, _chunks_anywhere, _state_is_an_offset, _whole_lists),
+        before=(_any_ping, _lost_session, _no_page, _manifests_by_sha256),
+        judges=(_layers_with_urls,),
+        after=(_uploads, _blobs, _tags, _errors, _version),
+    ),
+    "distribution3": Persona(
+        # It keeps the bytes of a broken body: a GET on the old Location says how many, a PUT
+        # brings the rest.
+        source="docs/protocol-facts.md sections 1.7 (Content-Range), 1.9 (resuming), 7.7 (no referrers)",
+        hosts={"registry": "distribution3.test"},
+        options={"referrers_api": False, "single_post": False, "resumable": True},
+        rewrites=(_any_last_chunk,),
+    ),
+}

@@ -23,15 +23,31 @@ from ..registry.tokens import TokenService
 from ..server.exchange import Reception, Site
 from .rates import Cap, Metered, Rates, RetryAfter
 
-__all__ = ["After", "Before", "Judge", "Persona", "Provider", "Rewrite", "Role", "Storage"]
+__all__ = [
+    "CLOUD_OPTIONS",
+    "After",
+    "Before",
+    "Judge",
+    "Mount",
+    "Persona",
+    "Provider",
+    "Rewrite",
+    "Role",
+    "Storage",
+]
 
 # The parts of a provider: the registry itself, its token service, the storage from which blobs
 # come, the directory of identities that it believes.
 Role: TypeAlias = Literal["registry", "token", "storage", "authority"]
+Mount: TypeAlias = Literal["any", "committed", "never"]
 Rewrite: TypeAlias = "Callable[[Provider, Request], Request]"
 Before: TypeAlias = "Callable[[Provider, Request], Response | None]"
 Judge: TypeAlias = "Callable[[Provider, Request, bytes], Response | None]"
 After: TypeAlias = "Callable[[Provider, Request, Response], Response]"
+
+
+# Of the clouds none documents a POST with the whole blob; the bytes of a broken body are lost.
+CLOUD_OPTIONS: Mapping[str, Any] = {"single_post": False, "resumable": False}
 
 
 @dataclass(frozen=True)
@@ -52,7 +68,7 @@ class Persona:
     tokens: Mapping[str, Any] | None = None
     service: Callable[..., TokenService] = TokenService
     parts: Callable[[Provider], Mapping[Role, Site]] = lambda provider: {}
-    mount: Literal["any", "committed", "never"] = "any"
+    mount: Mount = "any"
     caps: Callable[[Provider], Sequence[Cap]] = lambda provider: ()
     retry_after: RetryAfter = "seconds"
     throttled: str = "too many requests"

@@ -1,4 +1,4 @@
-"""How registries differ about referrers: the functions of their rows.
+"""Registries that are strict but for referrers.
 
 Owns: answers where there is no referrers API, and answers about a subject.
 May not know: sockets, other quirks of a provider.
@@ -10,28 +10,22 @@ Follows: docs/protocol-facts.md sections 1.10 and 7.9, and rule 15 of docs/desig
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 from urllib.parse import quote
 
 from ..messages import Request, Response, error
-from .provider import Before, Provider
+from .provider import Before, Persona, Provider
 
-__all__ = [
-    "LATE",
-    "late",
-    "led_to_a_page",
-    "no_api",
-    "none_is_unknown",
-    "page",
-    "refusal",
-    "unannounced",
-]
+__all__ = ["LATE", "PERSONAS"]
 
 LATE = 60.0  # seconds until a referrer that was put is listed
 _LOGIN = "/login"
+_UNKNOWN = ("referrers", "other")  # kinds of paths that a registry without the API does not know
 
 
-def page(status: int, media_type: str = "text/html; charset=utf-8") -> Before:
+def _page(status: int, media_type: str = "text/html; charset=utf-8") -> Before:
     """Answer every path that is not known with a page."""
     text = (
         "404 page not found\n"
@@ -40,23 +34,25 @@ def page(status: int, media_type: str = "text/html; charset=utf-8") -> Before:
     )
 
     def answer(provider: Provider, request: Request) -> Response | None:
-        unknown = request.kind in ("referrers", "other")
-        return Response(status, [("Content-Type", media_type)], text.encode()) if unknown else None
+        if request.kind not in _UNKNOWN:
+            return None
+        return Response(status, [("Content-Type", media_type)], text.encode())
 
     return answer
 
 
-def refusal(status: int) -> Before:
+def _refusal(status: int) -> Before:
     """Answer every path that is not known with an error body."""
 
     def answer(provider: Provider, request: Request) -> Response | None:
-        unknown = request.kind in ("referrers", "other")
-        return error(status, "UNSUPPORTED", "the operation is unsupported") if unknown else None
+        if request.kind not in _UNKNOWN:
+            return None
+        return error(status, "UNSUPPORTED", "the operation is unsupported")
 
     return answer
 
 
-def led_to_a_page(provider: Provider, request: Request) -> Response | None:
+def _led_to_a_page(provider: Provider, request: Request) -> Response | None:
     """Send whoever asks for a path that is not known to a page where people log in."""
     if request.path == _LOGIN:
         return Response(
@@ -64,28 +60,26 @@ def led_to_a_page(provider: Provider, request: Request) -> Response | None:
             [("Content-Type", "text/html; charset=utf-8")],
             b"<!doctype html><title>Log in</title>\n",
         )
-    if request.kind in ("referrers", "other"):
+    if request.kind in _UNKNOWN:
         return Response(302, [("Location", f"{_LOGIN}?next={quote(request.path, safe='')}")])
     return None
 
 
-def no_api(provider: Provider, request: Request) -> Response | None:
+def _no_api(provider: Provider, request: Request) -> Response | None:
     """Have no referrers API although subjects are announced, as ECR in June 2024."""
-    return (
-        error(404, "UNSUPPORTED", "the referrers API is not here")
-        if request.kind == "referrers"
-        else None
-    )
+    if request.kind != "referrers":
+        return None
+    return error(404, "UNSUPPORTED", "the referrers API is not here")
 
 
-def none_is_unknown(provider: Provider, request: Request, answer: Response) -> Response:
+def _none_is_unknown(provider: Provider, request: Request, answer: Response) -> Response:
     """Say of a manifest without referrers that it is not known; those that have some are listed."""
     if request.kind == "referrers" and answer.status == 200 and not answer.json()["manifests"]:
         return error(404, "MANIFEST_UNKNOWN", "manifest unknown", {"digest": request.reference})
     return answer
 
 
-def unannounced(provider: Provider, request: Request, answer: Response) -> Response:
+def _unannounced(provider: Provider, request: Request, answer: Response) -> Response:
     """Have the API and say nothing of it when a manifest with a subject is put."""
     answer.headers = [
         (name, value) for name, value in answer.headers if name.lower() != "oci-subject"
@@ -93,7 +87,7 @@ def unannounced(provider: Provider, request: Request, answer: Response) -> Respo
     return answer
 
 
-def late(provider: Provider, request: Request, answer: Response) -> Response:
+def _late(provider: Provider, request: Request, answer: Response) -> Response:
     """List a referrer that was put (what tests load is older) when `LATE` seconds have passed."""
     if request.kind == "manifest" and request.method == "PUT" and answer.status == 201:
         provider.notes.setdefault(("put", answer.header("Docker-Content-Digest")), provider.now())
@@ -108,3 +102,34 @@ def late(provider: Provider, request: Request, answer: Response) -> Response:
         ]
         return replace(answer, body=json.dumps(document).encode())
     return answer
+
+
+# Those that begin with `unknown` have no API.
+_NO_API = {"referrers_api": False}
+_ROWS: Mapping[str, Mapping[str, Any]] = {
+    "referrers-in-pages": {"options": {"referrers_page": 2}},
+    "referrers-unfiltered": {"options": {"referrers_page": 3, "referrers_filter": False}},
+    "referrers-unannounced": {"after": (_unannounced,)},
+    "referrers-late": {"after": (_late,)},
+    "referrers-or-unknown": {"after": (_none_is_unknown,)},
+    "unknown-referrers-announced": {"before": (_no_api,)},
+    "unknown-404": {"options": _NO_API, "before": (_refusal(404),)},
+    "unknown-405": {"options": _NO_API, "before": (_refusal(405),)},
+    "unknown-501": {"options": _NO_API, "before": (_refusal(501),)},
+    "unknown-404-in-html": {"options": _NO_API, "before": (_page(404),)},
+    "unknown-404-in-text": {
+        "options": _NO_API,
+        "before": (_page(404, "text/plain; charset=utf-8"),),
+    },
+    "unknown-200-in-html": {"options": _NO_API, "before": (_page(200),)},
+    "unknown-redirected": {"options": _NO_API, "before": (_led_to_a_page,)},
+}
+
+PERSONAS: Mapping[str, Persona] = {
+    name: Persona(
+        source="docs/protocol-facts.md sections 1.10, 7.9",
+        hosts={"registry": f"{name}.test"},
+        **row,
+    )
+    for name, row in _ROWS.items()
+}

@@ -1,0 +1,77 @@
+"""Azure's registries: how long a body may be, how chunks have to look, one registry in each cloud.
+
+Owns: refusals of uploads, rates.
+May not know: sockets, how somebody logs in (`clouds.azure`), any client.
+Invariants: all other behaviour is the strict registry's.
+Follows: docs/protocol-facts.md sections 6.1, 6.2 and 6.5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..clouds.azure import CLOUDS, Cloud, Directory, Exchange
+from ..messages import Request, Response, error
+from ..server.exchange import Site
+from .provider import CLOUD_OPTIONS, Persona, Provider, Role
+from .rates import READS, WRITES, Cap
+
+__all__ = ["PERSONAS"]
+
+_BODY_LIMIT = 20_000_000  # bytes; "above about 20 MB" (section 6.5)
+
+
+def _uploads(provider: Provider, request: Request) -> Response | None:
+    """Refuse bodies that are too long, and chunks without a range or in a transfer coding."""
+    is_upload = request.kind == "upload" and request.method in ("PUT", "PATCH")
+    if not is_upload or not request.has_body:
+        return None
+    if request.chunked:
+        return error(400, "CONTENT_LENGTH_INVALID", "the Content-Length header is missing")
+
+    is_limited = request.method == "PUT" or bool(request.header("content-range"))
+    if is_limited and (request.length() or 0) > _BODY_LIMIT:
+        page = b"<html><head><title>413 Request Entity Too Large</title></head></html>"
+        headers = [("Content-Type", "text/html"), ("Server", "AzureContainerRegistry")]
+        return Response(413, headers, page, early=True)
+    if request.header("content-range").startswith("bytes "):
+        return error(400, "BLOB_UPLOAD_INVALID", "the Content-Range header format is invalid")
+    return None
+
+
+def _caps(provider: Provider) -> tuple[Cap, ...]:
+    """Count reads and writes of a minute: Premium's."""
+    return (Cap(10_000, 60.0, READS), Cap(2000, 60.0, WRITES))
+
+
+def _in_cloud(cloud: Cloud) -> Persona:
+    """Describe a registry with its cloud's directory; who logs in may do all, nobody else anything."""
+
+    def directory(provider: Provider) -> Mapping[Role, Site]:
+        assert isinstance(provider.tokens, Exchange)
+        provider.tokens.directory = Directory(cloud, wall=provider.tokens.wall)
+        return {"authority": provider.tokens.directory}
+
+    host = f"name.{cloud.suffix}"
+    return Persona(
+        source="docs/protocol-facts.md sections 6.1 to 6.5",
+        hosts={"registry": host, "authority": cloud.authority},
+        tokens={"service": host, "anonymous": False},
+        service=Exchange,
+        parts=directory,
+        caps=_caps,
+        before=(_uploads,),
+    )
+
+
+PERSONAS: Mapping[str, Persona] = {
+    **{f"acr-{key}": _in_cloud(cloud) for key, cloud in CLOUDS.items()},
+    # Without logins.
+    "acr": Persona(
+        source="docs/protocol-facts.md section 6.5",
+        hosts={"registry": "team.azurecr.io"},
+        options=CLOUD_OPTIONS,
+        caps=_caps,
+        before=(_uploads,),
+    ),
+}
