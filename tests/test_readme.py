@@ -35,7 +35,17 @@ from tools import build_zipapp
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LONGEST = 200
-FOR_USERS = ("configuration", "tags", "recipes", "operations", "comparison", "verify")
+FOR_USERS = (
+    "configuration",
+    "tags",
+    "recipes",
+    "operations",
+    "comparison",
+    "security",
+    "verify",
+    "contributing",
+    "changes",
+)
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in FOR_USERS)]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 OWN_WORDS = re.sub(r"(?s)<!-- reference: begin -->.*<!-- reference: end -->", "", TEXT)

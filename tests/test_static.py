@@ -215,6 +215,7 @@ def test_the_image_has_the_executable_users_and_authorities_and_no_more(built: P
         assert (config["architecture"], config["os"]) == (name, "linux")
         assert config["config"]["User"] == "65532:65532"
         assert config["config"]["Entrypoint"] == ["/usr/bin/regsync"]
+        assert config["config"]["Labels"]["org.opencontainers.image.licenses"] == "Apache-2.0"
         assert not [each for each in config["config"]["Env"] if each.startswith("SSL_CERT")]
 
         held = {}

@@ -41,7 +41,8 @@ def run(*command: object, cwd: str = "/", **variables: str) -> subprocess.Comple
 def copy_sources(checkout: Path) -> None:
     for name in ("_regsync", "tools"):
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copyfile(ROOT / "regsync.py", checkout / "regsync.py")
+    for name in ("regsync.py", "LICENSE"):
+        shutil.copyfile(ROOT / name, checkout / name)
 
 
 def build_elsewhere(checkout: Path, out: Path) -> Path:
@@ -336,7 +337,9 @@ def test_each_package_has_its_licence_inside(pyz: Path) -> None:
         licensed = {
             name.split("/")[1] for name in archive.namelist() if name.startswith("licenses/")
         }
-    assert licensed == {wheel.name for wheel in build_zipapp.BUNDLE}
+        own = archive.read("licenses/regsync/LICENSE")
+    assert licensed == {"regsync", *(wheel.name for wheel in build_zipapp.BUNDLE)}
+    assert own == (ROOT / "LICENSE").read_bytes()
 
 
 def test_entries_are_stored_sorted_and_without_a_time(pyz: Path) -> None:
@@ -365,6 +368,7 @@ def test_the_inventory_is_valid_and_names_what_is_inside(pyz: Path) -> None:
     assert (shown.returncode, shown.stderr) == (0, "")
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(shown.stdout) is None
     told = json.loads(shown.stdout)
+    assert told["metadata"]["component"]["licenses"] == [{"license": {"id": "Apache-2.0"}}]
     with zipfile.ZipFile(pyz) as archive:
         assert archive.read("sbom.cdx.json").decode() == shown.stdout
         packages = {name.split("/")[0].removesuffix(".py") for name in archive.namelist()} - {

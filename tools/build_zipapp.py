@@ -53,6 +53,7 @@ __all__ = ["BUNDLE", "BuildError", "build", "main"]
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OLDEST_PYTHON = (3, 10)
 SHEBANG = b"#!/usr/bin/env python3\n"
+LICENCE = "Apache-2.0"  # our own; SPDX's short name
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of the zip format
 NO_PYTHON = (0, 0)
 ANY_PYTHON = (99, 0)
@@ -258,8 +259,10 @@ def build(
 
 
 def sources_of(wheels: Mapping[Wheel, str]) -> dict[str, bytes]:
-    """Return our own files, and those of the wheels with their licences."""
+    """Return our own files and those of the wheels, with their licences."""
     sources = our_sources()
+    with open(os.path.join(ROOT, "LICENSE"), "rb") as file:
+        sources["licenses/regsync/LICENSE"] = file.read()
     for wheel, path in wheels.items():
         sources.update(unpack(wheel, path))
     return sources
@@ -609,6 +612,7 @@ def sbom(wheels: Sequence[Wheel] = BUNDLE, others: Sequence[Component] = ()) -> 
         "bom-ref": "regsync",
         "name": "regsync",
         "version": our_version(),
+        "licenses": [{"license": {"id": LICENCE}}],
     }
     needed = {"ref": "regsync", "dependsOn": [each["bom-ref"] for each in components]}
     document = {

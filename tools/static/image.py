@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.build_zipapp import Wheel, fetch, our_version
+from tools.build_zipapp import LICENCE, Wheel, fetch, our_version
 from tools.static.program import PACKER, run_in
 
 __all__ = ["CERTIFICATES", "write_image"]
@@ -158,6 +158,7 @@ def add_platform(blobs: Blobs, architecture: str, base: Layer, executable: bytes
             "Labels": {
                 "org.opencontainers.image.title": "regsync",
                 "org.opencontainers.image.version": our_version(),
+                "org.opencontainers.image.licenses": LICENCE,
             },
         },
         "rootfs": {"type": "layers", "diff_ids": [layer.diff_id for layer in layers]},
