@@ -17,6 +17,7 @@ import io
 import json
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -344,6 +345,24 @@ async def virtual(chance: float = 0.5) -> AsyncIterator[Virtual]:
         world = Virtual(net, chance)
         yield world
     world.check()
+
+
+@contextlib.asynccontextmanager
+async def stopped_at(
+    *seconds: float, number: signal.Signals = signal.SIGTERM
+) -> AsyncIterator[None]:
+    """Send this process a signal so many seconds of the virtual clock from now, each."""
+    began = anyio.current_time()
+
+    async def stop() -> None:
+        for at in seconds:
+            await anyio.sleep_until(began + at)
+            signal.raise_signal(number)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stop)
+        yield
+        tasks.cancel_scope.cancel()
 
 
 def program(pyz: Path | None = None, *options: str) -> list[str]:

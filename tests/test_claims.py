@@ -474,6 +474,21 @@ def test_a_failed_leaders_earliest_follower_leads_and_the_others_follow_it() -> 
     assert shown(finish(claims, second)) == [(C, BLOBS[0], B[1])]
 
 
+def test_an_heir_uploads_rather_than_wait_for_a_younger_image() -> None:
+    """Two images that wait for each other would wait for ever (rule 9)."""
+    claims = Claims(Knowledge())
+    claims.knowledge.commit(A, ROOT, [BLOBS[0]])
+    claims.knowledge.accept_mount(A[0])
+    claims.knowledge.refuse_mount(C, A[1])
+    mounting, heir, younger = work(B, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
+    assert shown(claims.promote(mounting)) == [(B, BLOBS[0], A[1])]
+    assert claims.promote(heir) == []
+    assert shown(claims.promote(younger)) == [(C, BLOBS[0], None)]
+    claims.knowledge.refuse_mount(B, A[1])
+    steps, _ = claims.pass_on(mounting)
+    assert shown(steps) == [(B, BLOBS[0], None)]
+
+
 def test_a_failed_leaders_waiter_in_its_repository_leads_when_it_was_promoted_first() -> None:
     leader, waiter, follower = work(A, BLOBS[0]), work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, waiter, follower)

@@ -40,6 +40,7 @@ MANIFESTS = sorted((DEPLOY / "kubernetes").rglob("*.yaml"))
 UNITS = sorted((DEPLOY / "systemd").iterdir())
 WORKFLOW = DEPLOY / "ci" / "github-workflow.yml"
 LOCK_WORKFLOW = DEPLOY / "ci" / "github-lock.yml"
+THOROUGH = DEPLOY.parent / ".github" / "workflows" / "thorough.yml"
 # The oldest is the first in which all fields that are used here are in force.
 VERSIONS = ["1.33", kubernetes_validate.latest_version()]
 MOST_CONFIGMAP = 1024 * 1024  # bytes, of values and of what the API server stores beside them
@@ -413,6 +414,26 @@ def test_the_timer_counts_from_the_end_of_a_run() -> None:
 
 # --- CI
 # -----------------------------------------------------------------------------------------------------
+
+
+def test_what_an_ordinary_run_leaves_out_is_run_on_a_schedule() -> None:
+    workflow = yaml.safe_load(THOROUGH.read_text(encoding="utf-8"))
+    assert set(workflow[True]) == {"schedule", "workflow_dispatch"}
+    assert workflow["permissions"] == {"contents": "read"}
+    commands = [
+        shlex.split(step["run"])
+        for job in workflow["jobs"].values()
+        for step in job["steps"]
+        if "run" in step
+    ]
+    assert [words[1:] for words in commands] == [
+        ["tools/check.py", "--thorough"],
+        ["tools/check.py", "tests/test_mutants.py"],
+        ["tools/mutants.py", "-j", "2"],
+    ]
+    assert all((DEPLOY.parent / words[1]).exists() for words in commands)
+    # It makes the environment in whose Python the mutants run.
+    assert (commands[1][0], commands[2][0]) == ("python3", ".venv/bin/python")
 
 
 def commands_of(job: dict[str, Any]) -> list[Any]:

@@ -291,6 +291,25 @@ async def test_a_registry_that_is_source_and_target_takes_part() -> None:
         assert held(other, "copy", image)
 
 
+@pytest.mark.provokes("blob_pulled_twice")
+async def test_two_uploads_to_one_registry_share_no_reading() -> None:
+    """One of two permits has the reading's first upload; the other may not be free for long."""
+    async with virtual() as world:
+        source = world.registry("source.test")
+        places = targets(world, None, None, mounts=False)
+        load(source, 9000, tag="v0", seed=1)
+        image = load(source, 3 * MIB, tag="v1", seed=2)
+        # Until then the first tag has shown that nothing is mounted.
+        source.app.faults.on("GET", "manifest", reference="v1").delay(5)
+        ends: dict[str, Any] = {"source": source, "b": places[1]}
+        ends["a"] = {"url": places[0].url, "max_concurrent": 1}
+        mappings = [{"from": "app", "to": name, "tags": tags("v*")} for name in ("one", "two")]
+        ran = await world.sync(ends, *mappings, **OFF)
+        assert (ran.status, ran.err) == (0, "")
+        assert ran.seconds < 6
+        assert all(held(place, name, image) for place in places for name in ("one", "two"))
+
+
 # The pace, without a wire.
 
 

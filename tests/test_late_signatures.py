@@ -19,9 +19,9 @@ from _regsync.state.knowledge import COMPLETE, COPIED, ArtifactCheck, Knowledge,
 from _regsync.sync.artifact_checks import Look, decide_look, flags_after, is_due_without_state
 from _regsync.sync.image import ImageCopy
 from conformance.client.attachments import fallback_lists
-from conformance.content.images import Image, Seed
+from conformance.content.images import Image, Seed, encode
 from conformance.server.memory import Link, Place
-from tests.ends import Ran, Virtual, document, tags, virtual
+from tests.ends import Ran, Virtual, document, only, stopped_at, tags, virtual
 from tests.states import rows
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
@@ -104,6 +104,12 @@ def test_a_target_that_comes_later_has_early_looks_and_one_that_had_it_has_none(
     assert looks(copied, runs) == [DAY + 5 * MINUTE, DAY + 15 * MINUTE]
     assert looks([old, check(DAY, DAY, COMPLETE)], runs) == []
     assert decide_look([old, check(0, 0, 0)], 0, DAY) is Look.DEEP
+
+
+def test_of_several_targets_the_one_whose_look_is_oldest_decides() -> None:
+    checks = [check(DAY - 60, 0, COMPLETE), check(0, 0, COMPLETE)]
+    assert decide_look(checks, 0, DAY) is Look.TOP
+    assert decide_look(checks[:1], 0, DAY) is Look.NONE
 
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(48)]
@@ -404,6 +410,38 @@ async def test_an_image_that_failed_was_not_copied(tmp_path: Path) -> None:
         stage.images[0].load_into(stage.target.app, "app", "v0")
         assert (await stage.run()).statuses() == ["skipped"]
         assert await minutes_of_looks(stage, 70) == [60]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_copy_of_artifacts_that_is_cut_off_is_made_up_for_by_the_next_run(
+    tmp_path: Path,
+) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        await stage.run()
+        late = stage.sign(stage.images[0])
+        stage.source.app.faults.on("GET", "blob").stall()
+        async with stopped_at(1.0):
+            assert (await stage.run(None, "--recheck")).report["interrupted"]
+        stage.source.app.faults.clear()
+        assert not stage.holds(late)
+        # No look is due yet, but the last one led to nothing.
+        await stage.run()
+        assert stage.holds(late)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_list_of_referrers_comes_as_its_source_wrote_it(tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path, referrers_api=False)
+        stage.sign(stage.images[0])
+        (tag, listed) = only([*fallback_lists(stage.attached).items()])
+        odd = listed.with_manifest(encode(listed.document, "odd"), listed.media_type)
+        stage.load(odd, tag)
+        await stage.run()
+        assert stage.target.app.tags("app")[tag] == odd.top
 
 
 @pytest.mark.anyio

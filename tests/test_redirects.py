@@ -139,3 +139,10 @@ async def test_permits_are_no_more_than_the_files_that_may_be_open() -> None:
     generous = registry()._replace(max_concurrent=50)
     transport.host(generous)
     assert transport.gate.limits["registry.test"].cap == 10
+
+
+async def test_of_two_aliases_of_a_registry_the_smaller_bound_holds() -> None:
+    transport = transport_of({})
+    for alias, most in (("one", 7), ("two", 3), ("three", 5)):
+        transport.host(registry()._replace(alias=alias, max_concurrent=most))
+    assert transport.gate.limits["registry.test"].cap == 3

@@ -273,3 +273,15 @@ async def test_the_blob_that_most_images_want_goes_first(monkeypatch: pytest.Mon
 
     await stage.run(image("x", ("a", 1), ("c", 1), ("b", 1)), during=expect)
     assert stage.trace == [f"x {digest('b')}", f"x {digest('a')}", f"x {digest('c')}", "x put"]
+
+
+async def test_of_images_that_want_a_slot_the_oldest_gets_it() -> None:
+    stage = Stage(slots=2)
+    stage.knowledge.accept_mount("target.test")
+    followers = [image(name, ("shared", 5)) for name in ("b", "c", "d")]
+    await stage.run(image("a", ("shared", 5)), *followers, image("e", ("long", 1000)))
+    assert stage.trace[2:-2] == [
+        line
+        for name in ("b", "c", "d")
+        for line in (f"{name} {digest('shared')} mounted", f"{name} put")
+    ]

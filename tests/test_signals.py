@@ -11,8 +11,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,34 +27,17 @@ from _regsync.providers import Pace
 from _regsync.registry.throttle import RegistryLimits, RequestWindow
 from _regsync.sync.run import DRAIN_SECONDS
 from conformance.content.images import Image, Seed
+from conformance.messages import Request, digest_of
 from conformance.registry.app import App
 from conformance.server.memory import Link, Place
 from conformance.server.sockets import Server
-from tests.ends import ROOT, Ran, Virtual, document, held, tags, virtual
+from tests.ends import ROOT, Ran, Virtual, document, held, only, stopped_at, tags, virtual
 from tests.states import entries
 
 on_a_clock = [pytest.mark.anyio, pytest.mark.virtual_time]
 SIGNALS = pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name
 )
-
-
-@asynccontextmanager
-async def stopped_at(
-    *seconds: float, number: signal.Signals = signal.SIGTERM
-) -> AsyncIterator[None]:
-    """Send this process a signal so many seconds of the virtual clock from now, each."""
-    began = anyio.current_time()
-
-    async def stop() -> None:
-        for at in seconds:
-            await anyio.sleep_until(began + at)
-            signal.raise_signal(number)
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(stop)
-        yield
-        tasks.cancel_scope.cancel()
 
 
 def ends(world: Virtual, **target: Any) -> tuple[Place, Place]:
@@ -144,6 +127,45 @@ async def test_so_do_a_copy_and_what_changes_nothing(tmp_path: Path, command: st
                 ran = await world.run(*command.split(), "--json", "-q", "-c", file)
         assert ran.status == 128 + signal.SIGTERM
         assert ran.seconds == pytest.approx(3.0, abs=0.01)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.provokes("manifest_names_absent")
+async def test_an_image_that_starts_again_behind_a_signal_asks_nothing_new(tmp_path: Path) -> None:
+    """The questions that wait would be asked by a worker that no signal has cancelled."""
+    async with virtual() as world:
+        source, target = ends(world)
+        seed = Seed(1)
+        layer = seed.layer(9000)
+        seed.image(layers=[layer]).load_into(source.app, "app", tag="a1")
+        state = {"global": {"cache_dir": str(tmp_path / "state")}}
+        file = written(tmp_path, {"from": "app", "tags": tags("*")}, **state)
+        await again(world, file)
+
+        del target.app.repositories["app"].blobs[digest_of(layer)]
+        source.app.repositories["app"].tags.clear()
+        images = [seed.image(layers=[layer], architecture=name) for name in ("arm64", "s390x")]
+        images[0].load_into(source.app, "app", tag="a2")
+        for number in range(20):
+            images[1].load_into(source.app, "app", tag=f"z{number}")
+        source.app.faults.on("GET", "manifest", reference="z*").stall()
+
+        asked = []
+
+        async def stop(request: Request) -> None:
+            if request.method == "PUT" and request.kind == "manifest":
+                target.app.intercept = None
+                asked.append(source.journal.count("GET", "manifest"))
+                signal.raise_signal(signal.SIGTERM)
+                await anyio.sleep(1)
+
+        target.app.intercept = stop
+        check_left(await world.run("sync", "--json", "-q", "-c", file))
+        target.journal.matching("PUT", "manifest", status=400).exactly(1)
+        source.journal.matching("GET", "manifest").exactly(only(asked))
+        await again(world, file)
+        assert all(held(target, "app", image) for image in images)
 
 
 @pytest.mark.anyio

@@ -37,8 +37,7 @@ from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Place
-from tests.ends import Ran, Virtual, held, virtual
-from tests.test_signals import stopped_at
+from tests.ends import Ran, Virtual, held, stopped_at, virtual
 from tests.test_stress import NOT_YET, pool
 from tests.test_stress_time import PATIENCE, Ill, Wanted, app_of, narrow, places_of, scene_of
 
