@@ -25,7 +25,7 @@ class Target:
 def ended(**fields: Any) -> ImageCopy:
     """Return a copy that has ended, after it transferred one blob."""
     names: Any = Target()
-    made = ImageCopy(names, names, "s.example/app:1", "1", PUSHED, SOURCE, 0.0, False, None)
+    made = ImageCopy(names, names, "s.example/app:1", "1", "1", PUSHED, SOURCE, 0.0, False, None)
     made.blobs_uploaded = [Descriptor("", OTHER, 7)]
     for name, value in fields.items():
         assert hasattr(made, name)

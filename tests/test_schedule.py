@@ -25,8 +25,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 def repository(name: str) -> Any:
     """Return what the scheduler wants to know of a repository at the one target."""
     host = SimpleNamespace(key="target.test", registry=SimpleNamespace(kind="generic"))
+    where = (host.key, name)
     return SimpleNamespace(
-        key=(host.key, name), host=host, reference=lambda tag: f"{host.key}/{name}:{tag}"
+        key=where, pool=where, host=host, reference=lambda tag: f"{host.key}/{name}:{tag}"
     )
 
 
@@ -111,7 +112,7 @@ def image(
     )
     root = Manifest("image", digest(f"root of {name}"), b"", layers=layers)
     where = repository(into or name)
-    delivery = ImageCopy(where, where, name, name, root.digest, root.digest, 0.0, False, None)
+    delivery = ImageCopy(where, where, name, name, name, root.digest, root.digest, 0.0, False, None)
     delivery.unfinished_images += len(then)
     for each in then:
         each.copy = delivery
