@@ -70,12 +70,12 @@ class Tokens(TokenService):
         super().__init__(anonymous=False, now=anyio.current_time, **options)
         self._name, self._canaries, self._rotates, self._made = name, canaries, rotates, 0
 
-    def _write(self, user: str | None) -> str:
+    def write_token(self, user: str | None) -> str:
         self._made += 1
         return self._canaries.make(f"token {self._made} of {self._name}", ".")
 
-    def _give(self, *given: Any, offline: bool) -> Response:
-        answer = super()._give(*given, offline=False)
+    def issue(self, *given: Any, offline: bool) -> Response:
+        answer = super().issue(*given, offline=False)
         if self._rotates and answer.status == 200:
             renewed = self._canaries.make(f"refresh token {self._made} of {self._name}", "~")
             self.refresh_tokens[renewed] = renewed

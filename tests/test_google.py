@@ -649,10 +649,10 @@ def echo(text: bytes, status: int = 400) -> Response:
             id="subject",
         ),
         pytest.param(
-            lambda host: host.google.speakers.clear(),
+            lambda host: host.google.impersonators.clear(),
             "PERMISSION_DENIED",
             "serviceAccountTokenCreator",
-            id="speaker",
+            id="impersonator",
         ),
     ],
 )

@@ -366,7 +366,7 @@ async def test_auth_check_tells_whose_login_it_is_and_until_when(tmp_path: Path)
             None,
         )
         assert services.asked == ["oauth2"]
-        services.speakers.clear()
+        services.impersonators.clear()
         (tmp_path / "key.json").write_text(
             json.dumps(services.impersonated(services.service_account()))
         )

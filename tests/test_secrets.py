@@ -43,8 +43,8 @@ PAIR = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 class Rotating(TokenService):
     """A token service that gives a new refresh token with each token."""
 
-    def _give(self, *given: Any, offline: bool) -> Response:
-        answer = super()._give(*given, offline=False)
+    def issue(self, *given: Any, offline: bool) -> Response:
+        answer = super().issue(*given, offline=False)
         if answer.status != 200:
             return answer
         renewed = f"refreshed-{len(self.refresh_tokens)}-{USER}"

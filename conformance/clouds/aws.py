@@ -1,7 +1,6 @@
 """AWS's login services: STS, ECR's two APIs, SSO, container and machine metadata.
 
-Owns: identities with their keys, tokens, ends and permissions; SigV4 as the server checks it; each
-service's words for a refusal.
+Owns: identities with their keys, tokens, ends and permissions; each service's words for a refusal.
 May not know: sockets, any client, what a registry holds (`Private` and `Public` only say who may
 ask).
 Invariants: a service answers only a request that is word for word as it documents. A request that
@@ -16,20 +15,23 @@ import hashlib
 import hmac
 import itertools
 import json
+import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl
 
 from ..messages import Access, Answer, Content, Request, Response, error
 from ..server.exchange import Reception, Site
+from .sigv4 import canonical_request, read_claim, signature_of
 
 __all__ = ["ACCOUNT", "Aws", "Identity", "Private", "Public"]
 
 ACCOUNT = "123456789012"
+ALL_SERVICES = frozenset({"ecr", "ecr-public", "sts"})
 _SUFFIXES = (
     r"amazonaws\.com|amazonaws\.com\.cn|amazonaws\.eu|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
     r"|api\.aws|api\.amazonwebservices\.com\.cn|api\.amazonwebservices\.eu|api\.aws\.ic\.gov|api\.aws\.scloud"
@@ -39,31 +41,32 @@ _SUFFIXES = (
 _HOST = re.compile(
     rf"(?:api\.)?(ecr-public|ecr|sts|portal\.sso|oidc)(?:-fips)?\.([a-z0-9-]+)\.(?:{_SUFFIXES})\Z"
 )
-_AUTHORIZATION = re.compile(
-    r"AWS4-HMAC-SHA256 Credential=([^/, ]+)/([0-9]{8})/([a-z0-9-]+)/([a-z-]+)/aws4_request, "
-    r"SignedHeaders=([a-z0-9;-]+), Signature=([0-9a-f]{64})\Z"
-)
 _SKEW = 300.0  # seconds that a client's clock may be ahead or behind
 _STS = "https://sts.amazonaws.com/doc/2011-06-15/"
-_ASSUMING = {"Action", "Version", "RoleArn", "RoleSessionName", "ExternalId", "DurationSeconds"}
-_IDENTIFYING = {"Action", "Version", "RoleArn", "RoleSessionName", "WebIdentityToken"}
+_FIELDS_OF_ASSUMING = {
+    "Action",
+    "Version",
+    "RoleArn",
+    "RoleSessionName",
+    "ExternalId",
+    "DurationSeconds",
+}
+_FIELDS_OF_WEB_IDENTITY = {"Action", "Version", "RoleArn", "RoleSessionName", "WebIdentityToken"}
 _ACCOUNT_ACTIONS = ("GetAccountSetting", "DescribeRepositoryCreationTemplates")
 _TARGETS = {"ecr": "AmazonEC2ContainerRegistry_V20150921", "ecr-public": "SpencerFrontendService"}
 
 
 @dataclass
 class Identity:
-    """A holder of keys; `may` has the services that its policies allow, `may_not` actions that
-    they deny.
-    """
+    """A holder of keys."""
 
     name: str
     access: str
     secret: str
-    session: str = ""
-    expires: float = float("inf")
-    may: frozenset[str] = frozenset({"ecr", "ecr-public", "sts"})
-    may_not: frozenset[str] = frozenset()
+    session: str = ""  # the token of temporary keys
+    expires: float = math.inf
+    may: frozenset[str] = ALL_SERVICES  # the services that its policies allow
+    may_not: frozenset[str] = frozenset()  # the actions that they deny
 
 
 @dataclass
@@ -71,9 +74,9 @@ class Role:
     """A role: who may assume it, and what it may do then."""
 
     arn: str
-    trusts: str | None = None
+    trusts: str | None = None  # the only name that may assume it; None: any
     external_id: str | None = None
-    may: frozenset[str] = frozenset({"ecr", "ecr-public", "sts"})
+    may: frozenset[str] = ALL_SERVICES
 
 
 @dataclass
@@ -83,19 +86,15 @@ class Login:
     access: str
     expires: float
     refresh: str = ""
-    client: tuple[str, str] = ("", "")
-    roles: set[tuple[str, str]] = field(default_factory=set)
+    client: tuple[str, str] = ("", "")  # id and secret
+    roles: set[tuple[str, str]] = field(default_factory=set)  # accounts with names of roles
 
 
-class _Claim(NamedTuple):
-    """What an Authorization header of SigV4 says; `names` are the signed headers."""
+class _Refusal(NamedTuple):
+    """Why a signature is refused: the exception's name and its words."""
 
-    access: str
-    day: str
-    region: str
-    service: str
-    names: str
-    signature: str
+    name: str
+    message: str
 
 
 class Aws(Site):
@@ -132,7 +131,7 @@ class Aws(Site):
         self.templates: dict[str, list[str]] = {}
         # The passwords that ECR gave: password -> its end, by service.
         self.passwords: dict[str, dict[str, float]] = {"ecr": {}, "ecr-public": {}}
-        self.requests: list[str] = []
+        self.requests: list[str] = []  # the service of each
         # All secrets, for tests that look for them where they must not be.
         self.secrets: set[str] = set()
         self._metadata_tokens: dict[str, float] = {}
@@ -141,7 +140,7 @@ class Aws(Site):
     # What a test puts in.
 
     def identity(
-        self, name: str, *, lasting: bool = True, may: Sequence[str] = ("ecr", "ecr-public", "sts")
+        self, name: str, *, lasting: bool = True, may: Iterable[str] = ALL_SERVICES
     ) -> Identity:
         """Make an identity: a user with keys, or (not `lasting`) a role with temporary ones."""
         number = next(self._numbers)
@@ -189,9 +188,9 @@ class Aws(Site):
         """Return the name to which a password was given."""
         return base64.b64decode(password).decode().split()[3]
 
-    def count(self, *kinds: str) -> int:
-        """Return how many requests there were, of these kinds or of all."""
-        return sum(1 for service in self.requests if not kinds or service in kinds)
+    def count(self, *services: str) -> int:
+        """Return how many requests there were, to these services or to all."""
+        return sum(1 for service in self.requests if not services or service in services)
 
     # One request.
 
@@ -244,59 +243,56 @@ class Aws(Site):
         )
         return _json(status, {"__type": f"com.amazonaws#{name}", "message": message})
 
-    # SigV4, section 4.4.
+    # Who signed: SigV4, section 4.4.
 
-    def _signer(self, request: Request, body: bytes) -> Identity | tuple[str, str]:
-        """Return who signed a request, or the name and words of the refusal."""
-        match = _AUTHORIZATION.match(request.header("authorization"))
-        if match is None:
-            return "MissingAuthenticationTokenException", "Missing Authentication Token"
+    def _signer(self, request: Request, body: bytes) -> Identity | _Refusal:
+        """Return who signed a request, or why that cannot be believed."""
+        claim = read_claim(request.header("authorization"))
+        if claim is None:
+            return _Refusal("MissingAuthenticationTokenException", "Missing Authentication Token")
 
-        claim = _Claim(*match.groups())
         host = _HOST.match(request.header("host"))
         assert host is not None
-        if (claim.service, claim.region) != host.groups():
-            return (
-                "SignatureDoesNotMatch",
-                f"Credential should be scoped to {host[2]}, service {host[1]}",
-            )
+        service, region = host.groups()
+        if (claim.service, claim.region) != (service, region):
+            text = f"Credential should be scoped to {region}, service {service}"
+            return _Refusal("SignatureDoesNotMatch", text)
 
         signed = claim.names.split(";")
-        amazons = {name for name, _ in request.headers if name.startswith("x-amz-")}
-        typed = {name for name, _ in request.headers if name == "content-type"}
-        required = {"host"} | amazons | typed
+        required = {
+            name
+            for name, _ in request.headers
+            if name in ("host", "content-type") or name.startswith("x-amz-")
+        } | {"host"}
         if signed != sorted(signed) or not required <= set(signed):
-            return "SignatureDoesNotMatch", f"{sorted(required - set(signed))} must be signed"
+            text = f"{sorted(required - set(signed))} must be signed"
+            return _Refusal("SignatureDoesNotMatch", text)
 
         identity = self.identities.get(claim.access)
         if identity is None or request.header("x-amz-security-token") != identity.session:
-            return (
-                "UnrecognizedClientException",
-                "The security token included in the request is invalid.",
-            )
+            text = "The security token included in the request is invalid."
+            return _Refusal("UnrecognizedClientException", text)
 
         date = request.header("x-amz-date")
-        canonical = _canonical(request, body, signed)
-        signature = _signature(identity.secret, claim, date, canonical)
+        canonical = canonical_request(request, body, signed)
+        signature = signature_of(identity.secret, claim, date, canonical)
         if not hmac.compare_digest(signature, claim.signature):
             # As STS, with everything that was signed: a client that shows this text whole has shown
             # the session's token.
-            return (
-                "SignatureDoesNotMatch",
-                f"The Canonical String for this request should have been '{canonical}'",
-            )
+            text = f"The Canonical String for this request should have been '{canonical}'"
+            return _Refusal("SignatureDoesNotMatch", text)
 
         try:
-            then = (
-                datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
-            )
+            then = datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
         except ValueError:
-            return "IncompleteSignatureException", "Date must be in ISO-8601 'basic format'"
-
-        if date[:8] != claim.day or abs(then - self.now()) > _SKEW:
-            return "SignatureDoesNotMatch", f"Signature expired or not yet current: {date}"
+            text = "Date must be in ISO-8601 'basic format'"
+            return _Refusal("IncompleteSignatureException", text)
+        if date[:8] != claim.day or abs(then.timestamp() - self.now()) > _SKEW:
+            text = f"Signature expired or not yet current: {date}"
+            return _Refusal("SignatureDoesNotMatch", text)
         if identity.expires <= self.now():
-            return "ExpiredTokenException", "The security token included in the request is expired"
+            text = "The security token included in the request is expired"
+            return _Refusal("ExpiredTokenException", text)
         return identity
 
     def _new_keys(self, name: str, may: frozenset[str]) -> tuple[Identity, str]:
@@ -325,9 +321,9 @@ class Aws(Site):
             )
 
         signer = self._signer(request, body)
-        if not isinstance(signer, Identity):
-            name, message = signer
-            return self._add_date(_json(400, {"__type": name, "message": message}))
+        if isinstance(signer, _Refusal):
+            document = {"__type": signer.name, "message": signer.message}
+            return self._add_date(_json(400, document))
         if service not in signer.may or action in signer.may_not:
             text = f"User: {signer.name} is not authorized to perform: {service}:{action} on resource: *"
             return _json(400, {"__type": "AccessDeniedException", "message": text})
@@ -402,7 +398,7 @@ class Aws(Site):
             )
 
         by_web_identity = form.get("Action") == "AssumeRoleWithWebIdentity"
-        fields = _IDENTIFYING if by_web_identity else _ASSUMING
+        fields = _FIELDS_OF_WEB_IDENTITY if by_web_identity else _FIELDS_OF_ASSUMING
         odd = {*form} - fields | {name for name, value in form.items() if not value}
         if odd or form.get("Version") != "2011-06-15":
             self.journal.violations.append(
@@ -415,7 +411,7 @@ class Aws(Site):
         if by_web_identity:
             role = self._role_of_token(request, form)
         elif form["Action"] == "AssumeRole":
-            role = self._assumable(request, body, form)
+            role = self._role_of_signer(request, body, form)
         else:
             return _refusal(400, "InvalidAction", "Could not find operation")
 
@@ -432,10 +428,12 @@ class Aws(Site):
             )
         return role
 
-    def _assumable(self, request: Request, body: bytes, form: Mapping[str, str]) -> Role | Response:
+    def _role_of_signer(
+        self, request: Request, body: bytes, form: Mapping[str, str]
+    ) -> Role | Response:
         """Return the role that the signer of a request may assume."""
         signer = self._signer(request, body)
-        if not isinstance(signer, Identity):
+        if isinstance(signer, _Refusal):
             return self._add_date(_refusal(403, *signer))
         role = self.roles.get(form.get("RoleArn", ""))
         if (
@@ -466,7 +464,7 @@ class Aws(Site):
             f"  </{name}Result>\n  <ResponseMetadata><RequestId>1</RequestId></ResponseMetadata>\n</{name}Response>\n",
         )
 
-    # SSO, section 4.6.
+    # SSO, section 4.6: temporary keys for a login, and a login renewed.
 
     def _portal(self, request: Request) -> Response:
         if (
@@ -493,7 +491,7 @@ class Aws(Site):
         if len(request.query) != 2 or (account, role) not in login.roles:
             return _json(403, {"__type": "ForbiddenException", "message": "No access"})
 
-        identity, _ = self._new_keys(f"sso:{role}", frozenset({"ecr", "ecr-public", "sts"}))
+        identity, _ = self._new_keys(f"sso:{role}", ALL_SERVICES)
         keys = {
             "accessKeyId": identity.access,
             "secretAccessKey": identity.secret,
@@ -537,7 +535,7 @@ class Aws(Site):
             return self._refuse_mistake(request, 400, "BadRequest", "GET, application/json")
         if request.header("authorization") != token:
             return _json(401, {"code": "401", "message": "Authorization token is invalid"})
-        identity, ends = self._new_keys("container", frozenset({"ecr", "ecr-public", "sts"}))
+        identity, ends = self._new_keys("container", ALL_SERVICES)
         keys = {
             "AccessKeyId": identity.access,
             "SecretAccessKey": identity.secret,
@@ -576,9 +574,7 @@ class Aws(Site):
         if request.path != roles + self.instance_role:
             return Response(404)
 
-        identity, ends = self._new_keys(
-            f"instance:{self.instance_role}", frozenset({"ecr", "ecr-public", "sts"})
-        )
+        identity, ends = self._new_keys(f"instance:{self.instance_role}", ALL_SERVICES)
         keys = {
             "AccessKeyId": identity.access,
             "SecretAccessKey": identity.secret,
@@ -586,32 +582,6 @@ class Aws(Site):
         }
         when = {"Code": "Success", "LastUpdated": _iso(self.now()), "Type": "AWS-HMAC"}
         return _json(200, {**when, **keys, "Expiration": ends}, "text/plain")
-
-
-def _canonical(request: Request, body: bytes, signed: Sequence[str]) -> str:
-    """Write the canonical request (section 4.4)."""
-    query = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in request.query)
-    parts = [
-        request.method,
-        request.path,
-        "&".join("=".join(pair) for pair in query),
-        *(f"{name}:{' '.join(request.header(name).split())}" for name in signed),
-        "",
-        ";".join(signed),
-        hashlib.sha256(body).hexdigest(),
-    ]
-    return "\n".join(parts)
-
-
-def _signature(secret: str, claim: _Claim, date: str, canonical: str) -> str:
-    """Return the signature that a canonical request has to have."""
-    steps = (claim.day, claim.region, claim.service, "aws4_request")
-    hashed = hashlib.sha256(canonical.encode()).hexdigest()
-    text = f"AWS4-HMAC-SHA256\n{date}\n{'/'.join(steps)}\n{hashed}"
-    key = b"AWS4" + secret.encode()
-    for step in steps:
-        key = hmac.new(key, step.encode(), "sha256").digest()
-    return hmac.new(key, text.encode(), "sha256").hexdigest()
 
 
 class Private:
@@ -626,7 +596,7 @@ class Private:
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
         """Refuse requests without a good password."""
-        if _is_good(self._aws, "ecr", request.header("authorization")):
+        if _has_password(self._aws, "ecr", request.header("authorization")):
             return None
         host = request.header("host")
         challenge = (
@@ -667,7 +637,7 @@ class Public:
             return error(400, "UNSUPPORTED", "GET with the challenge's service")
         if request.parameter("scope") != "aws":
             return error(400, "UNSUPPORTED", f"scope {request.parameter('scope')}")
-        if login and not _is_good(self._aws, "ecr-public", login):
+        if login and not _has_password(self._aws, "ecr-public", login):
             return error(401, "UNAUTHORIZED", "Not Authorized")
         token = f"public-token-{len(self.issued)}"
         self.issued.append(bool(login))
@@ -686,15 +656,15 @@ class Public:
         return error(403, "DENIED", "Not Authorized")
 
 
-def _is_good(aws: Aws, service: str, header: str) -> bool:
+def _has_password(aws: Aws, service: str, header: str) -> bool:
+    """Ask whether Basic shows a password that a service gave and that is still good."""
     scheme, _, value = header.partition(" ")
     try:
         user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
     except ValueError:
         return False
-    return (scheme, user) == ("Basic", "AWS") and aws.passwords[service].get(
-        password, 0.0
-    ) > aws.now()
+    expires = aws.passwords[service].get(password, 0.0)
+    return (scheme, user) == ("Basic", "AWS") and expires > aws.now()
 
 
 def _iso(moment: float) -> str:

@@ -231,7 +231,7 @@ class Directory(Site):
                 400, "invalid_request", f"AADSTS90002: Tenant '{tenant}' not found."
             )
 
-        proofs = {"client_credentials": self._application, "refresh_token": self._user}
+        proofs = {"client_credentials": self._prove_application, "refresh_token": self._prove_user}
         prove = proofs.get(form.get("grant_type", ""))
         if prove is None:
             return self._refuse_mistake(
@@ -242,15 +242,18 @@ class Directory(Site):
         if isinstance(identity, Response):
             return identity
 
-        return self._give(
+        return self._answer_with_token(
             identity, audience, "AADSTS500011: The resource principal was not found in the tenant."
         )
 
-    def _application(
+    def _prove_application(
         self, request: Request, tenant: str, form: Mapping[str, str]
     ) -> Identity | Response:
         """Return the application that proves itself by a secret or an assertion."""
-        applications = {(each.client_id, each.tenant): each for each in reversed(self.identities)}
+        applications = {
+            (identity.client_id, identity.tenant): identity
+            for identity in reversed(self.identities)
+        }
         application = applications.get((form.get("client_id", ""), tenant))
         if application is None:
             return self._refusal(
@@ -286,7 +289,9 @@ class Directory(Site):
             401, "invalid_client", "AADSTS700213: No matching federated identity record found."
         )
 
-    def _user(self, request: Request, tenant: str, form: Mapping[str, str]) -> Identity | Response:
+    def _prove_user(
+        self, request: Request, tenant: str, form: Mapping[str, str]
+    ) -> Identity | Response:
         if form.get("client_id") != COMMAND_LINE:
             return self._refuse_mistake(
                 request, 400, "invalid_client", "a refresh token of another application"
@@ -299,7 +304,7 @@ class Directory(Site):
             400, "invalid_grant", "AADSTS700082: The refresh token has expired due to inactivity."
         )
 
-    def _give(
+    def _answer_with_token(
         self, identity: Identity, audience: str, unknown: str, *, text: bool = False
     ) -> Response:
         """Answer with a token for an audience; `unknown` are the words for one that is not there."""
@@ -323,7 +328,7 @@ class Directory(Site):
 
     # Metadata services.
 
-    def _machine(self, request: Request, version: str) -> Response:
+    def _answer_machine(self, request: Request, version: str) -> Response:
         if request.method != "GET":
             return self._refuse_mistake(request, 405, "invalid_request", "only GET")
         if request.parameter("api-version") != version:
@@ -352,7 +357,7 @@ class Directory(Site):
                 "Multiple user assigned identities exist" if several else "Identity not found",
             )
 
-        return self._give(
+        return self._answer_with_token(
             chosen[0], audience, "AADSTS500011: The resource principal was not found.", text=True
         )
 
@@ -363,14 +368,14 @@ class Directory(Site):
                 return self._refuse_mistake(request, 400, "invalid_request", "through a proxy")
         if request.header("metadata") != "true":
             return self._refusal(400, "invalid_request", "Required metadata header not specified")
-        return self._machine(request, "2018-02-01")
+        return self._answer_machine(request, "2018-02-01")
 
     def _service(self, request: Request) -> Response:
         if not self.header or request.header("x-identity-header") != self.header:
             return self._refuse_mistake(
                 request, 401, "unauthorized", "X-IDENTITY-HEADER is not the one of the environment"
             )
-        return self._machine(request, "2019-08-01")
+        return self._answer_machine(request, "2019-08-01")
 
 
 class Exchange(TokenService):
@@ -405,8 +410,8 @@ class Exchange(TokenService):
         """All refresh and access tokens that were given."""
         return [*self._signer.made, *self._written]
 
-    def _write(self, user: str | None) -> str:
-        self._written.append(super()._write(user))
+    def write_token(self, user: str | None) -> str:
+        self._written.append(super().write_token(user))
         return self._written[-1]
 
     def answer(self, request: Request) -> Answer | Reception | None:
@@ -422,7 +427,7 @@ class Exchange(TokenService):
             return super().start(request)
         request.kind = "login"
         if request.method != "POST":
-            return self._bad(request, "only POST")
+            return self._refuse_mistake(request, "only POST")
         content = Content()
         return Reception(content, lambda _: self._exchange(request, bytes(content)), limit=1 << 16)
 
@@ -430,19 +435,19 @@ class Exchange(TokenService):
         form = dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True))
         self.exchanges += 1
         if form.get("grant_type") != "access_token" or not form.get("access_token"):
-            return self._bad(request, "grant_type or access_token is missing")
+            return self._refuse_mistake(request, "grant_type or access_token is missing")
         if form.get("service") != self.service:
-            return self._bad(request, "service is another registry")
+            return self._refuse_mistake(request, "service is another registry")
 
         claims = self.directory.read(form["access_token"]) if self.directory is not None else None
         if claims is None or claims["tid"] != form.get("tenant", claims["tid"]):
-            return self._refusal()
+            return self._refuse_login()
 
         assert self.directory is not None
         if claims["aud"] not in self.directory.cloud.audiences or (
             self.tenants and claims["tid"] not in self.tenants
         ):
-            return self._refusal()
+            return self._refuse_login()
 
         token = self._signer.make(
             self.refresh_life, grant_type="refresh_token", aud=self.service, appid=claims["appid"]
@@ -453,16 +458,20 @@ class Exchange(TokenService):
             json.dumps({"refresh_token": token}).encode(),
         )
 
-    def holder(self, refresh_token: str) -> str | None:
+    def user_of_refresh_token(self, refresh_token: str) -> str | None:
         """Return the application that a refresh token of this registry was given to."""
         claims = self._signer.read(refresh_token) if refresh_token not in self.revoked else None
         if claims is None or claims["aud"] != self.service:
             return None
         return str(claims["appid"])
 
-    def known(self, user: str, password: str) -> str | None:
+    def user_of_password(self, user: str, password: str) -> str | None:
         """Return the owner of a pair; under a name of zeros a refresh token is the password (6.1)."""
-        return self.holder(password) if user == TOKEN_USER else super().known(user, password)
+        return (
+            self.user_of_refresh_token(password)
+            if user == TOKEN_USER
+            else super().user_of_password(user, password)
+        )
 
     def _post(self, request: Request, body: bytes) -> Response:
         answer = super()._post(request, body)

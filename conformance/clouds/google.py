@@ -125,6 +125,8 @@ def make_key(number: int = 0) -> Key:
 
 @dataclass
 class _Token:
+    """What an access token is good for."""
+
     principal: str
     scopes: frozenset[str]
     expires: float
@@ -144,6 +146,7 @@ class Google(Site):
 
     def __post_init__(self) -> None:
         super().__init__()
+        # Service accounts: one with a key, one that others may impersonate, the machine's own.
         self.robot = "robot@project.iam.gserviceaccount.com"
         self.target = "target@project.iam.gserviceaccount.com"
         self.machine = "machine@project.iam.gserviceaccount.com"
@@ -152,16 +155,17 @@ class Google(Site):
             "//iam.googleapis.com/locations/global/workforcePools/people/providers/mine"
         )
         self.keys: dict[str, Key] = {self.robot: make_key()}
-        own = next(_SERIAL)
-        # Refresh token or subject token -> its owner.
-        self.users = {f"1//refresh-{own}-secret": "user@example.com"}
-        self.staff = {f"workforce-refresh-{own}-secret": "staff@example.com"}
-        self.subjects = {f"subject.{own}.token-secret": "workload"}
-        self.speakers = {
+        serial = next(_SERIAL)
+        # Refresh tokens of users and of a workforce, subject tokens of a pool -> their owners.
+        self.users = {f"1//refresh-{serial}-secret": "user@example.com"}
+        self.staff = {f"workforce-refresh-{serial}-secret": "staff@example.com"}
+        self.subjects = {f"subject.{serial}.token-secret": "workload"}
+        # Who may act as whom.
+        self.impersonators = {
             (who, self.target)
             for who in (self.robot, "user@example.com", "workload", "staff@example.com")
         }
-        self._own = own
+        self._serial = serial
         self._tokens: dict[str, _Token] = {}
 
     # What registries ask.
@@ -258,8 +262,7 @@ class Google(Site):
     def start(self, request: Request) -> Answer | Reception:
         """Send a request to the service that its path belongs to."""
         request.kind = "login"
-        metadata = request.path.startswith("/computeMetadata/") or request.path == "/"
-        if metadata:
+        if request.path.startswith("/computeMetadata/") or request.path == "/":
             return self._metadata(request)
 
         services: dict[str, tuple[str, Service]] = {
@@ -290,20 +293,20 @@ class Google(Site):
         self.journal.violations.append(f"{request.method} {request.path}: {text}")
         return _refusal(status, code, text)
 
-    def _give(self, principal: str, scopes: str, life: float) -> str:
-        token = f"ya29.{self._own}-{len(self.issued)}-access-secret"
+    def _issue(self, principal: str, scopes: str, life: float) -> str:
+        token = f"ya29.{self._serial}-{len(self.issued)}-access-secret"
         self.issued.append(token)
         self._tokens[token] = _Token(principal, frozenset(scopes.split()), self.now() + life)
         return token
 
-    def _answer(self, principal: str, scopes: str, **more: object) -> Response:
-        token = self._give(principal, scopes, self.lifetime)
+    def _answer_with_token(self, principal: str, scopes: str, **more: object) -> Response:
+        token = self._issue(principal, scopes, self.lifetime)
         return _json(
             200,
             {"access_token": token, "expires_in": self.lifetime, "token_type": "Bearer", **more},
         )
 
-    def _form(
+    def _read_form(
         self, request: Request, body: bytes, required: str, optional: str = ""
     ) -> dict[str, str] | Response:
         """Read a form that has each required field once, and no other but the optional ones."""
@@ -328,7 +331,7 @@ class Google(Site):
         if request.header("authorization"):
             return self._refuse_mistake(request, 400, "invalid_request", "an Authorization header")
         if b"assertion=" not in body:
-            form = self._form(
+            form = self._read_form(
                 request, body, "grant_type client_id client_secret refresh_token", "scope"
             )
             if isinstance(form, Response):
@@ -341,9 +344,9 @@ class Google(Site):
                 return _refusal(401, "invalid_client", "Unauthorized")
             if form["refresh_token"] not in self.users:
                 return _refusal(400, "invalid_grant", "Token has been expired or revoked.")
-            return self._answer(self.users[form["refresh_token"]], _CLOUD)
+            return self._answer_with_token(self.users[form["refresh_token"]], _CLOUD)
 
-        form = self._form(request, body, "grant_type assertion")
+        form = self._read_form(request, body, "grant_type assertion")
         if isinstance(form, Response):
             return form
         if form["grant_type"] != f"{_URN}grant-type:jwt-bearer":
@@ -351,9 +354,9 @@ class Google(Site):
                 request, 400, "unsupported_grant_type", "Invalid grant_type"
             )
 
-        return self._jwt(request, form["assertion"])
+        return self._judge_jwt(request, form["assertion"])
 
-    def _jwt(self, request: Request, assertion: str) -> Response:
+    def _judge_jwt(self, request: Request, assertion: str) -> Response:
         try:
             first, second, third = assertion.split(".")
             header = json.loads(_unbase64(first))
@@ -382,19 +385,19 @@ class Google(Site):
             return self._refuse_mistake(request, 400, "invalid_grant", f"claims {claims}")
 
         now = self.wall()
-        whole = isinstance(begun, int) and isinstance(ends, int)
-        if not whole or not 0 < ends - begun <= _LONGEST or not begun - _SKEW <= now < ends:
+        are_whole = isinstance(begun, int) and isinstance(ends, int)
+        if not are_whole or not 0 < ends - begun <= _LONGEST or not begun - _SKEW <= now < ends:
             text = "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe."
             return _refusal(400, "invalid_grant", text)
         if not scopes or not {*scopes} <= {_CLOUD, _IAM}:
             return self._refuse_mistake(request, 400, "invalid_scope", f"scope {scopes}")
-        return self._answer(issuer, " ".join(scopes))
+        return self._answer_with_token(issuer, " ".join(scopes))
 
     # The security token service (RFC 8693).
 
     def _exchange(self, request: Request, body: bytes) -> Response:
         required = "grant_type audience scope requested_token_type subject_token subject_token_type"
-        form = self._form(request, body, required, "options")
+        form = self._read_form(request, body, required, "options")
         if isinstance(form, Response):
             return form
 
@@ -416,7 +419,7 @@ class Google(Site):
             )
 
         options = json.loads(unquote(form["options"])) if "options" in form else None
-        client = _basic(request)
+        client = _client_of(request)
         people = form["audience"] == self.workforce
         if (options == {"userProject": "project"}) is not (people and client is None):
             return self._refuse_mistake(request, 400, "invalid_request", f"options {options}")
@@ -431,21 +434,23 @@ class Google(Site):
             "issued_token_type": fixed["requested_token_type"],
             "expires_in": str(self.lifetime),
         }
-        return self._answer(self.subjects[form["subject_token"]], form["scope"], **issued)
+        return self._answer_with_token(
+            self.subjects[form["subject_token"]], form["scope"], **issued
+        )
 
     def _staff(self, request: Request, body: bytes) -> Response:
-        form = self._form(request, body, "grant_type refresh_token")
+        form = self._read_form(request, body, "grant_type refresh_token")
         if isinstance(form, Response):
             return form
         if form["grant_type"] != "refresh_token":
             return self._refuse_mistake(
                 request, 400, "unsupported_grant_type", "Invalid grant_type"
             )
-        if _basic(request) != CLIENT:
+        if _client_of(request) != CLIENT:
             return _refusal(401, "invalid_client", "Unauthorized")
         if form["refresh_token"] not in self.staff:
             return _refusal(400, "invalid_grant", "The refresh token is invalid.")
-        return self._answer(self.staff[form["refresh_token"]], _CLOUD)
+        return self._answer_with_token(self.staff[form["refresh_token"]], _CLOUD)
 
     # Impersonation.
 
@@ -455,7 +460,7 @@ class Google(Site):
         scheme, _, value = request.header("authorization").partition(" ")
         token = self._tokens.get(value)
         if scheme != "Bearer" or token is None or token.expires <= self.now():
-            return _status(
+            return _api_refusal(
                 401, "UNAUTHENTICATED", "Request had invalid authentication credentials."
             )
 
@@ -470,11 +475,11 @@ class Google(Site):
                 request, 400, "INVALID_ARGUMENT", f"a request for {document}"
             )
         if not token.scopes & {_CLOUD, _IAM}:
-            return _status(
+            return _api_refusal(
                 403, "PERMISSION_DENIED", "Request had insufficient authentication scopes."
             )
         if int(life[1]) > _LONGEST:
-            return _status(
+            return _api_refusal(
                 400, "INVALID_ARGUMENT", "The access token lifetime cannot exceed 3600s."
             )
 
@@ -483,12 +488,12 @@ class Google(Site):
             *(name.rpartition("/")[2] for name in document.get("delegates") or []),
             match[1],
         ]
-        if any(step not in self.speakers for step in itertools.pairwise(chain)):
+        if any(step not in self.impersonators for step in itertools.pairwise(chain)):
             text = "Permission 'iam.serviceAccounts.getAccessToken' denied on resource (or it may not exist)."
-            return _status(403, "PERMISSION_DENIED", text)
+            return _api_refusal(403, "PERMISSION_DENIED", text)
 
         ends = time.gmtime(self.wall() + int(life[1]))
-        issued = self._give(match[1], _CLOUD, float(life[1]))
+        issued = self._issue(match[1], _CLOUD, float(life[1]))
         return _json(
             200, {"accessToken": issued, "expireTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", ends)}
         )
@@ -530,7 +535,7 @@ class Google(Site):
                 request, 400, "invalid_request", f"{request.method} {request.query}"
             )
 
-        answer = self._answer(self.machine, _CLOUD)
+        answer = self._answer_with_token(self.machine, _CLOUD)
         answer.headers += own
         return answer
 
@@ -540,7 +545,7 @@ class GoogleTokens(TokenService):
 
     google: Google | None = None
 
-    def known(self, user: str, password: str) -> str | None:
+    def user_of_password(self, user: str, password: str) -> str | None:
         """Return whose access token this is."""
         return None if self.google is None else self.google.principal(user, password)
 
@@ -556,7 +561,7 @@ def _refusal(status: int, code: str, text: str) -> Response:
     return _json(status, {"error": code, "error_description": text})
 
 
-def _status(status: int, code: str, text: str) -> Response:
+def _api_refusal(status: int, code: str, text: str) -> Response:
     """Make an error as Google's APIs write it."""
     return _json(status, {"error": {"code": status, "message": text, "status": code}})
 
@@ -568,7 +573,7 @@ def _unbase64(text: str) -> bytes:
     return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
 
 
-def _basic(request: Request) -> tuple[str, str] | None:
+def _client_of(request: Request) -> tuple[str, str] | None:
     """Return the client that a request names in its header; ("", "") when it cannot be read."""
     scheme, _, value = request.header("authorization").partition(" ")
     if not scheme:

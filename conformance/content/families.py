@@ -130,7 +130,7 @@ class Weighing(App):
 
     def _post_upload_start(self, request: Request) -> Response | Reception:
         answer = super()._post_upload_start(request)
-        for upload in self._known(request.repository).uploads.values():
+        for upload in self._repository(request.repository).uploads.values():
             if not upload.content.size and not isinstance(upload.content, Measured):
                 upload.content = Measured()
         return answer

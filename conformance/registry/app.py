@@ -151,16 +151,16 @@ class App(Uploads):
 
     def blob(self, repository: str, digest: str) -> bytes | None:
         """Return a blob that is held."""
-        blob = self._known(repository).blobs.get(digest)
+        blob = self._repository(repository).blobs.get(digest)
         return None if blob is None else bytes(blob)
 
     def manifest(self, repository: str, reference: str) -> Stored | None:
         """Return a manifest that is held, by tag or digest."""
-        return self._known(repository).find(reference)
+        return self._repository(repository).find(reference)
 
     def tags(self, repository: str) -> dict[str, str]:
         """Return tag -> digest."""
-        return dict(self._known(repository).tags)
+        return dict(self._repository(repository).tags)
 
     # One request.
 
@@ -174,9 +174,9 @@ class App(Uploads):
             own = self.auth.answer(request)
             if own is not None:
                 return own
-        decided = self._framing(request) or self._naming(request)
+        decided = self._refuse_framing(request) or self._refuse_names(request)
         if decided is None and self.auth is not None:
-            decided = self.auth.check(request, self._needs(request))
+            decided = self.auth.check(request, self._permissions(request))
         if decided is None:
             route = getattr(self, f"_{request.method.lower()}_{request.kind}")
             answer: Answer | Reception = route(request)
@@ -189,7 +189,7 @@ class App(Uploads):
             decided.headers.append(("Docker-Distribution-Api-Version", "registry/2.0"))
         return decided
 
-    def _framing(self, request: Request) -> Response | None:
+    def _refuse_framing(self, request: Request) -> Response | None:
         """Refuse a body without a length, a length that is no number, and bodies where none belong.
 
         `Expect` is refused too: nothing here sends 100 Continue (docs/design.md section 9).
@@ -215,7 +215,7 @@ class App(Uploads):
 
         return None
 
-    def _naming(self, request: Request) -> Response | None:
+    def _refuse_names(self, request: Request) -> Response | None:
         """Refuse paths, names, digests and tags that are not in the grammar, and unknown methods."""
         kind = request.kind
         name = request.repository
@@ -228,7 +228,7 @@ class App(Uploads):
             )
 
         if kind in ("blob", "referrers") or (kind == "manifest" and ":" in reference):
-            if not self._verifiable(reference):
+            if not self._can_verify(reference):
                 return self._refuse_mistake(
                     request, 400, "DIGEST_INVALID", "invalid digest", {"digest": reference}
                 )
@@ -245,9 +245,9 @@ class App(Uploads):
                 request, 405, "UNSUPPORTED", f"{request.method} is not for this path"
             )
 
-        return self._querying(request)
+        return self._refuse_query(request)
 
-    def _querying(self, request: Request) -> Response | None:
+    def _refuse_query(self, request: Request) -> Response | None:
         """Refuse queries that are ambiguous or incomplete."""
         named = [key for key, _ in request.query]
         twice = sorted({key for key in named if key in _PARAMETERS and named.count(key) > 1})
@@ -265,7 +265,7 @@ class App(Uploads):
         return None
 
     @staticmethod
-    def _needs(request: Request) -> list[Access]:
+    def _permissions(request: Request) -> list[Access]:
         if request.kind == "ping":
             return []
         if request.kind == "catalog":
@@ -286,7 +286,7 @@ class App(Uploads):
 
     # Lists.
 
-    def _page(self, request: Request, names: list[str], limit: int | None) -> _Page | Response:
+    def _page_of(self, request: Request, names: list[str], limit: int | None) -> _Page | Response:
         """Cut a sorted list by `n`, `last` and this registry's own limit."""
         asked_size = request.parameter("n")
         if asked_size is not None and not (asked_size.isascii() and asked_size.isdigit()):
@@ -308,20 +308,20 @@ class App(Uploads):
     def _get_tag_list(self, request: Request) -> Response:
         repository = self.repositories.get(request.repository)
         if repository is None or not repository.founded:
-            return self._no_name(request)
-        page = self._page(request, sorted(repository.tags), self.page_size)
+            return self._refuse_unknown_name(request)
+        page = self._page_of(request, sorted(repository.tags), self.page_size)
         if isinstance(page, Response):
             return page
-        return self._json({"name": request.repository, "tags": page.names}, page.headers)
+        return self._answer_list({"name": request.repository, "tags": page.names}, page.headers)
 
     def _get_catalog(self, request: Request) -> Response:
         names = sorted(
             name for name, repository in self.repositories.items() if repository.manifests
         )
-        page = self._page(request, names, self.page_size)
+        page = self._page_of(request, names, self.page_size)
         if isinstance(page, Response):
             return page
-        return self._json({"repositories": page.names}, page.headers)
+        return self._answer_list({"repositories": page.names}, page.headers)
 
     def _get_referrers(self, request: Request) -> Response:
         if not self.referrers_api:
@@ -329,7 +329,7 @@ class App(Uploads):
 
         descriptors = [
             entry.descriptor()
-            for entry in self._known(request.repository).referrers(request.reference)
+            for entry in self._repository(request.repository).referrers(request.reference)
         ]
         artifact_type = request.parameter("artifactType")
         headers: list[tuple[str, str]] = []
@@ -351,26 +351,28 @@ class App(Uploads):
                 query = "&".join(f"{key}={quote(value, safe='')}" for key, value in more)
                 headers.append(("Link", f'<{request.path}?{query}>; rel="next"'))
 
-        return self._json(
+        return self._answer_list(
             {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": descriptors},
             headers,
             OCI_INDEX,
         )
 
     @staticmethod
-    def _json(document: object, headers: Headers, media_type: str = "application/json") -> Response:
+    def _answer_list(
+        document: object, headers: Headers, media_type: str = "application/json"
+    ) -> Response:
         return Response(
             200, [("Content-Type", media_type), *headers], json.dumps(document).encode()
         )
 
     @staticmethod
-    def _no_name(request: Request) -> Response:
+    def _refuse_unknown_name(request: Request) -> Response:
         return error(404, "NAME_UNKNOWN", "repository name not known", {"name": request.repository})
 
     # Manifests.
 
     def _get_manifest(self, request: Request) -> Response:
-        repository = self._known(request.repository)
+        repository = self._repository(request.repository)
         manifest = repository.find(request.reference)
         if manifest is None:
             detail = {"Name": request.repository, "Reference": request.reference}
@@ -444,8 +446,8 @@ class App(Uploads):
             return error(400, "MANIFEST_INVALID", "manifest invalid", str(problem))
 
         # Before everything was checked not even the repository's name may appear.
-        repository = self._known(request.repository)
-        refusal = self._missing(repository, stored) if self.require_blobs else None
+        repository = self._repository(request.repository)
+        refusal = self._refuse_missing(repository, stored) if self.require_blobs else None
         if refusal is not None:
             return refusal
         if not by_digest and self.immutable_tags and request.reference in repository.tags:
@@ -468,7 +470,7 @@ class App(Uploads):
         return Response(201, headers)
 
     @staticmethod
-    def _missing(repository: Repository, stored: Stored) -> Response | None:
+    def _refuse_missing(repository: Repository, stored: Stored) -> Response | None:
         """Refuse a manifest unless everything that it names is here, in the size that it says."""
         missing: list[str] = []
         for part in stored.blobs:
@@ -505,7 +507,7 @@ class App(Uploads):
             return error(405, "UNSUPPORTED", "deletion is disabled")
         if ":" not in request.reference and not self.tag_deletes:
             return error(405, "UNSUPPORTED", "deletion of tags is disabled")
-        repository = self._known(request.repository)
+        repository = self._repository(request.repository)
         if repository.find(request.reference) is None:
             return error(404, "MANIFEST_UNKNOWN", "manifest unknown")
         if ":" in request.reference:
@@ -521,9 +523,9 @@ class App(Uploads):
     # Blobs.
 
     def _get_blob(self, request: Request) -> Response:
-        blob = self._known(request.repository).blobs.get(request.reference)
+        blob = self._repository(request.repository).blobs.get(request.reference)
         if blob is None:
-            return self._no_blob(request)
+            return self._refuse_unknown_blob(request)
 
         headers = [
             ("Content-Type", OCTETS),
@@ -548,11 +550,15 @@ class App(Uploads):
     _head_blob = _get_blob
 
     @staticmethod
-    def _no_blob(request: Request) -> Response:
+    def _refuse_unknown_blob(request: Request) -> Response:
         return error(404, "BLOB_UNKNOWN", "blob unknown to registry", {"digest": request.reference})
 
     def _delete_blob(self, request: Request) -> Response:
         if not self.deletes:
             return error(405, "UNSUPPORTED", "deletion is disabled")
-        blobs = self._known(request.repository).blobs
-        return Response(202) if blobs.pop(request.reference, None) else self._no_blob(request)
+        blobs = self._repository(request.repository).blobs
+        return (
+            Response(202)
+            if blobs.pop(request.reference, None)
+            else self._refuse_unknown_blob(request)
+        )

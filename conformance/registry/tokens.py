@@ -93,7 +93,7 @@ class _Login(NamedTuple):
     password: str
 
 
-def _credentials(header: str) -> _Login | None:
+def _read_basic(header: str) -> _Login | None:
     """Read a Basic Authorization value; None when it is not one."""
     scheme, _, value = header.partition(" ")
     if scheme.lower() != "basic":
@@ -105,7 +105,7 @@ def _credentials(header: str) -> _Login | None:
     return _Login(user, password)
 
 
-def _scope_text(needs: Sequence[Access]) -> str:
+def _scopes_of(needs: Sequence[Access]) -> str:
     """Write the permissions of a request as scopes: one for each name, actions in their order."""
     listed: dict[tuple[str, str], list[str]] = {}
     for need in needs:
@@ -115,7 +115,7 @@ def _scope_text(needs: Sequence[Access]) -> str:
     )
 
 
-def _accesses(kind: str, name: str, actions: str) -> set[Access]:
+def _permissions_of(kind: str, name: str, actions: str) -> set[Access]:
     """Return the permissions of one scope; `*` means all three actions on a repository."""
     listed = set(actions.split(","))
     if kind == "repository" and "*" in listed:
@@ -140,7 +140,7 @@ class BasicAuth:
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
         """Refuse without a user; pulls may be open to all."""
         header = request.header("authorization")
-        login = _credentials(header)
+        login = _read_basic(header)
         if login is not None and self.users.get(login.user) == login.password:
             return None
         if (
@@ -263,7 +263,7 @@ class TokenService(Site):
         self, request: Request, needs: Sequence[Access], problem: str | None
     ) -> Response:
         realm = self.realm or request.origin + self.path
-        challenge = Challenge(realm, self.service, _scope_text(needs), problem)
+        challenge = Challenge(realm, self.service, _scopes_of(needs), problem)
         headers = [("WWW-Authenticate", line) for line in self.form(challenge)]
         detail = [need._asdict() for need in needs] or None
         return error(401, "UNAUTHORIZED", "authentication required", detail, headers)
@@ -291,58 +291,58 @@ class TokenService(Site):
         header = request.header("authorization")
         user = None
         if header:
-            login = _credentials(header)
-            user = None if login is None else self.known(*login)
+            login = _read_basic(header)
+            user = None if login is None else self.user_of_password(*login)
             if user is None:
-                return self._refusal()
+                return self._refuse_login()
         elif not self.anonymous:
-            return self._refusal()
+            return self._refuse_login()
         scopes = [value for key, value in request.query if key == "scope"]
         offline = request.parameter("offline_token") == "true"
-        return self._give(request, user, scopes, request.parameter("service"), offline=offline)
+        return self.issue(request, user, scopes, request.parameter("service"), offline=offline)
 
     def _post(self, request: Request, body: bytes) -> Response:
         if not request.header("content-type").startswith("application/x-www-form-urlencoded"):
-            return self._bad(request, "Content-Type is not a form's")
+            return self._refuse_mistake(request, "Content-Type is not a form's")
 
         form = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
         for name in ("grant_type", "service", "client_id"):
             if not form.get(name):
-                return self._bad(request, f"no {name}")
+                return self._refuse_mistake(request, f"no {name}")
 
         user: str | None
         if form["grant_type"] == "refresh_token":
-            user = self.holder(form.get("refresh_token", ""))
+            user = self.user_of_refresh_token(form.get("refresh_token", ""))
         elif form["grant_type"] == "password":
-            user = self.known(form.get("username", ""), form.get("password", ""))
+            user = self.user_of_password(form.get("username", ""), form.get("password", ""))
         else:
-            return self._bad(request, "unknown grant_type")
+            return self._refuse_mistake(request, "unknown grant_type")
 
         if user is None:
-            return self._refusal()
+            return self._refuse_login()
 
         offline = form.get("access_type") == "offline"
-        return self._give(
+        return self.issue(
             request, user, form.get("scope", "").split(), form["service"], offline=offline
         )
 
-    def known(self, user: str, password: str) -> str | None:
+    def user_of_password(self, user: str, password: str) -> str | None:
         """Return who shows a user name and a password; None when they are nobody's."""
         return user if user in self.users and self.users[user] == password else None
 
-    def holder(self, refresh_token: str) -> str | None:
+    def user_of_refresh_token(self, refresh_token: str) -> str | None:
         """Return whose refresh token this is; None when it is nobody's, or no longer good."""
         return self.refresh_tokens.get(refresh_token)
 
-    def _bad(self, request: Request, message: str) -> Response:
+    def _refuse_mistake(self, request: Request, message: str) -> Response:
         self.journal.violations.append(f"{request.method} {request.path}: {message}")
         return error(400, "UNSUPPORTED", message)
 
     @staticmethod
-    def _refusal() -> Response:
+    def _refuse_login() -> Response:
         return error(401, "UNAUTHORIZED", "incorrect username or password")
 
-    def _give(
+    def issue(
         self,
         request: Request,
         user: str | None,
@@ -353,18 +353,18 @@ class TokenService(Site):
     ) -> Response:
         challenge_line = self.form(Challenge("realm", self.service, "", None))[-1]
         if service != self.service and "service=" in challenge_line.lower():
-            return self._bad(request, f"service {service!r} is not the challenge's")
+            return self._refuse_mistake(request, f"service {service!r} is not the challenge's")
 
         asked: set[Access] = set()
-        for scope in self._split(scopes):
+        for scope in self._single_scopes(scopes):
             match = _SCOPE.match(scope)
             if match is None:
-                return self._bad(request, f"scope {scope!r} is malformed")
-            asked |= _accesses(*match.groups())
+                return self._refuse_mistake(request, f"scope {scope!r} is malformed")
+            asked |= _permissions_of(*match.groups())
 
         granted = frozenset(access for access in asked if self.grants(user, access))
         self.issued.append(" ".join(scopes))
-        token = self._write(user)
+        token = self.write_token(user)
         ends = self.now() + (self.lifetime if self.expires_in is None else self.expires_in)
         self._tokens[token] = _Token(user, granted, ends, self.uses)
         document: dict[str, object] = {self.field: token}
@@ -375,12 +375,12 @@ class TokenService(Site):
             self.refresh_tokens[f"refresh-{user}"] = user
         return Response(200, [("Content-Type", "application/json")], json.dumps(document).encode())
 
-    def _split(self, scopes: list[str]) -> list[str]:
+    def _single_scopes(self, scopes: list[str]) -> list[str]:
         """Return single scopes: one parameter may hold several, separated by spaces."""
         counting = scopes[:1] if self.one_scope else scopes
         return [scope for value in counting for scope in value.split()]
 
-    def _write(self, user: str | None) -> str:
+    def write_token(self, user: str | None) -> str:
         """Write a token; as a JWT it says when it ends, and has no real signature."""
         number = len(self.issued)
         if not self.jwt:

@@ -59,7 +59,7 @@ class Uploads(Site):
         """Count the upload sessions that are open."""
         return sum(len(repository.uploads) for repository in tuple(self.repositories.values()))
 
-    def _known(self, repository: str) -> Repository:
+    def _repository(self, repository: str) -> Repository:
         return self.repositories.get(repository) or Repository()
 
     def _post_upload_start(self, request: Request) -> Response | Reception:
@@ -67,7 +67,7 @@ class Uploads(Site):
         source = request.parameter("from")
         whole = request.parameter("digest")
         for digest in (mount, whole):
-            if digest is not None and not self._verifiable(digest):
+            if digest is not None and not self._can_verify(digest):
                 return self._refuse_mistake(
                     request, 400, "DIGEST_INVALID", "invalid digest", {"digest": digest}
                 )
@@ -78,15 +78,15 @@ class Uploads(Site):
             )
 
         if mount is not None and self.mounts:
-            blob = self._elsewhere(mount, source)
+            blob = self._find_to_mount(mount, source)
             if blob is not None:
                 self.repositories[request.repository].blobs[mount] = blob
-                return self._created(request, mount)
+                return self._answer_created(request, mount)
 
         if request.has_body and whole is None:
             return self._refuse_mistake(request, 400, "SIZE_INVALID", "a body without a digest")
 
-        refusal = self._check_type(request)
+        refusal = self._refuse_type(request)
         if refusal is not None:
             return refusal
         if whole is not None and self.single_post:
@@ -96,21 +96,21 @@ class Uploads(Site):
         self._sessions += 1
         upload = Upload(f"00000000-0000-4000-8000-{self._sessions:012d}")
         self.repositories[request.repository].uploads[upload.identity] = upload
-        return self._accept(request, upload)
+        return self._answer_with_location(request, upload)
 
-    def _verifiable(self, digest: str) -> bool:
+    def _can_verify(self, digest: str) -> bool:
         return is_digest(digest) and (self.sha512 or not digest.startswith("sha512:"))
 
-    def _elsewhere(self, digest: str, source: str | None) -> Content | None:
+    def _find_to_mount(self, digest: str, source: str | None) -> Content | None:
         """Find a blob to mount: in the named repository, or in any with `automatic_mounts`."""
         if source is not None:
-            return self._known(source).blobs.get(digest)
+            return self._repository(source).blobs.get(digest)
         holders = tuple(self.repositories.values()) if self.automatic_mounts else ()
         return next(
             (repository.blobs[digest] for repository in holders if digest in repository.blobs), None
         )
 
-    def _check_type(self, request: Request) -> Response | None:
+    def _refuse_type(self, request: Request) -> Response | None:
         media_type = request.header("content-type")
         if request.has_body and media_type not in ("", OCTETS):
             return self._refuse_mistake(
@@ -118,7 +118,9 @@ class Uploads(Site):
             )
         return None
 
-    def _accept(self, request: Request, upload: Upload, status: int = 202) -> Response:
+    def _answer_with_location(
+        self, request: Request, upload: Upload, status: int = 202
+    ) -> Response:
         """Answer with the session's next Location; every answer has a new one."""
         upload.sequence += 1
         path = f"/v2/{request.repository}/blobs/uploads/{upload.identity}?_state={upload.sequence}"
@@ -133,14 +135,14 @@ class Uploads(Site):
             headers.append(("OCI-Chunk-Min-Length", str(self.chunk_min_length)))
         return Response(status, headers)
 
-    def _created(self, request: Request, digest: str) -> Response:
+    def _answer_created(self, request: Request, digest: str) -> Response:
         location = f"/v2/{request.repository}/blobs/{digest}"
         if self.locations == "absolute":
             location = request.origin + location
         return Response(201, [("Location", location), ("Docker-Content-Digest", digest)])
 
-    def _session(self, request: Request) -> Upload | Response:
-        upload = self._known(request.repository).uploads.get(request.reference)
+    def _find_session(self, request: Request) -> Upload | Response:
+        upload = self._repository(request.repository).uploads.get(request.reference)
         if upload is None:
             return error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
         state = request.parameter("_state")
@@ -150,16 +152,16 @@ class Uploads(Site):
                 request, 400, "BLOB_UPLOAD_INVALID", "not the Location that was given"
             )
         if request.method in ("PATCH", "PUT") and (upload.busy or state != str(upload.sequence)):
-            return self._out_of_order(request, upload, "not the newest Location of this upload")
+            return self._refuse_order(request, upload, "not the newest Location of this upload")
         return upload
 
-    def _out_of_order(self, request: Request, upload: Upload, message: str) -> Response:
-        answer = self._accept(request, upload)
+    def _refuse_order(self, request: Request, upload: Upload, message: str) -> Response:
+        answer = self._answer_with_location(request, upload)
         return error(416, "BLOB_UPLOAD_INVALID", message, headers=answer.headers)
 
-    def _chunk(self, request: Request, upload: Upload) -> Response | None:
+    def _refuse_chunk(self, request: Request, upload: Upload) -> Response | None:
         """Judge the head of a PATCH or PUT with a body."""
-        refusal = self._check_type(request)
+        refusal = self._refuse_type(request)
         if refusal is not None:
             return refusal
         if upload.short and request.method == "PATCH":
@@ -183,7 +185,7 @@ class Uploads(Site):
         first = int(span[1])
         last = int(span[2])
         if first != upload.content.size or first > last:
-            return self._out_of_order(request, upload, f"the next byte is {upload.content.size}")
+            return self._refuse_order(request, upload, f"the next byte is {upload.content.size}")
         if request.length() != last - first + 1:
             # A chunked body, whose length is None, is refused here too, as at ACR (section 1.7).
             return self._refuse_mistake(
@@ -193,10 +195,10 @@ class Uploads(Site):
         return None
 
     def _receive(self, request: Request, digest: str | None) -> Response | Reception:
-        upload = self._session(request)
+        upload = self._find_session(request)
         if isinstance(upload, Response):
             return upload
-        refusal = self._chunk(request, upload)
+        refusal = self._refuse_chunk(request, upload)
         if refusal is not None:
             return refusal
         upload.busy = True
@@ -205,7 +207,7 @@ class Uploads(Site):
             upload.busy = False
             upload.short = received < (self.chunk_min_length or 0)
             if digest is None:
-                return self._accept(request, upload)
+                return self._answer_with_location(request, upload)
             del self.repositories[request.repository].uploads[upload.identity]
             return self._commit(request, upload, digest)
 
@@ -222,7 +224,7 @@ class Uploads(Site):
 
     def _put_upload(self, request: Request) -> Response | Reception:
         digest = request.parameter("digest")
-        if digest is None or not self._verifiable(digest):
+        if digest is None or not self._can_verify(digest):
             text = "digest missing" if digest is None else "invalid digest"
             return self._refuse_mistake(request, 400, "DIGEST_INVALID", text, {"digest": digest})
         return self._receive(request, digest)
@@ -236,14 +238,18 @@ class Uploads(Site):
                 400, "DIGEST_INVALID", "provided digest did not match uploaded content", detail
             )
         self.repositories[request.repository].blobs[digest] = upload.content
-        return self._created(request, digest)
+        return self._answer_created(request, digest)
 
     def _get_upload(self, request: Request) -> Response:
-        upload = self._session(request)
-        return upload if isinstance(upload, Response) else self._accept(request, upload, 204)
+        upload = self._find_session(request)
+        return (
+            upload
+            if isinstance(upload, Response)
+            else self._answer_with_location(request, upload, 204)
+        )
 
     def _delete_upload(self, request: Request) -> Response:
-        upload = self._session(request)
+        upload = self._find_session(request)
         if isinstance(upload, Response):
             return upload
         del self.repositories[request.repository].uploads[upload.identity]

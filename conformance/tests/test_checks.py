@@ -244,12 +244,12 @@ def ignoring(*parameters: str) -> Callable[[], App]:
 class AnyOrder(App):
     """Takes chunks as they come, as distribution 2.8.2 does."""
 
-    def _session(self, request: Request) -> Upload | Response:
-        return self._known(request.repository).uploads.get(request.reference) or super()._session(
-            request
-        )
+    def _find_session(self, request: Request) -> Upload | Response:
+        return self._repository(request.repository).uploads.get(
+            request.reference
+        ) or super()._find_session(request)
 
-    def _chunk(self, request: Request, upload: Upload) -> Response | None:
+    def _refuse_chunk(self, request: Request, upload: Upload) -> Response | None:
         return None
 
 
@@ -265,7 +265,7 @@ class NewestLocationOnly(App):
     """Answers where an upload stands to its newest Location only."""
 
     def _get_upload(self, request: Request) -> Response:
-        upload = self._session(request)
+        upload = self._find_session(request)
         if isinstance(upload, Response) or request.parameter("_state") == str(upload.sequence):
             return super()._get_upload(request)
         return error(404, "BLOB_UPLOAD_INVALID", "an old state")
@@ -276,7 +276,7 @@ class Unverified(App):
 
     def _commit(self, request: Request, upload: Upload, digest: str) -> Response:
         self.repositories[request.repository].blobs[digest] = upload.content
-        return self._created(request, digest)
+        return self._answer_created(request, digest)
 
 
 class Lying(App):
@@ -302,7 +302,7 @@ class OneStore(App):
 class MountsNothing(App):
     """Says 201 to every mount and has nothing afterwards."""
 
-    def _elsewhere(self, digest: str, source: str | None) -> Content | None:
+    def _find_to_mount(self, digest: str, source: str | None) -> Content | None:
         return Content(b"not the blob")
 
 
@@ -355,10 +355,10 @@ class Trusting(App):
 class StrictSubjects(App):
     """Wants a subject to be there."""
 
-    def _missing(self, held: Any, stored: Stored) -> Response | None:  # type: ignore[override]
+    def _refuse_missing(self, held: Any, stored: Stored) -> Response | None:  # type: ignore[override]
         if stored.subject is not None and stored.subject not in held.manifests:
             return error(400, "MANIFEST_BLOB_UNKNOWN", "subject unknown")
-        return App._missing(held, stored)
+        return App._refuse_missing(held, stored)
 
 
 class Picky(App):
@@ -383,7 +383,7 @@ class LateReferrers(App):
 
     def _get_referrers(self, request: Request) -> Response:
         if self.manifest(request.repository, request.reference) is None:
-            return self._json({"schemaVersion": 2, "manifests": []}, [], OCI_INDEX)
+            return self._answer_list({"schemaVersion": 2, "manifests": []}, [], OCI_INDEX)
         return super()._get_referrers(request)
 
 
@@ -396,7 +396,7 @@ class FallbackListed(App):
         if kept is None:
             return answer
         document = answer.json()
-        return self._json(
+        return self._answer_list(
             {**document, "manifests": [*document["manifests"], kept.descriptor()]}, [], OCI_INDEX
         )
 
@@ -420,7 +420,7 @@ class Deleting(App):
         self._deleted: set[str] = set()
 
     def _delete_manifest(self, request: Request) -> Response:
-        held = self._known(request.repository)
+        held = self._repository(request.repository)
         kept, tagged = dict(held.manifests), dict(held.tags)
         found = held.find(request.reference)
         answer = super()._delete_manifest(request)
@@ -448,7 +448,7 @@ class Deleting(App):
         return answer
 
     def _delete_blob(self, request: Request) -> Response:
-        blobs = self._known(request.repository).blobs
+        blobs = self._repository(request.repository).blobs
         kept = blobs.get(request.reference)
         answer = super()._delete_blob(request)
         if answer.status == 202 and kept is not None:
@@ -459,14 +459,14 @@ class Deleting(App):
         return answer
 
     def _get_manifest(self, request: Request) -> Response:
-        found = self._known(request.repository).find(request.reference)
+        found = self._repository(request.repository).find(request.reference)
         if found is not None and found.digest in self._deleted:
             return error(404, "MANIFEST_UNKNOWN", "deleted")
         return super()._get_manifest(request)
 
     def _get_blob(self, request: Request) -> Response:
         return (
-            self._no_blob(request)
+            self._refuse_unknown_blob(request)
             if request.reference in self._deleted
             else super()._get_blob(request)
         )
