@@ -667,7 +667,7 @@ async def test_a_service_that_refuses_is_quoted_with_what_may_help(
         "user": host.google.authorized_user(),
         "account": host.google.service_account(),
         "subject": by_file(host),
-        "speaker": host.google.impersonated(host.google.authorized_user()),
+        "impersonator": host.google.impersonated(host.google.authorized_user()),
     }
     host.write(written[request.node.callspec.id])
     spoil(host)

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from itertools import chain, pairwise
 
 from ..messages import digest_of
-from .evidence import FALLBACK, Act, RepositoryKey, Run, Session, group_by, parameters, rule, single
+from .evidence import FALLBACK, Act, RepositoryKey, Run, Session, group_by, parameters
+from .rules import rule, single
 
 __all__: list[str] = []
 
@@ -32,7 +33,7 @@ def _is_mount(act: Act) -> bool:
     return bool(act.entry.query.get("mount")) and source not in (None, act.entry.repository)
 
 
-def _target(act: Act) -> object:
+def _request_of(act: Act) -> object:
     return act.place, act.entry.method, act.entry.target
 
 
@@ -46,7 +47,7 @@ def ping(act: Act) -> bool:
 
 @rule("discipline", "a page of a listing is asked for twice")
 def listing_twice(run: Run) -> Iterator[tuple[Act, ...]]:
-    yield from run.repeated(group_by(run.select("GET", "tag_list"), _target))
+    yield from run.repeated(group_by(run.select("GET", "tag_list"), _request_of))
 
 
 @rule("discipline", "a tag is asked for that the listing showed absent")
@@ -79,7 +80,7 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
         for act in chain(run.select("GET", "manifest"), run.select("HEAD", "manifest"))
         if ":" not in act.entry.reference and not FALLBACK.match(act.entry.reference)
     ]
-    for acts in group_by(tagged, _target).values():
+    for acts in group_by(tagged, _request_of).values():
         settled = [act for act in acts if act.is_answer]
         for one, other in pairwise(settled):
             between = [
@@ -89,9 +90,11 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
                 and one.entry.begun < act.entry.begun < other.entry.begun
             ]
             # Meanwhile it was put again, or its manifest is gone.
-            put = any(act.entry.method == "PUT" and act.entry.kind == "manifest" for act in between)
-            gone = any(act.entry.status == 404 and ":" in act.entry.reference for act in between)
-            if not put and not gone:
+            was_put = any(
+                (act.entry.method, act.entry.kind) == ("PUT", "manifest") for act in between
+            )
+            is_gone = any(act.entry.status == 404 and ":" in act.entry.reference for act in between)
+            if not was_put and not is_gone:
                 yield one, other
 
 
@@ -173,7 +176,7 @@ def subject_after_referrer(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @rule("discipline", "the referrers of a digest are asked for twice")
 def referrers_twice(run: Run) -> Iterator[tuple[Act, ...]]:
-    yield from run.repeated(group_by(run.select("GET", "referrers"), _target))
+    yield from run.repeated(group_by(run.select("GET", "referrers"), _request_of))
 
 
 @rule("discipline", "the fallback tag is asked for, or put, where the referrers API has answered")
@@ -243,17 +246,14 @@ def trivial_blob_fetched(act: Act) -> bool:
 @rule("discipline", "a blob is uploaded twice to one repository")
 def blob_uploaded_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     sent = (act for act in run.acts if act.entry.kind in ("upload", "upload_start") and act.digest)
-    ended = [act for act in sent if act.entry.status in (201, 204) and not _asks(act)]
+    ended = [act for act in sent if act.entry.status in (201, 204) and not _asks_for_own(act)]
     yield from run.repeated(group_by(ended, lambda act: (*act.repository, act.digest)))
 
 
-def _asks(act: Act) -> bool:
-    """Whether an upload start asks for the blob in its own repository (rule 11)."""
-    return (
-        act.entry.kind == "upload_start"
-        and bool(act.entry.query.get("mount"))
-        and not _is_mount(act)
-    )
+def _asks_for_own(act: Act) -> bool:
+    """Whether an upload start only asks whether its own repository has the blob (rule 11)."""
+    names_blob = act.entry.kind == "upload_start" and bool(act.entry.query.get("mount"))
+    return names_blob and not _is_mount(act)
 
 
 @rule("discipline", "a blob is asked for of which this run knows whether it is there")
@@ -285,7 +285,7 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
 
 def _confirms(run: Run, answer: Act, act: Act) -> bool:
     """Whether this verifies a registry's first 201 to a question for a blob (rule 11)."""
-    if not _asks(answer) or answer.entry.status != 201:
+    if not _asks_for_own(answer) or answer.entry.status != 201:
         return False
     confirmed = [
         look
@@ -337,7 +337,7 @@ def _asks_for_what_is_there(run: Run, session: Session) -> bool:
     opener = session.opener
     arrival = run.arrivals.get((*opener.repository, opener.digest or ""))
     is_used = any(act.entry.query.get("digest") for act in session.acts)
-    return _asks(opener) and not is_used and arrival is not None and arrival.before(opener)
+    return _asks_for_own(opener) and not is_used and arrival is not None and arrival.before(opener)
 
 
 @rule(

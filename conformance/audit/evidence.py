@@ -1,7 +1,6 @@
 """The facts of a run: its exchanges in one order, its upload sessions, challenges and commits.
 
-Owns: reading journals and the registries' content as facts about a client, and the table in which
-the rules of the `audit_*` modules stand.
+Owns: reading journals and the registries' content as facts about a client.
 May not know: any rule.
 Invariants: only a whole answer of the registry itself counts as known to the client. An answer that
 a hook gave proves nothing against it.
@@ -13,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qsl, urljoin, urlsplit
 
 from ..journal import Entry
@@ -22,21 +21,16 @@ from ..server.exchange import Site
 
 __all__ = [
     "FALLBACK",
-    "RULES",
     "Act",
     "Challenge",
-    "Class",
-    "Finding",
     "Location",
     "RepositoryKey",
-    "Rule",
     "Run",
     "Session",
-    "rule",
-    "single",
+    "group_by",
+    "parameters",
+    "without_digest",
 ]
-
-Class = Literal["protocol", "safety", "discipline"]
 
 # Tags under which clients keep lists of referrers (docs/protocol-facts.md section 1.10).
 FALLBACK = re.compile(r"sha(?:256-[a-f0-9]{64}|512-[a-f0-9]{64})\Z")
@@ -55,10 +49,10 @@ class RepositoryKey(NamedTuple):
 
 
 class Act(NamedTuple):
-    """One exchange: `place` is the site's own origin, `origin` what the client called it."""
+    """One exchange, as an act of the client."""
 
-    place: str
-    origin: str
+    place: str  # the site's own origin
+    origin: str  # what the client called it
     entry: Entry
 
     @property
@@ -118,24 +112,11 @@ class Act(NamedTuple):
         return refused and not self.is_disturbed
 
     def before(self, other: Act) -> bool:
-        """Whether this was answered when the other was asked; the client may not have read it yet."""
+        """Whether this was answered before the other was asked; the client may not have read it yet."""
         return self.entry.ended is not None and self.entry.ended < other.entry.begun
 
     def __str__(self) -> str:
         return f"{self.origin} {self.entry}"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One mistake of the client: its name, and the exchanges that show it."""
-
-    name: str
-    kind: Class
-    text: str
-    acts: tuple[Act, ...]
-
-    def __str__(self) -> str:
-        return "\n    ".join([f"{self.kind}: {self.name}: {self.text}", *map(str, self.acts)])
 
 
 class Location(NamedTuple):
@@ -237,15 +218,15 @@ class Run:
         self.failures += [act for act in self.select("GET", "blob") if self._is_lie(act)]
 
         # Uploads, and those that belong to no session.
-        self.sessions = self._sessions()
+        self.sessions = self._find_sessions()
         self.strays: list[Act] = []
         for act in self.acts:
-            self._follow(act)
+            self._assign(act)
 
         # What came to be where: by this run, and before it.
-        self.commits = _commits(self.acts)
-        self.earlier_commits = _commits(act for act in all_acts if act.entry.begun <= since)
-        self.arrivals = self._arrivals()
+        self.commits = _find_commits(self.acts)
+        self.earlier_commits = _find_commits(act for act in all_acts if act.entry.begun <= since)
+        self.arrivals = self._find_arrivals()
 
     def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
         """Give the exchanges with a method and of a kind, in order; None means any."""
@@ -268,9 +249,13 @@ class Run:
             return False
         if act.entry.status in (404, 405, 501):
             return not {"MANIFEST_UNKNOWN", "NAME_UNKNOWN"} & set(act.entry.codes)
-        led = [location.target for location in self.redirects if location.giver.entry is act.entry]
+        targets = [
+            location.target for location in self.redirects if location.giver.entry is act.entry
+        ]
         pages = [
-            other for other in self.acts if other.place == act.place and other.entry.target in led
+            other
+            for other in self.acts
+            if other.place == act.place and other.entry.target in targets
         ]
         answered = act.is_success or any(other.is_success for other in pages)
         return answered and not any(self.lists_referrers(other) for other in (act, *pages))
@@ -357,7 +342,7 @@ class Run:
         query = f"?{parts.query}" if parts.query else ""
         return Location(act, f"{parts.scheme}://{parts.netloc}", (parts.path or "/") + query)
 
-    def _sessions(self) -> list[Session]:
+    def _find_sessions(self) -> list[Session]:
         sessions = []
         for act in self.select("POST", "upload_start"):
             if act.entry.status == 202 and "location" in act.entry.response_headers:
@@ -367,7 +352,7 @@ class Run:
                 )
         return sessions
 
-    def _follow(self, act: Act) -> None:
+    def _assign(self, act: Act) -> None:
         """Add an exchange to its upload session; an upload that belongs to none is a stray."""
         if act.entry.kind == "upload_start":
             return
@@ -397,7 +382,7 @@ class Run:
         if "location" in act.entry.response_headers and act.entry.status in (202, 204, 416):
             session.locations.append(self._location_of(act))
 
-    def _arrivals(self) -> dict[tuple[str, str, str], Act]:
+    def _find_arrivals(self) -> dict[tuple[str, str, str], Act]:
         """Return the first exchange that told the client that content is in a repository."""
         arrivals = dict(self.commits)
         for act in self.acts:
@@ -413,7 +398,7 @@ class Run:
         return arrivals
 
 
-def _commits(acts: Iterable[Act]) -> dict[tuple[str, str, str], Act]:
+def _find_commits(acts: Iterable[Act]) -> dict[tuple[str, str, str], Act]:
     """Return the exchange that committed each manifest; others were there before."""
     commits: dict[tuple[str, str, str], Act] = {}
     for act in acts:
@@ -433,45 +418,6 @@ def _challenges(act: Act) -> Iterator[Challenge]:
     ):
         realm = re.search(r'(?i)realm\s*=\s*"((?:[^"\\]|\\.)*)"', words)
         yield Challenge(act, scheme.lower(), re.sub(r"\\(.)", r"\1", realm[1]) if realm else "")
-
-
-Check = Callable[[Run], Iterable[tuple[Act, ...]]]
-
-
-class Rule(NamedTuple):
-    """What is a mistake, and where it is said."""
-
-    name: str
-    kind: Class
-    text: str
-    check: Check
-
-
-RULES: dict[str, Rule] = {}
-
-
-def rule(kind: Class, text: str) -> Callable[[Check], Check]:
-    """Enter a function that gives the exchanges of each mistake; its name is the mistake's."""
-
-    def enter(check: Check) -> Check:
-        RULES[check.__name__] = Rule(check.__name__, kind, text, check)
-        return check
-
-    return enter
-
-
-def single(kind: Class, text: str) -> Callable[[Callable[[Act], bool]], Callable[[Act], bool]]:
-    """Enter a function that knows a mistake by one exchange alone."""
-
-    def enter(is_wrong: Callable[[Act], bool]) -> Callable[[Act], bool]:
-        def check(run: Run) -> Iterator[tuple[Act, ...]]:
-            return ((act,) for act in run.acts if is_wrong(act))
-
-        name = is_wrong.__name__
-        RULES[name] = Rule(name, kind, text, check)
-        return is_wrong
-
-    return enter
 
 
 def group_by(acts: Iterable[Act], key: Callable[[Act], object]) -> Mapping[object, list[Act]]:

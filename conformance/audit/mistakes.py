@@ -5,8 +5,8 @@ May not know: how a client is made, what it was told to do.
 Invariants: a finding names its mistake and shows the exchanges. Behaviour that a failure explains,
 or an answer that a hook gave, is no finding.
 
-The rules are in `protocol` (requests that strict registries refuse), `safety` (secrets
-and content) and `discipline` (requests that were not needed).
+The rules are in `protocol` (requests that strict registries refuse), `safety` (secrets and content)
+and `discipline` (requests that were not needed).
 
     findings = audit({server.url: server.app for server in (source, target)})
     assert not findings, report(findings)
@@ -18,11 +18,13 @@ from collections.abc import Collection, Iterable, Mapping
 
 from ..server.exchange import Site
 from . import discipline, protocol, safety
-from .evidence import RULES, Act, Class, Finding, Run
+from .evidence import Act, Run
+from .rules import RULES, Class, Finding
 
 __all__ = ["KINDS", "MISTAKES", "Act", "Class", "Finding", "audit", "latest", "report"]
 
-_MODULES = (protocol, safety, discipline)  # importing them fills the table
+# Each enters its rules into RULES when it is imported.
+_MODULES = (protocol, safety, discipline)
 
 KINDS: tuple[Class, ...] = ("protocol", "safety", "discipline")
 MISTAKES: Mapping[str, str] = {name: rule.text for name, rule in RULES.items()}

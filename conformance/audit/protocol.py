@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from ..messages import is_digest, is_name, is_tag
 from ..registry.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
-from .evidence import Act, Run, parameters, rule, single, without_digest
+from .evidence import Act, Run, parameters, without_digest
+from .rules import rule, single
 
 __all__: list[str] = []
 
@@ -43,7 +44,7 @@ def _is_chunked(act: Act) -> bool:
     return "chunked" in act.entry.headers.get("transfer-encoding", "").lower()
 
 
-def _is_body(act: Act) -> bool:
+def _carries_blob(act: Act) -> bool:
     """Whether it carries bytes of a blob."""
     return act.entry.kind == "upload" and act.entry.method in ("PATCH", "PUT")
 
@@ -65,8 +66,8 @@ def _span(act: Act) -> _Span | None:
 
 @single("protocol", "a request that carries a body says neither its length nor that it is chunked")
 def length_missing(act: Act) -> bool:
-    bodied = act.entry.method in ("POST", "PUT", "PATCH")
-    return bodied and "content-length" not in act.entry.headers and not _is_chunked(act)
+    has_body = act.entry.method in ("POST", "PUT", "PATCH")
+    return has_body and "content-length" not in act.entry.headers and not _is_chunked(act)
 
 
 @single("protocol", "Content-Length is no number")
@@ -104,10 +105,10 @@ def name_malformed(act: Act) -> bool:
 def path_unknown(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
         entry = act.entry
-        allowed = _METHODS.get(act.entry.kind)
-        led = run.is_redirected(act) or run.is_realm(act)
-        lost = entry.kind == "other" and run.is_registry(act.place) and not led
-        if lost or (allowed is not None and entry.method not in allowed):
+        allowed = _METHODS.get(entry.kind)
+        was_sent_there = run.is_redirected(act) or run.is_realm(act)
+        is_unknown = entry.kind == "other" and run.is_registry(act.place) and not was_sent_there
+        if is_unknown or (allowed is not None and entry.method not in allowed):
             yield (act,)
 
 
@@ -160,13 +161,13 @@ def page_not_linked(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @single("protocol", "Content-Range is not <start>-<end>")
 def content_range_form(act: Act) -> bool:
-    return _is_body(act) and "content-range" in act.entry.headers and _span(act) is None
+    return _carries_blob(act) and "content-range" in act.entry.headers and _span(act) is None
 
 
 @single("protocol", "Content-Range and Content-Length differ")
 def content_range_length(act: Act) -> bool:
     span = _span(act)
-    return _is_body(act) and span is not None and _length(act) != span.last - span.first + 1
+    return _carries_blob(act) and span is not None and _length(act) != span.last - span.first + 1
 
 
 @rule("protocol", "a chunk does not begin where the one before it ended")
@@ -175,11 +176,11 @@ def chunk_order(run: Run) -> Iterator[tuple[Act, ...]]:
         offset = 0
         sent = list[Act]()
         for act in session.acts:
-            if not _is_body(act):
+            if not _carries_blob(act):
                 continue
             span = _span(act)
-            misplaced = span is not None and span.first != offset
-            if misplaced and not any(chunk.is_failure for chunk in sent):
+            is_misplaced = span is not None and span.first != offset
+            if is_misplaced and not any(chunk.is_failure for chunk in sent):
                 yield (*sent, act)
                 break
             sent.append(act)
@@ -201,8 +202,8 @@ def chunk_too_short(run: Run) -> Iterator[tuple[Act, ...]]:
 )
 def upload_type(act: Act) -> bool:
     has_body = _is_chunked(act) or bool(_length(act))
-    octets = act.entry.headers.get("content-type", "") in ("", "application/octet-stream")
-    return _is_body(act) and has_body and not octets
+    is_octets = act.entry.headers.get("content-type", "") in ("", "application/octet-stream")
+    return _carries_blob(act) and has_body and not is_octets
 
 
 @single("protocol", "an upload names its digest not exactly once, or not as a digest")
@@ -217,8 +218,8 @@ def digest_query(act: Act) -> bool:
 
 @single("protocol", "a POST has a body and no digest")
 def body_without_digest(act: Act) -> bool:
-    bodied = bool(_length(act)) or _is_chunked(act)
-    return act.entry.kind == "upload_start" and bodied and not parameters(act, "digest")
+    has_body = bool(_length(act)) or _is_chunked(act)
+    return act.entry.kind == "upload_start" and has_body and not parameters(act, "digest")
 
 
 @rule("protocol", "an upload goes elsewhere than to a Location that was given")
@@ -261,12 +262,8 @@ def session_after_end(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("protocol", "bytes were sent under a digest that is not theirs")
 def bytes_not_of_digest(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        if (
-            act.entry.method == "PUT"
-            and act.is_refusal
-            and "DIGEST_INVALID" in act.entry.codes
-            and not digest_query(act)
-        ):
+        is_refused = act.entry.method == "PUT" and act.is_refusal
+        if is_refused and "DIGEST_INVALID" in act.entry.codes and not digest_query(act):
             yield (act,)
 
 
@@ -275,9 +272,8 @@ def bytes_not_of_digest(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @single("protocol", "a manifest is put without its media type")
 def manifest_type_missing(act: Act) -> bool:
-    return (act.entry.method, act.entry.kind) == ("PUT", "manifest") and not act.entry.headers.get(
-        "content-type"
-    )
+    is_put = (act.entry.method, act.entry.kind) == ("PUT", "manifest")
+    return is_put and not act.entry.headers.get("content-type")
 
 
 @rule("protocol", "a manifest is put that names what is not there")
@@ -311,9 +307,6 @@ def child_after_index(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("protocol", "the registry itself refuses a manifest as not what its media type says")
 def manifest_refused(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select("PUT", "manifest"):
-        if (
-            act.is_refusal
-            and "MANIFEST_INVALID" in act.entry.codes
-            and not manifest_type_missing(act)
-        ):
+        is_invalid = act.is_refusal and "MANIFEST_INVALID" in act.entry.codes
+        if is_invalid and not manifest_type_missing(act):
             yield (act,)

@@ -15,7 +15,8 @@ from urllib.parse import unquote_plus, urlsplit
 
 from ..messages import digest_of
 from ..registry.storage import INDEXES, Stored, is_foreign
-from .evidence import FALLBACK, Act, Run, group_by, parameters, rule, single, without_digest
+from .evidence import FALLBACK, Act, Run, group_by, parameters, without_digest
+from .rules import rule, single
 
 if TYPE_CHECKING:
     from ..registry.storage import Repository
@@ -26,7 +27,7 @@ _SHORTEST_SECRET = 4
 _DESCRIBED = ("mediaType", "digest", "size", "artifactType", "annotations")
 
 
-def _carries(act: Act) -> bool:
+def _has_credential(act: Act) -> bool:
     """Whether a credential is sent: in a header, or as the form of a token request."""
     return "authorization" in act.entry.headers or bool(act.entry.secrets)
 
@@ -39,7 +40,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _registries_naming(run: Run, act: Act) -> list[str]:
-    """Return the realms that were known as this act's URL."""
+    """Return the origins of registries that had named this URL as their realm."""
     here = act.origin + urlsplit(act.entry.target).path
     return [
         challenge.giver.origin
@@ -52,11 +53,10 @@ def _registries_naming(run: Run, act: Act) -> list[str]:
 
 def _may_name(run: Run, registry: str, realm: str) -> bool:
     """Whether a registry may name a realm: its own host, or one that is allowed (section 2.7)."""
-    there = urlsplit(realm)
-    here = urlsplit(registry)
-    same = there.hostname == here.hostname
-    beside = _is_loopback(there.hostname or "") and _is_loopback(here.hostname or "")
-    return same or beside or realm in run.realms
+    realms_host = urlsplit(realm).hostname or ""
+    host = urlsplit(registry).hostname or ""
+    are_both_here = _is_loopback(realms_host) and _is_loopback(host)
+    return realms_host == host or are_both_here or realm in run.realms
 
 
 def _redirects_to(run: Run, act: Act) -> list[Act]:
@@ -89,7 +89,7 @@ def _locations_to(run: Run, act: Act) -> list[Act]:
 @rule("safety", "a credential follows a redirect to another origin")
 def credential_on_redirect(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        givers = _redirects_to(run, act) if _carries(act) else []
+        givers = _redirects_to(run, act) if _has_credential(act) else []
         if givers:
             yield givers[-1], act
 
@@ -97,7 +97,7 @@ def credential_on_redirect(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a credential goes to an upload's Location on another origin")
 def credential_to_location(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        givers = _locations_to(run, act) if _carries(act) else []
+        givers = _locations_to(run, act) if _has_credential(act) else []
         if givers:
             yield givers[-1], act
 
@@ -105,7 +105,7 @@ def credential_to_location(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a credential goes to the realm of a registry that may not name it")
 def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        registries = _registries_naming(run, act) if _carries(act) else []
+        registries = _registries_naming(run, act) if _has_credential(act) else []
         if registries and not any(_may_name(run, registry, act.origin) for registry in registries):
             yield (act,)
 
@@ -114,7 +114,7 @@ def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
 def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
         # A cloud's login service is there to be shown proofs of identity; it refuses all others.
-        if not _carries(act) or _registries_naming(run, act) or act.entry.kind == "login":
+        if not _has_credential(act) or _registries_naming(run, act) or act.entry.kind == "login":
             continue
         scheme = act.entry.authorization.scheme
         challenges = [
@@ -152,7 +152,7 @@ def token_of_another(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a credential that TLS protects elsewhere goes in clear")
 def credential_in_clear(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        if not _carries(act) or not act.origin.startswith("http:"):
+        if not _has_credential(act) or not act.origin.startswith("http:"):
             continue
         sent = act.entry.authorization
         safe = [
@@ -257,7 +257,7 @@ def content_missing(run: Run) -> Iterator[tuple[Act, ...]]:
                 break
 
 
-def _others(run: Run, act: Act) -> Iterator[Stored]:
+def _held_before(run: Run) -> Iterator[Stored]:
     """Give every manifest that was somewhere before the run."""
     for place in run.sites:
         for name, repository in run.repositories(place).items():
@@ -273,8 +273,8 @@ def _others(run: Run, act: Act) -> Iterator[Stored]:
 )
 def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
     for act, _, manifest in _committed(run):
-        whole = [other for other in _others(run, act) if other.body == manifest.body]
-        if whole or not any(run.repositories(place) for place in run.sites if place != act.place):
+        same = [other for other in _held_before(run) if other.body == manifest.body]
+        if same or not any(run.repositories(place) for place in run.sites if place != act.place):
             continue
         if FALLBACK.match(act.entry.reference):
             continue  # a client's own list of referrers: see list_of_referrers_wrong
@@ -282,7 +282,7 @@ def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
         children = {part["digest"] for part in manifest.children}
         chosen = [
             other
-            for other in _others(run, act)
+            for other in _held_before(run)
             if manifest.media_type in INDEXES
             and other.media_type == manifest.media_type
             and len(children) <= len(other.children)
@@ -325,25 +325,23 @@ def list_of_referrers_wrong(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a manifest is committed under another media type than its source's")
 def media_type_changed(run: Run) -> Iterator[tuple[Act, ...]]:
     for act, _, manifest in _committed(run):
-        types = {other.media_type for other in _others(run, act) if other.body == manifest.body}
+        types = {other.media_type for other in _held_before(run) if other.body == manifest.body}
         if types and manifest.media_type not in types:
             yield (act,)
 
 
 @rule("safety", "a layer that must not be distributed is fetched or pushed")
 def foreign_layer_moved(run: Run) -> Iterator[tuple[Act, ...]]:
+    # Digest -> whether every manifest names it as a foreign layer.
     named: dict[str, bool] = {}
     for place in run.sites:
         for repository in run.repositories(place).values():
             for manifest in repository.manifests.values():
                 for part in manifest.blobs:
-                    own = is_foreign(part["mediaType"])
-                    named[part["digest"]] = named.get(part["digest"], True) and own
+                    digest = part["digest"]
+                    named[digest] = named.get(digest, True) and is_foreign(part["mediaType"])
     for act in run.acts:
-        location = act.entry.method in ("GET", "PUT", "POST", "PATCH")
-        if (
-            location
-            and act.entry.kind in ("blob", "upload", "upload_start")
-            and named.get(act.digest or "")
-        ):
+        moves_bytes = act.entry.method in ("GET", "PUT", "POST", "PATCH")
+        is_about_blob = act.entry.kind in ("blob", "upload", "upload_start")
+        if moves_bytes and is_about_blob and named.get(act.digest or ""):
             yield (act,)
