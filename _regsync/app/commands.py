@@ -176,6 +176,7 @@ def run_lock(arguments: Namespace, console: Console) -> int:
     config = read_config(arguments.config, console)
     wishes = locking.Wishes(
         mappings=locking.mappings_from(arguments.only, config),
+        keeps_others=bool(arguments.only),
         recheck=arguments.recheck,
         writes=not arguments.diff,
         as_table=arguments.markdown,

@@ -26,6 +26,7 @@ from _regsync.files import replacing
 from _regsync.registry.transport import Transport
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
+from _regsync.state.seen import first_seen_for
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.lockfile import (
     Change,
@@ -65,6 +66,8 @@ class Wishes(NamedTuple):
 
     # Those that are resolved.
     mappings: Sequence[MappingRule]
+    # Whether lines of other repositories stay.
+    keeps_others: bool
     # Whether artifacts of images that have not moved are looked for.
     recheck: bool
     writes: bool
@@ -163,7 +166,9 @@ async def resolve(
             old,
             wishes.mappings,
             int(wall()),
+            keeps_others=wishes.keeps_others,
             recheck=wishes.recheck,
+            first_seen=first_seen_for(config, wall, transport.machine.log, keep=False, known={}),
         )
         async with anyio.create_task_group() as tasks:
             if console.live or console.heartbeat:

@@ -155,6 +155,11 @@ class FirstSeen:
         until = first + int(min_age)
         return until if until > now else None
 
+    def time_of(self, key: SeenKey) -> int | None:
+        """Return when a digest was first seen, in seconds since 1970; None where no run has seen it."""
+        sighting = self._sightings.get(key)
+        return None if sighting is None else sighting.counted(int(self._now()))
+
     def _record(self, key: SeenKey, now: int) -> int:
         """Note that a digest has answered now; return when it was first seen."""
         sighting = self._sightings.get(key)

@@ -23,7 +23,7 @@ from _regsync.state.seen import SeenKey
 from _regsync.sync.artifact_checks import Look, is_due_without_state
 from _regsync.sync.discovery import Discovery, Named, TagLookup, TargetTag, gather
 from _regsync.sync.image import ImageCopy
-from _regsync.sync.lockfile import Lock, LockedArtifact, LockedImage, source_key
+from _regsync.sync.lockfile import Lock, LockedArtifact, LockedImage, SourceKey, source_key
 from _regsync.sync.referrers import (
     Artifact,
     FoundArtifacts,
@@ -189,10 +189,15 @@ def known_ages(lock: Lock) -> dict[SeenKey, int]:
     """Return when the digests of a lock were first seen, in seconds since 1970."""
     ages = dict[SeenKey, int]()
     for image in lock:
-        host, _, repository = image.source.repository.partition("/")
-        key = SeenKey((host, repository), image.digest)
+        key = seen_key(image.source, image.digest)
         ages[key] = min(image.first_seen, ages.get(key, image.first_seen))
     return ages
+
+
+def seen_key(source: SourceKey, digest: str) -> SeenKey:
+    """Return the key of a digest among first-seen times."""
+    host, _, repository = source.repository.partition("/")
+    return SeenKey((host, repository), digest)
 
 
 def _artifact(artifact: LockedArtifact, lookup: TagLookup | None) -> Artifact:

@@ -10,14 +10,16 @@ Follows: docs/design.md section 12 ("Lock").
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 from _regsync.config.model import ArtifactRule, MappingRule
 from _regsync.errors import ContentError, SyncError
 from _regsync.registry.transport import Transport
+from _regsync.state.seen import FirstSeen
 from _regsync.sync.discovery import Discovery, Once, gather
+from _regsync.sync.locked import known_ages, seen_key
 from _regsync.sync.lockfile import (
     Lock,
     LockedArtifact,
@@ -96,10 +98,13 @@ class Locking:
         mappings: Sequence[MappingRule],
         now: int,
         *,
+        keeps_others: bool = False,
         recheck: bool = False,
+        first_seen: FirstSeen | None = None,
     ) -> None:
-        """Prepare to resolve `mappings`; `now` is in seconds since 1970. With `recheck` the artifacts
-        of images that have not moved are looked for too.
+        """Prepare to resolve `mappings`; `now` is in seconds since 1970. With `keeps_others` the lines
+        of other repositories stay. With `recheck` the artifacts of images that have not moved are
+        looked for too. `first_seen` has what runs have seen.
         """
         self.transport = transport
         self.images_known = 0
@@ -111,7 +116,9 @@ class Locking:
         self._old = old
         self._mappings = mappings
         self._now = now
+        self._keeps_others = keeps_others
         self._recheck = recheck
+        self._first_seen = first_seen
         self._failed_images = dict[str, Failure]()
 
         # By source: one mapping for each set of artifacts that mappings take. They are looked for as
@@ -122,12 +129,9 @@ class Locking:
 
         # Lines of the old lock, by source and digest.
         self._old_lines = dict[tuple[SourceKey, str], LockedImage]()
-        # By repository and digest, whatever the platforms.
-        self._first_seen = dict[tuple[str, str], int]()
         for image in old:
             self._old_lines.setdefault((image.source, image.digest), image)
-            key = (image.source.repository, image.digest)
-            self._first_seen[key] = min(image.first_seen, self._first_seen.get(key, now))
+        self._old_ages = known_ages(old)
         # Sources whose old lines have the artifacts that mappings take now.
         self._settled = {source for source in self._takers if self._has_same_takers(source)}
 
@@ -144,15 +148,15 @@ class Locking:
         return list(self._under_way)
 
     async def resolve(self) -> NewLock:
-        """Ask sources, and return the new lock. Mappings of other repositories keep their lines."""
+        """Ask sources, and return the new lock."""
         groups = grouped(self._mappings, lambda rule: [rule.source.authority])
-        resolved = [
-            each
+        outcomes = [
+            outcome
             for group in await gather(partial(self._resolve_group, group) for group in groups)
-            for each in group
+            for outcome in group
         ]
         self._discovery.tell_missing_platforms()
-        return self._assemble(resolved)
+        return self._assemble(outcomes)
 
     # Questions.
 
@@ -227,10 +231,21 @@ class Locking:
             ask = partial(self._look_at, rule, tag, digest)
             content = await self._contents[source, digest].get(ask)
 
-        first_seen = self._first_seen.get((source.repository, content.digest), self._now)
+        if old is not None and old.digest == content.digest:
+            first_seen = old.first_seen  # the line stays as it is
+        else:
+            first_seen = self._first_seen_at(source, content.digest)
         return LockedImage(
             source, tag, content.digest, content.pushed, content.artifacts, first_seen
         )
+
+    def _first_seen_at(self, source: SourceKey, digest: str) -> int:
+        """Return when a digest was first seen in a repository, under whichever tag."""
+        key = seen_key(source, digest)
+        times = [self._now, self._old_ages.get(key)]
+        if self._first_seen is not None:
+            times.append(self._first_seen.time_of(key))
+        return min(time for time in times if time is not None)
 
     def _needs_manifest(self, rule: MappingRule) -> bool:
         takers = self._takers[source_key(rule)]
@@ -267,13 +282,13 @@ class Locking:
 
     # What comes of the answers.
 
-    def _assemble(self, resolved: Iterable[_Resolved]) -> NewLock:
+    def _assemble(self, outcomes: Sequence[_Resolved]) -> NewLock:
         mappings = set[LockedMapping]()
         failures = list[Failure]()
         images = list[LockedImage]()
         kept = set[SourceKey]()
 
-        for rule, found, error in resolved:
+        for rule, found, error in outcomes:
             line = locked_mapping(rule)
             if error is None:
                 mappings.add(line)
@@ -287,19 +302,23 @@ class Locking:
                 mappings.add(line)
                 kept.add(line.source)
 
-        repositories = {source.repository for source in self._takers}
-        others = [
-            mapping
-            for mapping in self._old.mappings
-            if mapping.source.repository not in repositories
-        ]
-        mappings.update(others)
-        kept.update(mapping.source for mapping in others)
+        if self._keeps_others:
+            repositories = {source.repository for source in self._takers}
+            others = [
+                mapping
+                for mapping in self._old.mappings
+                if mapping.source.repository not in repositories
+            ]
+            mappings.update(others)
+            kept.update(mapping.source for mapping in others)
 
         old_images = [image for source in kept for image in self._old.images_of(source).values()]
+        resolved = sum(
+            1 for outcome in outcomes for image in outcome.images.values() if image is not None
+        )
         # Of two lines of one image the new one stays.
         lock = Lock(mappings, [*old_images, *images])
-        return NewLock(lock, len(images), tuple(failures), tuple(self._failed_images.values()))
+        return NewLock(lock, resolved, tuple(failures), tuple(self._failed_images.values()))
 
 
 def _locked(artifact: Artifact) -> LockedArtifact:
