@@ -45,7 +45,11 @@ def module_name(path: Path) -> str:
 
 PURE = {
     *("text", "errors", "addresses", "providers", "semver", "tags"),
-    *(name for name in ORDER if name.startswith(("oci.", "config.", "state.knowledge"))),
+    *(
+        name
+        for name in ORDER
+        if name.startswith(("oci.", "config.", "state.knowledge", "layout.index"))
+    ),
     *("net.proxy", "registry.throttle", "registry.outage", "registry.redirects"),
     *(
         "sync.report",
@@ -60,7 +64,9 @@ PURE = {
     *("app.report_file", "app.report_forms", "app.report_page"),
 }
 EDGES = {"files", "state.database", "state.seen", "state.sqlite", "sync.staging", "app.health"} | {
-    name for name in ORDER if name.startswith(("net.", "auth.", "registry.")) and name not in PURE
+    name
+    for name in ORDER
+    if name.startswith(("net.", "auth.", "registry.", "layout.")) and name not in PURE
 }
 ABOVE = {name for name in ORDER if name.startswith(("sync.", "app."))} - PURE
 

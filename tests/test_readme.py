@@ -30,6 +30,7 @@ from conformance.content.images import Image, Seed
 from conformance.providers.personas import PERSONAS
 from conformance.registry.app import App
 from tests.ends import Start, held, run_regsync
+from tests.layouts import make_layout
 from tools import build_zipapp
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -113,7 +114,8 @@ def test_every_command_line_is_understood(words: list[str]) -> None:
     arguments = cli.parse_arguments(words)
     if arguments.command == "copy" and arguments.src != "SRC":
         assert parse_reference(arguments.src).repository
-        assert parse_reference(arguments.dst).host in {"registry.example.com", "localhost:5000"}
+        target = parse_reference(arguments.dst)
+        assert target.is_in_layout or target.host in {"registry.example.com", "localhost:5000"}
 
 
 def test_every_command_is_there() -> None:
@@ -125,7 +127,8 @@ def test_every_option_exists_and_every_option_is_named() -> None:
     rules = {f"--{field.name.replace('_', '-')}" for field in SECTIONS["tags"]}
     real = {name for parser in commands().values() for name in options_of(parser)}
     tools = {"--file", "--python", "--help", "--thorough", "--check", "--cache", "--out"}
-    others = {"-k", "-l", "-m", "--ignore-missing", "-suffix", "-alpine", "-module", "-out"}
+    others = {"-b", "-cf", "-xf", "--quiet", "--oci-layout-path"}
+    others |= {"-k", "-l", "-m", "--ignore-missing", "-suffix", "-alpine", "-module", "-out"}
     named = set(re.findall(r"(?<![\w:-])(--?[a-z][a-z-]*)(?![\w-])", OWN_WORDS)) - others
     assert named - real - tools - {"-vv"} == set()
     assert real - named - rules == {"-h", "--config"}
@@ -261,6 +264,7 @@ CONTENT: list[dict[str, list[str]]] = [
     {"library/postgres": ["15.1", "16.1", "16.2", "16.2-alpine"]},
     {"library/alpine": ["3.20"]},
     {"library/alpine": ["3.20"]},
+    {"library/alpine": ["2.7", "3.19", "3.20"]},
 ]
 SYNCED = [
     {
@@ -282,6 +286,7 @@ SYNCED = [
     {"db/postgres:16.1", "db/postgres:16.2"},
     {"library/alpine:3.20"},
     {"base/alpine:3.20"},
+    {"library/alpine:3.19", "library/alpine:3.20"},
 ]
 
 
@@ -292,17 +297,25 @@ def test_a_recipe_copies_what_it_says_and_nothing_twice(
     """Its hosts become the harness's; certificates and proxies, which these need not, go."""
     document: dict[str, Any] = yaml.safe_load(RECIPES[number])
     alias = document["defaults"]["source"]
-    servers = {name: serve() for name in document["registries"]}
+    registries = document["registries"]
+    layouts = {name for name in registries if registries[name]["url"].startswith("oci-layout:")}
+    servers = {name: serve() for name in registries.keys() - layouts}
     images: dict[str, Image] = {}
-    app = servers[alias].app
+    app = servers[alias].app if alias in servers else App()
     assert isinstance(app, App)
     for repository, names in CONTENT[number].items():
         for name in names:
             seed = Seed(len(images))
             image = seed.index() if document["defaults"].get("platforms") else seed.image()
             images[f"{repository}:{name}"] = image.load_into(app, repository, tag=name)
-    for name, registry in document["registries"].items():
-        document["registries"][name] = {**registry, "url": servers[name].url}
+    if alias in layouts:
+        make_layout(tmp_path / alias, images)
+    (tmp_path / "far.txt").write_text("")
+    for name, registry in registries.items():
+        url = f"oci-layout:{name}" if name in layouts else servers[name].url
+        registries[name] = {**registry, "url": url}
+        if "assume" in registry:
+            registries[name]["assume"] = ["far.txt"]
         for field in ("ca_file", "proxy"):
             document["registries"][name].pop(field, None)
     document.setdefault("global", {})["cache_dir"] = os.fspath(tmp_path / "cache")
@@ -311,7 +324,7 @@ def test_a_recipe_copies_what_it_says_and_nothing_twice(
     ran = run_regsync("sync", "--json", "-c", str(path), env=SECRETS)
     assert ran.status == 0, ran.err
     assert {each["status"] for each in ran.images} == {"synced"}
-    assert {each["target"].partition("/")[2] for each in ran.images} == SYNCED[number]
+    assert {_name_of(each["target"]) for each in ran.images} == SYNCED[number]
     again = run_regsync("sync", "--json", "-c", str(path), env=SECRETS)
     assert {each["status"] for each in again.images} == {"skipped"}
     assert again.totals["bytes"] == 0
@@ -328,6 +341,12 @@ def test_a_recipe_copies_what_it_says_and_nothing_twice(
             max(servers[alias].journal.count("GET", "blob", reference=each) for each in digests)
             == 1
         )
+
+
+def _name_of(target: str) -> str:
+    """Return the repository and tag of a target."""
+    _, inside, name = target.rpartition("//")
+    return name if inside else target.partition("/")[2]
 
 
 def test_every_recipe_has_content_here() -> None:

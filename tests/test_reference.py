@@ -46,6 +46,7 @@ def test_every_example_is_valid_as_it_is_written(name: str, row: object) -> None
         "registry": {
             **registry,
             **({"auth_type": "static_token"} if field.name == "token" else {}),
+            **({"url": "oci-layout:disk"} if field.name == "assume" else {}),
         },
         "credentials": {"username": "u", "password": "p"},
         "mapping": routes,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from _regsync.app.console import Console
     from _regsync.config.model import Config
     from _regsync.config.reader import ConfigFile
+    from _regsync.oci.reference import Reference
     from _regsync.sync.lockfile import Lock
 
 LARGEST_CONFIG = 32 * 1024 * 1024  # bytes
@@ -103,6 +104,24 @@ def lock_for(arguments: Namespace, config: Config) -> Lock | None:
     return file.lock
 
 
+def read_reference(text: str) -> Reference:
+    """Read a reference; the path of an image layout becomes absolute."""
+    from _regsync.oci.reference import parse_reference
+
+    reference = parse_reference(text)
+    if reference.is_in_layout:
+        path = os.path.abspath(os.path.expanduser(reference.host))
+        reference = reference._replace(host=path)
+    return reference
+
+
+def check_has_repository(reference: Reference) -> None:
+    """Raise ConfigError for an image layout without a repository in it."""
+    if not reference.repository:
+        hint = f"write {reference.registry}//REPO:TAG"
+        raise ConfigError(f"reference {str(reference)!r}: a repository is needed", hint=hint)
+
+
 def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Config:
     """Return the part of a configuration that is one shard's, or all of it without a shard.
 
@@ -112,6 +131,13 @@ def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Con
         return config
     from _regsync.sync.mappings import parse_shard, share
 
+    layouts = [registry for registry in config.in_use if registry.is_layout]
+    targets = [target for mapping in config.mappings for target in mapping.targets]
+    if any(layout in targets for layout in layouts):
+        raise ConfigError(
+            "--shard with an image layout as target: one process writes a layout",
+            hint="leave --shard out, or give each part a configuration and a directory of its own",
+        )
     number, total = parse_shard(shard, os.environ)
     part = share(config, number, total)
     message = f"shard {number} of {total}: {len(part.mappings)} of {len(config.mappings)} mappings"
@@ -123,12 +149,14 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     from _regsync.app.environment import run_async
     from _regsync.app.running import SingleImage, run
     from _regsync.config.model import ArtifactRule, MappingRule, registry_for
-    from _regsync.oci.reference import parse_reference
     from _regsync.tags import TagRule
 
     config = read_config(arguments.config)
-    source = parse_reference(arguments.src)
-    target = parse_reference(arguments.dst)
+    source = read_reference(arguments.src)
+    target = read_reference(arguments.dst)
+    check_has_repository(source)
+    if not target.repository:  # of a layout, which takes the source's
+        target = target._replace(repository=source.repository)
     platforms = tuple(arguments.platform)
     reference = source.digest or source.tag or "latest"
     if source.digest is None and source.tag is None:
@@ -240,11 +268,11 @@ def run_tags(arguments: Namespace, console: Console) -> int:
     from _regsync.app.environment import run_async
     from _regsync.app.running import list_tags
     from _regsync.config.model import registry_for
-    from _regsync.oci.reference import parse_reference
     from _regsync.tags import TagRule, select
 
     config = read_config(arguments.config)
-    where = parse_reference(arguments.repo)
+    where = read_reference(arguments.repo)
+    check_has_repository(where)
     if where.tag or where.digest:
         raise ConfigError(
             f"reference {str(where)!r}: a repository is needed",

@@ -20,7 +20,7 @@ from _regsync.addresses import DEFAULT_PORTS, is_loopback
 from _regsync.errors import ConfigError
 from _regsync.net.proxy import proxy_for
 from _regsync.oci.manifest import parse_platform
-from _regsync.oci.reference import is_repository
+from _regsync.oci.reference import LAYOUT_SCHEME, is_repository
 from _regsync.providers import canonical_host
 from _regsync.semver import parse_range
 from _regsync.tags import check_glob
@@ -81,15 +81,20 @@ def parse_size(text: str) -> int:
 
 
 class RegistryAddress(NamedTuple):
-    """Where a registry is: the canonical host without brackets."""
+    """Where a registry is: the canonical host without brackets, or the path of an image layout."""
 
-    scheme: Literal["https", "http"]
+    scheme: Literal["https", "http", "oci-layout"]
     host: str
     port: int
 
 
 def parse_registry_url(text: str) -> RegistryAddress:
-    """Read `[SCHEME://]HOST[:PORT]`; ValueError says the remedy."""
+    """Read `[SCHEME://]HOST[:PORT]` or `oci-layout:PATH`; ValueError says the remedy."""
+    if text.startswith(f"{LAYOUT_SCHEME}:"):
+        directory = text.partition(":")[2]
+        if not directory or "//" in directory:
+            raise ValueError(f"{text!r} names no directory: write oci-layout:PATH")
+        return RegistryAddress(LAYOUT_SCHEME, directory, 0)
     if "@" in text:
         # Not shown: what stands before the @ is a secret.
         raise ValueError("no user or password here: use auth_type and credentials")
@@ -306,7 +311,8 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "url",
             "text",
-            "`[http://|https://]HOST[:PORT]`; loopback addresses alone mean http",
+            "`[http://|https://]HOST[:PORT]`, loopback addresses alone mean http; or "
+            "`oci-layout:PATH`, a directory of images",
             parse=parse_registry_url,
             required=True,
             example="registry.example.com:5000",
@@ -343,6 +349,14 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             check=_check_proxy,
             secret=True,
             example="http://proxy.example.com:3128",
+        ),
+        Field(
+            "assume",
+            "one_or_texts",
+            "of an `oci-layout`: receipts and layouts whose blobs the far side has, so that they "
+            "are left out",
+            empty="omit it to leave nothing out",
+            example='["far.txt"]',
         ),
     ),
     "credentials": (

@@ -15,6 +15,7 @@ from _regsync.addresses import DEFAULT_PORTS
 from _regsync.config.fields import parse_registry_url
 from _regsync.errors import ConfigError
 from _regsync.oci.manifest import Platform
+from _regsync.oci.reference import LAYOUT_SCHEME
 from _regsync.providers import Kind, api_repository, kind_of
 from _regsync.tags import TagRule
 
@@ -23,9 +24,11 @@ class Registry(NamedTuple):
     """One named registry."""
 
     alias: str
-    scheme: Literal["https", "http"]
-    host: str  # without brackets, and Docker Hub's canonical name for all of its names
-    port: int
+    scheme: Literal["https", "http", "oci-layout"]
+    # Without brackets, and Docker Hub's canonical name for all of its names; of an image layout the
+    # absolute path of its directory.
+    host: str
+    port: int  # 0 of an image layout
     kind: Kind
     auth_type: str | None = None
     username: str | None = None
@@ -38,6 +41,12 @@ class Registry(NamedTuple):
     client_cert: str | None = None
     client_key: str | None = None
     proxy: str | None = None
+    assume: tuple[str, ...] = ()  # receipts and layouts of what the far side of a layout holds
+
+    @property
+    def is_layout(self) -> bool:
+        """Whether it is a directory of images, which is asked nothing over the network."""
+        return self.scheme == LAYOUT_SCHEME
 
     def repository_key(self, repository: str) -> object:
         """Return a key of a repository in this registry, the same under all names of both."""
@@ -45,7 +54,8 @@ class Registry(NamedTuple):
 
     def __repr__(self) -> str:
         # A password or token must not be shown by whatever prints a registry.
-        return f"<Registry {self.alias}: {self.scheme}://{self.authority}>"
+        scheme = "" if self.is_layout else f"{self.scheme}://"
+        return f"<Registry {self.alias}: {scheme}{self.authority}>"
 
     @property
     def origin(self) -> tuple[str, int]:
@@ -54,7 +64,11 @@ class Registry(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """`host` or `host:port` as reports show it: without the scheme's own port."""
+        """`host` or `host:port` as reports show it: without the scheme's own port. Of an image layout
+        `oci-layout:PATH`.
+        """
+        if self.is_layout:
+            return f"{LAYOUT_SCHEME}:{self.host}"
         host = f"[{self.host}]" if ":" in self.host else self.host
         if self.port == DEFAULT_PORTS[self.scheme]:
             return host
@@ -131,6 +145,10 @@ def registry_for(written: str, config: Config | None) -> Registry:
     names_port = re.search(r":[0-9]+$", written) is not None
     registries = config.registries.values() if config is not None else ()
     for registry in registries:
+        if registry.is_layout or address.scheme == LAYOUT_SCHEME:
+            if registry.authority == written:
+                return registry
+            continue
         is_known_port = names_port or names_scheme
         port = address.port if is_known_port else DEFAULT_PORTS[registry.scheme]
         if registry.host != address.host or registry.port != port:

@@ -9,6 +9,7 @@ Follows: docs/design.md sections 3 and 4.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ from _regsync.config.lint import (
 from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry
 from _regsync.config.yaml import Node, Unreadable, compose, substitute, variable_names
 from _regsync.errors import ConfigError, Problem
+from _regsync.oci.reference import LAYOUT_SCHEME
 from _regsync.providers import kind_of
 from _regsync.tags import TagRule
 from _regsync.text import mask_unless_word, printable, strip_userinfo
@@ -505,6 +507,10 @@ class Reader:
             values["cloud_profile"] = values.pop("aws_profile")
         if "credentials" in values:
             values |= values.pop("credentials").values
+        if address.scheme == LAYOUT_SCHEME:
+            return self.build_layout(section, address.host)
+        if "assume" in section.nodes:
+            self.note_field(section, "assume", "goes with `url: oci-layout:PATH` only")
         auth_type = values.get("auth_type")
         kind = kind_of(address.host, auth_type)
         registry = Registry("", address.scheme, address.host, address.port, kind, **values)
@@ -515,6 +521,21 @@ class Reader:
             message = f"credentials travel over plain HTTP to {where}: use https:// if it can"
             self.warn_of_field(section, "url", message)
         return registry
+
+    def build_layout(self, section: Section, path: str) -> Registry | None:
+        """Return the registry that an image layout stands for. It has no login, no connection and no
+        rates.
+        """
+        for name in section.nodes:
+            if name not in ("url", "assume"):
+                self.note_field(section, name, "says nothing of an image layout: remove it")
+        try:
+            path = self.absolute_path(path)
+            assume = tuple(self.absolute_path(each) for each in section.values.get("assume", ()))
+        except ValueError as error:
+            self.note_field(section, "url", str(error))
+            return None
+        return Registry("", LAYOUT_SCHEME, posixpath.normpath(path), 0, "unknown", assume=assume)
 
     def check_login_fields(self, section: Section) -> None:
         """Note the fields that `auth_type` lacks, and those that go with another value of it."""
@@ -551,7 +572,7 @@ class Reader:
             tags=values.get("tags", TagRule()),
             platforms=values.get("platforms") or None,
             artifacts=values.get("artifacts", ArtifactRule()),
-            min_age=values.get("min_age", 0.0),
+            min_age=self.min_age_of(section, values),
         )
         if self.lint:
             self.warn_of_doubts(section, doubts_of_repositories(rule))
@@ -562,6 +583,15 @@ class Reader:
         if any(target.origin == rule.source.origin for target in rule.targets):
             self.check_copy_within_registry(section, rule)
         return rule
+
+    def min_age_of(self, section: Section, values: dict[str, Any]) -> float:
+        """Return a mapping's `min_age`; note one whose source is an image layout."""
+        age: float = values.get("min_age", 0.0)
+        if age and values["source"].is_layout:
+            message = "an image layout is filled by hand: what is in it has no age (`min_age: 0`)"
+            node = section.nodes.get("min_age", section.node)
+            self.note(node, f"{section.path}.min_age", message)
+        return age
 
     def check_copy_within_registry(self, section: Section, rule: MappingRule) -> None:
         """Note the errors of a mapping whose source registry is one of its targets: both ends are

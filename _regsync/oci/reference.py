@@ -10,7 +10,7 @@ Follows: docs/protocol-facts.md section 1.1, docs/design.md section 2.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from _regsync.crypto import DIGEST_HEX_LENGTHS, hash_hex
 from _regsync.errors import ConfigError, ContentError
@@ -27,6 +27,9 @@ _DIGEST = r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[a-zA-Z0-9=_-]+"
 _MAX_DIGEST = 999  # characters that are matched with the grammar
 
 _REFERRER_TAG = r"sha(?:256|512)-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?"
+
+# What the address of an image layout begins with, where a registry has its host.
+LAYOUT_SCHEME: Final = "oci-layout"
 
 _HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::[0-9]{1,5})?"
 _DEFAULT_HOST = "docker.io"
@@ -79,21 +82,30 @@ def is_referrer_tag(tag: str) -> bool:
 
 
 class Reference(NamedTuple):
-    """An image by host (and port), repository, and tag or digest or neither."""
+    """An image by host (and port), repository, and tag or digest or neither.
+
+    Of an image layout `host` is the path of its directory, and `repository` may be empty.
+    """
 
     host: str
     repository: str
     tag: str | None = None
     digest: str | None = None
-    scheme: str | None = None  # "https" or "http", where it is written
+    scheme: str | None = None  # "https" or "http" where it is written, or "oci-layout"
+
+    @property
+    def is_in_layout(self) -> bool:
+        return self.scheme == LAYOUT_SCHEME
 
     @property
     def registry(self) -> str:
-        """The address of its registry: `[SCHEME://]HOST[:PORT]`."""
+        """The address of its registry: `[SCHEME://]HOST[:PORT]` or `oci-layout:PATH`."""
+        if self.is_in_layout:
+            return f"{LAYOUT_SCHEME}:{self.host}"
         return f"{self.scheme}://{self.host}" if self.scheme else self.host
 
     def __str__(self) -> str:
-        name = f"{self.registry}/{self.repository}"
+        name = f"{self.registry}{'//' if self.is_in_layout else '/'}{self.repository}"
         if self.digest:
             return f"{name}@{self.digest}"
         return f"{name}:{self.tag}" if self.tag else name
@@ -101,9 +113,12 @@ class Reference(NamedTuple):
 
 def parse_reference(text: str) -> Reference:
     """Read `[[https://|http://]HOST[:PORT]/]REPO[:TAG|@DIGEST]`; without a host, Docker Hub is meant.
+    Or `oci-layout:PATH[//REPO[:TAG|@DIGEST]]`.
 
     ConfigError says what is wrong and what to write instead.
     """
+    if text.startswith(f"{LAYOUT_SCHEME}:"):
+        return _parse_in_layout(text)
     before_at, at, after_at = text.partition("@")
     # What stands around an @ may be a password, unless a digest follows.
     is_digest = after_at.startswith(("sha256:", "sha512:"))
@@ -122,6 +137,25 @@ def parse_reference(text: str) -> Reference:
         return reference._replace(digest=check_digest(after_at))
     except (ContentError, ValueError) as error:
         raise ConfigError(f"reference {printable(text, 300)!r}: {printable(str(error))}") from error
+
+
+def _parse_in_layout(text: str) -> Reference:
+    """Read a reference into an image layout, whose path ends at the last `//`."""
+    _, _, rest = text.partition(":")
+    path, separator, name = rest.rpartition("//")
+    if not separator:
+        path = rest
+        name = ""
+    if not path:
+        shown = printable(text, 300)
+        raise ConfigError(
+            f"reference {shown!r}: no directory; write {LAYOUT_SCHEME}:PATH//REPO:TAG"
+        )
+    if not name:
+        return Reference(path, "", scheme=LAYOUT_SCHEME)
+    # A host in front lets the name be read like any other.
+    inner = parse_reference(f"layout.invalid/{name}")
+    return inner._replace(host=path, scheme=LAYOUT_SCHEME)
 
 
 def _parse_name(text: str) -> Reference:

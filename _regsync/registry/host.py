@@ -202,6 +202,8 @@ class Dialer:
 
     def prepare(self, registry: Registry) -> None:
         """Read what the configuration names for a registry; ConfigError when it is unusable."""
+        if registry.is_layout:
+            return
         if registry.scheme == "https":
             self._context(registry)
         host = api_host(registry.host)

@@ -140,7 +140,7 @@ class _Place:
 class RemoteRepository:
     """One repository of one registry, seen from one side of a copy: see `Repository`."""
 
-    is_remembered = True
+    is_local = False
 
     def __init__(
         self,
@@ -442,6 +442,14 @@ class RemoteRepository:
                 return False
         size = answer.headers.get("content-length")
         return answer.status == 200 and size in (None, str(blob.size))
+
+    def lack_of(self, blob: Descriptor) -> SyncError | None:
+        """Return None: only a request tells."""
+        return None
+
+    def far_repository(self, digest: str) -> str | None:
+        """Return None: a registry leaves nothing out."""
+        return None
 
     def begin_upload(self, blob: Descriptor, lease: Lease) -> Upload:
         """Return the upload of a blob, which has not begun."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Protocol
 
-from _regsync.errors import RegistryError, Side
+from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor, Manifest
@@ -80,8 +80,10 @@ class Repository(Protocol):
         """What holds its blobs and manifests, perhaps together with those of other repositories."""
 
     @property
-    def is_remembered(self) -> bool:
-        """Whether a later run may believe what this run knows of it."""
+    def is_local(self) -> bool:
+        """Whether it is a directory of this machine: it is asked without requests, and a later run may
+        find another disk there.
+        """
 
     @property
     def probe_from(self) -> str | None:
@@ -142,6 +144,12 @@ class Repository(Protocol):
         """Return the bytes of a blob, None where they are not told. RegistryError with status 404
         where there is no such blob.
         """
+
+    def lack_of(self, blob: Descriptor) -> SyncError | None:
+        """Return why a blob is known not to be readable here; None where it may be."""
+
+    def far_repository(self, digest: str) -> str | None:
+        """Return a repository at a target that is said to hold a blob which was left out here."""
 
     def open_blob(
         self, blob: Descriptor, start: int = 0, *, fresh: bool = False

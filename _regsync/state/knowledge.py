@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from _regsync.crypto import hash_hex
-from _regsync.oci.reference import is_repository, split_digest
+from _regsync.oci.reference import LAYOUT_SCHEME, is_repository, split_digest
 
 # A host (`host:port`, as reports show it) and the name of a repository.
 RepositoryKey = tuple[str, str]
@@ -330,6 +330,10 @@ class Knowledge:
         self._now = now
         self._ttl = ttl
 
+        # What this run learns of image layouts. No later run knows of it: another disk may be mounted
+        # then (docs/design.md section 13).
+        self._layouts = Notes()
+
         # In the tables below a digest is `str`, and its key (`key_of`), by which the archive knows it,
         # is `bytes`.
 
@@ -370,6 +374,9 @@ class Knowledge:
         # What was forgotten in this run: no tag's answer makes it believed again.
         self._forgotten: set[tuple[RepositoryKey, bytes]] = set()
 
+    def _archive_of(self, host: str) -> Archive:
+        return self._layouts if host.startswith(f"{LAYOUT_SCHEME}:") else self._archive
+
     # Blobs and manifests.
 
     def has_blob(self, where: RepositoryKey, digest: str, *, careful: bool = False) -> bool:
@@ -382,7 +389,7 @@ class Knowledge:
         key = key_of(digest)
         if key in self._believed[where]:
             return True
-        entry = self._archive.blob(where, key)
+        entry = self._archive_of(_host_of(where)).blob(where, key)
         return entry is not None and self._is_believed(where, key, entry.confirmed, careful)
 
     def is_confirmed(self, where: RepositoryKey, digest: str) -> bool:
@@ -408,7 +415,7 @@ class Knowledge:
         if digest in self._manifests[where]:
             return True
         key = key_of(digest)
-        entry = self._archive.manifest(where, key)
+        entry = self._archive_of(_host_of(where)).manifest(where, key)
         if entry is None:
             return self._is_shown_in(where, key)
         return self._is_believed(where, key, entry.confirmed, False)
@@ -434,14 +441,16 @@ class Knowledge:
             tuple(key_of(blob) for blob in blobs),
             tuple(key_of(child) for child in children),
         )
-        self._archive.put_manifest(where, key, entry)
+        self._archive_of(_host_of(where)).put_manifest(where, key, entry)
 
     def _put_blob(self, where: RepositoryKey, digest: str, *, is_mountable: bool) -> None:
         key = key_of(digest)
         if not is_mountable:  # a blob that was mountable stays so
-            old = self._archive.blob(where, key)
+            old = self._archive_of(_host_of(where)).blob(where, key)
             is_mountable = old is not None and old.is_mountable
-        self._archive.put_blob(where, key, BlobEntry(int(self._now()), is_mountable))
+        self._archive_of(_host_of(where)).put_blob(
+            where, key, BlobEntry(int(self._now()), is_mountable)
+        )
 
     def forget(self, where: RepositoryKey, digest: str) -> None:
         """Drop what was believed of a digest and of what it names: a registry said otherwise."""
@@ -452,10 +461,10 @@ class Knowledge:
         self._holders[host, digest].pop(repository, None)
         self._archived.discard((where, key))
 
-        entry = self._archive.manifest(where, key)
+        entry = self._archive_of(_host_of(where)).manifest(where, key)
         named_keys = () if entry is None else (*entry.blobs, *entry.children)
         keys = (key, *named_keys)
-        self._archive.forget(where, keys)
+        self._archive_of(_host_of(where)).forget(where, keys)
         self._believed[where].difference_update(keys)
         self._forgotten.update((where, each) for each in keys)
 
@@ -508,11 +517,13 @@ class Knowledge:
         for blob in blobs:
             self._believed_holders[host, blob][repository] = None
 
-        old = self._archive.manifest(where, key)
+        old = self._archive_of(_host_of(where)).manifest(where, key)
         if old is None or not self._is_young(old.confirmed, self._ttl or math.inf):
-            self._archive.put_manifest(where, key, entry)
+            self._archive_of(_host_of(where)).put_manifest(where, key, entry)
             for blob in blobs:
-                self._archive.put_blob(where, blob, BlobEntry(entry.confirmed, True))
+                self._archive_of(_host_of(where)).put_blob(
+                    where, blob, BlobEntry(entry.confirmed, True)
+                )
 
         self._strong_keys(where).update(entry.blobs)
         for child in entry.children:
@@ -578,7 +589,7 @@ class Knowledge:
             if key in strong:
                 continue
             strong.add(key)
-            entry = self._archive.manifest(where, key)
+            entry = self._archive_of(_host_of(where)).manifest(where, key)
             if entry is not None:
                 strong.update(entry.blobs)
                 unread.extend(entry.children)
@@ -605,7 +616,7 @@ class Knowledge:
                 given[repository] = None
                 yield repository
 
-        for holder in self._archive.holders_of(host, key):
+        for holder in self._archive_of(host).holders_of(host, key):
             # The file has no checksum, and the name becomes a part of a URL.
             if holder.repository in given or not is_repository(holder.repository):
                 continue
@@ -678,10 +689,14 @@ class Knowledge:
         blobs = sorted(self._believed[where])
         manifests = sorted(self._vouched.get(where, ()))
         for manifest in manifests:  # the list grows by the children of each index
-            entry = self._archive.manifest(where, manifest)
+            entry = self._archive_of(_host_of(where)).manifest(where, manifest)
             if entry is not None and not blobs:
                 manifests.extend(entry.children)
-                blobs = [key for key in entry.blobs if self._archive.blob(where, key) is not None]
+                blobs = [
+                    key
+                    for key in entry.blobs
+                    if self._archive_of(_host_of(where)).blob(where, key) is not None
+                ]
         for key in blobs:
             if key.startswith(_ALGORITHMS["sha256"]):  # the key of a sha512 is only half a digest
                 return digest_like(key)
@@ -693,7 +708,7 @@ class Knowledge:
         """Return what is known of a host, not older than a day; only this module changes it."""
         if host not in self._hosts:
             facts = self._hosts[host] = HostFacts()
-            for fact in self._archive.facts_of(host):
+            for fact in self._archive_of(host).facts_of(host):
                 if self._is_young(fact.learnt, _FACTS_SECONDS):
                     facts.recall(fact)
         return self._hosts[host]
@@ -724,7 +739,7 @@ class Knowledge:
             self._keep(_host_of(where), "has_referrers_api", has, segment)
 
     def _keep(self, host: str, name: str, value: object, segment: str = "") -> None:
-        self._archive.put_fact(host, Fact(name, segment, value, int(self._now())))
+        self._archive_of(host).put_fact(host, Fact(name, segment, value, int(self._now())))
 
     # Tags, and artifacts of images.
 
@@ -736,7 +751,11 @@ class Knowledge:
         return entry.snapshot
 
     def record_snapshot(self, name: bytes, source: bytes, pushed: bytes) -> None:
-        """Note what a tag names at its source, and what at its target: the keys of both digests."""
+        """Note what a tag names at its source, and what at its target: the keys of both digests. Nothing
+        is noted under an empty name.
+        """
+        if not name:
+            return
         snapshot = Snapshot(source, pushed)
         old = self._archive.snapshot(name)
         # An unchanged tag is written again only after a quarter of `ttl`, so that most runs without
@@ -761,8 +780,11 @@ class Knowledge:
     ) -> None:
         """Note what a look at the artifacts of an image found; this does not age with `ttl`.
 
-        `first` is the moment of the first look, 0 where this look is the first.
+        `first` is the moment of the first look, 0 where this look is the first. Nothing is noted under
+        an empty name.
         """
+        if not name:
+            return
         now = int(self._now())
         self._archive.put_artifact_check(
             name, ArtifactCheck(now, first or now, flags, listing_hash)
@@ -788,19 +810,23 @@ class Knowledge:
 
     def _renew(self, where: RepositoryKey, root: bytes) -> None:
         """Confirm a vouched manifest and what it names, once a quarter of `ttl` has passed."""
-        entry = self._archive.manifest(where, root)
+        entry = self._archive_of(_host_of(where)).manifest(where, root)
         if entry is None or self._is_young(entry.confirmed, self._ttl / 4):
             return
         now = int(self._now())
         unread = [root]
         while unread:
             key = unread.pop()
-            entry = self._archive.manifest(where, key)
+            entry = self._archive_of(_host_of(where)).manifest(where, key)
             if entry is None or entry.confirmed == now:
                 continue
-            self._archive.put_manifest(where, key, entry._replace(confirmed=now))
+            self._archive_of(_host_of(where)).put_manifest(
+                where, key, entry._replace(confirmed=now)
+            )
             unread.extend(entry.children)
             for blob in entry.blobs:
-                old = self._archive.blob(where, blob)
+                old = self._archive_of(_host_of(where)).blob(where, blob)
                 if old is not None:
-                    self._archive.put_blob(where, blob, old._replace(confirmed=now))
+                    self._archive_of(_host_of(where)).put_blob(
+                        where, blob, old._replace(confirmed=now)
+                    )

@@ -19,6 +19,7 @@ import anyio
 from _regsync import tags as tags_module
 from _regsync.config.model import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
+from _regsync.layout.repository import Layouts
 from _regsync.oci.manifest import MAX_INDEX_DEPTH, TRIM_RULE, Descriptor, Manifest, trim_index
 from _regsync.registry.host import Host, RegistryClient
 from _regsync.registry.remote import RemoteRepository
@@ -242,6 +243,7 @@ class Discovery:
         transport: Transport,
         knowledge: Knowledge,
         *,
+        layouts: Layouts | None = None,
         reads_only: bool = False,
         wants_all_trees: bool = False,
     ) -> None:
@@ -250,6 +252,7 @@ class Discovery:
         """
         self._transport = transport
         self._knowledge = knowledge
+        self._layouts = layouts or Layouts(transport.gate, transport.machine.log)
         self._reads_only = reads_only
         self._wants_all_trees = wants_all_trees
 
@@ -278,7 +281,8 @@ class Discovery:
         """Return a repository, the same object each time."""
         key = (registry, name, side is Side.SOURCE)
         if key not in self._repositories:
-            self._repositories[key] = self.connect(registry, name, side)
+            open_repository = self._layouts.repository if registry.is_layout else self.connect
+            self._repositories[key] = open_repository(registry, name, side)
         return self._repositories[key]
 
     def source_of(self, mapping: MappingRule) -> Repository:
@@ -357,7 +361,11 @@ class Discovery:
         reference: str,
         target_reference: str,
     ) -> bytes:
-        """Name what the state keeps of a tag: its source and target, and the platform filter."""
+        """Name what the state keeps of a tag: its source and target, and the platform filter. Empty
+        where it keeps nothing of the target.
+        """
+        if target.is_local:
+            return b""
         platforms = ""
         if mapping.platforms is not None:
             platforms = ",".join(sorted(map(str, mapping.platforms)))
@@ -474,7 +482,9 @@ class Discovery:
         # Docker Hub counts a manifest's GET against the quota, and not its HEAD
         # (docs/protocol-facts.md section 7.2).
         is_listed = any(target_reference in (self.names(tag.target) or ()) for tag in tags)
-        return mapping.source.kind == "dockerhub" and is_listed
+        # A layout's listing has its digests, so that it needs no request to see what is equal.
+        are_local = all(tag.target.is_local for tag in tags)
+        return is_listed and (mapping.source.kind == "dockerhub" or are_local)
 
     async def name_at_source(self, mapping: MappingRule, reference: str, *, by_head: bool) -> Named:
         """Return what a tag or digest names at a mapping's source; raises SyncError."""

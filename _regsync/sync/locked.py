@@ -15,6 +15,7 @@ from functools import partial
 
 from _regsync.config.model import MappingRule
 from _regsync.errors import ContentError, RegistryError
+from _regsync.layout.repository import Layouts
 from _regsync.oci.manifest import Descriptor, Manifest, by_digest_alone, referrer_entry
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
@@ -47,11 +48,16 @@ class LockedDiscovery(Discovery):
         transport: Transport,
         knowledge: Knowledge,
         *,
+        layouts: Layouts | None = None,
         reads_only: bool = False,
         wants_all_trees: bool = False,
     ) -> None:
         super().__init__(
-            transport, knowledge, reads_only=reads_only, wants_all_trees=wants_all_trees
+            transport,
+            knowledge,
+            layouts=layouts,
+            reads_only=reads_only,
+            wants_all_trees=wants_all_trees,
         )
         self._lock = lock
 

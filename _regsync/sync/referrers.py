@@ -109,8 +109,11 @@ def check_name(mapping: MappingRule, source: Repository, target: Repository, *ke
     """Return the name under which the state keeps the check of an image's artifacts at a target. It
     depends on the filters too.
 
-    `keys` are the keys of the image's digests at source and target.
+    `keys` are the keys of the image's digests at source and target. The name is empty where the state
+    keeps nothing of the target.
     """
+    if target.is_local:
+        return b""
     rule = mapping.artifacts
     filters = (",".join(sorted(types)) for types in (rule.include, rule.exclude))
     return snapshot_name(
@@ -181,8 +184,8 @@ class Referrers:
             return Look.DEEP
 
         now = self._wall()
-        checks = [copy.last_check for copy in usable]
-        if self._has_state:
+        checks = [copy.last_check for copy in usable if not copy.target.is_local]
+        if self._has_state and checks:
             look = decide_look(checks, usable[0].flags, now)
         else:
             is_due = is_due_without_state(usable[0].source_digest, now)

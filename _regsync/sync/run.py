@@ -20,6 +20,7 @@ import anyio.abc
 
 from _regsync.config.model import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
+from _regsync.layout.repository import Layouts
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.database import StateFile
@@ -117,11 +118,16 @@ class Run:
         knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
         self._knowledge = knowledge
 
+        self._layouts = Layouts(transport.gate, machine.log)
         # Here alone a run from a lock differs from others.
         make_discovery = Discovery if lock is None else partial(LockedDiscovery, lock)
         make_referrers = Referrers if lock is None else LockedReferrers
         self._discovery = make_discovery(
-            transport, knowledge, reads_only=is_dry_run, wants_all_trees=self._is_analysis
+            transport,
+            knowledge,
+            layouts=self._layouts,
+            reads_only=is_dry_run,
+            wants_all_trees=self._is_analysis,
         )
         self._referrers = make_referrers(
             self._discovery, knowledge, machine.wall, has_state=self._state.is_used, recheck=recheck
@@ -166,6 +172,8 @@ class Run:
         self._began = 0.0
         # The group of all questions and copies, while the run goes on.
         self._tasks: anyio.abc.TaskGroup | None = None
+        # The group of copies whose images were put and are not safe yet.
+        self._endings: anyio.abc.TaskGroup | None = None
 
     # The run as a whole.
 
@@ -197,19 +205,24 @@ class Run:
         """Carry out a run: the first questions lead to all others, and to all copies."""
         self._began = anyio.current_time()
         for registry in self._config.in_use:
-            self._transport.prepare(registry)  # an unusable file stops all before any request
+            # An unusable file stops all before any request.
+            self._transport.prepare(registry)
+            self._layouts.prepare(registry)
 
         work = anyio.CancelScope()
         try:
             async with anyio.create_task_group() as watchers:
                 watchers.start_soon(self._watch_over, work, stop)
                 watchers.start_soon(self._state.commit_regularly)
+                watchers.start_soon(self._layouts.commit_regularly)
                 if self._first_seen is not None:
                     watchers.start_soon(self._first_seen.save_regularly)
-                with work:
-                    async with anyio.create_task_group() as self._tasks:
-                        for source, question in first_questions:
-                            self._ask(source, question)
+                async with anyio.create_task_group() as self._endings:
+                    with work:
+                        async with anyio.create_task_group() as self._tasks:
+                            for source, question in first_questions:
+                                self._ask(source, question)
+                    await self._layouts.commit()
                 watchers.cancel_scope.cancel()
         finally:
             self._tasks = None
@@ -270,6 +283,8 @@ class Run:
             failed=self._report.exit_status() != 0,
             leftovers=self._state.is_kept,
         )
+        is_whole = not self.scheduler.draining and self._report.exit_status() == 0
+        self._layouts.close(sweep=is_whole)
         self._discovery.keep_logins()
         self._knowledge.finish()
         self._state.close()
@@ -687,6 +702,26 @@ class Run:
     # Outcomes.
 
     def _end_copy(self, copy: ImageCopy) -> None:
+        """End a copy; what was put into a layout is reported when it is safe there."""
+        has_put = copy.is_copied or bool(copy.artifacts_copied)
+        if (
+            self._endings is not None
+            and copy.error is None
+            and has_put
+            and copy.target.has_unsafe()
+        ):
+            self._endings.start_soon(self._end_when_safe, copy)
+        else:
+            self._record_end(copy)
+
+    async def _end_when_safe(self, copy: ImageCopy) -> None:
+        try:
+            await copy.target.wait_until_safe()
+        except SyncError as error:
+            copy.error = error
+        self._record_end(copy)
+
+    def _record_end(self, copy: ImageCopy) -> None:
         """Remember the look at a copy's artifacts, and report how it ended."""
         # After a failure the artifacts are not complete. If the state says so already, nothing is
         # recorded.

@@ -24,11 +24,11 @@ import anyio
 
 from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.oci.manifest import Descriptor, Manifest
-from _regsync.registry.repository import is_immutable, may_be_stale
+from _regsync.registry.repository import Repository, is_immutable, may_be_stale
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge, RepositoryKey, key_of
 from _regsync.sync.claims import Claims, ImageClaims, Step
-from _regsync.sync.discovery import Discovery
+from _regsync.sync.discovery import Discovery, gather
 from _regsync.sync.election import Pending
 from _regsync.sync.image import BlobResult, Image, ImageCopy, NotAtHand, Savings
 from _regsync.sync.referrer_lists import ReferrerLists
@@ -367,7 +367,12 @@ class Scheduler:
         # the host, from where it can be mounted now.
         async with anyio.create_task_group() as blobs:
             while step := await promoted.next_step():
-                blobs.start_soon(self._copy_blob, promoted, step)
+                if image.elsewhere is None:
+                    await self._find_lacking(image, claims)
+                if image.error is None:
+                    blobs.start_soon(self._copy_blob, promoted, step)
+                else:
+                    self._end_step(promoted)
         if promoted.phase is Phase.ABANDONED:
             return  # it holds no slot; it stays in `_promoted`, so that the run knows of it
 
@@ -396,12 +401,51 @@ class Scheduler:
             self._start_again(image)
         self.advance()
 
+    async def _find_lacking(self, image: Image, claims: ImageClaims) -> None:
+        """Look at the target for the blobs that the source is known to lack, before anything of the
+        image is written. The image fails where one of them is nowhere.
+        """
+        image.elsewhere = {}
+        lacking = [
+            blob
+            for blob in claims.blobs.values()
+            if image.source.lack_of(blob) is not None
+            and not self._knowledge.has_blob(claims.where, blob.digest)
+        ]
+        try:
+            places = await gather(partial(self._find_elsewhere, image, blob) for blob in lacking)
+        except SyncError as error:
+            image.error = error
+            return
+        digests = [blob.digest for blob in lacking]
+        image.elsewhere.update(zip(digests, places, strict=True))
+
+    async def _find_elsewhere(self, image: Image, blob: Descriptor) -> Repository:
+        """Return the target if it holds a blob that the source lacks, else another repository of its
+        host that is said to hold it, and does. Raises why the source cannot give it.
+        """
+        target = image.target
+        if await target.has_blob(blob, repeats=True):
+            return target
+        name = image.source.far_repository(blob.digest)
+        if name is not None and name != target.name:
+            other = self._discovery.repository(target.host.registry, name, Side.SOURCE)
+            if await other.has_blob(blob, repeats=True):
+                self._knowledge.add_blob(other.pool, blob.digest)
+                return other
+        lack = image.source.lack_of(blob)
+        assert lack is not None
+        raise lack
+
     async def _copy_blob(self, promoted: _Promoted, step: Step) -> None:
         """Copy one blob, by mount or upload. A failure fails the image, but stops none of its steps
         that are under way.
         """
         image = promoted.image
         blob = step.blob
+        source = (image.elsewhere or {}).get(blob.digest, image.source)
+        if source not in (image.source, image.target):
+            step = step._replace(mount_from=source.api_name)
         step = self._with_mount_source(step)
         keep = self._where_to_keep(image, blob)
         bytes_to_read = self._bytes_to_read(step, keep)
@@ -411,7 +455,10 @@ class Scheduler:
 
         result = None
         try:
-            result = await self._transfer.copy(step, image.source, image.target, keep)
+            if source is image.target:
+                result = BlobResult.PRESENT
+            else:
+                result = await self._transfer.copy(step, source, image.target, keep)
         except SyncError as error:
             image.error = image.error or error
         else:
@@ -450,6 +497,8 @@ class Scheduler:
         """Say where a blob's bytes are kept for later uploads (rule 13): on disk when other targets
         need the blob, in memory when it is small and will be uploaded again for another image.
         """
+        if image.source.is_local:
+            return None
         if image.copy.has_several_targets:
             return "disk"
         never_mounts = self._knowledge.mounts(image.target.host.key) is False

@@ -1,0 +1,642 @@
+"""An image layout on a disk: blobs, `index.json`, how both are read and written.
+
+Owns: which files are opened, the blobs that are being written, when they get their names, the lock.
+May not know: registries, what is copied, why.
+Invariants: a layout is read as a hostile directory: regular files inside of it alone, of the size
+    that was asked for, no links. A blob is under its digest's name when it is whole and on the
+    disk; `index.json` names what is there (I1, I11). Nothing is deleted but what was begun and is
+    not whole.
+Follows: OCI image-spec 1.1 image-layout.md, docs/design.md section 13.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from io import FileIO
+from typing import NamedTuple
+
+import anyio
+import anyio.to_thread
+
+from _regsync.crypto import DIGEST_HEX_LENGTHS
+from _regsync.errors import ContentError, Side, SyncError, WrongBytes
+from _regsync.files import PARTIAL_SUFFIX, WRITE_FLAGS, lock, open_safely, remove_if_possible
+from _regsync.layout.index import LARGEST_INDEX, Entry, Index, parse_index
+from _regsync.oci.manifest import Descriptor, load_json
+from _regsync.oci.reference import split_digest
+from _regsync.text import printable, size_text
+
+_VERSION_FILE = "oci-layout"
+_INDEX_FILE = "index.json"
+_OLD_INDEX_FILE = "index.json.old"
+
+_VERSION = b'{"imageLayoutVersion":"1.0.0"}\n'
+_LARGEST_VERSION_FILE = 64 * 1024
+
+# Others read what is carried to them.
+_FOLDER_MODE = 0o755
+_FILE_MODE = 0o644
+
+# Seconds for one piece after which the disk is slow: the next piece goes by way of a worker thread.
+_SLOW_PIECE = 0.02
+
+# Files of a group above which the whole system is asked first to write out what it holds: to wait
+# for each file by itself takes much longer.
+_MANY_FILES = 32
+
+
+class LayoutError(SyncError):
+    """A layout cannot be read or written."""
+
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        return "SOURCE_ERROR" if self.side is Side.SOURCE else "TARGET_ERROR"
+
+
+class _Whole(NamedTuple):
+    """A whole file beside its place."""
+
+    path: str
+    size: int
+
+
+class _Group:
+    """What was put since `index.json` was replaced last."""
+
+    def __init__(self) -> None:
+        # By digest.
+        self.blobs = dict[str, _Whole]()
+        self.manifests = dict[str, bytes]()
+        self.has_entries = False
+        self.is_over = anyio.Event()
+        self.error: SyncError | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.blobs or self.manifests or self.has_entries)
+
+
+class _Stamp(NamedTuple):
+    """What differs when a file was replaced."""
+
+    inode: int
+    size: int
+    modified: int  # in nanoseconds
+
+
+class Layout:
+    """One layout, for all its repositories in a run."""
+
+    def __init__(
+        self, path: str, log: Callable[..., None], on_put: Callable[[], None] = lambda: None
+    ) -> None:
+        """Prepare to use a directory; `on_put` is called when something waits for `commit`."""
+        self.path = path
+        self.on_put = on_put
+        self.shown = printable(path)
+        self._log = log
+
+        # What `index.json` says, with what was put since; None before it was read.
+        self._index: Index | None = None
+        self._stamp: _Stamp | None = None
+        # The bytes of `index.json` as they were read or written.
+        self._bytes = b""
+
+        # By algorithm, folders that were found to be folders.
+        self._folders = dict[str, str]()
+
+        # The open directory, while this process has its lock or knows that there are no locks.
+        self._lock: int | None = None
+        self._is_writing = False
+        self._is_replaced_at_once = True
+        # By digest, the files of blobs that are not whole: of this run and of earlier ones.
+        self._partials = dict[str, str]()
+
+        # What is to be in `index.json` next, and what is on its way there.
+        self._group = _Group()
+        self._under_way: _Group | None = None
+        self._committing = anyio.Lock()
+        # Why nothing is written any more.
+        self._failure: SyncError | None = None
+        # By digest, the bytes that open files are still to get.
+        self._expected = dict[str, int]()
+
+    def __str__(self) -> str:
+        return f"oci-layout:{self.path}"
+
+    # Reading.
+
+    def index(self, *, may_be_new: bool = False) -> Index:
+        """Return what the layout names; LayoutError or ContentError where it cannot be read.
+
+        With `may_be_new` a directory without a layout is an empty one.
+        """
+        if self._index is None:
+            self._index = self._read_index(may_be_new=may_be_new)
+        return self._index
+
+    def size_of(self, digest: str) -> int | None:
+        """Return the size of a blob or manifest, None where it is not there.
+
+        LayoutError for anything but a regular file.
+        """
+        for group in self._groups():
+            if digest in group.manifests:
+                return len(group.manifests[digest])
+            if digest in group.blobs:
+                return group.blobs[digest].size
+        path = self._path_of(digest)
+        if path is None:
+            return None
+        with self.disk_errors():
+            try:
+                status = os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+        if not stat.S_ISREG(status.st_mode):
+            raise LayoutError(f"{digest} is no regular file in {self.shown}, refused")
+        return status.st_size
+
+    def read(self, digest: str, most: int) -> bytes | None:
+        """Return a blob or manifest of at most `most` bytes, not verified; None where it is not there."""
+        for group in self._groups():
+            if digest in group.manifests:
+                return group.manifests[digest]
+        size = self.size_of(digest)
+        if size is None:
+            return None
+        if size > most:
+            raise ContentError(f"{digest} has {size} bytes, more than {most}")
+        with self.disk_errors(), self.open(digest, size) as stream:
+            return stream.read(size) or b""
+
+    def open(self, digest: str, size: int) -> FileIO:
+        """Open a blob. WrongBytes where it has another size, LayoutError where it is not there."""
+        if self.size_of(digest) is None:
+            raise LayoutError(f"{self.shown} does not hold {digest}")
+        paths = [group.blobs[digest].path for group in self._groups() if digest in group.blobs]
+        with self.disk_errors():
+            stream = self._open_first(*paths, self._path_of(digest) or "")
+            status = os.fstat(stream.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            stream.close()
+            raise WrongBytes(f"the blob has {status.st_size} bytes, its descriptor says {size}")
+        return stream
+
+    @staticmethod
+    def _open_first(*paths: str) -> FileIO:
+        """Open the first file that is there: one beside its place may get its name meanwhile."""
+        *beside, place = paths
+        for path in beside:
+            with contextlib.suppress(FileNotFoundError):
+                return FileIO(path, opener=open_safely)
+        return FileIO(place, opener=open_safely)
+
+    def _groups(self) -> Iterator[_Group]:
+        yield self._group
+        if self._under_way is not None:
+            yield self._under_way
+
+    def _path_of(self, digest: str) -> str | None:
+        """Return the place of a blob; None where its folder is not there."""
+        algorithm, encoded = split_digest(digest)
+        folder = self._folder(algorithm)
+        return None if folder is None else os.path.join(folder, encoded)
+
+    def _place_for(self, digest: str) -> str:
+        """Return the place of a blob, whose folder is made where it is not there."""
+        algorithm, encoded = split_digest(digest)
+        folder = self._folder(algorithm)
+        if folder is None:
+            folder = os.path.join(self.path, "blobs", algorithm)
+            _make_folder(folder)
+        return os.path.join(folder, encoded)
+
+    def _folder(self, algorithm: str) -> str | None:
+        """Return the folder of an algorithm's blobs, None where there is none; no link is followed."""
+        if algorithm not in self._folders:
+            blobs = os.path.join(self.path, "blobs")
+            folder = os.path.join(blobs, algorithm)
+            for each in (blobs, folder):
+                with self.disk_errors():
+                    try:
+                        status = os.lstat(each)
+                    except (FileNotFoundError, NotADirectoryError):
+                        return None
+                if not stat.S_ISDIR(status.st_mode):
+                    raise LayoutError(f"{printable(each)} is no directory, refused")
+            self._folders[algorithm] = folder
+        return self._folders[algorithm]
+
+    def _read_index(self, *, may_be_new: bool) -> Index:
+        version = self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE)
+        body = self._read_file(_INDEX_FILE, LARGEST_INDEX)
+        older = None if body is not None else self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX)
+        if version is None and body is None and older is None and may_be_new:
+            return Index()
+        if version is None:
+            error = LayoutError(f"{self.shown} is no image layout: it has no file oci-layout")
+            error.hint = "check the path, and whether the disk is mounted"
+            raise error
+        _check_version(version)
+        if body is None and older is None:
+            if may_be_new:  # a run was killed before its first images were there
+                return Index()
+            raise LayoutError(f"{self.shown} is no whole image layout: it has no index.json")
+
+        try:
+            index = parse_index(body if body is not None else b"")
+        except ContentError as error:
+            index = self._read_older_index(error)
+        else:
+            self._bytes = body or b""
+        self._stamp = self._stamp_of_index()
+        return index
+
+    def _read_older_index(self, error: ContentError) -> Index:
+        """Return what `index.json.old` names: a disk without atomic replacement was pulled out."""
+        older = self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX)
+        if older is None:
+            error.hint = "copy the layout again, or name another directory"
+            raise error
+        index = parse_index(older)
+        text = f"{self.shown}: index.json cannot be read, index.json.old is taken instead"
+        self._log("warning", "layout_index", text)
+        return index
+
+    def _read_file(self, name: str, most: int) -> bytes | None:
+        """Return a file of the layout, None where it is not there."""
+        path = os.path.join(self.path, name)
+        with self.disk_errors():
+            try:
+                status = os.lstat(path)
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+            if not stat.S_ISREG(status.st_mode):
+                raise LayoutError(f"{printable(path)} is no regular file, refused")
+            with FileIO(path, opener=open_safely) as stream:
+                size = os.fstat(stream.fileno()).st_size
+                if size > most:
+                    raise ContentError(f"{printable(path)} has {size} bytes, more than {most}")
+                return stream.readall()
+
+    def _stamp_of_index(self) -> _Stamp | None:
+        try:
+            status = os.stat(os.path.join(self.path, _INDEX_FILE))
+        except OSError:
+            return None
+        return _Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+
+    @contextlib.contextmanager
+    def disk_errors(self) -> Iterator[None]:
+        """Raise LayoutError in place of the system's errors."""
+        try:
+            yield
+        except OSError as error:
+            place = printable(str(error.filename or self.path))
+            why = printable(error.strerror or str(error))
+            raise LayoutError(f"{place}: {why}") from error
+
+    # Writing.
+
+    def begin_writing(self) -> None:
+        """Take the lock and make what a layout has; LayoutError where it cannot be written."""
+        if self._failure is not None:
+            raise self._failure.without_place()
+        if self._is_writing:
+            return
+        with self.disk_errors():
+            _make_folder(self.path)
+            self._take_lock()
+            for name in ("blobs", os.path.join("blobs", "sha256")):
+                _make_folder(os.path.join(self.path, name))
+            if self._index is not None and self._stamp != self._stamp_of_index():
+                # Another process has written meanwhile. What was looked up before is only out of
+                # date: the worst is an image that is copied again.
+                self._index = None
+            self.index(may_be_new=True)
+            if self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE) is None:
+                self._write_file(_VERSION_FILE, _VERSION)
+            self._is_replaced_at_once = self._has_hard_links()
+            self._find_leftovers()
+        self._is_writing = True
+
+    def begin_blob(self, blob: Descriptor) -> BlobFile:
+        """Return the file of a blob that is to be written. LayoutError where there is no room for it."""
+        self.begin_writing()
+        with self.disk_errors():
+            place = self._place_for(blob.digest)
+        room = self.free_bytes() - sum(self._expected.values())
+        if blob.size > room:
+            error = LayoutError(
+                f"{self.shown} has room for {size_text(max(room, 0))}, the blob has"
+                f" {size_text(blob.size)}"
+            )
+            error.hint = "free space on the device, or copy to a larger one"
+            raise error
+        return BlobFile(self, blob, place + PARTIAL_SUFFIX)
+
+    def free_bytes(self) -> int:
+        """Return the bytes that are free on the layout's device."""
+        place = self.path if os.path.isdir(self.path) else os.path.dirname(self.path)
+        with self.disk_errors():
+            return shutil.disk_usage(place).free
+
+    def add_manifest(self, digest: str, body: bytes, entry: Entry | None) -> None:
+        """Put a manifest; `entry` names it in `index.json`."""
+        self.begin_writing()
+        if self.size_of(digest) is None:
+            self._group.manifests[digest] = body
+        if entry is not None:
+            self.index().put(entry)
+            self._group.has_entries = True
+        self.on_put()
+
+    def add_left_out(self, digest: str, repository: str) -> None:
+        """Note a blob that a manifest names and that is not in the layout, because the far side has
+        it.
+        """
+        left_out = self.index().left_out
+        if digest not in left_out:
+            left_out[digest] = repository
+            self._group.has_entries = True
+            self.on_put()
+
+    def has_unsafe(self) -> bool:
+        """Say whether something was put that `index.json` does not name yet."""
+        return bool(self._group) or self._under_way is not None
+
+    async def wait_until_safe(self) -> None:
+        """Wait until what was put is on the disk and in `index.json`; LayoutError where it failed."""
+        for group in list(self._groups()):
+            if group:
+                await group.is_over.wait()
+                if group.error is not None:
+                    raise group.error.without_place()
+        if self._failure is not None:
+            raise self._failure.without_place()
+
+    async def commit(self) -> None:
+        """Bring what was put to the disk: blobs and manifests get their names, then `index.json` is
+        replaced. An error is raised to those who wait for it.
+        """
+        async with self._committing:
+            if not self._group:
+                return
+            group = self._group
+            self._under_way = group
+            self._group = _Group()
+            try:
+                if self._failure is not None:
+                    raise self._failure.without_place()
+                with anyio.CancelScope(shield=True):
+                    body = self.index().dump() if group.has_entries else self._bytes
+                    await anyio.to_thread.run_sync(self._write_group, group, body)
+            except SyncError as error:
+                self._fail(group, error)
+            finally:
+                self._under_way = None
+                group.is_over.set()
+
+    def _fail(self, group: _Group, error: SyncError) -> None:
+        """Write nothing more: what is in memory is not what is on the disk."""
+        error.drop_frames()
+        error.hint = error.hint or "the tags in it are as they were before"
+        self._failure = error
+        group.error = error
+
+    def close(self, *, sweep: bool = True) -> None:
+        """Give the lock back. With `sweep` remove blobs that are not whole: nobody goes on with them."""
+        if self._is_writing and sweep:
+            for path in self._partials.values():
+                remove_if_possible(path)
+            self._partials.clear()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+        self._is_writing = False
+
+    def _take_lock(self) -> None:
+        try:
+            # Nothing is left behind on the disk by a lock of the directory itself.
+            descriptor = os.open(self.path, os.O_RDONLY)
+        except OSError:  # Windows opens no directories
+            self._tell_no_locks()
+            return
+        try:
+            lock(descriptor)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            busy = LayoutError(f"another process is writing {self.shown}")
+            busy.hint = "wait until it has ended, or copy to another directory"
+            raise busy from error
+        except OSError:
+            self._tell_no_locks()
+        self._lock = descriptor
+
+    def _tell_no_locks(self) -> None:
+        text = f"{self.shown}: its file system has no locks, so let one process write it at a time"
+        self._log("info", "layout_lock", text)
+
+    def _has_hard_links(self) -> bool:
+        """Say whether the file system has hard links. Those that have none (FAT) have no atomic
+        replacement of files either.
+        """
+        link = os.path.join(self.path, f"{_VERSION_FILE}{PARTIAL_SUFFIX}")
+        remove_if_possible(link)
+        try:
+            os.link(os.path.join(self.path, _VERSION_FILE), link)
+        except OSError:
+            return False
+        os.unlink(link)
+        return True
+
+    def _find_leftovers(self) -> None:
+        for algorithm in DIGEST_HEX_LENGTHS:
+            folder = self._folder(algorithm)
+            if folder is None:
+                continue
+            for name in os.listdir(folder):
+                if name.endswith(PARTIAL_SUFFIX):
+                    digest = f"{algorithm}:{name.removesuffix(PARTIAL_SUFFIX)}"
+                    self._partials[digest] = os.path.join(folder, name)
+
+    # In a worker thread.
+
+    def _write_group(self, group: _Group, index: bytes) -> None:
+        with self.disk_errors():
+            partials = [(digest, blob.path) for digest, blob in group.blobs.items()]
+            for digest, body in group.manifests.items():
+                path = self._place_for(digest) + PARTIAL_SUFFIX
+                with FileIO(_create(path), "w") as stream:
+                    _write_all(stream, body)
+                partials.append((digest, path))
+
+            if len(partials) > _MANY_FILES and hasattr(os, "sync"):
+                os.sync()
+            for _, path in partials:
+                _sync(path)
+            for digest, path in partials:
+                os.replace(path, self._place_for(digest))
+            for folder in self._folders.values():
+                _sync_folder(folder)
+            if index != self._bytes:
+                self._replace_index(index)
+                self._bytes = index
+
+    def _replace_index(self, index: bytes) -> None:
+        path = os.path.join(self.path, _INDEX_FILE)
+        if self._is_replaced_at_once:
+            self._write_file(_INDEX_FILE, index)
+            return
+        partial = path + PARTIAL_SUFFIX
+        with FileIO(_create(partial), "w") as stream:
+            _write_all(stream, index)
+        _sync(partial)
+        if os.path.lexists(path):
+            os.replace(path, os.path.join(self.path, _OLD_INDEX_FILE))
+            _sync_folder(self.path)
+        os.replace(partial, path)
+        _sync_folder(self.path)
+
+    def _write_file(self, name: str, body: bytes) -> None:
+        """Replace a file of the layout, which is whole at each instant."""
+        path = os.path.join(self.path, name)
+        partial = path + PARTIAL_SUFFIX
+        with FileIO(_create(partial), "w") as stream:
+            _write_all(stream, body)
+        _sync(partial)
+        os.replace(partial, path)
+        _sync_folder(self.path)
+
+
+class BlobFile:
+    """A blob that is being written, beside its place. `offset`: how much of it there is."""
+
+    def __init__(self, layout: Layout, blob: Descriptor, path: str) -> None:
+        self.offset = 0
+        self._layout = layout
+        self._blob = blob
+        self._path = path
+        self._is_disk_slow = False
+        with layout.disk_errors():
+            self._stream = FileIO(_create(path), "w")
+        layout._partials[blob.digest] = path
+        layout._expected[blob.digest] = blob.size
+        try:
+            self._check_size()
+        except LayoutError:
+            self.remove()
+            raise
+
+    def _check_size(self) -> None:
+        """Raise LayoutError where the file system has no files of the blob's size (FAT: 4 GiB)."""
+        try:
+            os.lseek(self._stream.fileno(), self._blob.size, os.SEEK_SET)
+        except OSError as error:
+            size = size_text(self._blob.size)
+            text = f"the file system of {self._layout.shown} has no files of {size}"
+            too_large = LayoutError(text)
+            too_large.hint = "format the device with another file system: exFAT, ext4, NTFS"
+            raise too_large from error
+        os.lseek(self._stream.fileno(), 0, os.SEEK_SET)
+
+    async def write(self, piece: memoryview) -> None:
+        """Write the next piece of the blob. After a LayoutError nothing of the blob is left."""
+        try:
+            with self._layout.disk_errors():
+                while piece:
+                    began = anyio.current_time()
+                    if self._is_disk_slow:
+                        written = await anyio.to_thread.run_sync(self._stream.write, piece)
+                    else:
+                        written = self._stream.write(piece)
+                    self._is_disk_slow = anyio.current_time() - began > _SLOW_PIECE
+                    piece = piece[written:]
+                    self.offset += written
+                    self._layout._expected[self._blob.digest] = self._blob.size - self.offset
+        except LayoutError:
+            self.remove()
+            raise
+
+    def finish(self) -> None:
+        """Note that the blob is whole; it gets its name with the next group."""
+        self.pause()
+        del self._layout._partials[self._blob.digest]
+        self._layout.index().left_out.pop(self._blob.digest, None)
+        self._layout._group.blobs[self._blob.digest] = _Whole(self._path, self._blob.size)
+        self._layout.on_put()
+
+    def pause(self) -> None:
+        """Close the file; what came of the blob stays."""
+        self._layout._expected.pop(self._blob.digest, None)
+        with self._layout.disk_errors():
+            self._stream.close()
+
+    def resume(self) -> None:
+        """Open the file again, to write behind what came of the blob."""
+        with self._layout.disk_errors():
+            self._stream = FileIO(self._path, "a", opener=open_safely)
+        self._layout._expected[self._blob.digest] = self._blob.size - self.offset
+
+    def remove(self) -> None:
+        """Give the blob up."""
+        self.pause()
+        self._layout._partials.pop(self._blob.digest, None)
+        remove_if_possible(self._path)
+
+
+def _check_version(body: bytes) -> None:
+    version = load_json(body, "oci-layout").get("imageLayoutVersion")
+    if not isinstance(version, str) or version.partition(".")[0] != "1":
+        shown = printable(str(version), 40)
+        raise ContentError(f"an image layout of version {shown}, which is not known here")
+
+
+def _make_folder(path: str) -> None:
+    """Make a folder that others may read, where there is none. Its parent has to be there: else a disk
+    is not mounted.
+    """
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return
+    with contextlib.suppress(OSError):
+        os.chmod(path, _FOLDER_MODE)
+
+
+def _create(path: str) -> int:
+    """Create a file that others may read; what was there under its name is removed."""
+    remove_if_possible(path)
+    descriptor = os.open(path, WRITE_FLAGS | os.O_EXCL, _FILE_MODE)
+    if hasattr(os, "fchmod"):
+        with contextlib.suppress(OSError):  # FAT has no modes
+            os.fchmod(descriptor, _FILE_MODE)  # whatever the umask is
+    return descriptor
+
+
+def _write_all(stream: FileIO, body: bytes) -> None:
+    rest = memoryview(body)
+    while rest:
+        rest = rest[stream.write(rest) :]
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _sync_folder(path: str) -> None:
+    """Bring the names in a folder to the disk, where the system can."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

@@ -1,0 +1,501 @@
+"""The repositories of image layouts, as copies see them (`registry.repository.Repository`).
+
+Owns: what a tag or digest names in a layout, how blobs are read from it and written to it, the
+    layouts of a run.
+May not know: requests, which image is copied when.
+Invariants: a manifest that is returned has the digest that was asked for (I3); one is taken only
+    when all that it names is there or is known to be at the far side (I1).
+Follows: docs/design.md section 13.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
+from io import FileIO
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from _regsync.addresses import Origin
+from _regsync.config.model import Registry
+from _regsync.errors import ContentError, RegistryError, Side, SyncError, WrongBytes
+from _regsync.layout.assumed import read_assumed
+from _regsync.layout.directory import BlobFile, Layout, LayoutError
+from _regsync.layout.index import Entry, image_entry, loose_entry
+from _regsync.net.http1 import Pieces
+from _regsync.net.pool import Lease
+from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
+from _regsync.oci.reference import check_digest
+from _regsync.providers import Pace, Row, UploadStyle
+from _regsync.registry.admission import Gate
+from _regsync.registry.throttle import Demand, RegistryLimits
+from _regsync.text import Secrets
+
+# Bytes of a manifest, as registries take it.
+_MANIFEST_LIMIT = 4 * 1024 * 1024
+
+# Blobs on their way to or from one layout at the same time.
+_CONCURRENCY = 64
+
+# A directory is no kind of registry: blobs are looked for by name, and written whole.
+_ROW = Row(
+    None,
+    "docs/design.md section 13",
+    paces=(Pace("blob_get upload_body", _CONCURRENCY),),
+    fallback=None,
+    probe=None,
+    listing_has_digests=True,
+)
+
+# Seconds between two replacements of `index.json`, which wear a disk out and take their time.
+_COMMIT_SECONDS = 10.0
+
+# Seconds for one piece after which the disk is slow: the next one is read by a worker thread.
+_SLOW_PIECE = 0.02
+
+
+class LayoutHost:
+    """A layout as copies see it, where registries have their host."""
+
+    def __init__(self, registry: Registry, layout: Layout, demand: Demand) -> None:
+        self.registry = registry
+        self.demand = demand
+        self.layout = layout
+        self.key = registry.authority
+        self.origin = Origin(registry.scheme, registry.host, registry.port)
+        self.peer = layout  # a disk has no outages: no error is noted with it
+        self.stopped: SyncError | None = None
+        self.reopens = -math.inf
+        self.resumes = True
+        # Whether it is known of all entries what they refer to.
+        self.has_read_subjects = False
+        # By digest, a repository at the far side that holds the blob.
+        self.assumed: Mapping[str, str] = {}
+        # By digest, the bytes of blobs that were not written because the far side has them.
+        self.saved = dict[str, int]()
+
+    @property
+    def secrets(self) -> Secrets:
+        """A directory has none."""
+        return tuple
+
+    def redact(self, text: str) -> str:
+        return text
+
+
+class LayoutRepository:
+    """One repository of a layout, seen from one side of a copy."""
+
+    row = _ROW
+    probe_from = None
+    is_local = True
+
+    def __init__(self, host: LayoutHost, name: str, side: Side) -> None:
+        self.host = host
+        self.name = name
+        self.api_name = name
+        self.side = side
+        self.key = (host.key, name)
+        # All repositories of a layout have their blobs and manifests in one folder.
+        self.pool = (host.key, "")
+        self._layout = host.layout
+
+    def __str__(self) -> str:
+        return f"{self.host.key}//{self.name}"
+
+    def reference(self, reference: str) -> str:
+        """Return how an error names a tag or digest of this repository."""
+        separator = "@" if ":" in reference else ":"
+        return f"{self}{separator}{reference}"
+
+    def full_name(self, reference: str) -> str:
+        """Return what an image was called where the layout has it from; else its name here."""
+        entry = self._find(reference)
+        known = entry.full_name if entry is not None else ""
+        separator = "@" if ":" in reference else ":"
+        return known or f"{self.name}{separator}{reference}"
+
+    @contextmanager
+    def adding_place(self, operation: str, reference: str) -> Iterator[None]:
+        """Add side, operation and reference to every error that the block raises."""
+        try:
+            yield
+        except SyncError as error:
+            if isinstance(error, RegistryError) and error.status == 404 and error.hint is None:
+                error.hint = f"check the name: `regsync tags {self}` shows what is there"
+            error.with_place(self.side, operation, reference)
+            raise
+
+    def demand_of_reading(self) -> Demand:
+        return self.host.demand
+
+    def demand_of_writing(self) -> Demand:
+        return self.host.demand
+
+    # Tags.
+
+    async def list_tags(self) -> dict[str, str | None] | None:
+        """Return every tag whose manifest is there, with its digest; None without the repository."""
+        with self.adding_place("list tags of", str(self)):
+            index = self._layout.index(may_be_new=self.side is Side.TARGET)
+            tags = index.tags(self.name)
+            there = {tag: digest for tag, digest in tags.items() if self._is_there(tag)}
+            return dict(there) or None
+
+    def _find(self, reference: str) -> Entry | None:
+        """Return the entry of a tag or digest, None where `index.json` has none."""
+        index = self._layout.index(may_be_new=self.side is Side.TARGET)
+        if ":" not in reference:
+            return index.find(self.name, reference)
+        entries = index.entries_of(reference)
+        return entries[0] if entries else None
+
+    def _is_there(self, reference: str) -> bool:
+        """Say whether `index.json` names an image, and its manifest is there."""
+        entry = self._find(reference)
+        if entry is None:
+            return False
+        return self._layout.size_of(entry.descriptor.digest) == entry.descriptor.size
+
+    # Manifests.
+
+    async def head_manifest(self, reference: str) -> str | None:
+        """Return a manifest's digest, None where there is no such manifest.
+
+        At a target one that `index.json` does not name is not there: what names it was not written.
+        """
+        with self.adding_place("look up", self.reference(reference)):
+            if self._is_there(reference):
+                entry = self._find(reference)
+                return entry.descriptor.digest if entry is not None else None
+            if self.side is Side.SOURCE and ":" in reference:
+                is_there = self._layout.size_of(check_digest(reference)) is not None
+                return reference if is_there else None
+            return None
+
+    async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
+        """Return a manifest that has the digest asked for (I3); RegistryError with status 404 where
+        there is none.
+        """
+        with self.adding_place("fetch manifest", self.reference(reference)):
+            entry = self._find(reference)
+            if entry is None and ":" not in reference:
+                raise RegistryError("no such tag or manifest", status=404)
+            digest = entry.descriptor.digest if entry is not None else reference
+            return self._read_manifest(digest, expected or (entry and entry.descriptor))
+
+    def _read_manifest(self, digest: str, expected: Descriptor | None) -> Manifest:
+        body = self._layout.read(digest, _MANIFEST_LIMIT)
+        if body is None:
+            raise RegistryError("no such tag or manifest", status=404)
+        return parse_manifest(body, content_type=None, digest=digest, expected=expected)
+
+    async def put_child(self, manifest: Manifest) -> None:
+        """Put a manifest that an index names; `index.json` does not."""
+        await self._put(manifest.digest, manifest, None)
+
+    async def put_manifest(
+        self, reference: str, manifest: Manifest, *, full_name: str = ""
+    ) -> None:
+        """Put a manifest under a tag or digest; `full_name` is what it is called at its source."""
+        if ":" in reference:
+            entry = loose_entry(manifest, self.name)
+        else:
+            entry = image_entry(manifest, self.name, reference, full_name)
+        await self._put(reference, manifest, entry)
+
+    async def _put(self, reference: str, manifest: Manifest, entry: Entry | None) -> None:
+        with self.adding_place("write manifest", self.reference(reference)):
+            absent = [part for part in manifest.dependencies if not self._has_part(part)]
+            left_out = [
+                blob for blob in manifest.blobs if blob in absent and self._is_assumed(blob)
+            ]
+            lacking = [part for part in absent if part not in left_out]
+            if lacking:
+                # As registries say it: what was believed to be there is looked for then.
+                text = f"{lacking[0].digest}, which it names, is not there"
+                error = RegistryError(text, status=404, codes=("MANIFEST_BLOB_UNKNOWN",))
+                error.digests = frozenset(part.digest for part in lacking)
+                raise error
+            self._layout.add_manifest(manifest.digest, manifest.body, entry)
+            for blob in left_out:
+                self._layout.add_left_out(blob.digest, self.host.assumed[blob.digest])
+
+    def _has_part(self, part: Descriptor) -> bool:
+        return self._layout.size_of(part.digest) == part.size
+
+    async def missing_parts_of(
+        self, root: Manifest, children: tuple[Manifest, ...]
+    ) -> frozenset[str]:
+        """Return the digests of those blobs and children of an image that are missing."""
+        parts = [part for manifest in (root, *children) for part in manifest.dependencies]
+        return frozenset(part.digest for part in parts if not self._has_part(part))
+
+    async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
+        """Return what refers to a digest, in whatever repository of the layout."""
+        with self.adding_place("list referrers of", self.reference(digest)):
+            self._read_loose_subjects()
+            index = self._layout.index(may_be_new=self.side is Side.TARGET)
+            referrers = {
+                entry.descriptor.digest: entry.referrer for entry in index.referrers(digest)
+            }
+            for entry in index.fallback_lists(digest):
+                listed = self._read_manifest(entry.descriptor.digest, entry.descriptor)
+                for child in listed.children:
+                    referrers.setdefault(child.digest, child)
+            return tuple(referrers.values())
+
+    def _read_loose_subjects(self) -> None:
+        """Read what the artifacts of other tools refer to, once a run: their entries do not say it."""
+        if self.host.has_read_subjects:
+            return
+        index = self._layout.index(may_be_new=self.side is Side.TARGET)
+        for entry in index.loose_entries():
+            if self._layout.size_of(entry.descriptor.digest) is None:
+                continue
+            manifest = self._read_manifest(entry.descriptor.digest, entry.descriptor)
+            if manifest.subject is not None:
+                index.add_subject(entry, manifest.subject.digest)
+        self.host.has_read_subjects = True
+
+    def has_unsafe(self) -> bool:
+        """Say whether something was put that `index.json` does not name yet."""
+        return self._layout.has_unsafe()
+
+    async def wait_until_safe(self) -> None:
+        """Return when what was put is on the disk; raise why it will not be."""
+        with self.adding_place("write", str(self)):
+            await self._layout.wait_until_safe()
+
+    # Blobs.
+
+    async def has_blob(self, blob: Descriptor, *, repeats: bool = False) -> bool:
+        """Say whether a blob is here and has its size."""
+        with self.adding_place("look up blob", self.reference(blob.digest)):
+            if self._has_part(blob):
+                return True
+            if self._is_assumed(blob):
+                self.host.saved[blob.digest] = blob.size
+                return True
+            return False
+
+    async def blob_size(self, digest: str) -> int | None:
+        """Return the bytes of a blob. RegistryError with status 404 where there is no such blob."""
+        with self.adding_place("look up blob", self.reference(digest)):
+            size = self._layout.size_of(digest)
+            if size is None:
+                raise RegistryError("no such blob", status=404)
+            return size
+
+    def _is_assumed(self, blob: Descriptor) -> bool:
+        """Say whether the far side is known to hold a blob, so that it is left out of the layout.
+
+        Configs are written always. They have JSON types, as nearly nothing else has.
+        """
+        if self.side is Side.SOURCE or blob.media_type.endswith("json"):
+            return False
+        return blob.digest in self.host.assumed
+
+    def lack_of(self, blob: Descriptor) -> SyncError | None:
+        """Return the error of a blob that is not here, or has another size; None where it is here."""
+        try:
+            with self.adding_place("read blob", self.reference(blob.digest)):
+                size = self._layout.size_of(blob.digest)
+                if size == blob.size:
+                    return None
+                if size is not None:
+                    text = f"the blob has {size} bytes, its descriptor says {blob.size}"
+                    raise WrongBytes(text)
+                raise self._absence_of(blob)
+        except SyncError as error:
+            return error
+
+    def _absence_of(self, blob: Descriptor) -> LayoutError:
+        if self.far_repository(blob.digest) is None:
+            error = LayoutError("the layout does not hold it, and neither does the target")
+            error.hint = "make the layout again: something of it was lost"
+            return error
+        error = LayoutError("it was left out of the layout, and the target does not hold it")
+        error.hint = "make the layout again without `assume`, or with a newer receipt"
+        return error
+
+    def far_repository(self, digest: str) -> str | None:
+        """Return a repository at a target that is said to hold a blob which was left out here."""
+        return self._layout.index().left_out.get(digest)
+
+    @asynccontextmanager
+    async def open_blob(
+        self, blob: Descriptor, start: int = 0, *, fresh: bool = False
+    ) -> AsyncIterator[_FileBody]:
+        """Give a blob from byte `start` on."""
+        with self.adding_place("read blob", self.reference(blob.digest)):
+            stream = self._layout.open(blob.digest, blob.size)
+        with stream:
+            stream.seek(start)
+            yield _FileBody(self._layout, stream)
+
+    def begin_upload(self, blob: Descriptor, lease: Lease) -> _BlobWriting:
+        """Return the writing of a blob, which has not begun."""
+        return _BlobWriting(self, self._layout, lease, blob)
+
+
+class _FileBody:
+    """The bytes of a blob on their way from a layout."""
+
+    def __init__(self, layout: Layout, stream: FileIO) -> None:
+        self._layout = layout
+        self._stream = stream
+        self._is_disk_slow = False
+
+    async def read_into(self, buffer: memoryview) -> int:
+        """Fill `buffer` and return how many bytes it got, 0 at the end of the blob."""
+        began = anyio.current_time()
+        with self._layout.disk_errors():
+            if self._is_disk_slow:
+                count = await anyio.to_thread.run_sync(self._stream.readinto, buffer)
+            else:
+                await anyio.lowlevel.checkpoint()
+                began = anyio.current_time()
+                count = self._stream.readinto(buffer)
+        self._is_disk_slow = anyio.current_time() - began > _SLOW_PIECE
+        return count
+
+
+class _BlobWriting:
+    """One blob on its way into a layout (`registry.repository.BlobUpload`).
+
+    Its session is the file beside the blob's place. A body that breaks leaves what came of it there.
+    """
+
+    def __init__(
+        self, repository: LayoutRepository, layout: Layout, lease: Lease, blob: Descriptor
+    ) -> None:
+        self.lease = lease
+        self.session = ""
+        self.broken_session = ""
+        self.offset = 0
+        self.style: UploadStyle = "put"
+        self.is_refused = False
+        self.has_begun = False
+        self._repository = repository
+        self._layout = layout
+        self._blob = blob
+        self._file: BlobFile | None = None
+
+    def _place(self) -> AbstractContextManager[None]:
+        reference = self._repository.reference(self._blob.digest)
+        return self._repository.adding_place("write blob", reference)
+
+    async def start(self, mount_from: str | None = None) -> bool:
+        """Begin the file; return whether the blob is there now."""
+        if self._repository._has_part(self._blob):
+            return True
+        with self._place():
+            if self._file is not None:
+                self._file.remove()
+            self._file = self._layout.begin_blob(self._blob)
+        self.session = self._blob.digest
+        self.offset = 0
+        self.has_begun = False
+        return False
+
+    async def ask_for(self, digest: str, mount_from: str) -> bool:
+        raise ContentError("a layout is asked for a blob by its name alone")
+
+    async def send(self, pieces: Pieces, *, last: bool = True) -> bool:
+        """Write the rest of the blob, whose bytes were verified; return True.
+
+        Raises what `pieces` raises, and LayoutError.
+        """
+        assert self._file is not None
+        self.session = ""
+        self.has_begun = True
+        try:
+            while piece := await pieces.next():
+                with self._place():
+                    await self._file.write(piece)
+        except LayoutError:
+            self._file = None
+            raise
+        except BaseException:
+            self._file.pause()
+            self.broken_session = self._blob.digest
+            raise
+        with self._place():
+            self._file.finish()
+        self._file = None
+        return True
+
+    async def resume(self) -> None:
+        """Go on behind what came of a body that broke."""
+        assert self._file is not None
+        with self._place():
+            self._file.resume()
+        self.session = self.broken_session
+        self.broken_session = ""
+        self.offset = self._file.offset
+
+    async def cancel_upload(self) -> None:
+        """Give the file up."""
+        if self._file is not None:
+            self._file.remove()
+        self._file = None
+        self.session = ""
+
+
+class Layouts:
+    """The layouts of a run, each read once."""
+
+    def __init__(self, gate: Gate, log: Callable[..., None]) -> None:
+        self._gate = gate
+        self._log = log
+        # By path.
+        self._hosts = dict[str, LayoutHost]()
+        # Set when something was put that is not safe yet.
+        self._has_put = anyio.Event()
+
+    def prepare(self, registry: Registry) -> None:
+        """Read what the far side of a layout is assumed to hold; ConfigError where that cannot be
+        read.
+        """
+        if registry.is_layout:
+            host = self._host(registry)
+            host.assumed = {**host.assumed, **read_assumed(registry.assume, self._log)}
+
+    def repository(self, registry: Registry, name: str, side: Side) -> LayoutRepository:
+        """Return a repository of the layout that a registry of the configuration is."""
+        return LayoutRepository(self._host(registry), name, side)
+
+    def _host(self, registry: Registry) -> LayoutHost:
+        path = registry.host
+        if path not in self._hosts:
+            limits = RegistryLimits(_CONCURRENCY, _ROW.paces)
+            self._gate.limits[registry.authority] = limits
+            demand = Demand(
+                registry.authority, meters=limits.meters_of("", "blob_get", "upload_body")
+            )
+            layout = Layout(path, self._log, lambda: self._has_put.set())
+            self._hosts[path] = LayoutHost(registry, layout, demand)
+        return self._hosts[path]
+
+    async def commit_regularly(self) -> None:
+        """Make what was put safe now and then, until cancelled."""
+        while True:
+            await self._has_put.wait()
+            with anyio.move_on_after(_COMMIT_SECONDS):
+                await anyio.sleep_forever()
+            self._has_put = anyio.Event()
+            await self.commit()
+
+    async def commit(self) -> None:
+        """Make what was put safe."""
+        for host in self._hosts.values():
+            await host.layout.commit()
+
+    def close(self, *, sweep: bool) -> None:
+        """Give the locks back; with `sweep` remove what killed runs have left."""
+        for host in self._hosts.values():
+            host.layout.close(sweep=sweep)

@@ -1,0 +1,599 @@
+"""A directory of images by itself: what `index.json` names, a hostile directory, how it is written."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from _regsync.errors import ContentError, SyncError
+from _regsync.layout import directory
+from _regsync.layout.directory import BlobFile, Layout, LayoutError
+from _regsync.layout.index import Index, image_entry, loose_entry, parse_index, read_lines
+from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
+from conformance.content.images import Image, Seed
+from tests.layouts import (
+    FULL_NAME,
+    NAME,
+    blob_path,
+    check_layout,
+    digest_of,
+    files_of,
+    make_layout,
+    names_of,
+)
+
+virtually = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+
+@pytest.fixture
+def seed() -> Seed:
+    return Seed(11)
+
+
+def manifest_of(image: Image) -> Manifest:
+    return parse_manifest(image.body, content_type=image.media_type)
+
+
+def entry(digest_byte: str, **annotations: str) -> dict[str, Any]:
+    return {
+        "mediaType": "application/vnd.oci.image.manifest.v1+json",
+        "digest": f"sha256:{digest_byte * 64}",
+        "size": 7,
+        "annotations": annotations,
+    }
+
+
+def index(*entries: dict[str, Any], **more: Any) -> Index:
+    return parse_index(json.dumps({"schemaVersion": 2, "manifests": entries, **more}).encode())
+
+
+# Names.
+
+
+def test_a_name_of_ours_is_the_only_one_of_its_entry() -> None:
+    held = index(
+        entry("a", **{NAME: "base/alpine:3.20", FULL_NAME: "docker.io/library/alpine:3.20"})
+    )
+    assert held.tags("base/alpine") == {"3.20": f"sha256:{'a' * 64}"}
+    assert held.tags("library/alpine") == held.tags("docker.io/library/alpine") == {}
+
+
+@pytest.mark.parametrize("key", [NAME, FULL_NAME])
+def test_a_full_name_counts_with_its_host_and_without(key: str) -> None:
+    held = index(entry("a", **{key: "quay.example/team/app:v1"}))
+    for repository in ("team/app", "quay.example/team/app"):
+        found = held.find(repository, "v1")
+        assert found is not None
+        assert found.descriptor.digest == f"sha256:{'a' * 64}"
+    assert held.find("app", "v1") is None
+
+
+def test_a_full_name_with_a_port_is_read() -> None:
+    assert index(entry("a", **{NAME: "localhost:5000/app:v1"})).tags("app") != {}
+
+
+def test_bare_tags_are_one_repository_of_whatever_name() -> None:
+    held = index(entry("a", **{NAME: "v1"}), entry("b", **{NAME: "v2"}))
+    assert held.tags("anything/at/all") == held.tags("other") != {}
+
+
+def test_bare_tags_name_nothing_where_others_have_full_names() -> None:
+    """What buildx and docker write: a tag alone, and the full name beside it."""
+    held = index(
+        entry("a", **{NAME: "v1", FULL_NAME: "docker.io/library/app:v1"}),
+        entry("b", **{NAME: "v2"}),
+    )
+    assert held.tags("library/app") == {"v1": f"sha256:{'a' * 64}"}
+    assert held.tags("other") == {}
+
+
+def test_our_name_outweighs_a_full_name() -> None:
+    held = index(
+        entry("a", **{FULL_NAME: "host.example/app:v1"}),
+        entry("b", **{NAME: "app:v1"}),
+        entry("c", **{FULL_NAME: "other.example/app:v1"}),
+    )
+    assert held.tags("app") == {"v1": f"sha256:{'b' * 64}"}
+
+
+def test_an_entry_without_annotations_has_no_name() -> None:
+    bare = entry("a")
+    del bare["annotations"]
+    held = index(bare)
+    assert (held.tags("app"), len(held)) == ({}, 1)
+
+
+# Writing of the index.
+
+
+def test_equal_content_gives_equal_bytes_in_whatever_order_it_came(seed: Seed) -> None:
+    manifests = [manifest_of(seed.image()) for _ in range(4)]
+    subject = seed.image()
+    artifact = manifest_of(seed.artifact(subject, "application/x"))
+    entries = [
+        image_entry(each, "app", f"v{number}", f"hub/app:v{number}")
+        for number, each in enumerate(manifests)
+    ]
+    entries += [loose_entry(artifact, "app"), loose_entry(manifests[0], "other")]
+    bodies = set[bytes]()
+    for order in (entries, entries[::-1], entries[2:] + entries[:2]):
+        held = Index()
+        for each in order:
+            held.put(each)
+        held.left_out.update({f"sha256:{'f' * 64}": "app", f"sha256:{'e' * 64}": "app"})
+        bodies.add(held.dump())
+        assert parse_index(held.dump()).dump() == held.dump()
+    assert len(bodies) == 1
+
+
+def test_a_tag_that_moves_keeps_one_entry_and_other_names_stay(seed: Seed) -> None:
+    old = manifest_of(seed.image())
+    new = manifest_of(seed.image())
+    held = Index()
+    held.put(image_entry(old, "app", "latest", "hub/app:latest"))
+    held.put(image_entry(old, "app", "v1", "hub/app:v1"))
+    held.put(image_entry(new, "app", "latest", "hub/app:latest"))
+    assert held.tags("app") == {"latest": new.digest, "v1": old.digest}
+    assert len(parse_index(held.dump())) == 2
+    assert not held.entries_of(new.digest)[1:]
+
+
+def test_what_another_tool_wrote_into_an_entry_stays() -> None:
+    foreign = {**entry("a", **{NAME: "v1"}), "platform": {"os": "linux"}, "x-unknown": [1, 2]}
+    held = index(foreign, annotations={"org.example": "yes"})
+    document = json.loads(held.dump())
+    assert document["manifests"] == [foreign]
+    assert document["annotations"] == {"org.example": "yes"}
+
+
+def test_an_artifact_does_not_name_itself_by_its_annotations(seed: Seed) -> None:
+    subject = seed.image()
+    named = {NAME: "app:v1", "dev.regsync.repository": "app", "org.example": "note"}
+    artifact = manifest_of(seed.artifact(subject, "application/x", annotations=named))
+    held = Index()
+    held.put(loose_entry(artifact, "app"))
+    assert held.tags("app") == {}
+    (listed,) = held.referrers(subject.top)
+    assert listed.referrer.artifact_type == "application/x"
+    assert dict(listed.referrer.annotations) == {"org.example": "note"}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"", "not JSON"),
+        (b"[]", "not an object"),
+        (b'{"manifests": {}}', "no list"),
+        (b'{"manifests": [{"digest": "sha256:../../etc/passwd"}]}', "media type"),
+        (json.dumps({"manifests": [{**entry("a"), "digest": "../x"}]}).encode(), "not a digest"),
+        (json.dumps({"manifests": [{**entry("a"), "size": -1}]}).encode(), "not a size"),
+        (b'{"manifests": [' + b"{}," * 1_000_001 + b"{}]}", "more than 1000000 values"),
+        (b'{"manifests": ' + b"[" * 5000 + b"]" * 5000 + b"}", "deeper"),
+    ],
+)
+def test_an_index_that_is_none_is_refused_in_words(body: bytes, words: str) -> None:
+    with pytest.raises(ContentError, match=words):
+        parse_index(body)
+
+
+def test_lines_of_receipts() -> None:
+    digest = f"sha256:{'a' * 64}"
+    assert read_lines(f"# far\n\n{digest} team/app\n{digest} other\n") == {digest: "team/app"}
+    for text in (f"{digest}", f"{digest} ../up", "sha256:short app"):
+        with pytest.raises(ContentError, match="line 1"):
+            read_lines(text)
+
+
+# A hostile directory.
+
+
+def open_layout(path: Path, said: list[str] | None = None) -> Layout:
+    def log(level: str, _event: str, text: str, **_: Any) -> None:
+        if said is not None:
+            said.append(f"{level}: {text}")
+
+    return Layout(str(path), log)
+
+
+def linked(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to(path.with_name("elsewhere"))
+
+
+def piped(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("change", [linked, piped, a_folder])
+@pytest.mark.parametrize("name", ["index.json", "oci-layout"])
+def test_only_regular_files_are_read(
+    seed: Seed, tmp_path: Path, name: str, change: Callable[[Path], None]
+) -> None:
+    layout = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
+    change(layout / name)
+    with pytest.raises(LayoutError, match="no regular file"):
+        open_layout(layout).index()
+
+
+@pytest.mark.parametrize("change", [linked, piped, a_folder])
+def test_a_blob_is_a_regular_file(
+    seed: Seed, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    image = seed.image()
+    layout = make_layout(tmp_path / "disk", {"app:v1": image})
+    change(blob_path(layout, image.top))
+    with pytest.raises(LayoutError, match="no regular file"):
+        open_layout(layout).read(image.top, 10_000)
+
+
+@pytest.mark.parametrize("folder", ["blobs", "blobs/sha256"])
+def test_no_folder_of_blobs_is_a_link(seed: Seed, tmp_path: Path, folder: str) -> None:
+    image = seed.image()
+    layout = make_layout(tmp_path / "disk", {"app:v1": image})
+    linked(layout / folder)
+    with pytest.raises(LayoutError, match="no directory"):
+        open_layout(layout).size_of(image.top)
+
+
+def test_an_index_of_a_gigabyte_is_not_read(seed: Seed, tmp_path: Path) -> None:
+    layout = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
+    os.truncate(layout / "index.json", 1 << 30)
+    with pytest.raises(ContentError, match="1073741824 bytes, more than"):
+        open_layout(layout).index()
+
+
+def test_a_blob_of_another_size_is_not_opened(seed: Seed, tmp_path: Path) -> None:
+    image = seed.image()
+    layout = make_layout(tmp_path / "disk", {"app:v1": image})
+    with blob_path(layout, image.top).open("ab") as stream:
+        stream.write(b"more")
+    with pytest.raises(SyncError, match=r"its descriptor says"):
+        open_layout(layout).open(image.top, len(image.body))
+    with pytest.raises(ContentError, match="more than 10"):
+        open_layout(layout).read(image.top, 10)
+
+
+@pytest.mark.parametrize("version", ["2.0.0", "", None])
+def test_another_version_of_the_layout_is_refused(
+    seed: Seed, tmp_path: Path, version: str | None
+) -> None:
+    layout = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
+    (layout / "oci-layout").write_text(json.dumps({"imageLayoutVersion": version}))
+    with pytest.raises(ContentError, match="version"):
+        open_layout(layout).index()
+
+
+def test_a_directory_without_a_layout_says_what_to_look_at(tmp_path: Path) -> None:
+    for path in (tmp_path / "absent", tmp_path):
+        with pytest.raises(LayoutError, match="no image layout") as caught:
+            open_layout(path).index()
+        assert "mounted" in (caught.value.hint or "")
+
+
+# Writing.
+
+
+def blob_of(body: bytes) -> Descriptor:
+    return Descriptor("application/octet-stream", digest_of(body), len(body))
+
+
+async def put_blob(layout: Layout, body: bytes) -> BlobFile:
+    file = layout.begin_blob(blob_of(body))
+    await file.write(memoryview(body))
+    file.finish()
+    return file
+
+
+async def put_image(layout: Layout, image: Image, tag: str = "v1") -> None:
+    manifest = manifest_of(image)
+    for blob in manifest.blobs:
+        if layout.size_of(blob.digest) is None:
+            await put_blob(layout, image.contents()[blob.digest])
+    entry = image_entry(manifest, "app", tag, f"hub.example/app:{tag}")
+    layout.add_manifest(manifest.digest, manifest.body, entry)
+
+
+@pytest.mark.anyio
+async def test_what_is_put_is_there_after_a_commit_and_names_nothing_before(
+    seed: Seed, tmp_path: Path
+) -> None:
+    image = seed.image()
+    layout = open_layout(tmp_path / "disk")
+    await put_image(layout, image)
+    assert not (tmp_path / "disk" / "index.json").exists()
+    assert layout.has_unsafe()
+    assert layout.read(image.top, 10_000) == image.body, "the run finds it again at once"
+    await layout.commit()
+    assert not layout.has_unsafe()
+    layout.close()
+    assert check_layout(tmp_path / "disk") == set(image.contents())
+    assert names_of(tmp_path / "disk") == {"app:v1": image.top}
+    blobs = {f"blobs/sha256/{digest[7:]}" for digest in image.contents()}
+    assert files_of(tmp_path / "disk") == {"oci-layout", "index.json", *blobs}
+
+
+@pytest.mark.anyio
+async def test_others_may_read_what_is_carried_to_them(seed: Seed, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        layout = open_layout(tmp_path / "disk")
+        await put_image(layout, seed.image())
+        await layout.commit()
+    finally:
+        os.umask(before)
+    for folder, folders, files in os.walk(tmp_path / "disk"):
+        for name in folders:
+            assert os.stat(os.path.join(folder, name)).st_mode & 0o777 == 0o755
+        for name in files:
+            assert os.stat(os.path.join(folder, name)).st_mode & 0o777 == 0o644
+
+
+@pytest.mark.anyio
+async def test_nothing_put_is_nothing_written(seed: Seed, tmp_path: Path) -> None:
+    make_layout(tmp_path / "disk", {"v1": seed.image()})
+    before = {name: os.stat(tmp_path / "disk" / name) for name in files_of(tmp_path / "disk")}
+    layout = open_layout(tmp_path / "disk")
+    assert layout.index().tags("x")
+    await layout.commit()
+    layout.close()
+    after = {name: os.stat(tmp_path / "disk" / name) for name in files_of(tmp_path / "disk")}
+    assert {name: each.st_mtime_ns for name, each in before.items()} == {
+        name: each.st_mtime_ns for name, each in after.items()
+    }
+
+
+@pytest.mark.anyio
+async def test_a_second_writer_is_refused_and_may_write_later(seed: Seed, tmp_path: Path) -> None:
+    first = open_layout(tmp_path / "disk")
+    second = open_layout(tmp_path / "disk")
+    assert len(second.index(may_be_new=True)) == 0
+    await put_image(first, seed.image(), "v1")
+    with pytest.raises(LayoutError, match="another process is writing") as caught:
+        await put_image(second, seed.image(), "v2")
+    assert caught.value.hint is not None
+    await first.commit()
+    first.close()
+
+    await put_image(second, seed.image(), "v2")
+    await second.commit()
+    second.close()
+    assert set(names_of(tmp_path / "disk")) == {"app:v1", "app:v2"}, "what the first wrote stays"
+
+
+@pytest.mark.anyio
+async def test_a_file_system_without_locks_is_told_once(
+    seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(directory, "lock", no_locks)
+    said = list[str]()
+    layout = open_layout(tmp_path / "disk", said)
+    await put_image(layout, seed.image())
+    await layout.commit()
+    assert [line.partition(":")[0] for line in said] == ["info"]
+    assert "no locks" in said[0]
+
+
+@pytest.mark.anyio
+async def test_a_disk_that_is_not_mounted_is_not_made_up(tmp_path: Path) -> None:
+    layout = open_layout(tmp_path / "media" / "disk")
+    with pytest.raises(LayoutError, match="No such file"):
+        layout.begin_writing()
+    assert not (tmp_path / "media").exists()
+
+
+@pytest.mark.anyio
+async def test_a_blob_for_which_there_is_no_room_is_refused_before_its_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = open_layout(tmp_path / "disk")
+    layout.begin_writing()
+    monkeypatch.setattr(layout, "free_bytes", lambda: 1000)
+    under_way = layout.begin_blob(blob_of(b"a" * 600))
+    try:
+        with pytest.raises(LayoutError, match="room for 400 B, the blob has 500 B") as caught:
+            layout.begin_blob(blob_of(b"b" * 500)).remove()
+    finally:
+        under_way.remove()
+    assert "larger" in (caught.value.hint or "")
+    layout.begin_blob(blob_of(b"b" * 500)).remove()
+    assert not list((tmp_path / "disk" / "blobs" / "sha256").iterdir())
+
+
+@pytest.mark.anyio
+async def test_a_blob_too_large_for_the_file_system_is_refused_before_its_first_byte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seek = os.lseek
+
+    def fat(descriptor: int, place: int, how: int) -> int:
+        if place >= 1 << 32:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return seek(descriptor, place, how)
+
+    monkeypatch.setattr(os, "lseek", fat)
+    layout = open_layout(tmp_path / "disk")
+    large = Descriptor("application/octet-stream", f"sha256:{'a' * 64}", 5 << 30)
+    with pytest.raises(LayoutError, match=r"no files of 5\.4 GB"):
+        layout.begin_blob(large).remove()
+    assert not list((tmp_path / "disk" / "blobs" / "sha256").iterdir())
+
+
+# A disk without atomic replacement.
+
+
+@pytest.fixture
+def fat(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_links(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", no_links)
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("fat")
+async def test_the_old_index_is_kept_where_replacement_is_not_atomic(
+    seed: Seed, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    layout = open_layout(disk)
+    await put_image(layout, seed.image(), "v1")
+    await layout.commit()
+    first = (disk / "index.json").read_bytes()
+    assert not (disk / "index.json.old").exists()
+    await put_image(layout, seed.image(), "v2")
+    await layout.commit()
+    layout.close()
+    assert (disk / "index.json.old").read_bytes() == first
+
+    for damage in (b"\0" * 100, None):
+        (disk / "index.json").unlink()
+        if damage is not None:
+            (disk / "index.json").write_bytes(damage)
+        said = list[str]()
+        assert set(open_layout(disk, said).index().tags("app")) == {"v1"}
+        assert [line.partition(":")[0] for line in said] == ["warning"]
+
+
+@pytest.mark.anyio
+async def test_no_old_index_is_left_where_replacement_is_atomic(seed: Seed, tmp_path: Path) -> None:
+    layout = open_layout(tmp_path / "disk")
+    for tag in ("v1", "v2"):
+        await put_image(layout, seed.image(), tag)
+        await layout.commit()
+    assert "index.json.old" not in files_of(tmp_path / "disk")
+
+
+# Errors of the disk.
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+@pytest.mark.parametrize("trouble", [errno.EIO, errno.ENOSPC, errno.EROFS])
+async def test_a_commit_that_fails_leaves_the_index_as_it_was_and_nothing_is_written_after(
+    seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, trouble: int
+) -> None:
+    layout = open_layout(tmp_path / "disk")
+    first = seed.image()
+    await put_image(layout, first, "v1")
+    await layout.commit()
+    before = (tmp_path / "disk" / "index.json").read_bytes()
+
+    def fails(*_: Any) -> None:
+        raise OSError(trouble, os.strerror(trouble))
+
+    await put_image(layout, seed.image(), "v2")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fails)
+        async with anyio.create_task_group() as group:
+
+            async def waits() -> None:
+                with pytest.raises(LayoutError, match=os.strerror(trouble)):
+                    await layout.wait_until_safe()
+
+            group.start_soon(waits)
+            await anyio.lowlevel.checkpoint()
+            await layout.commit()
+    assert (tmp_path / "disk" / "index.json").read_bytes() == before
+
+    with pytest.raises(LayoutError, match=os.strerror(trouble)):
+        await put_image(layout, seed.image(), "v3")
+    await layout.commit()
+    assert (tmp_path / "disk" / "index.json").read_bytes() == before
+    layout.close()
+    assert names_of(tmp_path / "disk") == {"app:v1": first.top}
+
+
+@pytest.mark.anyio
+async def test_what_is_put_while_a_group_fails_fails_with_it(
+    seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index would name what the first group could not write."""
+    layout = open_layout(tmp_path / "disk")
+    layout.begin_writing()
+    has_put = threading.Event()
+
+    def fails(_: int) -> None:
+        assert has_put.wait(10)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    await put_image(layout, seed.image(), "v1")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fails)
+        async with anyio.create_task_group() as group:
+            group.start_soon(layout.commit)
+            await anyio.lowlevel.checkpoint()
+            await put_image(layout, seed.image(), "v2")
+            has_put.set()
+    await layout.commit()
+    with pytest.raises(LayoutError, match="Input/output error"):
+        await layout.wait_until_safe()
+    layout.close()
+    assert not (tmp_path / "disk" / "index.json").exists()
+
+
+@pytest.mark.anyio
+async def test_a_disk_that_fills_costs_the_blob_that_filled_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = open_layout(tmp_path / "disk")
+    file = layout.begin_blob(blob_of(b"a" * 100))
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    class Full:
+        def write(self, _: object) -> int:
+            raise full
+
+        def close(self) -> None:
+            pass
+
+    file._stream.close()
+    monkeypatch.setattr(file, "_stream", Full())
+    with pytest.raises(LayoutError, match="No space left"):
+        await file.write(memoryview(b"a" * 100))
+    assert not list((tmp_path / "disk" / "blobs" / "sha256").iterdir())
+    await put_blob(layout, b"b" * 10)
+
+
+def test_a_read_only_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "disk").mkdir()
+
+    def read_only(path: str, *_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "mkdir", read_only)
+    with pytest.raises(LayoutError, match="Read-only file system"):
+        open_layout(tmp_path / "disk").begin_writing()
+
+
+@pytest.mark.anyio
+async def test_what_is_not_whole_is_removed_in_the_end_unless_somebody_goes_on_with_it(
+    tmp_path: Path,
+) -> None:
+    for sweep in (False, True):
+        layout = open_layout(tmp_path / "disk")
+        file = layout.begin_blob(blob_of(b"a" * 100))
+        await file.write(memoryview(b"a" * 50))
+        file.pause()
+        layout.close(sweep=sweep)
+        left = list((tmp_path / "disk" / "blobs" / "sha256").iterdir())
+        assert len(left) == (0 if sweep else 1)
+    shutil.rmtree(tmp_path / "disk")

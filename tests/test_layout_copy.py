@@ -1,0 +1,526 @@
+"""Copies into image layouts and out of them: what is asked, what is written, what is reported."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.client.attachments import SBOM
+from conformance.content.images import Image, Seed
+from conformance.server.sockets import Server
+from tests.ends import Ran, Start, document, held, only, run_regsync, tags
+from tests.layouts import (
+    blob_path,
+    check_layout,
+    digest_of,
+    files_of,
+    index_of,
+    make_layout,
+    names_of,
+)
+
+ALL = {"artifacts": {"enabled": True}}
+
+
+@pytest.fixture
+def seed() -> Seed:
+    return Seed(23)
+
+
+def counts(server: Server) -> dict[str, int]:
+    """Return the counts of everything that was asked and forget it."""
+    found = server.journal.summary()
+    server.journal.clear()
+    return found
+
+
+def to_layout(
+    directory: Path, source: Server, *mappings: dict[str, Any], more: Any = None, **top: Any
+) -> Ran:
+    """Sync into the layout `disk` of a directory, with a state beside the configuration."""
+    registries = {"source": source, "disk": {"url": "oci-layout:disk", **(more or {})}}
+    return run_file(
+        directory, "out.yaml", document(registries, *mappings, **{**_defaults(), **top})
+    )
+
+
+def from_layout(directory: Path, targets: dict[str, Server], *mappings: Any, **top: Any) -> Ran:
+    """Sync from the layout `disk` of a directory."""
+    registries = {"source": {"url": "oci-layout:disk"}, **targets}
+    return run_file(directory, "in.yaml", document(registries, *mappings, **{**_defaults(), **top}))
+
+
+def _defaults() -> dict[str, Any]:
+    return {"defaults": ALL}
+
+
+def run_file(directory: Path, name: str, text: str, *more: str) -> Ran:
+    (directory / name).write_text(text)
+    return run_regsync("sync", "--json", "-q", "-c", str(directory / name), *more)
+
+
+# There and back.
+
+
+def test_one_image_goes_into_a_layout_and_back(
+    source: Server, target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    image = seed.index().load_into(source.app, "base/app", tag="v1")
+    layout = f"oci-layout:{tmp_path / 'disk'}"
+    ran = run_regsync("copy", "--json", f"{source.address}/base/app:v1", layout)
+    assert (ran.status, ran.statuses()) == (0, ["synced"])
+    assert only(ran.images)["target"] == f"{layout}//base/app:v1"
+    assert ran.totals["bytes"] == image.size
+    assert check_layout(tmp_path / "disk") == set(image.contents())
+    entry = only(index_of(tmp_path / "disk")["manifests"])
+    assert entry["annotations"] == {
+        "org.opencontainers.image.ref.name": "base/app:v1",
+        "io.containerd.image.name": f"{source.address}/base/app:v1",
+    }
+
+    ran = run_regsync("copy", "--json", f"{layout}//base/app:v1", f"{target.address}/x/y:v2")
+    assert (ran.status, ran.statuses()) == (0, ["synced"])
+    assert held(target, "x/y", image)
+    assert target.app.tags("x/y") == {"v2": image.top}
+
+
+def test_a_relative_path_and_a_repository_of_another_name(
+    source: Server, seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = seed.image().load_into(source.app, "app", tag="v1")
+    monkeypatch.chdir(tmp_path)
+    where = f"{source.address}/app:v1"
+    assert run_regsync("copy", where, "oci-layout:./usb//base/alpine:3.20").status == 0
+    assert names_of(tmp_path / "usb") == {"base/alpine:3.20": image.top}
+    again = run_regsync("copy", "--json", where, "oci-layout:usb//base/alpine:3.20")
+    assert again.statuses() == ["skipped"]
+
+
+def test_tags_lists_a_repository_of_a_layout(seed: Seed, tmp_path: Path) -> None:
+    make_layout(tmp_path / "disk", {f"app:v{number}": seed.image() for number in range(3)})
+    where = f"oci-layout:{tmp_path / 'disk'}//app"
+    assert run_regsync("tags", where).out.split() == ["v0", "v1", "v2"]
+    ran = run_regsync("tags", f"oci-layout:{tmp_path / 'disk'}//other")
+    assert ran.status == 2
+    assert "SOURCE_ERROR" in ran.err
+    assert run_regsync("tags", f"oci-layout:{tmp_path / 'disk'}").status == 3
+
+
+def test_a_digest_is_copied_without_a_tag(
+    source: Server, target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    image = seed.image().load_into(source.app, "app", tag="v1")
+    layout = f"oci-layout:{tmp_path / 'disk'}"
+    assert run_regsync("copy", f"{source.address}/app@{image.top}", f"{layout}//app").status == 0
+    entry = only(index_of(tmp_path / "disk")["manifests"])
+    assert entry["annotations"] == {"dev.regsync.repository": "app"}
+    back = (f"{layout}//app@{image.top}", f"{target.address}/app")
+    assert run_regsync("copy", *back).status == 0
+    assert held(target, "app", image)
+
+
+# Unchanged, moved, shared.
+
+
+def test_an_unchanged_layout_costs_a_head_a_tag_and_nothing_is_written(
+    source: Server, seed: Seed, tmp_path: Path
+) -> None:
+    for name in ("a", "b"):
+        for tag in ("v1", "v2"):
+            seed.image().load_into(source.app, name, tag=tag)
+    mappings = [{"from": name, "tags": tags("v1", "v2")} for name in ("a", "b")]
+    none = {"defaults": {"artifacts": {"enabled": False}}}
+    assert to_layout(tmp_path, source, *mappings, **none).statuses() == ["synced"] * 4
+    disk = tmp_path / "disk"
+    before = {name: (disk / name).stat().st_mtime_ns for name in files_of(disk)}
+    counts(source)
+    assert to_layout(tmp_path, source, *mappings, **none).statuses() == ["skipped"] * 4
+    assert counts(source) == {"HEAD manifest": 4}
+    assert before == {name: (disk / name).stat().st_mtime_ns for name in files_of(disk)}
+
+
+def test_a_tag_that_moved_names_the_new_image_and_the_old_blobs_stay(
+    source: Server, seed: Seed, tmp_path: Path
+) -> None:
+    mapping = {"from": "app", "tags": tags("latest")}
+    old = seed.image().load_into(source.app, "app", tag="latest")
+    to_layout(tmp_path, source, mapping)
+    new = seed.image().load_into(source.app, "app", tag="latest")
+    assert to_layout(tmp_path, source, mapping).statuses() == ["synced"]
+    assert names_of(tmp_path / "disk") == {"app:latest": new.top}
+    assert check_layout(tmp_path / "disk") == set(new.contents())
+    assert all(blob_path(tmp_path / "disk", digest).exists() for digest in old.contents())
+
+
+def test_a_blob_of_several_repositories_is_read_and_written_once(
+    source: Server, seed: Seed, tmp_path: Path
+) -> None:
+    layer = seed.layer(50_000)
+    names = ("a", "b/c", "d")
+    images = [seed.image(layers=[layer]).load_into(source.app, name, tag="v1") for name in names]
+    ran = to_layout(tmp_path, source, *({"from": name, "tags": tags("v1")} for name in names))
+    assert ran.statuses() == ["synced"] * 3
+    blobs = {blob for image in images for blob in image.blobs}
+    assert source.journal.count("GET", "blob") == len(blobs)
+    assert ran.totals["layers"]["mounted"] == 0
+    check_layout(tmp_path / "disk")
+
+
+def test_an_image_that_another_repository_of_the_layout_has_is_named_once_more(
+    source: Server, seed: Seed, tmp_path: Path
+) -> None:
+    image = seed.index().load_into(source.app, "a", tag="v1").load_into(source.app, "b", tag="v1")
+    to_layout(tmp_path, source, {"from": "a", "tags": tags("v1")})
+    counts(source)
+    assert to_layout(tmp_path, source, {"from": "b", "tags": tags("v1")}).statuses() == ["synced"]
+    assert "GET blob" not in counts(source)
+    assert names_of(tmp_path / "disk") == {"a:v1": image.top, "b:v1": image.top}
+
+
+def test_equal_content_gives_equal_bytes_whatever_came_first(
+    source: Server, seed: Seed, tmp_path: Path
+) -> None:
+    for tag in ("v1", "v2", "v3"):
+        seed.image().load_into(source.app, "app", tag=tag)
+    bodies = list[bytes]()
+    for number, order in enumerate((("v1", "v2", "v3"), ("v3", "v1"))):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        for tag in order:
+            to_layout(directory, source, {"from": "app", "tags": tags(tag)})
+        to_layout(directory, source, {"from": "app", "tags": tags("v*")})
+        bodies.append((directory / "disk" / "index.json").read_bytes())
+    assert bodies[0] == bodies[1]
+
+
+def test_platforms_are_trimmed_as_for_a_registry(
+    source: Server, target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(source.app, "app", tag="v1")
+    mapping = {"from": "app", "tags": tags("v1"), "platforms": ["linux/arm64"]}
+    assert to_layout(tmp_path, source, mapping).statuses() == ["synced"]
+    assert to_layout(tmp_path, source, mapping).statuses() == ["skipped"]
+    check_layout(tmp_path / "disk")
+    ran = from_layout(tmp_path, {"target": target}, {"from": "app", "tags": tags("v1")})
+    assert ran.statuses() == ["synced"]
+    assert len(only(json.loads(target.app.manifest("app", "v1").body)["manifests"])) > 0  # type: ignore[union-attr]
+
+
+# Artifacts.
+
+
+def signed(seed: Seed, server: Server, repository: str = "app") -> tuple[Image, Image, Image]:
+    """Load an image, its SBOM, and a signature of the SBOM."""
+    image = seed.image().load_into(server.app, repository, tag="v1")
+    sbom = seed.artifact(image, SBOM).load_into(server.app, repository)
+    signature = seed.artifact(sbom, "application/vnd.example.signature").load_into(
+        server.app, repository
+    )
+    return image, sbom, signature
+
+
+def test_artifacts_travel_into_a_layout_and_out_of_it(
+    source: Server, target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    family = signed(seed, source)
+    mapping = {"from": "app", "tags": tags("v1")}
+    ran = to_layout(tmp_path, source, mapping)
+    assert only(ran.images)["artifacts"]["synced"] == 2
+    entries = index_of(tmp_path / "disk")["manifests"]
+    subjects = {
+        entry["digest"]: entry["annotations"].get("dev.regsync.subject") for entry in entries
+    }
+    image, sbom, signature = family
+    assert subjects == {image.top: None, sbom.top: image.top, signature.top: sbom.top}
+    ran = from_layout(tmp_path, {"target": target}, mapping)
+    assert only(ran.images)["artifacts"]["synced"] == 2
+    assert all(held(target, "app", each) for each in family)
+
+
+def test_a_registry_without_the_api_gets_its_lists_from_a_layout(
+    source: Server, serve: Start, seed: Seed, tmp_path: Path
+) -> None:
+    image, sbom, _ = signed(seed, source)
+    mapping = {"from": "app", "tags": tags("v1")}
+    to_layout(tmp_path, source, mapping)
+    old = serve(referrers_api=False)
+    assert from_layout(tmp_path, {"target": old}, mapping).status == 0
+    listed = old.app.manifest("app", image.top.replace(":", "-"))
+    assert listed is not None
+    assert [part["digest"] for part in json.loads(listed.body)["manifests"]] == [sbom.top]
+
+
+def test_cosigns_tags_are_tags_of_their_own_repository(
+    source: Server, target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    image = seed.image()
+    signature = seed.image(sizes=(100,))
+    tag = image.top.replace(":", "-") + ".sig"
+    for name in ("a", "b"):
+        image.load_into(source.app, name, tag="v1")
+        signature.load_into(source.app, name, tag=tag)
+    mappings = [{"from": name, "tags": tags("v*")} for name in ("a", "b")]
+    to_layout(tmp_path, source, *mappings)
+    assert names_of(tmp_path / "disk") == {
+        "a:v1": image.top,
+        "b:v1": image.top,
+        f"a:{tag}": signature.top,
+        f"b:{tag}": signature.top,
+    }
+    from_layout(tmp_path, {"target": target}, *mappings)
+    assert target.app.tags("b") == {"v1": image.top, tag: signature.top}
+
+
+# The state.
+
+
+def test_the_state_knows_nothing_of_a_layout(source: Server, seed: Seed, tmp_path: Path) -> None:
+    signed(seed, source)
+    mapping = {"from": "app", "tags": tags("v1")}
+    assert to_layout(tmp_path, source, mapping).status == 0
+    with sqlite3.connect(tmp_path / ".regsync" / "state.db") as state:
+        for table in ("blob", "manifest", "snapshot", "look"):
+            assert state.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
+        hosts = state.execute("SELECT DISTINCT host FROM fact").fetchall()
+    assert not [host for (host,) in hosts if "layout" in host]
+
+
+def test_a_disk_that_was_swapped_is_filled_anew(source: Server, seed: Seed, tmp_path: Path) -> None:
+    signed(seed, source)
+    mapping = {"from": "app", "tags": tags("v1")}
+    to_layout(tmp_path, source, mapping)
+    first = (tmp_path / "disk" / "index.json").read_bytes()
+    (tmp_path / "disk").rename(tmp_path / "other disk")
+    ran = to_layout(tmp_path, source, mapping)
+    assert (ran.statuses(), only(ran.images)["artifacts"]["synced"]) == (["synced"], 2)
+    assert (tmp_path / "disk" / "index.json").read_bytes() == first
+    check_layout(tmp_path / "disk")
+
+
+def test_a_tag_whose_manifest_is_gone_is_absent(source: Server, seed: Seed, tmp_path: Path) -> None:
+    image = seed.image().load_into(source.app, "app", tag="v1")
+    mapping = {"from": "app", "tags": tags("v1")}
+    to_layout(tmp_path, source, mapping)
+    blob_path(tmp_path / "disk", image.top).unlink()
+    assert to_layout(tmp_path, source, mapping).statuses() == ["synced"]
+    assert check_layout(tmp_path / "disk") == set(image.contents())
+
+
+def test_a_blob_that_was_lost_is_written_again_when_another_image_needs_it(
+    source: Server, seed: Seed, tmp_path: Path
+) -> None:
+    layer = seed.layer(1000)
+    seed.image(layers=[layer]).load_into(source.app, "app", tag="v1")
+    to_layout(tmp_path, source, {"from": "app", "tags": tags("v1")})
+    lost = next(
+        path
+        for path in (tmp_path / "disk" / "blobs" / "sha256").iterdir()
+        if path.read_bytes() == layer
+    )
+    lost.unlink()
+    seed.image(layers=[layer]).load_into(source.app, "app", tag="v2")
+    ran = to_layout(tmp_path, source, {"from": "app", "tags": tags("v1", "v2")})
+    assert ran.statuses() == ["skipped", "synced"]
+    check_layout(tmp_path / "disk")
+
+
+# As a source.
+
+
+def test_a_layout_costs_its_targets_what_a_registry_costs(
+    target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    image = seed.image(sizes=(900, 2000, 300_000))
+    make_layout(tmp_path / "disk", {"app:v1": image})
+    no_artifacts = {"defaults": {"artifacts": {"enabled": False}}}
+    mapping = {"from": "app", "tags": tags("v1")}
+    ran = from_layout(tmp_path, {"target": target}, mapping, **no_artifacts)
+    assert ran.statuses() == ["synced"]
+    assert held(target, "app", image)
+    assert counts(target) == {
+        "HEAD manifest": 1,
+        "POST upload_start": 4,
+        "PUT upload": 4,
+        "PUT manifest": 1,
+    }
+    ran = from_layout(tmp_path, {"target": target}, mapping, **no_artifacts)
+    assert ran.statuses() == ["skipped"]
+    assert counts(target) == {"HEAD manifest": 1}
+
+
+@pytest.mark.provokes("manifest_invented")
+def test_a_layout_is_not_staged_for_several_targets(
+    serve: Start, seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a copy of what is on this machine")
+
+    monkeypatch.setattr("_regsync.sync.staging.Staging.keeping", refused)
+    image = seed.image(sizes=(2_000_000, 10))
+    make_layout(tmp_path / "disk", {"app:v1": image})
+    targets = {"one": serve(), "two": serve()}
+    ran = from_layout(tmp_path, targets, {"from": "app", "tags": tags("v1")})
+    assert ran.statuses() == ["synced"] * 2
+    assert all(held(each, "app", image) for each in targets.values())
+
+
+def test_a_layout_and_a_registry_as_targets_of_one_source(
+    source: Server, target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    image, sbom, signature = signed(seed, source)
+    registries = {"source": source, "target": target, "disk": {"url": "oci-layout:disk"}}
+    text = document(registries, {"from": "app", "tags": tags("v1")}, defaults=ALL)
+    assert run_file(tmp_path, "both.yaml", text).statuses() == ["synced"] * 2
+    blobs = {blob for each in (image, sbom, signature) for blob in each.blobs}
+    assert source.journal.count("GET", "blob") == len(blobs - {digest_of(b"{}")})
+    check_layout(tmp_path / "disk")
+    assert held(target, "app", image)
+    assert run_file(tmp_path, "both.yaml", text).statuses() == ["skipped"] * 2
+
+
+def test_a_copy_from_layout_to_layout_gives_the_same_bytes(
+    source: Server, seed: Seed, tmp_path: Path
+) -> None:
+    signed(seed, source)
+    mapping = {"from": "app", "tags": tags("v1")}
+    to_layout(tmp_path, source, mapping)
+    registries = {"source": {"url": "oci-layout:disk"}, "next": {"url": "oci-layout:next"}}
+    ran = run_file(tmp_path, "next.yaml", document(registries, mapping, defaults=ALL))
+    assert ran.statuses() == ["synced"]
+    assert files_of(tmp_path / "next") == files_of(tmp_path / "disk")
+    for name in files_of(tmp_path / "next"):
+        assert (tmp_path / "next" / name).read_bytes() == (tmp_path / "disk" / name).read_bytes()
+
+
+@pytest.mark.provokes("second_session")
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone", "linked"])
+def test_nothing_is_pushed_of_an_image_that_is_not_whole(
+    target: Server, seed: Seed, tmp_path: Path, damage: str
+) -> None:
+    good = seed.image()
+    bad = seed.image(sizes=(700, 800))
+    disk = make_layout(tmp_path / "disk", {"app:good": good, "app:bad": bad})
+    digest = json.loads(bad.body)["layers"][1]["digest"]
+    path = blob_path(disk, digest)
+    body = path.read_bytes()
+    path.unlink()
+    if damage == "changed":
+        path.write_bytes(b"x" * len(body))
+    elif damage == "cut":
+        path.write_bytes(body[:-1])
+    elif damage == "linked":
+        (tmp_path / "outside").write_bytes(body)
+        path.symlink_to(tmp_path / "outside")
+    ran = from_layout(tmp_path, {"target": target}, {"from": "app", "tags": tags("*")})
+    assert (ran.status, sorted(ran.statuses())) == (1, ["failed", "synced"])
+    assert target.app.tags("app") == {"good": good.top}
+    error = only([each for each in ran.images if each["status"] == "failed"])["error"]
+    assert digest in error["message"]
+    assert error["side"] == "source"
+    if damage != "changed":  # what has the right size is found out when it is read
+        pushed = target.journal.matching("PUT", "upload", status=201)
+        assert len(pushed) == len(good.blobs)
+
+
+def test_what_other_tools_name_is_found(target: Server, seed: Seed, tmp_path: Path) -> None:
+    image = seed.index(format="docker")
+    for number, name in enumerate(("v1", "host.example/team/app:v1", "team/app:v1")):
+        make_layout(tmp_path / str(number), {name: image})
+        where = f"oci-layout:{tmp_path / str(number)}//team/app:v1"
+        assert run_regsync("copy", where, f"{target.address}/r{number}:v1").status == 0
+        assert held(target, f"r{number}", image)
+
+
+def test_artifacts_that_other_tools_left_without_a_word_are_found(
+    target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    """oras writes the artifact as an entry without a name, and nothing of its subject."""
+    image = seed.image()
+    sbom = seed.artifact(image, SBOM)
+    disk = make_layout(tmp_path / "disk", {"v1": image, "": sbom})
+    ran = run_regsync("copy", "--json", f"oci-layout:{disk}//app:v1", f"{target.address}/app:v1")
+    assert only(ran.images)["artifacts"]["synced"] == 1
+    assert held(target, "app", sbom)
+
+
+def test_a_fallback_list_in_a_layout_is_read(target: Server, seed: Seed, tmp_path: Path) -> None:
+    image = seed.image()
+    sbom = seed.artifact(image, SBOM)
+    listed = seed.fallback_index([sbom])
+    names = {"app:v1": image, "": sbom, f"app:{image.top.replace(':', '-')}": listed}
+    disk = make_layout(tmp_path / "disk", names)
+    ran = run_regsync("copy", "--json", f"oci-layout:{disk}//app:v1", f"{target.address}/app:v1")
+    assert only(ran.images)["artifacts"]["synced"] == 1
+
+
+# What a configuration may say.
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("auth_type", "anonymous"),
+        ("ca_file", "ca.pem"),
+        ("proxy", "http://proxy.example:1"),
+        ("max_concurrent", 5),
+        ("head_first", True),
+    ],
+)
+def test_a_layout_has_no_login_and_no_connection(
+    source: Server, tmp_path: Path, field: str, value: Any
+) -> None:
+    ran = to_layout(tmp_path, source, {"from": "app"}, more={field: value})
+    assert ran.status == 3
+    assert f"registries.disk.{field}" in ran.out
+    assert "image layout" in ran.out
+
+
+@pytest.mark.parametrize("url", ["oci-layout:", "oci-layout://disk", "oci-layout:a//b"])
+def test_a_layout_needs_a_directory(url: str, tmp_path: Path, source: Server) -> None:
+    assert to_layout(tmp_path, source, {"from": "app"}, more={"url": url}).status == 3
+
+
+def test_assume_is_for_layouts_alone(source: Server, target: Server, tmp_path: Path) -> None:
+    registries = {"source": source, "target": {"url": target.url, "assume": "far.txt"}}
+    ran = run_file(tmp_path, "c.yaml", document(registries, {"from": "app"}))
+    assert ran.status == 3
+    assert "oci-layout:PATH" in ran.out
+
+
+def test_one_process_writes_a_layout_so_that_it_takes_no_shard(
+    source: Server, tmp_path: Path
+) -> None:
+    registries = {"source": source, "disk": {"url": "oci-layout:disk"}}
+    text = document(registries, {"from": "app", "tags": tags("v1")})
+    ran = run_file(tmp_path, "c.yaml", text, "--shard", "0/2")
+    assert (ran.status, "--shard" in ran.out) == (3, True)
+
+
+def test_a_layout_may_not_copy_a_repository_onto_itself(tmp_path: Path) -> None:
+    registries = {"source": {"url": "oci-layout:disk"}, "same": {"url": "oci-layout:./disk"}}
+    ran = run_file(tmp_path, "c.yaml", document(registries, {"from": "app"}))
+    assert (ran.status, "same repository" in ran.out) == (3, True)
+
+
+def test_a_dry_run_writes_nothing_and_says_what_it_would(
+    source: Server, seed: Seed, tmp_path: Path
+) -> None:
+    image = seed.image().load_into(source.app, "app", tag="v1")
+    registries = {"source": source, "disk": {"url": "oci-layout:disk"}}
+    text = document(registries, {"from": "app", "tags": tags("v1")})
+    ran = run_file(tmp_path, "c.yaml", text, "--dry-run")
+    assert ran.statuses() == ["would_sync"]
+    assert ran.totals["bytes"] == image.size
+    assert not (tmp_path / "disk").exists()
+
+
+def test_what_is_in_a_layout_has_no_age(target: Server, seed: Seed, tmp_path: Path) -> None:
+    make_layout(tmp_path / "disk", {"app:v1": seed.image()})
+    ran = from_layout(tmp_path, {"target": target}, {"from": "app", "min_age": "3d"})
+    assert (ran.status, "min_age" in ran.out) == (3, True)
+    ran = from_layout(tmp_path, {"target": target}, {"from": "app", "min_age": "0"})
+    assert ran.status == 0

@@ -1,0 +1,155 @@
+"""A run into a layout that is killed at any write, rename or sync, and the run after it (I11)."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conformance.client.attachments import SBOM
+from conformance.content.images import Image, Seed
+from tests.ends import ROOT, run_regsync
+from tests.layouts import check_layout, files_of, index_of, make_layout, names_of
+
+# Runs a sync that dies at the call whose number is the first argument; prints the number of calls
+# where it does not die. Half of what was to be written is written.
+DIES = """
+import io, os, signal, sys
+sys.path.insert(0, sys.argv[3])
+from _regsync.app import cli
+from _regsync.layout import directory
+
+at, config = int(sys.argv[1]), sys.argv[2]
+calls = 0
+
+def step(half=lambda: None):
+    global calls
+    calls += 1
+    if calls == at:
+        half()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def dying(name):
+    real = getattr(os, name)
+    def call(*arguments, **named):
+        step()
+        return real(*arguments, **named)
+    setattr(os, name, call)
+
+class DyingFile(io.FileIO):
+    def write(self, data):
+        step(lambda: io.FileIO.write(self, memoryview(data)[: len(data) // 2]))
+        return super().write(data)
+
+for name in ("replace", "fsync", "mkdir", "link", "unlink"):
+    dying(name)
+directory.FileIO = DyingFile
+status = cli.main(["sync", "-q", "-c", config])
+sys.stdout.flush()
+os.write(2, str(calls).encode())
+os._exit(status)
+"""
+
+
+class Scene:
+    """A layout with new images, and one with old ones that it is copied to."""
+
+    def __init__(self, directory: Path, *, old_index: bool) -> None:
+        seed = Seed(77)
+        self.work = directory
+        self.old = {"app:v1": seed.image(), "app:latest": seed.image()}
+        shared = seed.layer(400_000)
+        new = seed.image(layers=[shared, seed.layer(300)])
+        self.new = {
+            "app:v1": new,
+            "app:v2": seed.index(platforms=("linux/amd64", "linux/arm64")),
+            "app:latest": seed.image(layers=[shared]),
+            "": seed.artifact(new, SBOM),
+        }
+        make_layout(directory / "source", self.new)
+        registries = {"source": {"url": "oci-layout:source"}, "disk": {"url": "oci-layout:disk"}}
+        mapping = {"from": "app", "source": "source", "targets": ["disk"]}
+        document = {"registries": registries, "mappings": [mapping]}
+        self.config = directory / "mirror.yaml"
+        self.config.write_text(json.dumps(document))
+        self._old_index = old_index
+
+    def begin(self) -> Path:
+        disk = self.work / "disk"
+        shutil.rmtree(disk, ignore_errors=True)
+        make_layout(disk, self.old)
+        return disk
+
+    def run(self, at: int) -> subprocess.CompletedProcess[bytes]:
+        program = DIES
+        if self._old_index:
+            program = program.replace(
+                "status =", "directory.Layout._has_hard_links = lambda _: False\nstatus ="
+            )
+        command = [sys.executable, "-c", program, str(at), str(self.config), str(ROOT)]
+        return subprocess.run(command, capture_output=True, check=False, cwd=self.work)
+
+    def tops(self) -> dict[str, tuple[str, str]]:
+        """Return by name what it may name: the old image or the new one."""
+        names = self.new.keys() | self.old.keys()
+        return {name: (top(self.old, name), top(self.new, name)) for name in names if name}
+
+
+def top(images: dict[str, Image], name: str) -> str:
+    return images[name].top if name in images else ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("old_index", [False, True], ids=["atomic", "fat"])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.thorough), 5])
+def test_whatever_the_instant_tags_are_old_or_new_and_the_next_run_ends_it(
+    tmp_path: Path, old_index: bool, step: int
+) -> None:
+    scene = Scene(tmp_path, old_index=old_index)
+    disk = scene.begin()
+    undisturbed = scene.run(0)
+    assert undisturbed.returncode == 0, undisturbed.stderr
+    calls = int(undisturbed.stderr)
+    assert calls > 30
+    complete = (disk / "index.json").read_bytes()
+    files = files_of(disk) - {"index.json.old"}
+
+    for at in range(1, calls + 1, step):
+        disk = scene.begin()
+        killed = scene.run(at)
+        assert killed.returncode == -signal.SIGKILL, (at, killed.stderr)
+        if (disk / "index.json").exists():
+            names = names_of(disk)
+            assert all(names.get(name, "") in tops for name, tops in scene.tops().items()), at
+            check_layout(disk)
+        else:
+            assert old_index, at
+            assert json.loads((disk / "index.json.old").read_bytes()), at
+
+        ran = run_regsync("sync", "-q", "-c", str(scene.config))
+        assert ran.status == 0, (at, ran.err)
+        check_layout(disk)
+        assert (disk / "index.json").read_bytes() == complete, at
+        assert files_of(disk) - {"index.json.old"} == files, at
+
+
+def test_the_artifact_is_named_after_a_run_that_died_before_its_index_was_there(
+    tmp_path: Path,
+) -> None:
+    """Its manifest is there, and `index.json` does not name it: it is put once more."""
+    scene = Scene(tmp_path, old_index=False)
+    disk = scene.begin()
+    assert run_regsync("sync", "-q", "-c", str(scene.config)).status == 0
+    complete = (disk / "index.json").read_bytes()
+    document = index_of(disk)
+    document["manifests"] = []
+    (disk / "index.json").write_text(json.dumps(document))
+    assert run_regsync("sync", "-q", "-c", str(scene.config)).status == 0
+    assert (disk / "index.json").read_bytes() == complete
+    assert os.listdir(disk / "blobs") == ["sha256"]
