@@ -107,14 +107,10 @@ class Authorization(NamedTuple):
 class Entry:
     """One exchange.
 
-    `begun` and `ended` are places in one order over all journals of the process; `time` and
-    `ended_time` are seconds by the journal's clock. `tampered`: a hook or a fault gave the answer,
-    or changed its status or body, so that it proves nothing against a client. `faults` are the
-    verbs that took place, and "lost" where a connection in memory broke before the client had read
-    the answer; `codes` those of an error body, `secrets` the secret fields of the request's form.
+    `begun` and `ended` are places in one order over all journals of the process.
     """
 
-    number: int
+    number: int  # in this journal, from 1
     connection: int
     method: str
     target: str
@@ -122,21 +118,25 @@ class Entry:
     repository: str
     reference: str
     query: Mapping[str, str]
-    headers: Mapping[str, str]
+    headers: Mapping[str, str]  # those of the request that are kept
     scheme: str = "http"
-    time: float = 0.0
-    status: int | None = None
-    answered: int | None = None
-    ended_time: float | None = None
+    time: float = 0.0  # seconds by the journal's clock, when the head had arrived
+    status: int | None = None  # None: not answered
+    answered: int | None = None  # place among the answers of this journal
+    ended_time: float | None = None  # seconds by the journal's clock
     request_bytes: int = 0
     response_bytes: int = 0
     response_headers: Mapping[str, str] = field(default_factory=dict)
     begun: int = field(default_factory=lambda: next(_ORDER))
     ended: int | None = None
+    # A hook or a fault gave the answer, or changed its status or body: it proves nothing against a
+    # client.
     tampered: bool = False
-    codes: tuple[str, ...] = ()
+    codes: tuple[str, ...] = ()  # those of an error body
+    # The verbs that took place, and "lost" where a connection in memory broke before the client had
+    # read the answer.
     faults: list[str] = field(default_factory=list)
-    secrets: list[str] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)  # the secret fields of the request's form
 
     @property
     def authorization(self) -> Authorization:
@@ -233,16 +233,18 @@ class Selector(NamedTuple):
                 value = subject.target.partition("?")[0]
             else:
                 value = getattr(subject, name)
-            if not _fits(value, glob):
+            if not _fits_glob(value, glob):
                 return False
 
         for name, glob in self.header.items():
             value = subject.header(name)
-            if not value or not _fits(value, glob):
+            if not value or not _fits_glob(value, glob):
                 return False
 
         query = dict(subject.query)
-        return all(name in query and _fits(query[name], glob) for name, glob in self.query.items())
+        return all(
+            name in query and _fits_glob(query[name], glob) for name, glob in self.query.items()
+        )
 
     def __str__(self) -> str:
         words = [" ".join(sorted(self.methods)), " ".join(sorted(self.kinds))]
@@ -252,14 +254,12 @@ class Selector(NamedTuple):
         return " ".join(word for word in words if word) or "any"
 
 
-def _fits(value: str, glob: str) -> bool:
+def _fits_glob(value: str, glob: str) -> bool:
     return fnmatchcase(value, glob) if _WILD.search(glob) else value == glob
 
 
 class Entries(list[Entry]):
-    """Some exchanges of a journal; a claim about them that is false raises AssertionError with
-    them.
-    """
+    """Some exchanges of a journal; a false claim about them raises AssertionError, which lists them."""
 
     def __init__(
         self, entries: Iterable[Entry], meant: str, journal: Journal | None = None
@@ -290,9 +290,11 @@ class Entries(list[Entry]):
         The claim is false when there are none of these, or none of the others.
         """
         others = list(others)
-        late = [(a, b) for a in self for b in others if not before(a, b)]
+        late = [(entry, other) for entry in self for other in others if not before(entry, other)]
         if late or not self or not others:
-            listed = "\n".join(f"    {a}\n  was not answered before\n    {b}" for a, b in late[:5])
+            listed = "\n".join(
+                f"    {entry}\n  was not answered before\n    {other}" for entry, other in late[:5]
+            )
             raise AssertionError(
                 f"{self.meant or 'any'} before others ({len(self)} and {len(others)}):\n{listed}"
             )
@@ -316,7 +318,7 @@ class Entries(list[Entry]):
 
     def gaps(self) -> list[float]:
         """Return the seconds between one's beginning and the next's."""
-        return [b.time - a.time for a, b in itertools.pairwise(self)]
+        return [then.time - first.time for first, then in itertools.pairwise(self)]
 
     def _claim(self, holds: bool, claim: str) -> Entries:
         if holds:
@@ -341,7 +343,7 @@ class Journal:
         # TLS greetings on a port without TLS: such a client guesses the scheme
         # (docs/protocol-facts.md R9).
         self.hellos = 0
-        # Requests that no correct client sends, in words; see App._wrong.
+        # Requests that no correct client sends, in words; see Uploads._refuse_mistake.
         self.violations: list[str] = []
         self._answered = 0
         self._now = now

@@ -1,6 +1,6 @@
-"""Real parts to be checked against: Debian's docker-registry and skopeo.
+"""Programs that are not ours: docker-registry and skopeo, to be compared with.
 
-Owns: starting and ending those two programs.
+Owns: finding programs; starting and ending those two.
 May not know: what is asked of them.
 Invariants: a missing program is an error that names its package, never a skipped test. A registry
 that was started is ended, whatever happens in between. It takes its port from the kernel, so that
@@ -28,8 +28,9 @@ __all__ = [
     "PASSWORD",
     "USER",
     "Gap",
-    "Missing",
+    "MissingProgram",
     "docker_registry",
+    "find_program",
     "skopeo",
 ]
 
@@ -80,14 +81,15 @@ DISTRIBUTION_2_8_GAPS = (
 )
 
 
-class Missing(Exception):
+class MissingProgram(Exception):
     """A program that is needed is not installed."""
 
 
-def _find(program: str, package: str) -> str:
+def find_program(program: str, package: str) -> str:
+    """Return the path of a program; MissingProgram, which names the package of Debian, without it."""
     path = shutil.which(program)
     if path is None:
-        raise Missing(
+        raise MissingProgram(
             f"{program} is not installed; Debian's package is {package}: apt-get install {package}"
         )
     return path
@@ -107,7 +109,7 @@ def docker_registry(
     Its data are in `directory` too, or `in_memory`. `htpasswd`: the text of such a file (see
     HTPASSWD); `port`: that of one that ran before; `tls`: paths of certificate and key in PEM.
     """
-    program = _find("docker-registry", "docker-registry")
+    program = find_program("docker-registry", "docker-registry")
     home = Path(directory)
     home.mkdir(parents=True, exist_ok=True)
     settings = _settings(home, tls, port, in_memory=in_memory)
@@ -199,7 +201,7 @@ def _ask(address: str, *, secure: bool) -> None:
 
 def skopeo(*arguments: str, home: Path | str) -> bytes:
     """Run skopeo with an empty home and no policy file; return its standard output."""
-    program = _find("skopeo", "skopeo")
+    program = find_program("skopeo", "skopeo")
     command: Sequence[str] = [program, "--insecure-policy", f"--tmpdir={home}", *arguments]
     environment = {"HOME": str(home), "XDG_RUNTIME_DIR": str(home), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, capture_output=True, env=environment, timeout=120, check=False)

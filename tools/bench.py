@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from conformance.programs import Missing  # noqa: E402
+from conformance.programs import MissingProgram  # noqa: E402
 from tools.benches.runner import BenchError  # noqa: E402
 from tools.fips_provider import ProviderError  # noqa: E402
 
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return subject.run(options)
-    except (BenchError, Missing, ProviderError) as error:
+    except (BenchError, MissingProgram, ProviderError) as error:
         sys.stderr.write(f"bench: {error}\n")
         return 1
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from urllib.parse import urlsplit
 
-from ..client.http import Client, NoAnswer, Send, Wire
+from ..client.http import Client, Connections, NoAnswer, Send
 from ..content.images import Seed
 from ..messages import is_name
 from . import discovery, management, pull, push_blobs, push_manifests
@@ -146,7 +146,7 @@ def check_registry(
     progress: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Check a registry by URL; Unusable when it cannot be reached or lets nobody in."""
-    wire = Wire(context)
+    wire = Connections(context)
     try:
         run = begin_run(url, wire, credentials=credentials, mounting=mounting)
         try:

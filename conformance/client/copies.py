@@ -24,7 +24,7 @@ from ..registry.storage import (
     OCI_MANIFEST,
     is_foreign,
 )
-from .http import Reply, Wire, next_page, with_query
+from .http import Connections, Reply, next_page, with_query
 
 __all__ = ["ACCEPT", "fetch_http", "identical", "push_http"]
 
@@ -39,7 +39,7 @@ class _Client:
     ) -> None:
         self._origin = f"{'http' if context is None else 'https'}://{address}"
         self._always = {"Authorization": authorization} if authorization else {}
-        self._wire = Wire(context)
+        self._wire = Connections(context)
 
     def close(self) -> None:
         self._wire.close()

@@ -22,9 +22,9 @@ from ..registry.storage import OCI_INDEX, is_foreign, read_manifest
 from ..server.exchange import Site
 from .attachments import referrers_tag
 from .copies import ACCEPT, identical
-from .http import Client, Reply, Send, Wire
+from .http import Client, Connections, Reply, Send
 
-__all__ = ["COSIGN", "Graph", "asking", "equal", "listed", "reader", "walk"]
+__all__ = ["COSIGN", "Graph", "client_of", "equal", "list_referrers", "sending_to", "walk"]
 
 COSIGN = (".sig", ".att", ".sbom")
 _DEEPEST = 64
@@ -44,7 +44,7 @@ class Graph:
     manifests: set[str] = field(default_factory=set)
 
 
-def asking(site: Site) -> Send:
+def sending_to(site: Site) -> Send:
     """Send to a Site in memory."""
 
     def send(method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
@@ -58,12 +58,12 @@ def asking(site: Site) -> Send:
 
 
 @contextmanager
-def reader(at: Site | str) -> Iterator[Client]:
+def client_of(at: Site | str) -> Iterator[Client]:
     """Give a client of a Site in memory, or of a registry at HOST:PORT over plain HTTP."""
     if not isinstance(at, str):
-        yield Client("http://registry.test", asking(at))
+        yield Client("http://registry.test", sending_to(at))
         return
-    wire = Wire()
+    wire = Connections()
     try:
         yield Client(f"http://{at}", wire)
     finally:
@@ -72,7 +72,7 @@ def reader(at: Site | str) -> Iterator[Client]:
 
 def walk(at: Site | str, repository: str, roots: Iterable[str]) -> Graph:
     """Read everything that is reached from some digests; AssertionError where something is wrong."""
-    with reader(at) as client:
+    with client_of(at) as client:
         return _walk(client, repository, roots)
 
 
@@ -93,7 +93,7 @@ def _walk(client: Client, repository: str, roots: Iterable[str]) -> Graph:
             if part is not None and part["digest"] not in graph.contents:
                 _blob(client, repository, part, graph)
 
-        entries, lists = listed(client, repository, digest)
+        entries, lists = list_referrers(client, repository, digest)
         graph.lists.update(lists)
         if entries:
             graph.referrers[digest] = {str(entry["digest"]): entry for entry in entries}
@@ -110,7 +110,9 @@ def _walk(client: Client, repository: str, roots: Iterable[str]) -> Graph:
     return graph
 
 
-def listed(client: Client, repository: str, digest: str) -> tuple[list[Entry], dict[str, str]]:
+def list_referrers(
+    client: Client, repository: str, digest: str
+) -> tuple[list[Entry], dict[str, str]]:
     """Return the referrers of a digest, each judged, and the fallback index that was read, by tag."""
     pages = list(client.pages(f"/v2/{repository}/referrers/{digest}", {"Accept": OCI_INDEX}))
     lists: dict[str, str] = {}

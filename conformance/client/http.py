@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, quote, urlencode, urljoin, urlsplit
 
-__all__ = ["Client", "NoAnswer", "Reply", "Send", "Wire", "next_page", "with_query"]
+__all__ = ["Client", "Connections", "NoAnswer", "Reply", "Send", "next_page", "with_query"]
 
 _PARAMETER = re.compile(r"([A-Za-z_]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s,\"]+))")
 _REPOSITORY = re.compile(r"/v2/(.+)/(?:blobs|manifests|tags|referrers)/")
@@ -54,6 +54,7 @@ class Reply(NamedTuple):
         return f"{self.method} {parts.path}{f'?{query}' if query else ''} answered {self.status}"
 
 
+# How a client sends one request: (method, URL, headers, body).
 Send: TypeAlias = "Callable[[str, str, Mapping[str, str], bytes | None], Reply]"
 
 
@@ -64,8 +65,8 @@ class _Origin(NamedTuple):
     netloc: str
 
 
-class Wire:
-    """Sends over sockets; one kept connection per origin."""
+class Connections:
+    """A way to send that keeps one connection for each origin."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self._context = context
@@ -160,7 +161,7 @@ class Client:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.origin = origin
-        self._wire = send
+        self._deliver = send
         self._sleep = sleep
         self._basic = None
         if credentials is not None:
@@ -199,7 +200,7 @@ class Client:
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
         """Send, and send again after a 429 that asks to wait, for a minute at most."""
         for _ in range(5):
-            reply = self._wire(method, url, headers, body)
+            reply = self._deliver(method, url, headers, body)
             seconds = reply.header("Retry-After")
             if reply.status != 429 or not seconds.isdigit() or int(seconds) > _PATIENCE:
                 break

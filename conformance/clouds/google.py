@@ -22,7 +22,6 @@ import hmac
 import itertools
 import json
 import re
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -31,7 +30,7 @@ from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, quote, unquote
 
 from ..messages import Answer, Content, Request, Response
-from ..programs import Missing
+from ..programs import find_program
 from ..registry.tokens import TokenService
 from ..server.exchange import Reception, Site
 from ..server.names import Names
@@ -104,11 +103,7 @@ class Key(NamedTuple):
 @functools.cache
 def make_key(number: int = 0) -> Key:
     """Make an RSA key with the program `openssl`, the same one for the same number."""
-    program = shutil.which("openssl")
-    if program is None:
-        raise Missing(
-            "openssl is not installed; Debian's package is openssl: apt-get install openssl"
-        )
+    program = find_program("openssl", "openssl")
 
     def run(*arguments: str, text: str = "") -> str:
         done = subprocess.run(

@@ -1,7 +1,6 @@
-"""Contents that are too large to be held: made when they are read, measured when they arrive.
+"""Contents that are too large to be held: they are made when they are read.
 
-Owns: `Stream`, seeded bytes of any length that cost no memory, and `Measured`, which keeps the size
-and digest of a body and drops its bytes.
+Owns: `Stream`, seeded bytes of any length that cost no memory.
 May not know: HTTP, images.
 Invariants: a Stream is a function of its seed, number and size, on every run and Python. No two of
 its pieces are equal, so that a missing, repeated or exchanged piece changes the digest.
@@ -14,7 +13,7 @@ import hashlib
 
 from ..messages import Content
 
-__all__ = ["Measured", "Stream"]
+__all__ = ["Stream"]
 
 _PIECE = 1 << 20
 _STAMP = 32  # bytes at the head of each piece that say which one it is
@@ -65,37 +64,3 @@ class Stream(Content):
                 if view:
                     views.append(view)
         return views
-
-
-class Measured(Content):
-    """A body of which only the size and the sha256 are kept, for a registry that only verifies."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._scratch = bytearray(1 << 18)
-
-    def room(self, expected: int) -> memoryview:
-        """Return where the next bytes go, over those before."""
-        return memoryview(self._scratch)
-
-    def advance(self, count: int) -> None:
-        """Take `count` bytes that were written into `room`."""
-        self._hash.update(memoryview(self._scratch)[:count])
-        self.size += count
-
-    def feed(self, data: bytes) -> None:
-        """Take bytes that were received elsewhere."""
-        self._hash.update(data)
-        self.size += len(data)
-
-    def digest(self, algorithm: str = "sha256") -> str:
-        """Return the sha256; there are no bytes left for any other algorithm."""
-        if algorithm != "sha256":
-            raise LookupError(f"the bytes are gone, and with them their {algorithm}")
-        return super().digest()
-
-    def pieces(self, start: int = 0, stop: int | None = None) -> list[memoryview]:
-        """Refuse, except where there was nothing: the bytes are gone."""
-        if self.size:
-            raise LookupError("the bytes of this blob were measured and dropped")
-        return []

@@ -14,7 +14,6 @@ makes the certificates, since the standard library cannot.
 from __future__ import annotations
 
 import contextlib
-import shutil
 import ssl
 import subprocess
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ import anyio
 import anyio.abc
 import anyio.from_thread
 
-from ..programs import Missing
+from ..programs import find_program
 
 __all__ = ["Names", "names"]
 
@@ -75,11 +74,7 @@ class Names:
         }
 
     def _certify(self, file: str, name: str, alternatives: str, signed: Sequence[str]) -> None:
-        program = shutil.which("openssl")
-        if program is None:
-            raise Missing(
-                "openssl is not installed; Debian's package is openssl: apt-get install openssl"
-            )
+        program = find_program("openssl", "openssl")
         config = self.directory / f"{file}.cnf"
         config.write_text(_CONFIG.format(name=name, alternatives=alternatives))
         command = [program, "req", "-x509", "-config", str(config), "-days", "7", "-nodes"]

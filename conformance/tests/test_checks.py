@@ -26,7 +26,7 @@ from conformance.__main__ import main
 from conformance.check import suite
 from conformance.check.checks import WORKFLOWS, Row
 from conformance.check.suite import begin_run, choose_checks, run_checks
-from conformance.client.http import Client, Reply, Send, Wire
+from conformance.client.http import Client, Connections, Reply, Send
 from conformance.messages import Answer, Content, Request, Response, digest_of, error
 from conformance.programs import HTPASSWD, PASSWORD, USER, docker_registry
 from conformance.providers.personas import persona
@@ -1453,7 +1453,7 @@ def test_a_download_that_is_sent_elsewhere_is_followed_without_the_credentials()
 
 
 def test_a_connection_that_ends_between_requests_is_opened_again(address: str) -> None:
-    wire = Wire()
+    wire = Connections()
     for _ in range(2):
         assert wire("GET", f"http://{address}/v2/", {}, None).status == 200
         for kept in wire._kept.values():

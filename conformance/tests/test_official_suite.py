@@ -20,7 +20,7 @@ import pytest
 
 from conformance.check.checks import CODES
 from conformance.check.suite import choose_checks
-from conformance.client.http import Client, Reply, Wire, with_query
+from conformance.client.http import Client, Connections, Reply, with_query
 from conformance.content.images import Seed
 from conformance.messages import digest_of
 from conformance.registry.app import App
@@ -441,7 +441,7 @@ def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
 @contextmanager
 def served(options: Mapping[str, Any], *, manifests_first: bool = True) -> Iterator[Suite]:
     """Yield a suite for a new harness on a socket."""
-    wire = Wire()
+    wire = Connections()
     with run_in_thread(App(**options)) as server:
         yield Suite(
             Client(server.url, wire),

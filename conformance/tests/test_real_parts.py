@@ -25,7 +25,7 @@ from conformance.audit.mistakes import audit, report
 from conformance.client.copies import ACCEPT, fetch_http, identical, push_http
 from conformance.content.images import Image, Seed
 from conformance.messages import digest_of
-from conformance.programs import HTPASSWD, PASSWORD, USER, Missing, docker_registry, skopeo
+from conformance.programs import HTPASSWD, PASSWORD, USER, MissingProgram, docker_registry, skopeo
 from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth, TokenService
 from conformance.server.sockets import Server, run_in_thread
@@ -168,9 +168,12 @@ def test_a_missing_program_is_an_error_that_names_its_package(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(Missing, match="apt-get install docker-registry"), docker_registry(tmp_path):
+    with (
+        pytest.raises(MissingProgram, match="apt-get install docker-registry"),
+        docker_registry(tmp_path),
+    ):
         pass
-    with pytest.raises(Missing, match="apt-get install skopeo"):
+    with pytest.raises(MissingProgram, match="apt-get install skopeo"):
         skopeo("--version", home=tmp_path)
 
 

@@ -22,7 +22,7 @@ from conformance.client.attachments import (
     plain,
     referrers_tag,
 )
-from conformance.client.graphs import Graph, equal, listed, reader, walk
+from conformance.client.graphs import Graph, client_of, equal, list_referrers, walk
 from conformance.content.images import Image, Seed
 from conformance.messages import Response
 from conformance.providers.personas import PERSONAS, Provider, imitate, persona
@@ -338,5 +338,5 @@ def test_a_walk_sees_a_page_that_fails() -> None:
     made = family("single")
     app = at("referrers-in-pages", made)
     app.faults.on("GET", "referrers").nth(2).status(500)
-    with reader(app) as client, pytest.raises(AssertionError, match="500"):
-        listed(client, "app", made.image.top)
+    with client_of(app) as client, pytest.raises(AssertionError, match="500"):
+        list_referrers(client, "app", made.image.top)

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from conformance.content.families import PLATFORMS, Family
+from conformance.content.fleets import PLATFORMS, Fleet
 from conformance.content.images import Image
 from conformance.messages import Request
 from conformance.programs import docker_registry
@@ -145,27 +145,27 @@ class Scene:
     """What the source holds (and held before, where it changes), and to how many targets it goes."""
 
     text: str
-    family: Family
-    before: Family | None = None
+    fleet: Fleet
+    before: Fleet | None = None
     targets: int = 1
     is_immutable: bool = False
 
 
 SCENES: Mapping[str, Scene] = {
-    "a": Scene("10 repositories x 10 tags, 5 shared and 3 own layers", Family(size=70_000)),
-    "b": Scene("the same as indexes of 4 platforms", Family(size=70_000, platforms=PLATFORMS)),
+    "a": Scene("10 repositories x 10 tags, 5 shared and 3 own layers", Fleet(size=70_000)),
+    "b": Scene("the same as indexes of 4 platforms", Fleet(size=70_000, platforms=PLATFORMS)),
     "c": Scene(
         "ten bases under 100 repositories x 2 tags",
-        Family(size=70_000, repositories=100, tags=2, bases=10),
+        Fleet(size=70_000, repositories=100, tags=2, bases=10),
     ),
-    "d": Scene("(a) to three targets", Family(size=70_000), targets=3),
+    "d": Scene("(a) to three targets", Fleet(size=70_000), targets=3),
     "e": Scene(
         "1,000 tags that never move, 5 of them new",
-        Family(size=70_000, repositories=1, tags=1000, own=1),
-        Family(size=70_000, repositories=1, tags=1000, own=1, left_out=5),
+        Fleet(size=70_000, repositories=1, tags=1000, own=1),
+        Fleet(size=70_000, repositories=1, tags=1000, own=1, left_out=5),
         is_immutable=True,
     ),
-    "f": Scene("(a) with 5 % of its tags moved", Family(size=70_000, moved=5), Family(size=70_000)),
+    "f": Scene("(a) with 5 % of its tags moved", Fleet(size=70_000, moved=5), Fleet(size=70_000)),
 }
 
 
@@ -494,7 +494,7 @@ def started_world(name: str, kind: str, work: Path, *images: Images) -> Iterator
         config = write_config(
             Path(tempfile.mkdtemp(dir=work)) / "mirror.yaml",
             dict(zip(["source", *targets], urls, strict=True)),
-            [{"from": repository, "tags": rule} for repository in scene.family.images()],
+            [{"from": repository, "tags": rule} for repository in scene.fleet.images()],
             {"source": "source", "targets": targets, "artifacts": {"enabled": False}},
         )
         yield World(name, kind, registries, config)
@@ -503,7 +503,7 @@ def started_world(name: str, kind: str, work: Path, *images: Images) -> Iterator
 def measure_scene(name: str, kind: str, work: Path) -> Iterator[Measured]:
     """Run one scene in all its phases."""
     scene = SCENES[name]
-    now = scene.family.images()
+    now = scene.fleet.images()
     nothing: Images = {repository: {} for repository in now}
     before = now if scene.before is None else scene.before.images()
     with started_world(name, kind, work, before, now) as world:

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple
 
-from conformance.content.families import Weighing
 from conformance.content.images import Seed
 from conformance.content.streams import Stream
 from conformance.faults.rules import Rule
+from conformance.registry.measuring import MeasuringApp
 from tools.benches.place import Place, app_of, started_place
 from tools.benches.runner import MIB, BenchError, Figure, Program
 
@@ -72,7 +72,7 @@ def figures(program: Program, size: int) -> Iterator[Figure]:
 
 def broken_copy(program: Program, case: Break, size: int) -> Iterator[Figure]:
     """Copy one image whose layer breaks once."""
-    with started_place(program, 1, lambda: Weighing(resumable=case.is_resumable)) as place:
+    with started_place(program, 1, lambda: MeasuringApp(resumable=case.is_resumable)) as place:
         layer = Stream(10, 1, size)
         digest = layer.digest()
         Seed(10).image(layers=[layer]).load_into(app_of(place.source), "app", "v1")

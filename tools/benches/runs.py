@@ -14,11 +14,12 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from conformance.content.families import Family, Weighing
+from conformance.content.fleets import Fleet
 from conformance.content.images import Seed
 from conformance.content.streams import Stream
 from conformance.providers.personas import PERSONAS, Provider
 from conformance.registry.app import App
+from conformance.registry.measuring import MeasuringApp
 from conformance.server.sockets import run_in_thread
 from tools.benches.place import app_of, started_place
 from tools.benches.runner import (
@@ -68,10 +69,10 @@ def never_moving(program: Program) -> Iterator[Figure]:
 
 def unchanged(program: Program) -> Iterator[Figure]:
     """A second run over 2,000 tags."""
-    family = Family(repositories=10, tags=200, shared=2, own=1, size=200)
+    fleet = Fleet(repositories=10, tags=200, shared=2, own=1, size=200)
     with started_place(program) as place:
-        family.load_into(app_of(place.source))
-        repositories = list(family.images())
+        fleet.load_into(app_of(place.source))
+        repositories = list(fleet.images())
         place.sync(repositories)
 
         spent, images = place.sync(repositories)
@@ -88,7 +89,7 @@ def typical(program: Program) -> Iterator[Figure]:
     """100 images in 20 repositories, layers of up to 32 MiB, with at most 128 MiB."""
     layers = [Stream(7, number, (4 << 20) * (1 + number % 8)) for number in range(40)]
     repositories = [f"app-{number}" for number in range(20)]
-    with started_place(program, target=Weighing) as place:
+    with started_place(program, target=MeasuringApp) as place:
         for number, repository in enumerate(repositories):
             seed = Seed(number)
             base = layers[number * 2 : number * 2 + 2]
@@ -110,7 +111,7 @@ def large(program: Program) -> Iterator[Figure]:
     """500 images to three targets, two layers of 4 GiB, 50 large ones, a state of 600,000 entries."""
     huge = [Stream(8, number, 4 << 30) for number in range(2)]
     many = [Stream(9, number, 8 << 20) for number in range(50)]
-    with started_place(program, 3, Weighing) as place:
+    with started_place(program, 3, MeasuringApp) as place:
         for number in range(500):
             seed = Seed(number)
             layers: list[bytes | Stream] = [many[number % 50], seed.layer(5000)]
@@ -133,7 +134,7 @@ def large(program: Program) -> Iterator[Figure]:
         yield Figure("500 images", spent.peak / MIB, "MiB", 512, detail=detail)
 
 
-class Cloud(Provider, Weighing):
+class Cloud(Provider, MeasuringApp):
     """A persona that drops what it has verified."""
 
 

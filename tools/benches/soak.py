@@ -20,9 +20,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from conformance.content.families import Weighing
 from conformance.content.images import Seed
 from conformance.content.streams import Stream
+from conformance.registry.measuring import MeasuringApp
 from tools.benches.place import app_of, started_place
 from tools.benches.runner import MIB, ROOT, BenchError, Figure, Program
 
@@ -78,7 +78,7 @@ def figures(program: Program, cycles: int, tags: int) -> Iterator[Figure]:
 
 def end_under_load(program: Program) -> Iterator[Figure]:
     """Show how long the program takes to its end in the middle of a copy."""
-    with started_place(program, target=Weighing) as place:
+    with started_place(program, target=MeasuringApp) as place:
         for number in range(IMAGES):
             layers: list[bytes | Stream] = [
                 Stream(3, 4 * number + layer, LAYER) for layer in range(4)

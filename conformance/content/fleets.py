@@ -2,7 +2,7 @@
 
 Owns: which images share which layers.
 May not know: how they are copied.
-Invariants: a family is a function of its numbers. Two families that differ only in `left_out` or
+Invariants: a fleet is a function of its numbers. Two fleets that differ only in `left_out` or
 `moved` have all other tags in common, byte for byte, so that one can be an older state of the
 other.
 """
@@ -14,20 +14,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from ..messages import Request, Response
 from ..registry.app import App
-from ..server.exchange import Reception
 from .images import Image, Seed
-from .streams import Measured, Stream
+from .streams import Stream
 
-__all__ = ["FAMILIES", "PLATFORMS", "Family", "Weighing"]
+__all__ = ["FLEETS", "LARGE", "PLATFORMS", "Fleet"]
 
 PLATFORMS = ("linux/amd64", "linux/arm64/v8", "linux/arm/v7", "linux/s390x")
 LARGE = 4 << 20  # bytes; layers of this size and above are made when they are read
 
 
 @dataclass(frozen=True)
-class Family:
+class Fleet:
     """`repositories` x `tags` images, each with `shared` layers of a base and `own` layers.
 
     A layer has `size` bytes. Repository n is built on base n % `bases`. With `platforms` each tag
@@ -54,15 +52,15 @@ class Family:
         changed = {places[number * len(places) // count] for number in range(count)}
         bases = {base: self._base(base) for base in range(min(self.bases, self.repositories))}
         images: dict[str, dict[str, Image]] = {
-            f"family/app-{repo}": {} for repo in range(self.repositories)
+            f"fleet/app-{repo}": {} for repo in range(self.repositories)
         }
         for repo, tag in places[: len(places) - self.left_out]:
             seed = self._seed("own", repo, tag, int((repo, tag) in changed))
-            images[f"family/app-{repo}"][f"1.{tag}.0"] = self._image(seed, bases[repo % self.bases])
+            images[f"fleet/app-{repo}"][f"1.{tag}.0"] = self._image(seed, bases[repo % self.bases])
         return images
 
-    def load_into(self, app: App) -> Family:
-        """Hold the family in a registry of this harness; return self."""
+    def load_into(self, app: App) -> Fleet:
+        """Hold the fleet in a registry of this harness; return self."""
         for repository, tagged in self.images().items():
             for tag, image in tagged.items():
                 image.load_into(app, repository, tag)
@@ -114,23 +112,12 @@ class Family:
 
 # The situations of docs/specification.md section 1.1, with tags that are new or moved by
 # `dataclasses.replace`.
-FAMILIES: Mapping[str, Family] = MappingProxyType(
+FLEETS: Mapping[str, Fleet] = MappingProxyType(
     {
-        "one base": Family(),
-        "platforms": Family(platforms=PLATFORMS),
-        "ten bases": Family(repositories=100, tags=2, bases=10),
-        "1000 tags": Family(repositories=1, tags=1000, shared=5, own=1),
-        "large layers": Family(repositories=2, tags=1, shared=1, own=1, size=4 << 30),
+        "one base": Fleet(),
+        "platforms": Fleet(platforms=PLATFORMS),
+        "ten bases": Fleet(repositories=100, tags=2, bases=10),
+        "1000 tags": Fleet(repositories=1, tags=1000, shared=5, own=1),
+        "large layers": Fleet(repositories=2, tags=1, shared=1, own=1, size=4 << 30),
     }
 )
-
-
-class Weighing(App):
-    """A registry that verifies uploaded blobs and drops them: a target of any size needs no memory."""
-
-    def _post_upload_start(self, request: Request) -> Response | Reception:
-        answer = super()._post_upload_start(request)
-        for upload in self._repository(request.repository).uploads.values():
-            if not upload.content.size and not isinstance(upload.content, Measured):
-                upload.content = Measured()
-        return answer

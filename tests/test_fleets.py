@@ -9,39 +9,38 @@ from dataclasses import replace
 
 import pytest
 
-from conformance.content.families import FAMILIES, LARGE, PLATFORMS, Family, Weighing
+from conformance.content.fleets import FLEETS, LARGE, PLATFORMS, Fleet
 from conformance.content.images import Seed
-from conformance.content.streams import Measured, Stream
+from conformance.content.streams import Stream
 from conformance.messages import digest_of
 from conformance.registry.app import App
+from conformance.registry.measuring import Measured, MeasuringApp
 from tests.ends import Start, copy, held, sync, tags
 
-SMALL = Family(repositories=3, tags=4, shared=2, own=1, size=50, bases=2)
+SMALL = Fleet(repositories=3, tags=4, shared=2, own=1, size=50, bases=2)
 GIB = 1 << 30
 
 
-def blobs(family: Family) -> dict[str, set[str]]:
+def blobs(fleet: Fleet) -> dict[str, set[str]]:
     """Return repository -> the digests of its blobs."""
     return {
         name: {digest for image in tagged.values() for digest in (*image.blobs, *image.streams)}
-        for name, tagged in family.images().items()
+        for name, tagged in fleet.images().items()
     }
 
 
 @pytest.mark.parametrize("name", ["one base", "platforms", "1000 tags"])
 @pytest.mark.slow
 def test_a_family_has_the_layers_that_its_numbers_say(name: str) -> None:
-    family = FAMILIES[name]
-    kinds = len(family.platforms) or 1
-    count = family.repositories * family.tags
-    together = set().union(*blobs(family).values())
+    fleet = FLEETS[name]
+    kinds = len(fleet.platforms) or 1
+    count = fleet.repositories * fleet.tags
+    together = set().union(*blobs(fleet).values())
     configs = count * kinds
-    assert (
-        len(together) == kinds * family.shared * family.bases + count * kinds * family.own + configs
-    )
-    assert sum(len(tagged) for tagged in family.images().values()) == count
-    first = family.images()["family/app-0"]["1.0.0"]
-    assert len(first.manifests) == (kinds + 1 if family.platforms else 1)
+    assert len(together) == kinds * fleet.shared * fleet.bases + count * kinds * fleet.own + configs
+    assert sum(len(tagged) for tagged in fleet.images().values()) == count
+    first = fleet.images()["fleet/app-0"]["1.0.0"]
+    assert len(first.manifests) == (kinds + 1 if fleet.platforms else 1)
 
 
 def test_repositories_share_their_base_and_nothing_else() -> None:
@@ -53,8 +52,8 @@ def test_repositories_share_their_base_and_nothing_else() -> None:
 
 
 def test_platforms_have_bases_of_their_own() -> None:
-    family = replace(SMALL, platforms=PLATFORMS, tags=1, repositories=2, bases=1)
-    one, other = (tagged["1.0.0"] for tagged in family.images().values())
+    fleet = replace(SMALL, platforms=PLATFORMS, tags=1, repositories=2, bases=1)
+    one, other = (tagged["1.0.0"] for tagged in fleet.images().values())
     assert len(set(one.blobs) & set(other.blobs)) == SMALL.shared * 4
     assert [entry["platform"]["architecture"] for entry in one.document["manifests"]] == [
         "amd64",
@@ -75,7 +74,7 @@ def test_new_tags_leave_the_others_as_they_were() -> None:
     new = {
         (name, tag) for name, tagged in after.items() for tag in tagged if tag not in before[name]
     }
-    assert new == {("family/app-1", "1.3.0"), ("family/app-2", "1.3.0")}
+    assert new == {("fleet/app-1", "1.3.0"), ("fleet/app-2", "1.3.0")}
     assert all(
         after[name][tag] == image
         for name, tagged in before.items()
@@ -84,8 +83,8 @@ def test_new_tags_leave_the_others_as_they_were() -> None:
 
 
 def test_moved_tags_keep_their_base_and_leave_the_others_as_they_were() -> None:
-    family = replace(SMALL, repositories=5, tags=8)
-    before, after = family.images(), replace(family, moved=5).images()
+    fleet = replace(SMALL, repositories=5, tags=8)
+    before, after = fleet.images(), replace(fleet, moved=5).images()
     changed = [
         (image, after[name][tag])
         for name, tagged in before.items()
@@ -102,17 +101,17 @@ def test_the_program_brings_a_family_and_then_what_changed(serve: Start) -> None
     source, target = serve(), serve()
     assert isinstance(source.app, App)
     mapping = [{"from": name, "tags": tags("*")} for name in SMALL.images()]
-    for family, fresh in (
+    for fleet, fresh in (
         (replace(SMALL, left_out=1), 11),
         (SMALL, 1),
         (replace(SMALL, moved=25), 3),
         (SMALL, 3),
     ):
-        family.load_into(source.app)
+        fleet.load_into(source.app)
         ran = sync({"source": source, "target": target}, *mapping)
         assert ran.status == 0, ran.err
         assert ran.statuses().count("synced") == fresh
-        for name, tagged in family.images().items():
+        for name, tagged in fleet.images().items():
             assert all(held(target, name, image) for image in tagged.values())
             assert isinstance(target.app, App)
             assert target.app.tags(name) == source.app.tags(name)
@@ -184,7 +183,7 @@ def test_large_layers_are_served_copied_and_verified_without_being_held(serve: S
     """Both ends keep next to nothing, and a byte that differed would be refused."""
     size = LARGE + 12345
     image = Seed(1).image(layers=[Stream(1, number, size) for number in range(3)])
-    source, target = serve(), serve(Weighing())
+    source, target = serve(), serve(MeasuringApp())
     assert isinstance(source.app, App)
     image.load_into(source.app, "app", "v1")
     assert image.size > 3 * size
