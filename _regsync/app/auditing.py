@@ -20,17 +20,22 @@ from _regsync.app.progress import show_progress
 from _regsync.config.model import Config
 from _regsync.errors import RegsyncError
 from _regsync.files import replacing
+from _regsync.state.seen import first_seen_for
 from _regsync.sync.audit import Audit
 from _regsync.sync.findings import AuditReport, Finding
+from _regsync.sync.locked import known_ages
+from _regsync.sync.lockfile import Lock
 from _regsync.sync.report import Outcome
 from _regsync.text import printable
 
 
-async def audit(config: Config, console: Console, read: int, receipt: str | None) -> int:
+async def audit(
+    config: Config, console: Console, read: int, receipt: str | None, lock: Lock | None
+) -> int:
     """Look at what the targets of a configuration hold; return the exit status.
 
     `read` blobs of each target are read back. `receipt` is the file that gets the list of what is
-    there.
+    there. With a lock its digests and artifacts are expected, and no source is asked.
     """
     began = anyio.current_time()
     started_at = utc_now()
@@ -44,7 +49,10 @@ async def audit(config: Config, console: Console, read: int, receipt: str | None
 
     report = AuditReport()
     with closing(connect(console)) as transport:
-        work = Audit(transport, config, tell, report, read=read)
+        known = known_ages(lock) if lock is not None else None
+        wall = transport.machine.wall
+        first_seen = first_seen_for(config, wall, console.log, keep=False, known=known)
+        work = Audit(transport, config, tell, report, read=read, first_seen=first_seen, lock=lock)
         signals = await carry_out(work, console)
     elapsed = anyio.current_time() - began
 

@@ -181,10 +181,8 @@ def add_shard(parser: Parser) -> None:
     )
 
 
-def add_locked(parser: Parser) -> None:
-    parser.add_argument(
-        "--locked", action="store_true", help="copy what the lock says, and nothing else"
-    )
+def add_locked(parser: Parser, meaning: str = "copy what the lock says, and nothing else") -> None:
+    parser.add_argument("--locked", action="store_true", help=meaning)
     parser.add_argument(
         "--lock",
         metavar="PATH",
@@ -298,6 +296,7 @@ def add_lock_arguments(parser: Parser) -> None:
 
 def add_audit_arguments(parser: Parser) -> None:
     add_config(parser)
+    add_locked(parser, "expect what the lock says, and ask no source")
     parser.add_argument(
         "--read",
         metavar="N",
@@ -513,7 +512,7 @@ Sources are asked, targets are not. What failed keeps its old lines. No change i
         """\
 regsync audit -c mirror.yaml
 regsync audit -c mirror.yaml --read 20 --json >audit.json
-regsync audit -c mirror.yaml --receipt there.txt
+regsync audit -c mirror.yaml --locked --receipt there.txt
 
 Each tag, manifest, blob and artifact is asked for; nothing is written to any registry. Exit status 0: all is
 there and right; 1: there are findings; 2: something could not be looked at.""",

@@ -232,7 +232,8 @@ def run_audit(arguments: Namespace, console: Console) -> int:
     if receipt is not None and not os.path.isdir(os.path.dirname(receipt) or "."):
         raise ConfigError(f"{printable(receipt)} cannot be written: its directory is not there")
     config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
-    return run_async(audit, config, console, arguments.read, receipt)
+    lock = lock_for(arguments, config)
+    return run_async(audit, config, console, arguments.read, receipt, lock)
 
 
 def run_auth(arguments: Namespace, console: Console) -> int:

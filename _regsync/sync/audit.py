@@ -9,7 +9,7 @@ Follows: docs/design.md section 12.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from functools import partial
 from itertools import chain
 from typing import NamedTuple
@@ -31,8 +31,11 @@ from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
 from _regsync.registry.transport import Transport
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge, RepositoryKey, digest_like, key_of
+from _regsync.state.seen import FirstSeen
 from _regsync.sync.discovery import Discovery, Once, check_tree_size, gather
 from _regsync.sync.findings import AuditReport, Finding, Flaw, corrupt, differs, incomplete, missing
+from _regsync.sync.locked import LockedDiscovery, LockedReferrers
+from _regsync.sync.lockfile import Lock
 from _regsync.sync.mappings import WantedTag, assign, grouped
 from _regsync.sync.referrers import MOST_ARTIFACTS, MOST_LEVELS, Artifact, Referrers
 from _regsync.sync.relay import Relay
@@ -59,9 +62,12 @@ class _AuditedImage(NamedTuple):
 class _Expected(NamedTuple):
     """What a tag is to name at its target."""
 
+    # Empty where `min_age` holds back an index that was not trimmed yet.
     digest: str
     # The source's own digest, which differs where an index is trimmed to its platforms.
     source_digest: str
+    # Whether `min_age` holds the digest back: then what the target has, or has not, is right.
+    is_held: bool
 
 
 class _Look:
@@ -142,9 +148,13 @@ class Audit:
         report: AuditReport,
         *,
         read: int = 0,
+        first_seen: FirstSeen | None = None,
+        lock: Lock | None = None,
     ) -> None:
         """Prepare to look at all images that `config` selects, and to read back `read` blobs of each
         target's registry. `emit` is called with each finding, and with each failed image.
+
+        `min_age` goes by `first_seen`. With a lock, names and digests of sources are the lock's.
         """
         machine = transport.machine
         self.transport = transport
@@ -152,6 +162,7 @@ class Audit:
         self._emit = emit
         self._report = report
         self._read = read
+        self._first_seen = first_seen
         self._log = machine.log
 
         # The state tells how indexes were trimmed, and how hosts ask for logins. It is not believed
@@ -160,8 +171,10 @@ class Audit:
         self._state.load(keep=False)
         knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
         self._knowledge = knowledge
-        self._discovery = Discovery(transport, knowledge, reads_only=True)
-        self._referrers = Referrers(
+        make_discovery = Discovery if lock is None else partial(LockedDiscovery, lock)
+        make_referrers = Referrers if lock is None else LockedReferrers
+        self._discovery = make_discovery(transport, knowledge, reads_only=True)
+        self._referrers = make_referrers(
             self._discovery, knowledge, machine.wall, has_state=self._state.is_used
         )
 
@@ -235,9 +248,8 @@ class Audit:
         except SyncError as error:
             self._fail_all(WantedTag(mapping, "*", mapping.targets), error)
             return ()
-        if not selection.kept:
-            text = f"{self._discovery.source_of(mapping)}: the mapping selects no tag"
-            self._log("warning", "nothing_selected", text)
+        for event, text in selection.doubts(str(self._discovery.source_of(mapping))):
+            self._log("warning", event, text)
         return selection.kept
 
     def _images_of(self, wanted: WantedTag) -> list[_AuditedImage]:
@@ -276,14 +288,16 @@ class Audit:
     async def _look_at_tag(self, look: _Look, image: _AuditedImage) -> None:
         expected = await self._expected(image)
         top: Manifest | None = None
-        with look.judging("manifest", expected.digest, missing(expected.digest)):
+        with look.judging("manifest", expected.digest):
             top = await self._manifest_of_tag(image.target, image.wanted.tag, expected.digest)
+            if top is None and not expected.is_held:
+                look.flaws.append(missing(expected.digest))
         if top is None:
             return
 
         # What differs is looked at whole, too.
         is_right = top.digest == expected.digest
-        if not is_right:
+        if not is_right and not expected.is_held:
             look.flaws.append(differs("", top.digest, expected.digest))
         below = await self._look_below(image, top)
         look.add(below)
@@ -301,35 +315,47 @@ class Audit:
         mapping = image.wanted.mapping
         tag = image.wanted.tag
         named = await self._discovery.name_at_source(mapping, tag, by_head=True)
+        is_held = self._is_held(image, named.digest)
         if named.pushed is not None:
-            return _Expected(named.pushed, named.digest)
+            return _Expected(named.pushed, named.digest, is_held)
 
         name = self._discovery.snapshot_name(mapping, image.source, image.target, tag, tag)
         snapshot = self._knowledge.snapshot(name)
         if snapshot is not None and snapshot.source == key_of(named.digest):
             is_trimmed = snapshot.pushed != snapshot.source
             pushed = digest_like(snapshot.pushed) if is_trimmed else named.digest
-            return _Expected(pushed, named.digest)
-        trimmed = await self._discovery.trimmed_digest(mapping, image.source, tag, named.digest)
-        return _Expected(trimmed, named.digest)
+            return _Expected(pushed, named.digest, is_held)
+        if is_held:
+            return _Expected("", named.digest, is_held)
+        lookup = await self._discovery.name_whole(mapping, tag, named.digest)
+        return _Expected(lookup.digest, lookup.source_digest, is_held)
 
-    async def _manifest_of_tag(self, target: Repository, tag: str, expected: str) -> Manifest:
-        """Return what a tag names; RegistryError with status 404 where it names nothing.
+    def _is_held(self, image: _AuditedImage, digest: str) -> bool:
+        """Say whether no run copies a digest yet, because of `min_age`."""
+        min_age = image.wanted.mapping.min_age
+        if not min_age or self._first_seen is None:
+            return False
+        return self._first_seen.held_until(image.source.key, digest, min_age) is not None
+
+    async def _manifest_of_tag(
+        self, target: Repository, tag: str, expected: str
+    ) -> Manifest | None:
+        """Return what a tag names, None where it names nothing.
 
         Of several tags that are to name one digest the first is read; the others are asked for their
         digest alone. A tag that a listing has shown to be absent is not asked for.
         """
         listed = self._discovery.names(target)
         if listed is not None and tag not in listed:
-            raise RegistryError("no such tag", status=404)
+            return None
         async with self._tag_reads[target.key, expected]:
             if self._discovery.at_hand(target, expected) is None:
-                return await self._discovery.manifest_of_tag(target, tag)
+                return await _unless_absent(self._discovery.manifest_of_tag(target, tag))
         digest = await target.head_manifest(tag)
         if digest is None:
-            raise RegistryError("no such tag", status=404)
+            return None
         if not digest:  # a registry may answer a HEAD without a digest
-            return await self._discovery.manifest_of_tag(target, tag)
+            return await _unless_absent(self._discovery.manifest_of_tag(target, tag))
         return await self._discovery.manifest(target, digest)
 
     # What a manifest names.
@@ -341,7 +367,7 @@ class Audit:
 
     async def _look_at_parts(self, image: _AuditedImage, top: Manifest) -> _Look:
         look = _Look()
-        where = str(image.target)
+        where = image.target.key
         entries = dict[str, Descriptor]()
         blobs = dict[str, Descriptor]()
 
@@ -391,7 +417,7 @@ class Audit:
         Of all blobs that are found at a host each has the same chance to be in its sample, but for
         those whose bytes are known anyway: `{}`, and what a descriptor embeds.
         """
-        place = (blob.digest, str(image.target))
+        place = (blob.digest, image.target.key)
         if place in self._report.blobs_present:
             return
         self._report.blobs_present.add(place)
@@ -445,8 +471,9 @@ class Audit:
         with look.judging("list of referrers of", subject):
             wanted = list[Artifact]()
             if subject in at_source:
-                mapping = image.wanted.mapping
-                wanted = await self._referrers.of_subject(mapping, image.source, subject)
+                wanted = await self._referrers.of_subject(
+                    image.wanted.mapping, image.wanted.tag, subject
+                )
                 at_source.update(artifact.source_digest for artifact in wanted)
             listed = (await self._referrers.lists.read(image.target, subject)).entries
 
@@ -476,39 +503,35 @@ class Audit:
 
         `listed` are the digests that the target lists for its subject.
         """
+        mapping = image.wanted.mapping
         digest = artifact.source_digest
+        below = [digest]
         with look.judging("manifest", digest):
             manifest = await self._manifest_of(image.target, artifact)
             if manifest is None:
                 # The source may list what it does not hold: no run can bring that.
-                if artifact.entry is not None and await image.source.head_manifest(digest) is None:
+                if not await self._referrers.is_at_source(mapping, artifact):
                     return []
                 look.flaws.append(Flaw("artifact_missing", f"{artifact} is not there", digest))
-                return [digest] if artifact.entry is not None else []
-
-            if manifest.digest != digest:
-                what = f"artifact {artifact.reference}: "
-                look.flaws.append(differs(what, manifest.digest, digest))
-            elif artifact.entry is not None and digest not in listed:
-                text = f"{artifact} is there, and the target does not list it"
-                look.flaws.append(Flaw("artifact_missing", text, digest))
-            below = await self._look_at_artifact(look, image, manifest)
-            # What a tag of cosign's names is a subject only where a listing shows artifacts of it.
-            is_subject = artifact.entry or self._referrers.listed_tags(image.source, digest)
-            return below if is_subject else []
-        return []
+            else:
+                below = await self._look_at_artifact(look, image, manifest)
+                if manifest.digest != digest:
+                    what = f"artifact {artifact.reference}: "
+                    look.flaws.append(differs(what, manifest.digest, digest))
+                elif artifact.entry is not None and digest not in listed:
+                    text = f"{artifact} is there, and the target does not list it"
+                    look.flaws.append(Flaw("artifact_missing", text, digest))
+        is_subject = self._referrers.is_subject(mapping, image.wanted.tag, artifact)
+        return below if is_subject else []
 
     async def _manifest_of(self, target: Repository, artifact: Artifact) -> Manifest | None:
         """Return the manifest of an artifact, None where the target does not hold it."""
         digest = artifact.source_digest
-        try:
-            if artifact.entry is None:
-                return await self._manifest_of_tag(target, artifact.reference, digest)
-            return await self._discovery.manifest(target, digest, artifact.entry)
-        except RegistryError as error:
-            if error.status != 404:
-                raise
-        return None
+        if artifact.entry is None:
+            return await self._manifest_of_tag(target, artifact.reference, digest)
+        # Of an artifact in a lock only the digest is known.
+        expected = artifact.entry if artifact.entry.media_type else None
+        return await _unless_absent(self._discovery.manifest(target, digest, expected))
 
     async def _look_at_listed(
         self, look: _Look, image: _AuditedImage, subject: str, entry: Descriptor
@@ -523,7 +546,7 @@ class Audit:
     async def _look_at_artifact(
         self, look: _Look, image: _AuditedImage, manifest: Manifest
     ) -> list[str]:
-        self._report.artifacts_present.add((manifest.digest, str(image.target)))
+        self._report.artifacts_present.add((manifest.digest, image.target.key))
         below = await self._look_below(image, manifest)
         look.add(below)
         return [manifest.digest, *below.subjects]
@@ -540,7 +563,7 @@ class Audit:
             self._report.blobs_read += 1
             self._report.bytes_read += blob.size
         if look.flaws:
-            self._report.blobs_present.discard((blob.digest, str(image.target)))
+            self._report.blobs_present.discard((blob.digest, image.target.key))
         self._end(image, look)
 
     async def _read_blob(self, target: Repository, blob: Descriptor) -> None:
@@ -587,3 +610,13 @@ class Audit:
         outcome = Outcome(image.source_name, image.target_name, "failed", error=error)
         self._report.failures.append(outcome)
         self._emit(outcome)
+
+
+async def _unless_absent(answer: Awaitable[Manifest]) -> Manifest | None:
+    """Return a manifest, None where the answer is 404."""
+    try:
+        return await answer
+    except RegistryError as error:
+        if error.status != 404:
+            raise
+    return None

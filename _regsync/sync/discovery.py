@@ -693,16 +693,6 @@ class Discovery:
         """Return a manifest that was fetched and is still kept."""
         return self._manifests.at_hand(where.pool, digest)
 
-    async def trimmed_digest(
-        self, mapping: MappingRule, source: Repository, reference: str, digest: str
-    ) -> str:
-        """Return the digest that targets are to hold of what a reference names at its source: that of
-        the trimmed index, where a platform filter drops something.
-        """
-        top = await self.top_manifest(source, reference, digest, None)
-        root, _ = await self._filter_platforms(mapping, source, reference, top)
-        return root.digest
-
     async def completed(self, source: Repository, tree: Tree) -> Tree:
         """Return a tree with all its manifests. Some were not fetched, because targets seemed to hold
         them.

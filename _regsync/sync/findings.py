@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from _regsync.oci.manifest import Descriptor
+from _regsync.state.knowledge import RepositoryKey
 from _regsync.sync.report import Outcome, error_json, shared_causes, sorted_requests
 from _regsync.text import duration_text, size_text
 
@@ -94,11 +95,11 @@ class AuditReport:
         self.blobs_read = 0
         self.bytes_read = 0
 
-        # Pairs of digest and repository (with host) of what the targets hold.
-        self.manifests_present = set[tuple[str, str]]()
-        self.blobs_present = set[tuple[str, str]]()
+        # What the targets hold: digests, each with its repository.
+        self.manifests_present = set[tuple[str, RepositoryKey]]()
+        self.blobs_present = set[tuple[str, RepositoryKey]]()
         # Of the manifests those of artifacts.
-        self.artifacts_present = set[tuple[str, str]]()
+        self.artifacts_present = set[tuple[str, RepositoryKey]]()
 
         # True until the audit has come to its end.
         self.interrupted = True
@@ -156,9 +157,9 @@ class AuditReport:
         ]
 
     def receipt(self) -> list[str]:
-        """Return a line `DIGEST REPOSITORY` for each manifest and blob that is there, sorted."""
+        """Return a line `DIGEST HOST/REPOSITORY` for each manifest and blob that is there, sorted."""
         present = self.manifests_present | self.blobs_present
-        return sorted(f"{digest} {repository}" for digest, repository in present)
+        return sorted(f"{digest} {host}/{name}" for digest, (host, name) in present)
 
     def as_json(
         self,

@@ -168,6 +168,31 @@ class LockedReferrers(Referrers):
             _artifact(artifact, None) for artifact in image.artifacts if artifact not in wanted
         )
 
+    async def of_subject(self, mapping: MappingRule, tag: str, subject: str) -> list[Artifact]:
+        """Return the artifacts of one subject that are in an image's line."""
+        source = self._discovery.source_of(mapping)
+        image = self._discovery.locked_image(mapping, tag)
+        found = list[Artifact]()
+        for artifact in _wanted(image.artifacts, Search(mapping, source), unknown=True):
+            if artifact.subject == subject:
+                digest = artifact.digest
+                lookup = TagLookup(source, artifact.tag or digest, None, digest, digest, ())
+                found.append(_artifact(artifact, lookup))
+        return found
+
+    def is_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
+        """Say whether an artifact is asked about as a subject. What cosign's tag names is one only where
+        the image's line has artifacts of it.
+        """
+        image = self._discovery.locked_image(mapping, tag)
+        return artifact.entry is not None or any(
+            other.subject == artifact.source_digest for other in image.artifacts
+        )
+
+    async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
+        """Say that the source holds what the lock names: it is not asked."""
+        return True
+
     def _locked_artifacts(self, mapping: MappingRule, lookup: TagLookup) -> list[LockedArtifact]:
         """Return the artifacts of an image that a mapping takes, as far as their types are known."""
         image = self._discovery.locked_image(mapping, lookup.reference)

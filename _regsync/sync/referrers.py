@@ -260,12 +260,24 @@ class Referrers:
             fail_without_artifact(mapping, lookup, copies, has_stripped=bool(stripped))
         return FoundArtifacts(tuple(found), tuple(stripped))
 
-    async def of_subject(
-        self, mapping: MappingRule, source: Repository, subject: str
-    ) -> list[Artifact]:
-        """Return the artifacts of one subject that a mapping copies; no target is asked."""
-        search = Search(mapping._replace(platforms=None), source)
+    async def of_subject(self, mapping: MappingRule, tag: str, subject: str) -> list[Artifact]:
+        """Return the artifacts of one subject in an image that a mapping takes; no target is asked."""
+        search = Search(mapping._replace(platforms=None), self._discovery.source_of(mapping))
         return await self._direct_artifacts(search, subject)
+
+    def is_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
+        """Say whether an artifact in an image is asked about as a subject. What cosign's tag names is
+        one only where a listing shows artifacts of it.
+        """
+        source = self._discovery.source_of(mapping)
+        return artifact.entry is not None or bool(self.listed_tags(source, artifact.source_digest))
+
+    async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
+        """Say whether the source holds an artifact that it lists."""
+        if artifact.entry is None:
+            return True  # its tag has just answered
+        source = self._discovery.source_of(mapping)
+        return await source.head_manifest(artifact.entry.digest) is not None
 
     async def list_all(self, mapping: MappingRule, lookup: TagLookup) -> list[Artifact]:
         """Return the artifacts of an image that a mapping takes, each behind its subject, whatever
