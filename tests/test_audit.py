@@ -41,6 +41,7 @@ class Stage:
             world.registry(f"{name}.test", **options.get(name, {})) for name in names or ["target"]
         ]
         self.mapping: dict[str, Any] = {"from": "app", "tags": tags("v1")}
+        self.others = list[dict[str, Any]]()
         self.registries: dict[str, Any] = {"source": {"url": self.source.url}}
         for place, name in zip(self.targets, names or ["target"], strict=True):
             self.registries[name] = {"url": place.url}
@@ -63,7 +64,7 @@ class Stage:
             place.journal.clear()
         file = self.directory / "mirror.yaml"
         top = {"defaults": {"artifacts": {}}, **top}
-        file.write_text(document(self.registries, self.mapping, **top))
+        file.write_text(document(self.registries, self.mapping, *self.others, **top))
         return await self.world.run(command, "-q", "--json", "-c", str(file), *options)
 
     async def audit(self, *options: str, **top: Any) -> Ran:
@@ -426,6 +427,9 @@ async def test_a_signature_of_cosign_that_was_made_again_differs(tmp_path: Path)
         assert only(ran.report["findings"])["expected"] == new.top
         new.load_into(stage.target, "app", signature)
         assert whole(await stage.audit()) == 1
+        # What hangs on the signature is asked for where a listing shows some of it.
+        stage.source.journal.matching("GET", "referrers").exactly(1)
+        stage.targets[0].journal.matching("GET", "referrers").exactly(1)
 
 
 # Wrong bytes, and answers that say too little.

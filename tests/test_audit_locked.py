@@ -120,14 +120,18 @@ async def test_signatures_of_cosign_are_those_of_the_lock(tmp_path: Path) -> Non
 
 
 async def test_artifacts_that_a_mapping_refuses_are_not_missed(tmp_path: Path) -> None:
+    """The lock has them, because another mapping takes them."""
     async with virtual() as world:
         stage = LockedStage(world, tmp_path)
         image = stage.load(stage.seed.image(), "v1")
-        stage.seed.artifact(image, SBOM).load_into(app(stage.source), "app")
+        bill = stage.seed.artifact(image, SBOM).load_into(app(stage.source), "app")
         signature = stage.load(stage.seed.artifact(image, SIGNED))
+        for loaded in (image, bill, signature):
+            loaded.load_into(stage.target, "other", *(["v1"] if loaded is image else []))
         stage.mapping["artifacts"] = {"exclude": [SBOM]}
+        stage.others = [{"from": "app", "to": "other", "tags": tags("v1")}]
         await stage.lock()
-        assert whole(await stage.audit()) == 1
+        assert whole(await stage.audit()) == 2
         lose_manifest(stage.target, signature.top)
         assert found(await stage.audit()) == [("artifact_missing", signature.top)]
 
