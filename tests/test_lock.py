@@ -23,6 +23,7 @@ from conformance.messages import Answer, Request, Response
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, document, tags, virtual
+from tests.test_report import check
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -148,6 +149,7 @@ async def test_one_image_that_moves_is_one_line(tmp_path: Path) -> None:
         ran = await mirror.succeed("lock", "--diff")
         assert mirror.lock.read_text().splitlines() == before
         assert not ran.report["written"]
+        check("lock", ran.report)
         (change,) = ran.report["changes"]
         assert change["kind"] == "moved"
         assert change["after"]["digest"] == moved.top
@@ -356,6 +358,7 @@ async def test_a_mapping_that_fails_keeps_its_lines(tmp_path: Path) -> None:
         assert (failure["source"], failure["keeps_lines"]) == ("source.example/app", True)
         assert failure["error"]["code"] == "AUTH_ERROR"
         assert "failed source.example/app: AUTH_ERROR" in ran.err
+        check("lock", ran.report)
         after = mirror.lock.read_text().splitlines()
         moved = [new for old, new in zip(before, after, strict=True) if old != new]
         assert len(moved) == 1

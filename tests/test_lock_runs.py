@@ -1,0 +1,208 @@
+"""Runs from a lock, elsewhere than in one `sync` in memory: cycles, ages, Debian's docker-registry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from _regsync.errors import ConfigError
+from conformance.client.attachments import referrers_tag
+from conformance.client.copies import fetch_http, identical, push_http
+from conformance.content.images import Seed
+from tests.ends import only, run_regsync, tags, virtual
+from tests.test_lock import Mirror, asked
+from tests.watching import Scene, lines, scene
+
+HOUR = 3600.0
+in_memory = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+
+def marked(test: Callable[..., object]) -> Callable[..., object]:
+    """Let a test run on the virtual clock."""
+    for mark in in_memory:
+        test = mark(test)
+    return test
+
+
+# Cycles.
+
+
+async def locks(stage: Scene) -> tuple[str, str]:
+    """Return a lock, and one in which v1 has moved; the source has moved on from both."""
+    stage.write({"from": "app", "tags": tags("v*")}, **{"global": {}})
+    texts = []
+    for _ in range(2):
+        stage.load("v1")
+        ran = await stage.world.run("lock", "-q", "-c", str(stage.file))
+        assert ran.status == 0, ran.err
+        texts.append(stage.file.with_suffix(".lock").read_text())
+    stage.load("v1")
+    stage.source.journal.clear()
+    return texts[0], texts[1]
+
+
+@marked
+async def test_a_watch_reads_the_lock_before_each_cycle(tmp_path: Path) -> None:
+    async with scene(tmp_path) as stage:
+        stage.load("v2")
+        first, second = await locks(stage)
+        lock = stage.file.with_suffix(".lock")
+        lock.write_text(first)
+
+        def moved() -> None:
+            lock.write_text(second)
+
+        def broken() -> None:
+            lock.write_text(first + "<<<<<<< HEAD\n")
+
+        def gone() -> None:
+            lock.unlink()
+
+        def mended() -> None:
+            lock.write_text(first)
+
+        ran = await stage.watch(None, moved, broken, gone, mended, more=("--locked",))
+        assert ran.status == 0
+        copied, quiet, moved_on, kept, still_kept, back = stage.asked
+        assert copied[0] == {"GET manifest": 2, "GET blob": copied[0]["GET blob"]}
+        assert quiet == ({}, {"HEAD manifest": 2})
+        assert moved_on[0]["GET manifest"] == 1
+        assert kept == still_kept == quiet
+        assert back[1]["PUT manifest"] == 1
+        assert lines(ran, "images that are new, gone or others in the lock: 1")
+        assert lines(ran, "CONFIG_ERROR", "conflict marks", "what was good last stays in force")
+        assert lines(ran, "there is no lock")
+        for source, _ in stage.asked:
+            assert source.keys() <= {"GET manifest", "GET blob"}
+        tag = stage.target.app.repositories["app"].tags["v1"]
+        assert tag in first
+
+
+@marked
+async def test_a_configuration_that_the_lock_is_not_for_leaves_the_last_good_one(
+    tmp_path: Path,
+) -> None:
+    async with scene(tmp_path) as stage:
+        stage.load("v2")
+        await locks(stage)
+
+        def change() -> None:
+            stage.write({"from": "app", "tags": tags("*")}, **{"global": {}})
+
+        ran = await stage.watch(change, more=("--locked",))
+        assert lines(ran, "has other rules in the lock", "stays in force")
+        assert stage.asked[1] == ({}, {"HEAD manifest": 2})
+
+
+# Ages.
+
+
+@marked
+async def test_a_lock_tells_ages_where_nothing_is_kept(tmp_path: Path) -> None:
+    """A job without a directory that stays: what the lock has seen three days ago is old enough."""
+    async with virtual() as world:
+        mirror = Mirror(world, tmp_path)
+        old = mirror.load("v1")
+        mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
+        mirror.write(mapping, **{"global": {}})
+        await mirror.succeed("lock")
+        await anyio.sleep(72 * HOUR)
+        mirror.load("v2")
+        await mirror.succeed("lock")
+
+        text = mirror.file.read_text()
+        ran = await world.run(
+            *("sync", "--json", "-q", "--lock", str(mirror.lock), "-c", "-"), stdin=text
+        )
+        assert ran.status == 0, ran.err
+        assert {each["source"]: each["status"] for each in ran.images} == {
+            "source.example/app:v1": "synced",
+            "source.example/app:v2": "skipped",
+        }
+        assert mirror.held() == {"v1": old.top}
+        with pytest.raises(ConfigError, match="nothing that this run sees would be kept"):
+            await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+
+
+@marked
+async def test_a_lock_takes_the_times_that_runs_have_seen(tmp_path: Path) -> None:
+    async with virtual() as world:
+        mirror = Mirror(world, tmp_path)
+        mirror.load("v1")
+        mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
+        mirror.write(mapping)
+        ran = await mirror.run("sync")
+        (held,) = ran.images
+        assert held["reason"] == "min_age"
+        await anyio.sleep(HOUR)
+        await mirror.succeed("lock")
+        (line,) = mirror.lines().values()
+        (entry,) = (
+            json.loads(line)
+            for line in (tmp_path / "state" / "seen.jsonl").read_text().splitlines()
+            if "digest" in line
+        )
+        assert line["first_seen"] == entry["first_seen"]
+        await mirror.succeed("sync", "--locked")
+        assert asked(mirror.source) == {}
+        assert asked(mirror.target) == {"HEAD manifest": 1}
+
+
+# Debian's docker-registry, which has no referrers API.
+
+
+@pytest.mark.slow
+def test_from_one_docker_registry_to_another(
+    docker_registries: Callable[..., str], tmp_path: Path
+) -> None:
+    source, target = docker_registries(), docker_registries()
+    seed = Seed(29)
+    index = seed.index(platforms=("linux/amd64", "linux/arm64/v8"))
+    image = seed.image()
+    cosign = seed.image()
+    push_http(index, source, "multi", "v1")
+    push_http(image, source, "app", "v1", "latest")
+    push_http(cosign, source, "app", f"{referrers_tag(image.top)}.sig")
+    file = tmp_path / "mirror.yaml"
+    config = {
+        "registries": {"s": {"url": source}, "t": {"url": target}},
+        "defaults": {"source": "s", "targets": ["t"]},
+        "mappings": [
+            {"from": "app", "tags": {"glob": "*"}},
+            {"from": "multi", "tags": {"glob": "v*"}, "platforms": ["linux/amd64"]},
+        ],
+    }
+    file.write_text(json.dumps(config))
+    where = ("--json", "-c", str(file))
+
+    first = run_regsync("lock", *where)
+    assert (first.status, first.err) == (0, "")
+    assert len(first.report["changes"]) == 3
+    same = run_regsync("lock", *where)
+    assert (same.status, same.report["changes"], same.report["written"]) == (0, [], False)
+    assert same.report["requests"] == {source: {"tag_list": 2, "manifest_head": 3}}
+
+    push_http(seed.image(), source, "app", "v1")
+    push_http(seed.image(), source, "app", f"{referrers_tag(image.top)}.sig")
+    copied = run_regsync("sync", "--locked", *where)
+    assert copied.status == 0, copied.err
+    assert copied.totals["images"]["synced"] == 3
+    assert copied.totals["requests"][source].keys() == {"manifest_get", "blob_get"}
+    assert identical(fetch_http(target, "app", "v1"), image.contents())
+    signed = fetch_http(target, "app", f"{referrers_tag(image.top)}.sig")
+    assert identical(signed, cosign.contents())
+
+    unchanged = run_regsync("sync", "--locked", *where)
+    assert unchanged.totals["requests"] == {target: {"manifest_head": 3}}
+    assert unchanged.totals["images"]["skipped"] == 3
+
+    moved = run_regsync("lock", *where)
+    assert only(moved.report["changes"])["source"] == f"{source}/app:v1"
+    # The new image, and one question that shows that there is no referrers API.
+    assert moved.report["requests"] == {
+        source: {"tag_list": 2, "manifest_head": 3, "manifest_get": 2}
+    }
