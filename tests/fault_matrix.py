@@ -43,7 +43,7 @@ from conformance.server.memory import Place
 from tests import ends
 from tests.ends import Ran, Virtual, document, tags, virtual
 
-__all__ = ["Case", "cases", "judge", "parts", "sorts"]
+__all__ = ["Case", "cases", "faults_by_side", "judge", "sorts"]
 
 # What follows from an exchange that went wrong: what was learnt by it is asked, or tried, again.
 PROVOKED = (
@@ -145,6 +145,19 @@ PASSING: dict[str, Verb] = {
     "reset_before": lambda rule: rule.drop(reset=True),
     "reset_after": lambda rule: rule.drop(at="answer", reset=True),
     "stall": lambda rule: rule.stall(),
+    "429_nonsense": lambda rule: rule.status(429, retry_after="soon"),
+    "500_html": lambda rule: rule.status(
+        500, body=b"<html>", headers={"Content-Type": "text/html"}
+    ),
+    "delay": lambda rule: rule.delay(20, at="answer"),
+    "delay_in_head": lambda rule: rule.delay(20, at="head"),
+    "stall_in_head": lambda rule: rule.stall(at="head"),
+    "stall_of_answer": lambda rule: rule.stall(at="answer"),
+    "drop_in_head": lambda rule: rule.drop(at="head"),
+    "raw_interim": lambda rule: rule.raw(b"HTTP/1.1 103 Early Hints\r\n\r\n", where="before"),
+    "raw_second": lambda rule: rule.raw(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad", where="after"
+    ),
 }
 LASTING: dict[str, Verb] = {
     "401_bare": lambda rule: rule.status(401),
@@ -187,6 +200,32 @@ REFUSED: dict[str, Verb] = {
     "422": lambda rule: rule.status(422),
 }
 GONE: dict[str, Verb] = {"404": lambda rule: rule.status(404, "BLOB_UNKNOWN")}
+# What no registry means.
+ODD: dict[str, Verb] = {
+    "400": lambda rule: rule.status(400),
+    "416": lambda rule: rule.status(416),
+    "200_empty": lambda rule: rule.status(200, body=b""),
+    "204": lambda rule: rule.status(204),
+    "redirect_round": lambda rule: rule.redirect(),
+    "redirect_303": lambda rule: rule.redirect(code=303),
+    "redirect_to_no_url": lambda rule: rule.redirect("http://[/", 302),
+    "challenge_again": lambda rule: rule.challenge(
+        realm="http://source.test/token", service="registry.test", error="invalid_token"
+    ),
+    "challenge_elsewhere": lambda rule: rule.challenge(realm="http://elsewhere.test/token"),
+    "challenge_malformed": lambda rule: rule.challenge('Bearer realm="http://[,=,"'),
+    "challenge_for_basic": lambda rule: rule.challenge('Basic realm="x"'),
+    "raw_garbage": lambda rule: rule.raw(b"SSH-2.0-x\r\n"),
+    "raw_headers": lambda rule: rule.raw(b"HTTP/1.1 200 OK\r\n: x\r\n\x00\r\n\r\n"),
+}
+LENGTH: dict[str, Verb] = {"length": lambda rule: rule.lie("Content-Length")}
+TYPE: dict[str, Verb] = {
+    "type": lambda rule: rule.lie("Content-Type"),
+    "no_type": lambda rule: rule.lie(headers={"Content-Type": None}),
+}
+NO_DIGEST: dict[str, Verb] = {
+    "no_digest": lambda rule: rule.lie(headers={"Docker-Content-Digest": None})
+}
 GROUPS = (
     PASSING,
     LASTING,
@@ -197,6 +236,8 @@ GROUPS = (
     OF_STARTS,
     REFUSED,
     GONE,
+    ODD,
+    {**LENGTH, **TYPE, **NO_DIGEST},
 )
 
 
@@ -260,6 +301,11 @@ def _ruled_cases() -> Iterator[Case]:
             verbs |= REFUSED
         if endpoint.kind in ("blob", "manifest", "referrers", "upload_start"):
             verbs |= GONE
+        verbs |= ODD | LENGTH
+        if endpoint.answers:
+            verbs |= TYPE
+        if endpoint.kind in ("manifest", "blob", "upload"):
+            verbs |= NO_DIGEST
         for name, verb in verbs.items():
             for often, times in TIMES.items():
                 full = f"{endpoint.side}-{endpoint.name}-{name}-{often}"
@@ -543,18 +589,14 @@ def cases() -> list[Case]:
     return [*_ruled_cases(), *_other_cases()]
 
 
-def parts(case: Case) -> list[str]:
-    """Return what a case has of each dimension: which world and side, what is asked, the fault, how
-    often.
-    """
-    side, where, *what, often = case.name.split("-")
-    asked = next((each for each in ENDPOINTS if (each.side, each.name) == (side, where)), None)
-    method, kind = (asked.method, asked.kind) if asked else ("", where)
-    return [case.world, side, method, kind, "-".join(what), often]
+def faults_by_side(case: Case) -> list[str]:
+    """Return what a case has of two dimensions: on which side, which fault."""
+    side, _, *what, _ = case.name.split("-")
+    return [side, "-".join(what)]
 
 
 def sorts(case: Case) -> list[str]:
-    """Return the same in coarser dimensions: the endpoint, in which group a fault is, how often."""
+    """Return what a case has of others: the endpoint, in which group a fault is, how often."""
     side, where, *what, often = case.name.split("-")
     group = next((n for n, verbs in enumerate(GROUPS) if what[0] in verbs), len(GROUPS))
     return [f"{side}-{where}", str(group), often]
@@ -743,6 +785,8 @@ async def judge(case: Case) -> str:
         ends._provoked.update(
             ["blob_uploaded_twice", "manifest_names_absent", "manifest_put_twice"]
         )
+    if case.group == "204":  # a registry that says so of a blob that it did not store
+        ends._provoked.add("manifest_names_absent")
     if "outage_refused" in case.name:
         # A body that goes to a registry whose connections have just broken is in no journal.
         ends._provoked.add("blob_pulled_twice")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ import pytest
 
 from conformance.content.images import Seed
 from tests.ends import ROOT, Start, document, held, tags
-from tests.fault_matrix import Case, cases, judge, parts, sorts
-from tests.thinning import thinned
+from tests.fault_matrix import Case, cases, faults_by_side, judge, sorts
+from tests.thinning import thinned, thorough
 
 PARAMS = [pytest.param(case, id=case.name) for case in cases()]
 # `--thorough`, or `python3 -m tests.fault_matrix`, plays all of them.
-CASES = thinned(PARAMS, lambda cell: parts(*cell), lambda cell: sorts(*cell))
+CASES = thinned(PARAMS, lambda cell: faults_by_side(*cell), lambda cell: sorts(*cell))
 
 
 @pytest.mark.anyio
@@ -28,24 +27,22 @@ async def test_the_outcome_is_right_or_told_and_the_next_run_completes_it(case: 
     await judge(case)
 
 
-def test_the_matrix_has_every_fault_on_every_side_as_often_as_it_can_be() -> None:
+def test_an_ordinary_run_has_every_fault_on_every_side_as_often_as_it_can_be() -> None:
     every = {case.name for case in cases()}
     played = {param.id for param in CASES if not param.marks}
-    assert len(every) == len(cases()) > 900
-    assert len(played) > 250
-    for names in (every, played):
-        often = Counter(name.rpartition("-")[2] for name in names)
-        assert often.keys() == {"once", "three", "ever"}
-        assert min(often.values()) > len(names) / 5
-        assert {name.partition("-")[0] for name in names} == {"source", "target", "disk", "clock"}
-    assert {param.values[0].group for param in CASES} == {
-        param.values[0].group for param in CASES if not param.marks
-    }
-    where = [{"-".join(name.split("-")[:2]) for name in names} for names in (every, played)]
-    assert where[0] == where[1]
+    assert len(every) == len(cases())
+    assert len(played) < len(every) / 10
+    for view in (
+        lambda name: name.rpartition("-")[2],  # how often
+        lambda name: name.split("-")[:2],  # where
+        lambda name: [name.partition("-")[0], name.split("-")[2:-1]],  # what, on which side
+    ):
+        assert {str(view(name)) for name in played} == {str(view(name)) for name in every}
 
 
-@pytest.mark.parametrize("limit", [1_500_000, 3000], ids=["blobs", "the state too"])
+@pytest.mark.parametrize(
+    "limit", [thorough(pytest.param(1_500_000, id="blobs")), pytest.param(3000, id="the state too")]
+)
 def test_a_full_disk_costs_time_and_fails_nothing(serve: Start, tmp_path: Path, limit: int) -> None:
     """A limit on the size of files stands in for the disk: the kernel refuses the write."""
     source, one, two = serve(), serve(), serve()

@@ -532,7 +532,7 @@ async def test_a_stray_basic_challenge_does_not_make_passwords_travel() -> None:
 
 
 async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_breaks() -> None:
-    """Tried without the excuse that the audit of `test_faults_everywhere` has for it."""
+    """Tried without the excuse that the audit of `test_fault_matrix` has for it."""
     async with virtual() as world:
         source, target = (
             world.registry("source.test"),

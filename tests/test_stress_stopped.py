@@ -1,7 +1,7 @@
 """Syncs at random that are stopped at any instant, and watches through whatever comes and goes, on
 a clock that jumps.
 
-The scenes are those of `test_stress_time`, half of their registries behind tokens that expire in
+The scenes are those of `test_stress`, half of their registries behind tokens that expire in
 the middle. A run that gets a signal ends in the time that it may take, says what it did, leaves
 nothing half at a target, and the next one that is left alone completes it. A watch whose registries
 fail and recover, whose tags move and whose configuration changes converges once all is well, at the
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import signal
 from collections import Counter
 from pathlib import Path
@@ -38,13 +37,22 @@ from conformance.messages import Answer, Request, error
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, held, stopped_at, virtual
-from tests.test_stress import NOT_YET, pool
-from tests.test_stress_time import PATIENCE, Ill, Wanted, app_of, narrow, places_of, scene_of
+from tests.test_stress import (
+    NOT_YET,
+    PATIENCE,
+    Ill,
+    Wanted,
+    app_of,
+    narrow,
+    places_of,
+    pool,
+    scene_of,
+)
+from tests.thinning import seeds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time, pytest.mark.slow]
 
-SEEDS = [int(part) for part in os.environ.get("STOPS", "0:4").split(":")]
-NUMBERS = pytest.mark.parametrize("number", range(SEEDS[0], SEEDS[0] + SEEDS[1]))
+NUMBERS = pytest.mark.parametrize("number", seeds("STOPS", 2, 12))
 
 
 class Noted(sync_run.Run):

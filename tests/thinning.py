@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
-__all__ = ["covering", "pairs", "thinned", "thorough"]
+__all__ = ["covering", "pairs", "seeds", "thinned", "thorough"]
 
 Cell = Sequence[Hashable]
 
@@ -78,6 +79,16 @@ def thinned(cells: Iterable[Any], *views: Callable[[Any], Cell]) -> list[Any]:
     asked = views or (lambda cell: cell,)
     kept = covering([[view(each.values) for view in asked] for each in params])
     return [each if place in kept else thorough(each) for place, each in enumerate(params)]
+
+
+def seeds(variable: str, ordinary: int, most: int) -> list[Any]:
+    """Return `most` seeds from 0, of which an ordinary run has the first ones; or those that an
+    environment variable says: 1000:500 are five hundred from 1000.
+    """
+    if variable in os.environ:
+        first, count = map(int, os.environ[variable].split(":"))
+        return [*range(first, first + count)]
+    return [*range(ordinary), *(thorough(pytest.param(seed)) for seed in range(ordinary, most))]
 
 
 def thorough(param: Any) -> Any:
