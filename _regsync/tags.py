@@ -321,6 +321,20 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     return Selection(kept, dropped, floor)
 
 
+def selectable(tags: Iterable[str], rule: TagRule) -> tuple[str, ...]:
+    """Return those of some tags that a rule may select, as far as a tag alone tells: what `latest` cuts
+    off and `min_tags` brings back depends on all others.
+    """
+    tests = _Tests(rule)
+    kept = list[str]()
+    for tag in tags:
+        reason = tests.reason_to_drop(tag)
+        may_come_back = rule.min_tags and reason in ("semver", "prerelease")
+        if reason is None or (may_come_back and not tests.is_excluded(tag)):
+            kept.append(tag)
+    return tuple(kept)
+
+
 class _Tests:
     """The tests of a rule, prepared for the tags of one listing."""
 

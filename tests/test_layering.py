@@ -55,6 +55,7 @@ PURE = {
         "sync.report",
         "sync.findings",
         "sync.mappings",
+        "sync.retry",
         "sync.lockfile",
         "sync.artifact_checks",
         "sync.image",

@@ -109,6 +109,16 @@ def test_a_real_report_is_shown_in_each_form(
     assert told.out.endswith("\n")
 
 
+def test_what_is_held_back_is_counted_with_the_next_moment() -> None:
+    held = {"status": "skipped", "reason": "min_age"}
+    later, sooner = (f"2026-11-2{day}T00:00:00Z" for day in (9, 6))
+    document = report_of(image(1), image(2, until=later, **held), image(3, until=sooner, **held))
+    assert f"Held: 2 (next {sooner})\n" in shown(document)
+    assert f"next {sooner}" in shown(document, "markdown")
+    assert f"2 (next {sooner})" in shown(document, "html")
+    assert "Held" not in shown(report_of(image(1)))
+
+
 def test_the_text_is_failures_causes_and_the_summary() -> None:
     assert shown(report_of(image(1), failed(2), failed(3))).splitlines() == [
         "failed docker.io/team/app:v2 -> mirror.example/team/app:v2: AUTH_ERROR: "

@@ -236,6 +236,11 @@ def add_sync_arguments(parser: Parser) -> None:
         action="store_true",
         help="look at the artifacts of all images now, at both ends",
     )
+    parser.add_argument(
+        "--retry-from",
+        metavar="REPORT",
+        help="only what failed or was left undone in this report, which --json wrote",
+    )
     add_locked(parser)
     add_shard(parser)
     add_json(parser)
@@ -468,7 +473,8 @@ stand before it: plain HTTP is spoken to localhost and loopback addresses, HTTPS
 regsync sync -c mirror.yaml
 regsync sync -c mirror.yaml --dry-run
 regsync sync -c mirror.yaml --recheck
-regsync sync -c - --json <mirror.yaml >report.json""",
+regsync sync -c mirror.yaml --json >report.json
+regsync sync -c mirror.yaml --retry-from report.json""",
         add_sync_arguments,
         commands.run_sync,
     ),

@@ -26,11 +26,14 @@ if TYPE_CHECKING:
     from _regsync.config.reader import ConfigFile
     from _regsync.oci.reference import Reference
     from _regsync.sync.lockfile import Lock
+    from _regsync.sync.retry import Retry
 
 LARGEST_CONFIG = 32 * 1024 * 1024  # bytes
 DEFAULT_INTERVAL = "5m"
 DEFAULT_HEALTH_ADDRESS = "127.0.0.1"
 DEFAULT_HEALTH_PORT = 8080
+
+MOST_NAMED = 10  # images in one warning
 
 
 def read_bytes(name: str, most: int) -> bytes:
@@ -191,10 +194,41 @@ def run_sync(arguments: Namespace, console: Console) -> int:
     from _regsync.app.environment import run_async
     from _regsync.app.running import run
 
-    config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
-    kind = "plan" if arguments.dry_run else "sync"
+    config = read_config(arguments.config, console)
+    retry = None
+    if arguments.retry_from is not None:
+        retry = read_retry(arguments, config, console.log)
+    config = shard_of(arguments.shard, config, console.log)
     lock = lock_for(arguments, config)
-    return run_async(run, config, console, kind, None, arguments.recheck, lock)
+    if retry is not None:
+        config = retry.narrowed(config)
+    kind = "plan" if arguments.dry_run else "sync"
+    return run_async(run, config, console, kind, None, arguments.recheck, lock, retry)
+
+
+def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -> Retry:
+    """Read which images of a report are to be asked for again; warn of those that are not selected."""
+    from _regsync.app.report_file import LARGEST_REPORT, read_report
+    from _regsync.sync.retry import Retry
+
+    path = arguments.retry_from
+    if path == arguments.config == "-":
+        raise ConfigError("configuration and report cannot both come from standard input")
+    name = "standard input" if path == "-" else printable(path)
+    report = read_report(read_bytes(path, LARGEST_REPORT), name)
+    images = [(image.source, image.target) for image in report.with_status("failed", "undone")]
+    if not images:
+        log("info", "nothing_to_retry", f"{name}: nothing failed, and nothing was left undone")
+
+    retry = Retry(images)
+    unselected = retry.unselected(config)
+    if unselected:
+        shown = "; ".join(unselected[:MOST_NAMED])
+        if len(unselected) > MOST_NAMED:
+            shown += f"; and {len(unselected) - MOST_NAMED} more"
+        text = f"{name}: no mapping selects these any more, so they are not asked for: {shown}"
+        log("warning", "retry_unselected", text, images=len(unselected))
+    return retry
 
 
 def run_lock(arguments: Namespace, console: Console) -> int:

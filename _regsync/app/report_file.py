@@ -50,6 +50,8 @@ class ReportedImage(NamedTuple):
     # synced, skipped, failed, would_sync; undone for what an interrupted run has left.
     status: str
     reason: str | None
+    # Until when `min_age` holds it back, in RFC 3339.
+    until: str | None
     failure: Failure | None
     bytes: int
     # Seconds since the run's start; None in reports of earlier versions.
@@ -283,6 +285,7 @@ def _image(image: _Value) -> ReportedImage:
         target=image["target"].text(),
         status=status,
         reason=image["reason"].optional_text(),
+        until=image["until"].optional_text(),
         failure=_failure(image["error"]),
         bytes=image["bytes"].count(),
         started=image["started_s"].seconds() if "started_s" in image else None,
@@ -300,6 +303,7 @@ def _undone(image: _Value) -> ReportedImage:
         target=image["target"].text(),
         status="undone",
         reason=None,
+        until=None,
         failure=None,
         bytes=0,
         started=None,

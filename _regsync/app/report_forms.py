@@ -50,6 +50,9 @@ def facts(run: ReportedRun) -> list[tuple[str, str]]:
         ("Layers", blobs),
         ("Data", f"{size_text(run.bytes)} transferred"),
     ]
+    held = [image.until for image in run.images if image.until is not None]
+    if held:
+        lines.insert(1, ("Held", f"{len(held)} (next {min(held)})"))
     saved = saved_text(run)
     if saved:
         lines.append(("Saved", saved))

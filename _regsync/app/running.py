@@ -28,6 +28,7 @@ from _regsync.sync.discovery import Discovery
 from _regsync.sync.locked import known_ages
 from _regsync.sync.lockfile import Lock
 from _regsync.sync.report import Report, analysis_lines
+from _regsync.sync.retry import Retry
 from _regsync.sync.run import Run
 from _regsync.tags import TagRule, check_glob
 
@@ -45,11 +46,13 @@ async def run(
     image: SingleImage | None = None,
     recheck: bool = False,
     lock: Lock | None = None,
+    retry: Retry | None = None,
 ) -> int:
     """Run all mappings of a configuration, or copy one image; return the exit status.
 
     A plan and an analysis change nothing. With `recheck`, and for one image, artifacts are looked
     at whatever the state says of them. With a lock, names and digests of sources are the lock's.
+    `retry` is explained at `Run`.
     """
     began = anyio.current_time()
     started_at = utc_now()
@@ -75,6 +78,7 @@ async def run(
             recheck=recheck,
             first_seen=first_seen,
             lock=lock,
+            retry=retry,
         )
         signals = await carry_out(work, image, console)
     elapsed = anyio.current_time() - began

@@ -35,6 +35,7 @@ from _regsync.sync.lockfile import Lock
 from _regsync.sync.mappings import WantedTag, assign, grouped
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers
 from _regsync.sync.report import MappingSelection, Outcome, Report, Undone
+from _regsync.sync.retry import Retry
 from _regsync.sync.schedule import Scheduler
 from _regsync.sync.staging import Staging
 from _regsync.sync.transfer import BlobTransfer
@@ -91,6 +92,7 @@ class Run:
         recheck: bool = False,
         first_seen: FirstSeen | None = None,
         lock: Lock | None = None,
+        retry: Retry | None = None,
     ) -> None:
         """Prepare a run; `emit` is called with each outcome.
 
@@ -99,6 +101,8 @@ class Run:
         With `recheck` the artifacts of all images are looked at, whatever the state says of them.
         `min_age` goes by `first_seen`; without it nothing is held back.
         With a lock, names and digests of sources are the lock's (sync/locked.py).
+        With `retry` nothing is asked for but the images that it wants; the configuration is narrowed to
+        them (`Retry.narrowed`).
         """
         machine = transport.machine
         is_dry_run = kind != "sync"
@@ -156,6 +160,8 @@ class Run:
         }
         # By mapping, until when each tag is held back that no target gets or has.
         self._held_tags = defaultdict[int, list[int]](list)
+
+        self._retry = retry
 
         # By source (host:port), the questions that wait.
         self._questions: dict[str, deque[_Question]] = {}
@@ -296,9 +302,11 @@ class Run:
         """Return what has no outcome yet: images, and as `REPO:*` the mappings that were not listed."""
         if not self._unlisted and self.scheduler.images_done == self.scheduler.images_known:
             return []
-        unlisted = [
-            (WantedTag(mapping, "*", mapping.targets), "*") for mapping in self._unlisted.values()
-        ]
+        unlisted = list[tuple[WantedTag, str]]()
+        for mapping in self._unlisted.values():
+            tags = ["*"] if self._retry is None else self._retry.tags_of(mapping)
+            all_wanted = self._wanted_of([WantedTag(mapping, tag, mapping.targets) for tag in tags])
+            unlisted += [(wanted, wanted.tag) for wanted in all_wanted]
         ended = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
         undone = list[Undone]()
         for wanted, reference in (*self._wanted, *unlisted):
@@ -354,6 +362,7 @@ class Run:
         """Select the tags of mappings that write a common repository, then have each looked up."""
         selected = await gather(partial(self._select, mapping) for mapping in group)
         tags, conflicts = assign(zip(group, selected, strict=True))
+        tags = self._wanted_of(tags)
 
         for conflict in conflicts:
             owner = conflict.owner.index
@@ -394,6 +403,9 @@ class Run:
             dict(sorted(Counter(selection.dropped.values()).items())),
         )
         return selection.kept
+
+    def _wanted_of(self, tags: list[WantedTag]) -> list[WantedTag]:
+        return tags if self._retry is None else self._retry.wanted(tags)
 
     async def _list_targets(self, tags: Sequence[WantedTag]) -> None:
         """List each target repository whose listing could spare looking up two tags or more
@@ -737,11 +749,12 @@ class Run:
     def _fail(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that is not looked up."""
         source_name = self._discovery.source_of(wanted.mapping).reference(wanted.tag)
-        for target in self._targets(wanted):
-            self.scheduler.images_known += 1
-            target_name = target.reference(wanted.tag)
-            started = anyio.current_time() - self._began
-            self._end(Outcome(source_name, target_name, "failed", error=error, started=started))
+        for each in self._wanted_of([wanted]):
+            for target in self._targets(each):
+                self.scheduler.images_known += 1
+                target_name = target.reference(each.tag)
+                started = anyio.current_time() - self._began
+                self._end(Outcome(source_name, target_name, "failed", error=error, started=started))
 
     def _end(self, outcome: Outcome) -> None:
         self.scheduler.images_done += 1

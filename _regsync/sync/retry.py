@@ -1,0 +1,136 @@
+"""Which images a run asks for again, of those that an earlier run's report names.
+
+Owns: which mapping each of them belongs to now, what of the configuration is not needed for them.
+May not know: reports, how anything is asked or copied.
+Invariants: no image is asked for that the report does not name. A conflict of mappings ends as in a
+run of them all (I10).
+Follows: docs/design.md section 2 ("Retry").
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from _regsync.config.model import Config, MappingRule, Registry
+from _regsync.oci.reference import is_tag
+from _regsync.sync.mappings import WantedTag
+from _regsync.tags import TagRule, select_literals, selectable
+
+# In place of a tag: all that a mapping selects, because its tags were not known.
+WHOLE = "*"
+
+
+class Retry:
+    """The images of a report that failed or were left undone."""
+
+    def __init__(self, images: Iterable[tuple[str, str]]) -> None:
+        """`images` are pairs of source and target, full references with host."""
+        # By the names of source and target repository.
+        self._tags = defaultdict[tuple[str, str], set[str]](set)
+        # Other images: by digest, or copied under another tag. No mapping selects them.
+        self._strange = list[tuple[str, str]]()
+
+        for source, target in images:
+            source_repository, _, tag = source.rpartition(":")
+            target_repository, _, target_tag = target.rpartition(":")
+            if tag == target_tag and (tag == WHOLE or is_tag(tag)) and "@" not in source:
+                self._tags[source_repository, target_repository].add(tag)
+            else:
+                self._strange.append((source, target))
+
+    def tags_of(self, mapping: MappingRule) -> list[str]:
+        """Return the tags that are wanted of a mapping for any of its targets, WHOLE among them."""
+        return sorted(set[str]().union(*(self._tags_at(mapping, at) for at in mapping.targets)))
+
+    def _tags_at(self, mapping: MappingRule, target: Registry) -> set[str]:
+        return self._tags.get(_names_of(mapping, target), set())
+
+    def wanted(self, tags: Iterable[WantedTag]) -> list[WantedTag]:
+        """Return what is wanted of these tags, each with the targets for which it is wanted."""
+        chosen = list[WantedTag]()
+        for wanted in tags:
+            targets = tuple(target for target in wanted.targets if self._wants(wanted, target))
+            if targets:
+                chosen.append(wanted._replace(targets=targets))
+        return chosen
+
+    def _wants(self, wanted: WantedTag, target: Registry) -> bool:
+        tags = self._tags_at(wanted.mapping, target)
+        if wanted.tag == WHOLE:
+            return bool(tags)
+        return wanted.tag in tags or WHOLE in tags
+
+    def narrowed(self, config: Config) -> Config:
+        """Return a configuration with what is needed for the wanted images alone.
+
+        Tags that are known need no listing of their source. `latest` and `min_tags` are not applied
+        again, as they would take one. An earlier mapping that may write a wanted tag from another
+        source stays as it is: it has to be known whether it does.
+        """
+        narrowed = dict[int, MappingRule]()
+        for mapping in config.mappings:
+            choice = self._narrowed_mapping(mapping)
+            if choice is not None:
+                narrowed[mapping.index] = choice
+
+        writers = defaultdict[object, list[MappingRule]](list)
+        for mapping in config.mappings:
+            for key in mapping.target_keys:
+                writers[key].append(mapping)
+        for choice in list(narrowed.values()):
+            for key in choice.target_keys:
+                for rival in writers[key]:
+                    if _may_win(rival, choice):
+                        narrowed[rival.index] = rival
+
+        return config._replace(mappings=tuple(narrowed[index] for index in sorted(narrowed)))
+
+    def _narrowed_mapping(self, mapping: MappingRule) -> MappingRule | None:
+        tags = set[str]()
+        targets = list[Registry]()
+        for target in mapping.targets:
+            selected = self._selected(mapping, target)
+            tags |= selected
+            if selected:
+                targets.append(target)
+
+        if not targets:
+            return None
+        rule = mapping.tags
+        if WHOLE not in tags:
+            rule = TagRule(glob=tuple(sorted(tags)), immutable_tags=rule.immutable_tags)
+        return mapping._replace(targets=tuple(targets), tags=rule)
+
+    def _selected(self, mapping: MappingRule, target: Registry) -> set[str]:
+        """Return the wanted tags that a mapping may select; all of them if WHOLE is one."""
+        tags = self._tags_at(mapping, target)
+        return tags if WHOLE in tags else set(selectable(sorted(tags), mapping.tags))
+
+    def unselected(self, config: Config) -> list[str]:
+        """Return the wanted images that no mapping selects any more."""
+        selected = defaultdict[tuple[str, str], set[str]](set)
+        for mapping in config.mappings:
+            for target in mapping.targets:
+                selected[_names_of(mapping, target)] |= self._selected(mapping, target)
+
+        lost = [f"{source} -> {target}" for source, target in self._strange]
+        for names, tags in self._tags.items():
+            source_repository, target_repository = names
+            for tag in sorted(tags - selected[names]):
+                lost.append(f"{source_repository}:{tag} -> {target_repository}:{tag}")
+        return lost
+
+
+def _names_of(mapping: MappingRule, target: Registry) -> tuple[str, str]:
+    """Return the names of source and target repository as a report has them."""
+    source = f"{mapping.source.authority}/{mapping.source_repository}"
+    return source, f"{target.authority}/{mapping.target_repository}"
+
+
+def _may_win(rival: MappingRule, mapping: MappingRule) -> bool:
+    """Say whether a mapping that writes the same repository may own a tag that another one wants."""
+    if rival.index >= mapping.index or rival.source_key == mapping.source_key:
+        return False
+    selection = select_literals(mapping.tags)
+    return selection is None or bool(selectable(selection.kept, rival.tags))

@@ -1,0 +1,94 @@
+"""What `sync --retry-from` takes for a report: anything else is an error before any request
+(docs/design.md
+section 2, "Retry").
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.ends import document, run_regsync, tags
+
+ENDS = {"source": "http://127.0.0.1:9", "target": "http://127.0.0.1:19"}
+
+
+def refused(directory: Path, report: bytes) -> str:
+    """Return the error for what is no report; nothing is attempted."""
+    config, file = directory / "mirror.yaml", directory / "report.json"
+    config.write_text(document(ENDS, {"from": "app", "tags": tags("v1")}))
+    file.write_bytes(report)
+    ran = run_regsync("sync", "-q", "-c", str(config), "--retry-from", str(file))
+    assert (ran.status, ran.out) == (3, "")
+    line, *_ = ran.err.splitlines()
+    assert line.startswith(f"error: CONFIG_ERROR: {file}")
+    return line
+
+
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        (b"", "is no JSON document: it is empty"),
+        (b"synced a -> b", "is no JSON document"),
+        (b"[" * 100_000, "is no JSON document"),
+        (
+            b'{"schema": 1}\n{"schema": 1}\n',
+            "it has a document on each line, as `watch` writes them",
+        ),
+        (b'{"schema": 2, "images": []}', "its `schema` is 2, this program reads 1"),
+        (b'{"schema": 1, "error": {"message": "no file"}}', "attempted nothing: no file"),
+        (b'{"schema": 1, "repository": "a", "tags": []}', ": totals is no object"),
+        (b'{"schema": 1, "images": {"a": 1}, "totals": {}}', ": images is no list"),
+    ],
+    ids=range(8),
+)
+def test_what_is_no_report_is_an_error_that_says_so(
+    tmp_path: Path, report: bytes, words: str
+) -> None:
+    assert words in refused(tmp_path, report)
+
+
+def test_a_report_that_is_too_large_or_not_there_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("_regsync.app.report_file.LARGEST_REPORT", 1000)
+    assert "is larger than 1000 bytes" in refused(tmp_path, b" " * 1001)
+    config = tmp_path / "mirror.yaml"
+    ran = run_regsync("sync", "-c", str(config), "--retry-from", str(tmp_path / "none.json"))
+    assert (ran.status, "none.json cannot be read: No such file" in ran.err) == (3, True)
+    ran = run_regsync("sync", "-c", "-", "--retry-from", "-", stdin=config.read_text())
+    assert "configuration and report cannot both come from standard input" in ran.err
+
+
+HOSTILE = [
+    "source/app:v1",
+    "",
+    ":",
+    "127.0.0.1:9/app",
+    "127.0.0.1:9/app:" + "v" * 5000,
+    "127.0.0.1:9/app:[ab]{c,d}",
+    "127.0.0.1:9/app:../../etc\x1b[31m\n",
+    "127.0.0.1:9/app@sha256:" + "0" * 64,
+    "127.0.0.1:9/app:\ud800",
+]
+
+
+def test_names_that_no_mapping_has_are_told_safely_and_never_asked_for(tmp_path: Path) -> None:
+    image = {"status": "undone"}
+    undone = [{**image, "source": name, "target": name.replace("9", "19")} for name in HOSTILE]
+    totals = {"images": {}, "bytes": 0, "requests": {}, "throttled": {}}
+    layers = {"transferred": 0, "unique": 0, "mounted": 0, "skipped": 0}
+    report = {
+        **{"schema": 1, "run_id": "r", "started_at": "t", "duration_s": 0},
+        **{"interrupted": True, "dry_run": False, "images": [], "undone": undone, "mappings": []},
+        "totals": {**totals, "layers": layers},
+    }
+    config, file = tmp_path / "mirror.yaml", tmp_path / "report.json"
+    config.write_text(document(ENDS, {"from": "app", "tags": tags("*")}))
+    file.write_text(json.dumps(report))
+    ran = run_regsync("sync", "--json", "-c", str(config), "--retry-from", str(file))
+    assert (ran.status, ran.images, ran.totals["requests"]) == (0, [], {})
+    assert "\x1b" not in ran.err
+    assert ran.err.count("\n") == 2
