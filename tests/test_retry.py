@@ -340,6 +340,17 @@ async def test_with_a_lock_no_source_is_asked_what_a_tag_names(scene: Scene) -> 
     assert (east["HEAD manifest a"], east["PUT manifest a"]) == (1, 1)
 
 
+async def test_an_image_layout_is_a_target_like_others(scene: Scene, tmp_path: Path) -> None:
+    scene.push("a", "v1")
+    layout = f"oci-layout:{tmp_path / 'layout'}"
+    mapping = {"from": "a", "tags": tags("v1", "v2")}
+    scene.file.write_text(document({"source": scene.source, "disk": layout}, mapping))
+    assert (await scene.sync()).statuses() == ["synced", "failed"]
+    scene.push("a", "v2")
+    ran = await scene.retry()
+    assert names(ran) == [(f"{layout}//a:v2", "synced")]
+
+
 async def test_a_digest_that_is_too_young_waits_in_a_retry_too(
     scene: Scene, tmp_path: Path
 ) -> None:

@@ -52,6 +52,10 @@ class Registry(NamedTuple):
         """Return a key of a repository in this registry, the same under all names of both."""
         return self.origin, api_repository(self.host, repository)
 
+    def name_of(self, repository: str) -> str:
+        """Return a repository's full name, as reports show it."""
+        return f"{self.authority}{'//' if self.is_layout else '/'}{repository}"
+
     def __repr__(self) -> str:
         # A password or token must not be shown by whatever prints a registry.
         scheme = "" if self.is_layout else f"{self.scheme}://"

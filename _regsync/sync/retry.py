@@ -124,8 +124,8 @@ class Retry:
 
 def _names_of(mapping: MappingRule, target: Registry) -> tuple[str, str]:
     """Return the names of source and target repository as a report has them."""
-    source = f"{mapping.source.authority}/{mapping.source_repository}"
-    return source, f"{target.authority}/{mapping.target_repository}"
+    source = mapping.source.name_of(mapping.source_repository)
+    return source, target.name_of(mapping.target_repository)
 
 
 def _may_win(rival: MappingRule, mapping: MappingRule) -> bool:
