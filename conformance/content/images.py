@@ -394,13 +394,13 @@ class Seed:
 
 
 class Part(NamedTuple):
-    """A blob with its descriptor; one that is not `held` is only named."""
+    """A blob with its descriptor."""
 
     media_type: str
     data: bytes
-    more: Mapping[str, Any] = {}
+    more: Mapping[str, Any] = {}  # fields of the descriptor, which replace the true ones
     algorithm: str = "sha256"
-    held: bool = True
+    held: bool = True  # False: the blob is named, and nobody has it
 
     @property
     def digest(self) -> str:
@@ -432,8 +432,9 @@ def compose(
 def compose_index(
     entries: Sequence[tuple[Image, Mapping[str, Any]]], media_type: str = OCI_INDEX, **fields: Any
 ) -> Image:
-    """Build an index of children, each with fields that its entry gets more, instead, or not
-    (None).
+    """Build an index of children.
+
+    The fields beside a child are added to its entry, replace what is there or, as None, remove it.
     """
     listed = [_without_nothing(child.descriptor(**more)) for child, more in entries]
     document = {"schemaVersion": 2, "mediaType": media_type, "manifests": listed, **fields}

@@ -74,17 +74,12 @@ def _start_with_anything(provider: Provider, request: Request) -> Request:
         return request
     mount = request.parameter("mount")
     source = request.parameter("from")
-    mountable = is_digest(mount or "") and is_name(source or "")
-    headers = (
-        [*_without(request, "content-length"), ("content-length", "0")]
-        if request.has_body
-        else None
-    )
-    return _changed(
-        request,
-        without=frozenset({"digest"} if mountable else {"digest", "mount", "from"}),
-        headers=headers,
-    )
+    can_mount = is_digest(mount or "") and is_name(source or "")
+    headers = None
+    if request.has_body:
+        headers = [*_without(request, "content-length"), ("content-length", "0")]
+    ignored = {"digest"} if can_mount else {"digest", "mount", "from"}
+    return _changed(request, without=frozenset(ignored), headers=headers)
 
 
 def _chunks_anywhere(provider: Provider, request: Request) -> Request:
@@ -115,11 +110,9 @@ def _state_is_an_offset(provider: Provider, request: Request) -> Request:
 
 def _whole_lists(provider: Provider, request: Request) -> Request:
     """Ignore `n` and `last` of `tags/list`: there are no pages up to 2.8.3 (section 1.11)."""
-    return (
-        _changed(request, without=frozenset({"n", "last"}))
-        if request.kind == "tag_list"
-        else request
-    )
+    if request.kind != "tag_list":
+        return request
+    return _changed(request, without=frozenset({"n", "last"}))
 
 
 # Answers before the strict registry is asked.
@@ -127,8 +120,9 @@ def _whole_lists(provider: Provider, request: Request) -> Request:
 
 def _any_ping(provider: Provider, request: Request) -> Response | None:
     """/v2/ answers 200 to every method."""
-    other = request.kind == "ping" and request.method not in ("GET", "HEAD")
-    return Response(200, [("Content-Type", "application/json")], b"{}") if other else None
+    if request.kind != "ping" or request.method in ("GET", "HEAD"):
+        return None
+    return Response(200, [("Content-Type", "application/json")], b"{}")
 
 
 def _lost_session(provider: Provider, request: Request) -> Response | None:
@@ -138,10 +132,10 @@ def _lost_session(provider: Provider, request: Request) -> Response | None:
     upload = _upload(provider, request)
     state = request.parameter("_state")
     if upload is None:
-        invalid = request.reference not in provider.notes
+        is_invalid = request.reference not in provider.notes
     else:
-        invalid = provider.notes.get((request.reference, state)) != upload.content.size
-    if state is None or invalid:
+        is_invalid = provider.notes.get((request.reference, state)) != upload.content.size
+    if state is None or is_invalid:
         return error(404, "BLOB_UPLOAD_INVALID", "blob upload invalid")
     if request.method == "PATCH" and request.header("content-type") not in ("", OCTETS):
         return error(500, "UNKNOWN", "unknown error", "Bad Content-Type")  # section 1.7
@@ -157,8 +151,9 @@ def _no_page(provider: Provider, request: Request) -> Response | None:
         return Response(
             301, [("Location", "/v2/"), ("Content-Type", "text/html; charset=utf-8")], body
         )
-    tag = request.kind == "manifest" and ":" not in request.reference
-    if request.kind in ("other", "referrers") or (tag and not is_tag(request.reference)):
+    is_by_tag = request.kind == "manifest" and ":" not in request.reference
+    has_no_rule = request.kind in ("other", "referrers")
+    if has_no_rule or (is_by_tag and not is_tag(request.reference)):
         return Response(404, list(_PAGE), b"404 page not found\n")
     return None
 
@@ -167,14 +162,12 @@ def _manifests_by_sha256(provider: Provider, request: Request) -> Response | Non
     """A manifest's digest is sha256 (section 1.7), well formed; only by its digest is it deleted."""
     if request.kind != "manifest":
         return None
-    if (
-        request.method in ("GET", "HEAD")
-        and ":" in request.reference
-        and not is_digest(request.reference)
-    ):
+    is_by_digest = ":" in request.reference
+    is_malformed = is_by_digest and not is_digest(request.reference)
+    if request.method in ("GET", "HEAD") and is_malformed:
         return error(500, "UNKNOWN", "unknown error", "invalid checksum digest format")
-    foreign = request.method == "PUT" and request.reference.startswith("sha512:")
-    if foreign or (request.method == "DELETE" and ":" not in request.reference):
+    is_sha512 = request.method == "PUT" and request.reference.startswith("sha512:")
+    if is_sha512 or (request.method == "DELETE" and not is_by_digest):
         return error(400, "DIGEST_INVALID", "provided digest did not match uploaded content")
     return None
 
@@ -213,6 +206,7 @@ def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Resp
 
 
 def _uploads(provider: Provider, request: Request, answer: Response) -> Response:
+    """Answer uploads with its own errors, and note which offset a Location's state stands for (1.9)."""
     if request.kind == "upload" and answer.status == 416:
         return error(404, "BLOB_UPLOAD_INVALID", "blob upload invalid")
     if request.kind == "upload" and answer.status == 201:
@@ -222,10 +216,10 @@ def _uploads(provider: Provider, request: Request, answer: Response) -> Response
         answer.headers.append(("Docker-Upload-UUID", request.reference))
 
     identity = answer.header("Docker-Upload-UUID")
-    place = answer.header("Location")
-    if identity and place:
+    location = answer.header("Location")
+    if identity and location:
         upload = provider.repositories[request.repository].uploads[identity]
-        provider.notes[identity, place.rpartition("_state=")[2]] = upload.content.size
+        provider.notes[identity, location.rpartition("_state=")[2]] = upload.content.size
 
     digest = request.parameter("digest") or ""
     if answer.status == 201 and request.kind == "upload" and digest.startswith("sha512:"):
@@ -250,10 +244,10 @@ def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
         return Response(304, own)
     range_header = request.header("range")
     span = _RANGE.match(range_header)
-    backwards = span is not None and bool(span[1] and span[2]) and int(span[1]) > int(span[2])
-    if answer.status == 416 or (range_header and (span is None or backwards)):
+    is_backwards = span is not None and bool(span[1] and span[2]) and int(span[1]) > int(span[2])
+    if answer.status == 416 or (range_header and (span is None or is_backwards)):
         unmet = answer.header("Content-Range")
-        where = [("Content-Range", unmet)] if unmet and not backwards else []
+        where = [("Content-Range", unmet)] if unmet and not is_backwards else []
         text = b"invalid range: failed to overlap\n" if where else b"invalid range\n"
         return Response(416, [*_PAGE, *own, *where], text)
     answer.headers.append(cached)
@@ -270,6 +264,7 @@ def _tags(provider: Provider, request: Request, answer: Response) -> Response:
 
 
 def _errors(provider: Provider, request: Request, answer: Response) -> Response:
+    """Answer 405 with Go's page, 400 for a manifest that is too large, 304 without headers."""
     if answer.status == 405:
         allowed = _ALLOWED.get(request.kind, "GET")
         return Response(405, [_NOSNIFF, ("Allow", allowed), _PLAIN], b"Method Not Allowed\n")
@@ -281,6 +276,7 @@ def _errors(provider: Provider, request: Request, answer: Response) -> Response:
 
 
 def _version(provider: Provider, request: Request, answer: Response) -> Response:
+    """Tell the version of the API on every path but `/`."""
     name = "Docker-Distribution-Api-Version"
     if request.path == "/":
         answer.headers = [(key, value) for key, value in answer.headers if key != name]

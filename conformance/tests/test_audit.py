@@ -130,7 +130,8 @@ def test_what_is_not_answered_yet_is_not_known(app: App) -> None:
 
 
 def test_a_choice_of_an_index_is_not_invented(app: App) -> None:
-    seed, other = Seed(1), App()
+    seed = Seed(1)
+    other = App()
     one, two, stranger = (seed.image() for _ in range(3))
     seed.index([one, two]).load_into(other, "app", tag="v1")
     for image in (one, stranger):

@@ -368,7 +368,8 @@ class Picky(App):
         self, refuses: Callable[[Request, Any], bool], code: str = "MANIFEST_INVALID"
     ) -> None:
         super().__init__()
-        self._refuses, self._code = refuses, code
+        self._refuses = refuses
+        self._code = code
 
     def _put_manifest_body(
         self, request: Request, media_type: str, content: Content, received: int
@@ -421,7 +422,8 @@ class Deleting(App):
 
     def _delete_manifest(self, request: Request) -> Response:
         held = self._repository(request.repository)
-        kept, tagged = dict(held.manifests), dict(held.tags)
+        kept = dict(held.manifests)
+        tagged = dict(held.tags)
         found = held.find(request.reference)
         answer = super()._delete_manifest(request)
         if answer.status != 202 or found is None:
@@ -471,7 +473,8 @@ class Deleting(App):
             else super()._get_blob(request)
         )
 
-    _head_manifest, _head_blob = _get_manifest, _get_blob
+    _head_manifest = _get_manifest
+    _head_blob = _get_blob
 
 
 def flipped(request: Request, answer: Response) -> Response:
@@ -1430,7 +1433,8 @@ def test_the_client_does_not_wait_for_ever(said: str) -> None:
 
 
 def test_a_download_that_is_sent_elsewhere_is_followed_without_the_credentials() -> None:
-    app, store = App(auth=BasicAuth({USER: PASSWORD})), App()
+    app = App(auth=BasicAuth({USER: PASSWORD}))
+    store = App()
     with run_in_thread(store) as elsewhere, run_in_thread(app) as server:
 
         def redirect(request: Request, answer: Answer) -> Answer:

@@ -333,7 +333,8 @@ _DESCRIPTOR = {"mediaType": "application/x", "digest": NOWHERE, "size": 1}
     ],
 )
 def test_a_manifest_that_is_not_what_it_says_is_refused(seed: Seed, fields: dict[str, Any]) -> None:
-    app, image = App(require_blobs=False), seed.image()
+    app = App(require_blobs=False)
+    image = seed.image()
     assert put_manifest(app, image, "good").status == 201
     refused(put_manifest(app, image, "v1", body=edited(image, **fields)), 400, "MANIFEST_INVALID")
     assert app.tags("a/b") == {"good": image.top}
@@ -366,7 +367,8 @@ def test_a_document_of_the_wrong_kind_is_refused(
 
 
 def test_parameters_of_the_content_type_are_ignored(seed: Seed) -> None:
-    image, app = seed.image(), App(require_blobs=False)
+    image = seed.image()
+    app = App(require_blobs=False)
     assert put_manifest(app, image, "v1", media_type=f"{OCI_MANIFEST}; charset=utf-8").status == 201
     stored = app.manifest("a/b", "v1")
     assert stored is not None
@@ -374,7 +376,8 @@ def test_parameters_of_the_content_type_are_ignored(seed: Seed) -> None:
 
 
 def test_a_manifest_under_another_type_than_it_says_is_refused_and_noted(seed: Seed) -> None:
-    app, image = App(require_blobs=False), seed.image()
+    app = App(require_blobs=False)
+    image = seed.image()
     refused(put_manifest(app, image, "v1", media_type=DOCKER_MANIFEST), 400, "MANIFEST_INVALID")
     assert app.tags("a/b") == {}
     with pytest.raises(AssertionError, match="mediaType is"):
@@ -437,7 +440,8 @@ def test_foreign_layers_are_not_demanded_but_layers_with_urls_are(app: App, seed
 
 
 def test_a_manifest_above_four_mebibytes_is_refused_with_and_without_a_length(seed: Seed) -> None:
-    app, image = App(require_blobs=False), seed.image()
+    app = App(require_blobs=False)
+    image = seed.image()
     limit = 4 << 20
     body = image.body + b" " * (limit - len(image.body))
     assert put_manifest(app, image, "v1", body=body).status == 201
@@ -451,7 +455,8 @@ def test_a_manifest_above_four_mebibytes_is_refused_with_and_without_a_length(se
 
 
 def test_a_manifest_by_digest_has_to_have_it(seed: Seed) -> None:
-    app, image = App(require_blobs=False), seed.image()
+    app = App(require_blobs=False)
+    image = seed.image()
     refused(put_manifest(app, image, NOWHERE), 400, "DIGEST_INVALID")
     assert put_manifest(app, image, image.top).status == 201
     assert app.tags("a/b") == {}
@@ -461,14 +466,16 @@ def test_a_manifest_by_digest_has_to_have_it(seed: Seed) -> None:
 
 
 def test_other_manifest_types_are_refused_unless_allowed(seed: Seed) -> None:
-    image, strange = seed.image(), "application/vnd.example.thing.v1+json"
+    image = seed.image()
+    strange = "application/vnd.example.thing.v1+json"
     for allowed, status in ((False, 400), (True, 201)):
         app = App(any_manifest_type=allowed)
         assert put_manifest(app, image, "v1", body=b'{"x":1}', media_type=strange).status == status
 
 
 def test_an_immutable_tag_is_refused_even_with_the_same_digest(seed: Seed) -> None:
-    app, image = App(immutable_tags=True), seed.image()
+    app = App(immutable_tags=True)
+    image = seed.image()
     image.load_into(app, "a/b")
     assert put_manifest(app, image, "v1").status == 201
     refused(put_manifest(app, image, "v1"), 400, "TAG_INVALID")
@@ -665,8 +672,10 @@ def test_a_blob_is_uploaded_by_post_and_put(app: App) -> None:
 @pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
 @pytest.mark.parametrize("locations", ["absolute", "relative"])
 def test_a_blob_is_uploaded_in_chunks(algorithm: str, ranges: bool, locations: Any) -> None:
-    app, data = App(locations=locations), bytes(range(256)) * 10
-    digest, where = digest_of(data, algorithm), begin(app)
+    app = App(locations=locations)
+    data = bytes(range(256)) * 10
+    digest = digest_of(data, algorithm)
+    where = begin(app)
     for start in range(0, 2000, 500):
         chunk = data[start : start + 500]
         headers = [OCTETS, ("Content-Range", f"{start}-{start + 499}")][: 2 if ranges else 1]
@@ -976,7 +985,8 @@ def test_the_journal_answers_what_happened(app: App, seed: Seed) -> None:
 
 
 def test_content_received_in_place_and_fed_is_one_stream() -> None:
-    content, expected = Content(), b""
+    content = Content()
+    expected = b""
     for number, size in enumerate((1, 3000, 70, 1)):
         data = bytes([number]) * size
         expected += data
@@ -1068,7 +1078,8 @@ def test_identical_says_what_differs() -> None:
 
 
 def test_a_fetch_notices_bytes_that_are_not_the_digest(seed: Seed) -> None:
-    image, app = seed.image(), App()
+    image = seed.image()
+    app = App()
     image.load_into(app, "a/b", tag="v1")
     app.add_blob("a/b", b"other", next(iter(image.blobs)))
     with run_in_thread(app) as server, pytest.raises(AssertionError, match="other bytes"):
@@ -1155,7 +1166,8 @@ def test_no_damaged_byte_makes_the_token_of_another_service() -> None:
 
 
 def test_a_token_opens_what_its_scope_says(guarded: App, tokens: TokenService) -> None:
-    pull, push = bearer(guarded, PULL), bearer(guarded, PUSH, "me:secret:1")
+    pull = bearer(guarded, PULL)
+    push = bearer(guarded, PUSH, "me:secret:1")
     assert pull[0][1].startswith("Bearer token-1.")
     assert guarded.request("GET", "/v2/", pull).status == 200
     assert guarded.request("GET", "/v2/a/b/tags/list", pull).status == 200
@@ -1217,7 +1229,8 @@ def test_tokens_end(guarded: App, tokens: TokenService) -> None:
     for now, status in ((59.9, 200), (60.0, 401)):
         clock[0] = now
         assert guarded.request("GET", "/v2/a/b/tags/list", header).status == status
-    tokens.expires_in, tokens.lifetime = None, 10.0
+    tokens.expires_in = None
+    tokens.lifetime = 10.0
     assert "expires_in" not in ask_token(guarded, PULL).json()
     header = bearer(guarded, PULL)
     clock[0] = 70.0
@@ -1335,7 +1348,8 @@ def test_a_json_web_token_says_when_it_ends() -> None:
     claims = answer["access_token"].split(".")[1]
     assert json.loads(base64.urlsafe_b64decode(claims + "=="))["exp"] == 1100
     assert answer["expires_in"] == 100
-    service.expires_in, service.lifetime = None, 7
+    service.expires_in = None
+    service.lifetime = 7
     claims = ask_token(service, PULL).json()["access_token"].split(".")[1]
     assert json.loads(base64.urlsafe_b64decode(claims + "=="))["exp"] == 1007
 

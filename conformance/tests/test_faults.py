@@ -233,7 +233,8 @@ def test_challenge_is_words_or_made_of_its_parts(app: App) -> None:
 
 def test_a_forgotten_session_stays_forgotten_and_others_live(app: App, client: Client) -> None:
     app.faults.on("PATCH", "upload").first().forget()
-    lost, other = client.begin(), client.begin()
+    lost = client.begin()
+    other = client.begin()
     assert client.get(lost, "PATCH", b"abc").status == 404
     for method in ("GET", "PATCH", "DELETE"):
         answer = client.get(lost, method, b"abc" if method == "PATCH" else None)
@@ -430,7 +431,9 @@ def test_a_content_length_that_is_too_long_ends_with_the_connection(
 
 async def read_to_end(end: End) -> list[tuple[float, int]]:
     """Read until the other side ends; return when how many bytes had come."""
-    room, total, marks = memoryview(bytearray(1 << 16)), 0, list[tuple[float, int]]()
+    room = memoryview(bytearray(1 << 16))
+    total = 0
+    marks = list[tuple[float, int]]()
     while True:
         while (got := end.read_into(room)) is None:
             await end.readable()
@@ -774,7 +777,8 @@ RULES = """
 
 
 def test_rules_are_read_as_they_are_written() -> None:
-    faults, again = Faults(), Faults()
+    faults = Faults()
+    again = Faults()
     rules = read_rules(faults, RULES)
     assert [str(rule) for rule in rules[:3]] == [
         "PATCH upload repository=app/web nth=2: drop 65536",
@@ -955,7 +959,9 @@ async def test_a_proxy_holds_no_body() -> None:
     """Whoever does not read holds up the other side; two windows and three buffers lie between
     them.
     """
-    upstream, size, bound = App(), 16 << 20, 1 << 20
+    upstream = App()
+    size = 16 << 20
+    bound = 1 << 20
     digest = upstream.add_blob("app", bytes(size))
     upstream.faults.on("PATCH").stall(after=1)
     where = (
@@ -969,7 +975,8 @@ async def test_a_proxy_holds_no_body() -> None:
         proxy = Proxy("http://r.test", connect=connect)
         net.listen(upstream, "r.test")
         net.listen(proxy, "front.test")
-        reader, writer = await net.connect("front.test", 80), await net.connect("front.test", 80)
+        reader = await net.connect("front.test", 80)
+        writer = await net.connect("front.test", 80)
         reader.write(f"GET /v2/app/blobs/{digest} HTTP/1.1\r\nHost: front.test\r\n\r\n".encode())
         rest = (
             f"PATCH {where} HTTP/1.1\r\nHost: front.test\r\nContent-Length: {size}\r\n\r\n".encode()
@@ -989,7 +996,8 @@ async def test_a_proxy_holds_no_body() -> None:
             < bound
         )
         upstream.faults.release()
-        total, room = 0, memoryview(bytearray(1 << 16))
+        total = 0
+        room = memoryview(bytearray(1 << 16))
         while total < size:
             while (got := reader.read_into(room)) is None:
                 await reader.readable()

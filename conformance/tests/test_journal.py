@@ -139,7 +139,8 @@ def test_order_is_that_of_answers_and_arrivals_over_all_journals(app: App) -> No
     app.request("GET", BLOB)
     other.request("GET", "/v2/")
     app.request("GET", "/v2/")
-    first, then = app.journal.matching("GET", "blob"), other.journal.matching("GET", "ping")
+    first = app.journal.matching("GET", "blob")
+    then = other.journal.matching("GET", "ping")
     first.before(then).before(app.journal.matching("GET", "ping"))
     assert before(first[0], then[0])
     assert not before(then[0], first[0])
@@ -153,7 +154,8 @@ def test_order_is_that_of_answers_and_arrivals_over_all_journals(app: App) -> No
 
 @pytest.mark.anyio
 async def test_exchanges_that_overlap_are_in_no_order(app: App) -> None:
-    first, second = app.open(Request("GET", "/v2/")), app.open(Request("GET", BLOB))
+    first = app.open(Request("GET", "/v2/"))
+    second = app.open(Request("GET", BLOB))
     for exchange in (first, second):
         exchange.start(None)
         exchange.finish()
@@ -229,7 +231,8 @@ def test_secrets_in_queries_and_forms_are_seen() -> None:
 
 
 def test_a_secret_is_told_with_every_place_that_it_was_sent_to() -> None:
-    registry, cdn = App(auth=BasicAuth({"u": "secret"})), App()
+    registry = App(auth=BasicAuth({"u": "secret"}))
+    cdn = App()
     registry.request("GET", "/v2/", [("Authorization", basic("u", "secret"))])
     registry.request("HEAD", BLOB, [("Authorization", basic("u", "secret"))])
     cdn.request("GET", BLOB, [("Host", "cdn.test"), ("Authorization", "Bearer leaked")])

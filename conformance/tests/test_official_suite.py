@@ -223,7 +223,8 @@ def pull(suite: Suite) -> None:
         malformed = f"{method} manifest: by a name that no tag can have, 404 (malformed)"
         suite.ask(method, f"manifests/{NO_NAME}", (404,), malformed)
         for body in content.manifests[:2]:
-            digest, check = digest_of(body), f"{method} manifest: by digest, {found} (image)"
+            digest = digest_of(body)
+            check = f"{method} manifest: by digest, {found} (image)"
             says(suite.ask(method, f"manifests/{digest}", (200,), check, TAKE), digest)
         check = f"{method} manifest: by tag, {found} (image)"
         says(
@@ -243,7 +244,8 @@ def pull(suite: Suite) -> None:
 
 
 def push(suite: Suite) -> None:
-    streamed, config = suite.content.seed.blob(42), suite.content.configs[1]
+    streamed = suite.content.seed.blob(42)
+    config = suite.content.configs[1]
     where = path(suite.start())
     check = "PATCH upload: a stream without Content-Range (blob)"
     where = path(suite.ask("PATCH", where, (202,), check, OCTETS, streamed))
@@ -402,7 +404,8 @@ def discovery(suite: Suite) -> None:
 
 def management(suite: Suite) -> None:
     content = suite.content
-    config, manifest = content.configs[3], content.manifests[3]
+    config = content.configs[3]
+    manifest = content.manifests[3]
     for data in (config, content.layer):
         suite.upload(data)
     suite.put("tagtest0", manifest, BY_TAG)

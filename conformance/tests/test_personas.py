@@ -145,7 +145,8 @@ def talk_paths(talk: Talk) -> None:
 
 
 def talk_blobs(talk: Talk, data: bytes) -> None:
-    ask, digest = talk.ask, digest_of(data)
+    ask = talk.ask
+    digest = digest_of(data)
     for method in ("GET", "HEAD"):
         ask(f"{method} unknown blob", method, f"blobs/{NOWHERE}")
     ask("short digest", "GET", "blobs/sha256:12")
@@ -166,7 +167,8 @@ def talk_blobs(talk: Talk, data: bytes) -> None:
 
 
 def talk_starts(talk: Talk, data: bytes, other: bytes) -> None:
-    digest, there = digest_of(data), "/v2/team/b/blobs/uploads/?mount="
+    digest = digest_of(data)
+    there = "/v2/team/b/blobs/uploads/?mount="
     ask = talk.ask
     ask("single POST", "POST", f"blobs/uploads/?digest={digest_of(other)}", other, **OCTETS)
     ask("POST with a body", "POST", "blobs/uploads/", b"abc", **OCTETS)
@@ -181,7 +183,8 @@ def talk_starts(talk: Talk, data: bytes, other: bytes) -> None:
 
 
 def talk_uploads(talk: Talk, data: bytes, other: bytes) -> None:
-    ask, digest = talk.ask, digest_of(data)
+    ask = talk.ask
+    digest = digest_of(data)
     where = ask("PATCH", "PATCH", talk.start("chunks"), other[:300], **OCTETS)
     ask("status between", "GET", where)
     where = ask(
@@ -225,8 +228,10 @@ def talk_uploads(talk: Talk, data: bytes, other: bytes) -> None:
 
 def talk_manifests(talk: Talk, seed: Seed) -> Image:
     ask = talk.ask
-    image, index = seed.image(sizes=(100, 200)), seed.index()
-    docker, listed = seed.image(format="docker"), seed.index(format="docker")
+    image = seed.image(sizes=(100, 200))
+    index = seed.index()
+    docker = seed.image(format="docker")
+    listed = seed.index(format="docker")
     kind = {"Content_Type": image.media_type}
     ask("image without its blobs", "PUT", "manifests/v0", image.body, **kind)
     ask(
@@ -279,11 +284,13 @@ def talk_manifests(talk: Talk, seed: Seed) -> Image:
 
 def talk_foreign_layers(talk: Talk, seed: Seed) -> None:
     """Layers that are to be fetched elsewhere, by type or by `urls`, here or not."""
-    base, data = seed.image(sizes=(100, 200)), seed.blob(77)
+    base = seed.image(sizes=(100, 200))
+    data = seed.blob(77)
     for number, (digest, blob) in enumerate({**base.blobs, digest_of(data): data}.items()):
         where = talk.start(f"foreign {number}") + f"&digest={digest}"
         talk.ask(f"foreign {number}", "PUT", where, blob, **OCTETS)
-    gone, media_type = seed.blob(78), "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"
+    gone = seed.blob(78)
+    media_type = "application/vnd.oci.image.layer.nondistributable.v1.tar+gzip"
     there = {"mediaType": media_type, "digest": digest_of(data), "size": len(data)}
     away = {"mediaType": media_type, "digest": digest_of(gone), "size": len(gone)}
     urls = {"urls": ["https://elsewhere.test/layer"]}
@@ -305,7 +312,8 @@ def talk_foreign_layers(talk: Talk, seed: Seed) -> None:
 
 
 def talk_lists_and_deletions(talk: Talk, docker: Image, data: bytes) -> None:
-    ask, digest = talk.ask, digest_of(data)
+    ask = talk.ask
+    digest = digest_of(data)
     ask("tags", "GET", "tags/list")
     ask("tags of an unknown repository", "GET", "/v2/no/such/tags/list")
     for query in ("n=2", "n=2&last=index", "n=0", "n=x", "n=-1", "n=100000"):
@@ -324,7 +332,8 @@ def talk_lists_and_deletions(talk: Talk, docker: Image, data: bytes) -> None:
 
 def conversation(talk: Talk) -> None:
     seed = Seed(31)
-    data, other = seed.blob(1000), seed.blob(600)
+    data = seed.blob(1000)
+    other = seed.blob(600)
     talk_paths(talk)
     talk_blobs(talk, data)
     talk_starts(talk, data, other)
@@ -344,7 +353,8 @@ DIFFERENCES: dict[str, tuple[tuple[int, list[str]], tuple[int, list[str]]]] = {
 @pytest.mark.slow
 def test_distribution_answers_as_the_real_one(tmp_path: Path) -> None:
     with docker_registry(tmp_path) as address, persona("distribution") as ours:
-        there, here = Talk(address), Talk(ours.address)
+        there = Talk(address)
+        here = Talk(ours.address)
         conversation(there)
         conversation(here)
     assert list(here.answers) == list(there.answers)
@@ -542,7 +552,8 @@ def test_hub_sends_clients_to_its_token_service() -> None:
 def test_hub_counts_manifests_that_are_got_and_nothing_else(seed: Seed, clock: Clock) -> None:
     hub = imitate("dockerhub", now=clock)
     image = seed.image().load_into(hub, "library/alpine", tag="latest")
-    login, path = hub_token(hub, "library/alpine"), "/v2/library/alpine/manifests/latest"
+    login = hub_token(hub, "library/alpine")
+    path = "/v2/library/alpine/manifests/latest"
 
     def left(method: str) -> str:
         answer = hub.request(method, path, login)
@@ -669,7 +680,8 @@ def test_skopeo_copies_into_out_of_and_within(name: str, seed: Seed, tmp_path: P
     image = seed.index(platforms=("linux/amd64", "linux/arm64/v8"))
     with persona("strict") as plain, persona(name) as other:
         image.load_into(plain.app, "team/app", tag="v1")
-        place, at = f"docker://{plain.address}/team", f"docker://{other.address}/team"
+        place = f"docker://{plain.address}/team"
+        at = f"docker://{other.address}/team"
         skopeo("copy", "--all", *PLAIN, f"{place}/app:v1", f"{at}/app:v1", home=tmp_path)
         assert held(other, "team/app", image)
         skopeo("copy", "--all", *PLAIN, f"{at}/app:v1", f"{at}/copy:v1", home=tmp_path)

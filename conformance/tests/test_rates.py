@@ -168,7 +168,8 @@ def test_a_refusal_by_one_cap_takes_nothing_from_the_others(clock: Clock) -> Non
 def test_each_repository_may_have_its_own_count(clock: Clock) -> None:
     cap = Cap(1, per=lambda request: request.repository)
     rates = Rates(cap, now=clock)
-    first, other = asked(), asked(path="/v2/other/manifests/v1")
+    first = asked()
+    other = asked(path="/v2/other/manifests/v1")
     assert (rates.remaining(cap, first), rates.refuse(first), rates.remaining(cap, first)) == (
         1,
         None,

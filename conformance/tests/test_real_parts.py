@@ -100,7 +100,8 @@ def test_skopeo_copies_between_the_two_both_ways(
     """
     image = SHAPES[shape](Seed(7))
     push_http(image, real, repository, "v1")
-    there, here = f"docker://{real}/{repository}", f"docker://{ours.address}/{repository}"
+    there = f"docker://{real}/{repository}"
+    here = f"docker://{ours.address}/{repository}"
     skopeo("copy", "--all", *PLAIN, f"{there}:v1", f"{here}:v1", home=tmp_path)
     assert identical(fetch_http(ours.address, repository, "v1"), image.contents())
     skopeo("copy", "--all", *PLAIN, f"{here}:v1", f"{there}-back:v1", home=tmp_path)
@@ -251,7 +252,8 @@ def manifests(talk: Talk) -> None:
 
 def manifest_refusals(talk: Talk) -> None:
     seed = Seed(12)
-    image, index = seed.image(layers=[one := seed.layer(10), one]), seed.index()
+    image = seed.image(layers=[one := seed.layer(10), one])
+    index = seed.index()
     kind = {"Content_Type": image.media_type}
     talk.ask("PUT", "manifests/v1", image.body, **kind)
     talk.ask("PUT", "manifests/v1", index.body, Content_Type=index.media_type)
@@ -284,7 +286,8 @@ def blobs(talk: Talk) -> None:
 
 def uploads(talk: Talk) -> None:
     data = Seed(14).blob(1000)
-    digest, kind = digest_of(data), {"Content_Type": "application/octet-stream"}
+    digest = digest_of(data)
+    kind = {"Content_Type": "application/octet-stream"}
     for wrong in (f"&digest={NOWHERE}", "", "&digest=foo"):
         talk.ask("PUT", talk.ask("POST", "blobs/uploads/", b"") + wrong, data, **kind)
     where = talk.ask("GET", talk.ask("POST", "blobs/uploads/", b""))
@@ -305,7 +308,8 @@ def uploads(talk: Talk) -> None:
 
 def mounts(talk: Talk) -> None:
     data = Seed(15).blob(100)
-    digest, start = digest_of(data), f"/v2/{talk.repository}/other/blobs/uploads/?mount="
+    digest = digest_of(data)
+    start = f"/v2/{talk.repository}/other/blobs/uploads/?mount="
     where = talk.ask("POST", "blobs/uploads/", b"")
     talk.ask("PUT", f"{where}&digest={digest}", data)
     talk.ask("POST", f"{start}{digest}", b"")
@@ -334,7 +338,8 @@ def deletions(talk: Talk) -> None:
 def test_both_answer_alike(
     real: str, ours: Server, repository: str, conversation: Callable[[Talk], None]
 ) -> None:
-    there, here = Talk(real, repository), Talk(ours.address, repository)
+    there = Talk(real, repository)
+    here = Talk(ours.address, repository)
     conversation(there)
     conversation(here)
     assert len(here.answers) >= 7

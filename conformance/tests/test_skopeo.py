@@ -72,7 +72,8 @@ def place(server: Server, repository: str, reference: str = "v1") -> str:
 @pytest.mark.parametrize("shape", [*SINGLE, *LISTS])
 def test_copies_between_two_harnesses_are_the_same_bytes(shape: str, tmp_path: Path) -> None:
     image = {**SINGLE, **LISTS}[shape](Seed(3))
-    one, other = App(), App()
+    one = App()
+    other = App()
     image.load_into(one, "a/b", tag="v1")
     with registries(one, other) as (source, target):
         skopeo("copy", "--all", *PLAIN, place(source, "a/b"), place(target, "c/d"), home=tmp_path)
@@ -84,7 +85,8 @@ def test_copies_between_two_harnesses_are_the_same_bytes(shape: str, tmp_path: P
 @pytest.mark.parametrize("format", ["oci", "docker"])
 def test_one_platform_of_an_index_is_copied_alone(format: Any, tmp_path: Path) -> None:
     index = Seed(4).index(format=format, platforms=("linux/amd64", "linux/arm64", "linux/s390x"))
-    one, other = App(), App()
+    one = App()
+    other = App()
     index.load_into(one, "a/b", tag="v1")
     with registries(one, other) as (source, target):
         skopeo(
@@ -104,7 +106,8 @@ def test_one_platform_of_an_index_is_copied_alone(format: Any, tmp_path: Path) -
 @pytest.mark.parametrize("shape", ["oci image", "oci index"])
 def test_a_layout_on_disk_is_pushed_and_pulled(shape: str, tmp_path: Path) -> None:
     image = {**SINGLE, **LISTS}[shape](Seed(5))
-    one, other = App(), App()
+    one = App()
+    other = App()
     image.load_into(one, "a/b", tag="v1")
     with registries(one, other) as (source, target):
         layout = f"oci:{tmp_path / 'layout'}:v1"
@@ -129,7 +132,8 @@ def test_copies_to_every_kind_of_registry(
     options: Mapping[str, Any], shape: str, tmp_path: Path
 ) -> None:
     image = {**SINGLE, **LISTS}[shape](Seed(6))
-    one, other = App(), App(**options)
+    one = App()
+    other = App(**options)
     image.load_into(one, "a/b", tag="v1")
     with registries(one, other) as (source, target):
         skopeo("copy", "--all", *PLAIN, place(source, "a/b"), place(target, "a/b"), home=tmp_path)
@@ -154,7 +158,8 @@ def test_copies_with_passwords_over_tls(auth: str, ca: trustme.CA, tmp_path: Pat
     ca.cert_pem.write_to_path(tmp_path / "certs" / "ca.crt")
     trusted = (f"--src-cert-dir={tmp_path / 'certs'}", f"--dest-cert-dir={tmp_path / 'certs'}")
     image = Seed(7).index()
-    one, other = App(auth=AUTHS[auth]()), App(auth=AUTHS[auth]())
+    one = App(auth=AUTHS[auth]())
+    other = App(auth=AUTHS[auth]())
     image.load_into(one, "a/b", tag="v1")
     with registries(one, other, context=context) as (source, target):
         places = (place(source, "a/b"), place(target, "c/d"))
@@ -186,7 +191,9 @@ def test_tags_are_listed_page_by_page_and_deleted(tmp_path: Path) -> None:
 
 
 def test_a_repository_is_synced_with_all_its_tags(tmp_path: Path) -> None:
-    one, other, seed = App(), App(), Seed(9)
+    one = App()
+    other = App()
+    seed = Seed(9)
     images = [
         seed.index().load_into(one, "a/b", tag="v1"),
         seed.image().load_into(one, "a/b", tag="v2"),
@@ -198,7 +205,8 @@ def test_a_repository_is_synced_with_all_its_tags(tmp_path: Path) -> None:
 
 
 def test_a_copy_by_digest_and_a_look(tmp_path: Path) -> None:
-    one, other = App(), App()
+    one = App()
+    other = App()
     image = Seed(10).image().load_into(one, "a/b", tag="v1")
     with registries(one, other) as (source, target):
         skopeo("copy", *PLAIN, place(source, "a/b", image.top), place(target, "a/b"), home=tmp_path)
