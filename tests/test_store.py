@@ -66,10 +66,15 @@ async def bring(staging: Staging, blob: Descriptor, source: Source, *, disk: boo
 
 async def content(pieces: Pieces | None) -> bytes:
     assert pieces is not None
+    found = await content_of_rest(pieces)
+    assert len(found) == pieces.length
+    return found
+
+
+async def content_of_rest(pieces: Pieces) -> bytes:
     found = b""
     while piece := bytes(await pieces.next()):
         found += piece
-    assert len(found) == pieces.length
     return found
 
 
@@ -529,6 +534,50 @@ async def test_a_worker_thread_writes_the_piece_after_a_slow_one(
     await bring(staging, described(body), Reading(body))
     staging.close()
     assert writers[1:] == ["loop", "loop", "loop", "thread", "thread", "loop"]
+
+
+@pytest.mark.parametrize(
+    ("is_replaced", "error"),
+    [(True, None), (False, errno.EAGAIN), (False, errno.EOPNOTSUPP)],
+    ids=["hashed", "on disk", "unknown"],
+)
+async def test_bytes_that_have_to_be_read_are_not_sent_by_the_system(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch, is_replaced: bool, error: int | None
+) -> None:
+    """The event loop would wait for the disk, or nobody would notice that the file is another one."""
+    blob = described(LARGE)
+    await bring(staging, blob, Source(LARGE))
+    if is_replaced:
+        os.utime(staging._files[blob.digest].path)
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(error, "not without waiting")
+
+    with staging.opened(blob) as pieces:
+        assert pieces is not None
+        first = bytes(await pieces.next())
+        if error is not None:
+            monkeypatch.setattr(os, "preadv", refuse)
+        assert pieces.write_to(-1) == 0
+        assert first + await content_of_rest(pieces) == LARGE
+
+
+async def test_a_disk_that_breaks_while_the_system_sends_is_no_broken_connection(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    await bring(staging, described(LARGE), Source(LARGE))
+    monkeypatch.setattr(os, "sendfile", fail)
+    with staging.opened(described(LARGE)) as pieces:
+        assert pieces is not None
+        number = errno.EIO
+        with pytest.raises(StagingFailed, match="Input/output error"):
+            pieces.write_to(-1)
+        number = errno.EPIPE
+        with pytest.raises(BrokenPipeError):
+            pieces.write_to(-1)
 
 
 async def test_a_disk_that_cannot_be_read_is_one_clear_line(

@@ -14,7 +14,9 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -41,6 +43,8 @@ from _regsync.net.streams import (
     Timeouts,
     TlsInsideStream,
 )
+from _regsync.oci.reference import digest_of
+from _regsync.sync.staging import FilePieces, StagingFailed
 from tests.wires import (
     NEVER,
     Blob,
@@ -117,6 +121,89 @@ async def opened(port: int, scheme: str = "http", host: str = HOST, **options: A
     options.setdefault("timeouts", Timeouts())
     options.setdefault("context", None)
     return await open_stream(Origin(scheme, host, port), **options)
+
+
+# Bodies from files.
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_staged_body_is_read_only_where_it_is_encrypted(
+    scheme: str,
+    server_context: ssl.SSLContext,
+    client_context: ssl.SSLContext,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The system sends the others: what is read are the first and the last 64 KiB."""
+    body = os.urandom(3_000_000)
+    received = bytearray()
+
+    def script(accepted: socket.socket) -> None:
+        _, _, behind = read_head(accepted).partition(b"\r\n\r\n")
+        received.extend(behind)
+        while len(received) < len(body):
+            received.extend(accepted.recv(65536))
+        accepted.sendall(answer(status=201))
+
+    read = 0
+    preadv = os.preadv
+
+    def counting(file: int, rooms: Any, *more: Any) -> int:
+        nonlocal read
+        count = preadv(file, rooms, *more)
+        read += count if len(rooms[0]) > 1 else 0
+        return count
+
+    server = script if scheme == "http" else tls_server(server_context, script)
+    with serving(server) as port, staged(tmp_path, body) as pieces:
+        monkeypatch.setattr(os, "preadv", counting)
+        stream = await opened(port, scheme, context=client_context)
+        response = await connection(stream).exchange(PUT, await pieces.next(), pieces, 300)
+        assert (response.status, response.early, pieces.complete) == (201, False, True)
+        stream.close()
+    assert received == body
+    assert read == (2 * 65536 if scheme == "http" else len(body))
+
+
+@contextmanager
+def staged(directory: Path, body: bytes) -> Iterator[FilePieces]:
+    """Give the body of a blob from a file."""
+    path = directory / "staged"
+    path.write_bytes(body)
+    with FileIO(str(path)) as file:
+        yield FilePieces(file, digest_of(body), len(body), is_verified=True)
+
+
+@pytest.mark.anyio
+async def test_file_that_breaks_ends_the_request_and_is_told_as_the_files(tmp_path: Path) -> None:
+    def script(accepted: socket.socket) -> None:
+        read_rest(accepted)
+
+    with serving(script) as port, staged(tmp_path, bytes(3_000_000)) as pieces:
+        stream = await opened(port)
+        first = await pieces.next()
+        os.truncate(tmp_path / "staged", 100_000)
+        with pytest.raises(StagingFailed, match="has become shorter"):
+            await connection(stream).exchange(PUT, first, pieces, 300)
+        stream.close()
+
+
+@pytest.mark.anyio
+async def test_peer_that_leaves_while_a_file_is_sent_is_a_broken_connection(tmp_path: Path) -> None:
+    def script(accepted: socket.socket) -> None:
+        read = len(read_head(accepted))
+        while read < 200_000:  # the first piece has 64 KiB
+            read += len(accepted.recv(65536))
+        reset(accepted)
+
+    with serving(script) as port, staged(tmp_path, bytes(9_000_000)) as pieces:
+        stream = await opened(port)
+        wire = connection(stream)
+        with pytest.raises(Disconnected, match="the connection broke"):
+            await wire.exchange(PUT, await pieces.next(), pieces, 300)
+        assert not wire.can_repeat()  # a part of the file is gone already
+        stream.close()
 
 
 # Plain sockets.

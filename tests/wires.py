@@ -26,7 +26,7 @@ import hypothesis  # noqa: F401  (its hook for trio warns when trio is there fir
 
 from _regsync.addresses import Origin
 from _regsync.errors import Disconnected
-from _regsync.net.http1 import Connection, Headers, Response
+from _regsync.net.http1 import Connection, Headers, Pieces, Response
 from _regsync.net.pool import Pool
 from _regsync.net.streams import WANT_READ, WANT_WRITE, Stream, Timeouts
 from conformance.server.memory import End as MemoryEnd
@@ -76,7 +76,7 @@ class Seen:
     whole: bool = False
 
 
-class Wire:
+class Wire(Stream):
     """A stream whose peer follows a script.
 
     `incoming` are bytes, one packet each, marks, or WANT_WRITE (a TLS read that wants to write).
@@ -246,7 +246,7 @@ class Told(Response):
         self.status, self.headers, self.body, self.early = status, Headers(headers), body, False
 
 
-class Blob:
+class Blob(Pieces):
     """Pieces of an upload."""
 
     def __init__(self, *pieces: bytes, pause: float = 0.0, length: int | None = None) -> None:
@@ -265,7 +265,7 @@ class Blob:
         return memoryview(self.buffers[self.given - 1])
 
 
-class MemoryWire:
+class MemoryWire(Stream):
     """A stream over one end of a connection in the harness's network in memory."""
 
     def __init__(self, end: MemoryEnd) -> None:

@@ -130,6 +130,13 @@ class Pieces(Protocol):
 
     async def next(self) -> memoryview: ...
 
+    def write_to(self, socket: int) -> int:
+        """Move what comes next from a file into a plain socket; return how many bytes it took.
+
+        0 where `next` has to give them. Raises OSError as sending does, and SyncError as `next`.
+        """
+        return 0
+
 
 class Buffers:
     """Memory that bodies are read into: large pieces for the first few, smaller ones for the others."""
@@ -466,8 +473,13 @@ class Connection:
                     else:
                         outgoing.offered = outgoing.offered[sent:]
                         self._pace.moved += sent
+                if pieces is not None:
+                    await self._send_file(pieces)
             except WireError as error:
                 self._stop(_LAST_WORDS, error)
+                return
+            except SyncError as error:
+                self._stop(0, error)
                 return
 
             if pieces is None or not outgoing.left:
@@ -479,6 +491,17 @@ class Connection:
             except SyncError as error:
                 self._stop(0, error)
                 return
+
+    async def _send_file(self, pieces: Pieces) -> None:
+        """Send what lies in a file without reading it (docs/bodies.md section 2)."""
+        while sent := self._stream.send_file(pieces.write_to):
+            if sent < 0:
+                await self._wait_in_body(sent)
+                continue
+            self._outgoing.left -= sent
+            self._outgoing.is_past_first = True
+            self._pace.moved += sent
+            await anyio.lowlevel.checkpoint()
 
     def _stop(self, seconds: float, error: SyncError | None = None) -> None:
         """Send nothing more; the head of the answer has to come within `seconds`."""

@@ -75,14 +75,21 @@ class Timeouts(NamedTuple):
 class Stream(Protocol):
     """Two directions of bytes; only `wait` sleeps.
 
-    `recv_into` and `send` return how many bytes moved, or WANT_READ or WANT_WRITE; 0 bytes read is
-    the end. They raise Disconnected when the stream is broken, ConnectFailed when the peer refuses
+    `recv_into`, `send` and `send_file` return how many bytes moved, or WANT_READ or WANT_WRITE; 0
+    bytes read is the end. They raise Disconnected when the stream is broken, ConnectFailed when the peer refuses
     our certificate. `wait` takes a WANT_... and raises Disconnected when the stream is closed
     meanwhile. `close` is at once.
     """
 
     def recv_into(self, buffer: memoryview) -> int: ...
     def send(self, data: memoryview) -> int: ...
+
+    def send_file(self, write: Callable[[int], int]) -> int:
+        """Let `write` move bytes from a file into the socket, whose descriptor it gets, and return
+        their number; 0 where bytes have to pass through memory, to be encrypted.
+        """
+        return 0
+
     async def wait(self, want: int) -> None: ...
     def close(self) -> None: ...
 
@@ -107,7 +114,7 @@ def _tls_failure(error: OSError, host: str) -> ConnectFailed:
     return failure
 
 
-class SocketStream:
+class SocketStream(Stream):
     """A connected socket in non-blocking mode, plain or with TLS."""
 
     def __init__(self, own: socket.socket) -> None:
@@ -164,6 +171,16 @@ class SocketStream:
         except OSError as error:
             raise _broken(error) from error
 
+    def send_file(self, write: Callable[[int], int]) -> int:
+        if self.is_secured():
+            return 0
+        try:
+            return write(self._socket.fileno())
+        except BlockingIOError:
+            return WANT_WRITE
+        except OSError as error:
+            raise _broken(error) from error
+
     async def wait(self, want: int) -> None:
         try:
             if want == WANT_READ:
@@ -182,7 +199,7 @@ class SocketStream:
             self._socket.close()
 
 
-class TlsInsideStream:
+class TlsInsideStream(Stream):
     """TLS inside another stream, that of a TLS proxy.
 
     Only `send` waits for room and only `recv_into` for bytes, so both may go on at once.

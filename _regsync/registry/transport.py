@@ -126,7 +126,7 @@ class Call(NamedTuple):
         return Request(self.method, self.path, headers, self.body)
 
 
-class Body:
+class Body(Pieces):
     """An upload's body on its way. It says when it begins and when it is well under way."""
 
     def __init__(self, pieces: Pieces, seconds: float, on_begin: Callable[[], None]) -> None:
@@ -152,6 +152,14 @@ class Body:
         piece = await self._pieces.next()
         self._taken += len(piece)
         return piece
+
+    def write_to(self, socket: int) -> int:
+        """Move what comes next from a file into a socket, as Pieces do."""
+        if self._taken >= LARGE_BODY:
+            self.on_under_way()
+        sent = self._pieces.write_to(socket)
+        self._taken += sent
+        return sent
 
 
 class _Hop(NamedTuple):

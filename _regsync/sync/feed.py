@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import anyio
 
 from _regsync.errors import SyncError
+from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import Demand, next_opening
@@ -37,7 +38,7 @@ class LeftBehind(SyncError):
     """A target took nothing for so long that the others went on: it needs a reading of its own."""
 
 
-class Tap:
+class Tap(Pieces):
     """The body of one target's request, from a feed. `complete`: its last piece has been given."""
 
     def __init__(self, feed: Feed, offset: int, length: int) -> None:

@@ -16,6 +16,7 @@ import anyio
 
 from _regsync.crypto import new_hash
 from _regsync.errors import Disconnected, SyncError, WireError, WrongBytes
+from _regsync.net.http1 import Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
 from _regsync.registry.repository import BlobBody, Repository
@@ -41,7 +42,7 @@ class _Checkpoint(NamedTuple):
     hash: _Hash
 
 
-class Relay:
+class Relay(Pieces):
     """The body of a request, from the blob's source. `complete`: its last piece has been given.
 
     A body that breaks at the source goes on by Range while the request to the target stays open.

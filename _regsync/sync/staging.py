@@ -29,7 +29,7 @@ import anyio.to_thread
 from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import SyncError
 from _regsync.files import PARTIAL_SUFFIX, is_own_folder, open_safely, remove_if_possible, replacing
-from _regsync.net.http1 import PIECE
+from _regsync.net.http1 import PIECE, Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
 from _regsync.text import printable
@@ -49,6 +49,13 @@ _ABANDONED_SECONDS = 24 * 3600.0
 # Seconds for one write after which the disk is slow: the next piece is written by a worker thread. A
 # piece that the system only takes into memory costs less than the way to a thread.
 _SLOW_WRITE = 0.02
+
+# Bytes that are read at both ends of a staged file, even where the system sends the others: the first
+# ones leave in one write with the head of the request, the last ones after the check of the file.
+_READ_AT_ENDS = 64 * 1024
+
+# Bytes of a file that the system is asked to send before others have their turn.
+_LONGEST_WRITE = 4 * 1024 * 1024
 
 _STAGED_NAME = re.compile("[0-9a-f]{64,128}")
 
@@ -80,7 +87,7 @@ def _disk_errors() -> Iterator[None]:
         raise StagingFailed(f"blobs cannot be staged in {place}: {why}", hint=hint) from error
 
 
-class MemoryPieces:
+class MemoryPieces(Pieces):
     """The body of a request, from memory: `body` from `offset` on.
 
     `complete`: its last piece has been given.
@@ -104,7 +111,7 @@ class MemoryPieces:
         return MemoryPieces(self._body[:end], start)
 
 
-class FilePieces:
+class FilePieces(Pieces):
     """The body of a request, from a staged file: its bytes from `offset` to `end`.
 
     `complete`: its last piece has been given. Bytes that are not `is_verified`, which are a whole
@@ -125,7 +132,8 @@ class FilePieces:
         if not is_verified:
             algorithm, _ = split_digest(digest)
             self._hash = new_hash(algorithm)
-        self._buffer = memoryview(bytearray(min(PIECE, max(end, 1))))
+        self._buffer = memoryview(bytearray())
+        self._probe = memoryview(bytearray(1))
 
     async def next(self) -> memoryview:
         """Return the next piece; empty at the end.
@@ -133,7 +141,11 @@ class FilePieces:
         Raises StagingFailed when the disk cannot be read, and in place of the last piece when the
         file was changed meanwhile or does not have its digest.
         """
-        room = self._buffer[: self._end - self._offset]
+        size = PIECE if self._buffer else _READ_AT_ENDS
+        size = min(size, self._end - self._offset)
+        if len(self._buffer) < size:  # a body that the system sends needs no large one
+            self._buffer = memoryview(bytearray(size))
+        room = self._buffer[:size]
         await anyio.lowlevel.checkpoint()
         count = _read_cached(self._file, room, self._offset)
         if count is None:
@@ -148,6 +160,33 @@ class FilePieces:
         if (self.complete or not piece) and not self._is_unchanged():
             raise StagingFailed(f"{self._digest} was changed on disk after it had been verified")
         return piece
+
+    def write_to(self, socket: int) -> int:
+        """Have the system move what comes next from the file into a plain socket; return how many
+        bytes it took.
+
+        0 where `next` has to give them: to be hashed, at the end, and where they are not in the
+        system's memory, because the event loop would wait for the disk. Raises StagingFailed when
+        the file cannot be read or has become shorter, OSError as sending does.
+        """
+        size = min(self._end - _READ_AT_ENDS - self._offset, _LONGEST_WRITE)
+        if size < PIECE or self._hash is not None:
+            return 0
+        for offset in (self._offset, self._offset + size - 1):
+            if _read_cached(self._file, self._probe, offset) is None:
+                return 0
+
+        try:
+            count = os.sendfile(socket, self._file.fileno(), self._offset, size)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise  # it is the socket's
+            with _disk_errors():
+                raise
+        if not count:
+            raise StagingFailed(f"{self._digest} has become shorter on disk")
+        self._offset += count
+        return count
 
     def _is_unchanged(self) -> bool:
         """Say whether the bytes that were given are those that were verified."""
