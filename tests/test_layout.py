@@ -18,7 +18,14 @@ import pytest
 from _regsync.errors import ContentError, SyncError
 from _regsync.layout import directory
 from _regsync.layout.directory import BlobFile, Layout, LayoutError
-from _regsync.layout.index import Index, image_entry, loose_entry, parse_index, read_lines
+from _regsync.layout.index import (
+    Index,
+    image_entry,
+    loose_entry,
+    parse_index,
+    read_lines,
+    read_receipt,
+)
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from conformance.content.images import Image, Seed
 from tests.layouts import (
@@ -104,6 +111,9 @@ def test_our_name_outweighs_a_full_name() -> None:
         entry("c", **{FULL_NAME: "other.example/app:v1"}),
     )
     assert held.tags("app") == {"v1": f"sha256:{'b' * 64}"}
+    found = held.find("app", "v1")
+    assert found is not None
+    assert found.descriptor.digest == f"sha256:{'b' * 64}"
 
 
 def test_an_entry_without_annotations_has_no_name() -> None:
@@ -184,6 +194,22 @@ def test_an_artifact_does_not_name_itself_by_its_annotations(seed: Seed) -> None
 def test_an_index_that_is_none_is_refused_in_words(body: bytes, words: str) -> None:
     with pytest.raises(ContentError, match=words):
         parse_index(body)
+
+
+@pytest.mark.parametrize(
+    "place",
+    ["team/app", "registry.example/team/app", "localhost:5000/team/app", "oci-layout:/d//team/app"],
+)
+def test_a_receipt_names_repositories_with_their_host_or_without(place: str) -> None:
+    digest = f"sha256:{'a' * 64}"
+    assert read_receipt(f"{digest} {place}\n") == {digest: "team/app"}
+
+
+def test_a_line_of_what_was_left_out_has_no_host() -> None:
+    """A mirror may call its repositories by the names of other hosts."""
+    digest = f"sha256:{'a' * 64}"
+    left_out = index(annotations={"dev.regsync.left-out": f"{digest} ghcr.io/org/app"}).left_out
+    assert left_out == {digest: "ghcr.io/org/app"}
 
 
 def test_lines_of_receipts() -> None:
@@ -540,7 +566,8 @@ async def test_what_is_put_while_a_group_fails_fails_with_it(
         patch.setattr(os, "fsync", fails)
         async with anyio.create_task_group() as group:
             group.start_soon(layout.commit)
-            await anyio.lowlevel.checkpoint()
+            for _ in range(10):
+                await anyio.lowlevel.checkpoint()
             await put_image(layout, seed.image(), "v2")
             has_put.set()
     await layout.commit()

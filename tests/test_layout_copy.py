@@ -524,3 +524,58 @@ def test_what_is_in_a_layout_has_no_age(target: Server, seed: Seed, tmp_path: Pa
     assert (ran.status, "min_age" in ran.out) == (3, True)
     ran = from_layout(tmp_path, {"target": target}, {"from": "app", "min_age": "0"})
     assert ran.status == 0
+
+
+# The other commands.
+
+
+def test_an_audit_reads_a_layout_and_its_receipt_thins_another(
+    source: Server, seed: Seed, tmp_path: Path
+) -> None:
+    image, _, _ = signed(seed, source)
+    to_layout(tmp_path, source, {"from": "app", "tags": tags("v1")})
+    config = str(tmp_path / "out.yaml")
+    receipt = str(tmp_path / "far.txt")
+    ran = run_regsync("audit", "-c", config, "--read", "9", "--receipt", receipt)
+    assert (ran.status, ran.out) == (0, "")
+    registries = {"source": source, "disk": {"url": "oci-layout:thin", "assume": "far.txt"}}
+    text = document(registries, {"from": "app", "tags": tags("v1")}, defaults=ALL)
+    assert run_file(tmp_path, "thin.yaml", text).status == 0
+    assert not any(
+        blob_path(tmp_path / "thin", layer["digest"]).exists()
+        for layer in json.loads(image.body)["layers"]
+    )
+
+    for path, found in ((next(iter(image.blobs)), "incomplete"), (image.top, "missing")):
+        blob_path(tmp_path / "disk", path).unlink()
+        ran = run_regsync("audit", "-c", config)
+        assert ran.status == 1
+        assert ran.out.startswith(found)
+
+
+def test_a_lock_of_a_layout_is_the_same_wherever_it_is_mounted(
+    target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    locks = list[str]()
+    registries = {"source": {"url": "oci-layout:disk"}, "target": target}
+    text = document(registries, {"from": "app", "tags": tags("v*")})
+    disk = make_layout(tmp_path / "disk", {"app:v1": seed.image(), "app:v2": seed.index()})
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "disk").symlink_to(disk)
+        (tmp_path / name / "mirror.yaml").write_text(text)
+        assert run_regsync("lock", "-c", str(tmp_path / name / "mirror.yaml")).status == 0
+        lock = (tmp_path / name / "mirror.lock").read_text()
+        locks.append(json.loads(lock.splitlines()[1])["mapping"])
+        assert str(tmp_path) not in lock
+    assert locks == ["oci-layout:disk//app"] * 2
+    ran = run_regsync("sync", "--json", "--locked", "-c", str(tmp_path / "here" / "mirror.yaml"))
+    assert ran.statuses() == ["synced"] * 2
+
+
+def test_nobody_logs_in_to_a_layout(source: Server, tmp_path: Path) -> None:
+    registries = {"source": source, "disk": {"url": "oci-layout:disk"}}
+    (tmp_path / "c.yaml").write_text(document(registries, {"from": "app"}))
+    ran = run_regsync("auth", "check", "--json", "-c", str(tmp_path / "c.yaml"))
+    assert [row["registry"] for row in ran.report["access"]] == ["source"]
+    assert not (tmp_path / "disk").exists()

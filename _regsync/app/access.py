@@ -69,12 +69,16 @@ async def check(config: Config, console: Console) -> int:
 
 
 def places_in_use(config: Config) -> dict[tuple[Registry, str], Side]:
-    """Return each repository once; one that is source and target of mappings is a target."""
+    """Return each repository once; one that is source and target of mappings is a target. Those of
+    image layouts are left out: nobody logs in to a directory.
+    """
     places = dict[tuple[Registry, str], Side]()
     for mapping in config.mappings:
-        places.setdefault((mapping.source, mapping.source_repository), Side.SOURCE)
+        if not mapping.source.is_layout:
+            places.setdefault((mapping.source, mapping.source_repository), Side.SOURCE)
         for target in mapping.targets:
-            places[target, mapping.target_repository] = Side.TARGET
+            if not target.is_layout:
+                places[target, mapping.target_repository] = Side.TARGET
     return places
 
 

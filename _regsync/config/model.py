@@ -41,6 +41,7 @@ class Registry(NamedTuple):
     client_cert: str | None = None
     client_key: str | None = None
     proxy: str | None = None
+    written_path: str = ""  # of an image layout, as the configuration has it
     assume: tuple[str, ...] = ()  # receipts and layouts of what the far side of a layout holds
 
     @property
@@ -55,6 +56,15 @@ class Registry(NamedTuple):
     def name_of(self, repository: str) -> str:
         """Return a repository's full name, as reports show it."""
         return f"{self.authority}{'//' if self.is_layout else '/'}{repository}"
+
+    def lock_name(self, repository: str) -> str:
+        """Return how a lock names a repository, on whatever machine: of an image layout with the path
+        as it is written.
+        """
+        name = api_repository(self.host, repository)
+        if self.is_layout:
+            return f"{LAYOUT_SCHEME}:{self.written_path or self.host}//{name}"
+        return f"{self.authority}/{name}"
 
     def __repr__(self) -> str:
         # A password or token must not be shown by whatever prints a registry.

@@ -522,7 +522,7 @@ class Reader:
             self.warn_of_field(section, "url", message)
         return registry
 
-    def build_layout(self, section: Section, path: str) -> Registry | None:
+    def build_layout(self, section: Section, written_path: str) -> Registry | None:
         """Return the registry that an image layout stands for. It has no login, no connection and no
         rates.
         """
@@ -530,12 +530,14 @@ class Reader:
             if name not in ("url", "assume"):
                 self.note_field(section, name, "says nothing of an image layout: remove it")
         try:
-            path = self.absolute_path(path)
+            path = posixpath.normpath(self.absolute_path(written_path))
             assume = tuple(self.absolute_path(each) for each in section.values.get("assume", ()))
         except ValueError as error:
             self.note_field(section, "url", str(error))
             return None
-        return Registry("", LAYOUT_SCHEME, posixpath.normpath(path), 0, "unknown", assume=assume)
+        return Registry(
+            "", LAYOUT_SCHEME, path, 0, "unknown", written_path=written_path, assume=assume
+        )
 
     def check_login_fields(self, section: Section) -> None:
         """Note the fields that `auth_type` lacks, and those that go with another value of it."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from _regsync.errors import ConfigError, SyncError
 from _regsync.files import open_safely
 from _regsync.layout.directory import Layout
-from _regsync.layout.index import LARGEST_INDEX, Entry, read_lines
+from _regsync.layout.index import LARGEST_INDEX, Entry, read_receipt
 from _regsync.oci.manifest import Manifest, parse_manifest
 from _regsync.text import printable
 
@@ -48,7 +48,7 @@ def _read_receipt(path: str) -> dict[str, str]:
         text = stream.read(LARGEST_INDEX + 1)
     if len(text) > LARGEST_INDEX:
         raise ConfigError(f"assume: {printable(path)} has more than {LARGEST_INDEX} bytes")
-    return read_lines(text.decode("utf-8", "replace"))
+    return read_receipt(text.decode("utf-8", "replace"))
 
 
 def _held_by(layout: Layout) -> dict[str, str]:

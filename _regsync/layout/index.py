@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from _regsync.errors import ConfigError, ContentError
 from _regsync.oci.manifest import Descriptor, Manifest, load_json, read_descriptor
 from _regsync.oci.reference import (
+    LAYOUT_SCHEME,
     check_digest,
     is_repository,
     is_tag,
@@ -320,18 +321,33 @@ def _begins_with_host(repository: str) -> bool:
     return bool(slash) and ("." in first or first == "localhost")
 
 
-# Lines of receipts.
+# Lines of receipts, and of what was left out.
+
+
+def read_receipt(text: str) -> dict[str, str]:
+    """Read lines `DIGEST HOST/REPO`, as an audit writes them, or `DIGEST REPO`; return the repository
+    of each digest. The host may have another name where the layout is read. ContentError names the
+    line that is none.
+    """
+    return _read_lines(text, _without_host)
 
 
 def read_lines(text: str) -> dict[str, str]:
-    """Read lines `DIGEST REPO`; return the repository of each digest. ContentError names the line
-    that is none.
-    """
+    """Read lines `DIGEST REPO`, as `dump_lines` writes them; ContentError names the line that is none."""
+    return _read_lines(text, str)
+
+
+def dump_lines(repositories: Mapping[str, str]) -> list[str]:
+    return [f"{digest} {repository}" for digest, repository in sorted(repositories.items())]
+
+
+def _read_lines(text: str, repository_of: Callable[[str], str]) -> dict[str, str]:
     repositories = dict[str, str]()
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
-        digest, _, repository = line.strip().partition(" ")
+        digest, _, place = line.strip().partition(" ")
+        repository = repository_of(place)
         try:
             check_digest(digest)
         except ContentError as error:
@@ -342,5 +358,9 @@ def read_lines(text: str) -> dict[str, str]:
     return repositories
 
 
-def dump_lines(repositories: Mapping[str, str]) -> list[str]:
-    return [f"{digest} {repository}" for digest, repository in sorted(repositories.items())]
+def _without_host(place: str) -> str:
+    if place.startswith(f"{LAYOUT_SCHEME}:"):
+        return place.rpartition("//")[2]
+    first, slash, rest = place.partition("/")
+    is_host = slash and ("." in first or ":" in first or first == "localhost")
+    return rest if is_host else place

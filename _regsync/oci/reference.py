@@ -81,6 +81,12 @@ def is_referrer_tag(tag: str) -> bool:
     return re.fullmatch(_REFERRER_TAG, tag) is not None
 
 
+def full_name(host: str, repository: str) -> str:
+    """Return a repository with its host, or with the layout that it is in."""
+    separator = "//" if host.startswith(f"{LAYOUT_SCHEME}:") else "/"
+    return f"{host}{separator}{repository}"
+
+
 class Reference(NamedTuple):
     """An image by host (and port), repository, and tag or digest or neither.
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from _regsync.oci.manifest import Descriptor
+from _regsync.oci.reference import full_name
 from _regsync.state.knowledge import RepositoryKey
 from _regsync.sync.report import Outcome, error_json, shared_causes, sorted_requests
 from _regsync.text import duration_text, size_text
@@ -159,7 +160,7 @@ class AuditReport:
     def receipt(self) -> list[str]:
         """Return a line `DIGEST HOST/REPOSITORY` for each manifest and blob that is there, sorted."""
         present = self.manifests_present | self.blobs_present
-        return sorted(f"{digest} {host}/{name}" for digest, (host, name) in present)
+        return sorted(f"{digest} {full_name(host, name)}" for digest, (host, name) in present)
 
     def as_json(
         self,

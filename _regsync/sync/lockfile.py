@@ -19,7 +19,6 @@ from _regsync.crypto import hash_hex
 from _regsync.errors import ConfigError, ContentError, Problem
 from _regsync.oci.manifest import parse_platform
 from _regsync.oci.reference import check_digest, is_tag
-from _regsync.providers import api_repository
 from _regsync.tags import TagRule
 from _regsync.text import parse_time, printable, time_text
 
@@ -165,11 +164,10 @@ class Lock:
 
 def source_key(rule: MappingRule) -> SourceKey:
     """Return what the lines of a mapping's images belong to."""
-    repository = api_repository(rule.source.host, rule.source_repository)
     platforms: Platforms = None
     if rule.platforms is not None:
         platforms = tuple(sorted(set(map(str, rule.platforms))))
-    return SourceKey(f"{rule.source.authority}/{repository}", platforms)
+    return SourceKey(rule.source.lock_name(rule.source_repository), platforms)
 
 
 def locked_mapping(rule: MappingRule) -> LockedMapping:
