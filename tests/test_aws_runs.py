@@ -22,7 +22,6 @@ import pytest
 
 from conformance.clouds.aws import ACCOUNT, Aws, Private, Public
 from conformance.content.images import Seed
-from conformance.messages import Request
 from conformance.providers.personas import imitate
 from conformance.registry.app import App
 from conformance.server.memory import Link
@@ -282,58 +281,5 @@ async def test_fifty_repositories_share_one_login() -> None:
         assert refusals(private) == 1, "by which the registry asked for the login"
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_password_is_renewed_once_for_all_before_it_ends() -> None:
-    async with virtual() as world:
-        aws, private, environ = arranged(world, password_life=200.0)
-        registries, mappings = sources(world, private, 50)
-        ran = await world.run(
-            "sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=environ
-        )
-        assert ran.statuses() == ["synced"] * 50, ran.err
-        # After 140 s of 200 s the next request asks for the next one, whoever sends it and however
-        # many wait.
-        assert ran.seconds > 300
-        assert aws.count() == len(used(private)) == 1 + ran.seconds // 140
-        assert refusals(private) == 1
-
-
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-@pytest.mark.provokes(
-    "refused_login_again"
-)  # by requests that were on their way when the first was refused
-async def test_a_password_that_is_refused_is_renewed_once_for_all() -> None:
-    async with virtual() as world:
-        aws, private, environ = arranged(world)
-        registries, mappings = sources(world, private, 20)
-
-        def revoke(request: Request) -> None:
-            if len(private.journal.entries) == 60:
-                aws.passwords["ecr"].clear()
-
-        private.intercept = revoke
-        ran = await world.run(
-            "sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=environ
-        )
-        assert ran.statuses() == ["synced"] * 20, ran.err
-        assert aws.requests == ["ecr", "ecr"]
-        refused = [entry for entry in private.journal.entries if entry.status == 401][1:]
-        assert refused[0].ended_time is not None
-        assert all(entry.time - refused[0].ended_time < 4.01 for entry in refused), (
-            "both ways take 4 s"
-        )
-        assert len(used(private)) == 2
-
-
 def refusals(app: App) -> int:
     return sum(entry.status == 401 for entry in app.journal.entries)
-
-
-def used(app: App) -> set[str]:
-    return {
-        entry.headers["authorization"]
-        for entry in app.journal.entries
-        if "authorization" in entry.headers
-    }

@@ -24,7 +24,8 @@ def clone(tmp_path: Path, pyz: Path) -> Path:
     root = tmp_path / "clone"
     for name in ("_regsync", "conformance", "tools"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "regsync.py", root)
+    for name in ("LICENSE", "regsync.py"):
+        shutil.copy(ROOT / name, root)
     shutil.copytree(ROOT / "build" / "wheels", root / "build" / "wheels")
     return root
 

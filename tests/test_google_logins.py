@@ -21,7 +21,6 @@ from conformance.messages import Request, Response
 from conformance.providers.personas import Provider, persona
 from conformance.providers.personas import Running as Registry
 from conformance.server.exchange import Site
-from conformance.server.memory import Link
 from conformance.server.names import Names, names
 from conformance.server.sockets import run_in_thread
 from tests.ends import Virtual, document, held, program, tags, virtual
@@ -243,65 +242,6 @@ def google_in(
     registry.tokens.google = services
     (home / "key.json").write_text(json.dumps(services.service_account()))
     return services, registry, {"GOOGLE_APPLICATION_CREDENTIALS": str(home / "key.json")}
-
-
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-@pytest.mark.provokes("token_twice")  # the registry's, at their end
-async def test_an_access_token_is_renewed_once_before_it_ends(tmp_path: Path) -> None:
-    """1,200 s of copying; the registry's tokens live 100 s, so it is needed often; 90 % of 900 s
-    are 810 s.
-    """
-    async with virtual() as world:
-        services, source, env = google_in(world, tmp_path, lifetime=900)
-        assert source.tokens is not None
-        source.tokens.expires_in = 100
-        target = world.registry("target.test", up=Link(bandwidth=1000))
-        names = [f"project/app/n{number}" for number in range(12)]
-        images = [
-            Seed(number).image(sizes=(100_000,)).load_into(source, name, tag="v1")
-            for number, name in enumerate(names)
-        ]
-        mappings = [{"from": name, "tags": tags("v1")} for name in names]
-        registries = {"source": {"url": GAR, "max_concurrent": 1}, "t": target}
-        ran = await world.run(
-            "sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=env
-        )
-        assert (ran.status, ran.err) == (0, "")
-        assert all(held(target, name, image) for name, image in zip(names, images, strict=True))
-        assert 1200 < ran.seconds < 1500
-        moments = [entry.time for entry in services.journal.entries]
-        assert services.asked == ["oauth2", "oauth2"]
-        assert 810 <= moments[1] - moments[0] < 900
-        assert {entry.status for entry in source.journal.matching("GET", "token")} == {200}
-
-
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-@pytest.mark.provokes("token_twice", "refused_login_again")
-async def test_an_access_token_that_was_taken_back_is_replaced_once(tmp_path: Path) -> None:
-    async with virtual() as world, anyio.create_task_group() as group:
-        services, source, env = google_in(world, tmp_path)
-        target = world.registry("target.test", up=Link(bandwidth=1000))
-        image = Seed(9).image(sizes=(100_000,) * 6).load_into(source, "project/app/app", tag="v1")
-        config = document(
-            {"source": GAR, "t": target},
-            {"from": "project/app/app", "to": "app", "tags": tags("v1")},
-        )
-
-        async def take_back() -> None:
-            await anyio.sleep(250)
-            services.revoke()
-
-        group.start_soon(take_back)
-        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=config, env=env)
-        assert (ran.status, ran.err) == (0, "")
-        assert held(target, "app", image)
-        assert services.asked == ["oauth2", "oauth2"]
-        assert (
-            len([entry for entry in source.journal.matching("GET", "token") if entry.status == 401])
-            == 1
-        )
 
 
 @pytest.mark.anyio
