@@ -1,9 +1,7 @@
 """Laws about who may use what (docs/design.md sections 1, 7 and
 11).
 
-`breaches` reads one module's syntax tree and returns what it does against the law. Every law is
-shown to catch a breach (`BREACHES`) and to let pass what only looks like one (`ALLOWED`); then the
-program's own modules have to be without any.
+`breaches` reads one module's syntax tree and returns what it does against the law.
 """
 
 from __future__ import annotations
@@ -332,129 +330,6 @@ def own_nodes(top: ast.AST) -> Iterator[ast.AST]:
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
             yield child
             yield from own_nodes(child)
-
-
-BREACHES = [
-    # module, source, words of the breach
-    (
-        "oci.manifest",
-        "from _regsync.config import model",
-        "oci.manifest may not import config.model",
-    ),
-    ("oci.manifest", "from _regsync.tags import select", "oci.manifest may not import tags"),
-    ("oci.manifest", "import _regsync.config.model", "oci.manifest may not import config.model"),
-    (
-        "sync.transfer",
-        "def late():\n    from _regsync.sync import run",
-        "sync.transfer may not import sync.run",
-    ),
-    ("sync.transfer", "from _regsync.sync.run import Run", "sync.transfer may not import sync.run"),
-    ("errors", "from _regsync.fips import closed", "errors may not import fips"),
-    (
-        "oci.manifest",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from _regsync.app import cli",
-        "may not import app.cli",
-    ),
-    ("helpers", "", "in no room"),
-    ("app.cli", "import regsync", "its own face"),
-    ("registry.transport", "import requests", "requests is not a run-time package"),
-    ("config.reader", "import anyio", "config.reader may not import anyio"),
-    ("sync.run", "import h11", "sync.run may not import h11"),
-    ("app.cli", "import ssl", "app.cli may not import ssl"),
-    ("app.watch", "import socket", "app.watch may not import socket"),
-    ("net.http1", "import asyncio", "net.http1 may not import asyncio"),
-    ("sync.staging", "import yaml", "sync.staging may not import yaml"),
-    ("net.http1", "import truststore", "net.http1 may not import truststore"),
-    ("oci.manifest", "import hashlib", "oci.manifest may not import hashlib"),
-    ("auth.google", "def sign():\n    import hmac", "auth.google may not import hmac"),
-    ("auth.tokens", "from secrets import token_hex", "auth.tokens may not import secrets"),
-    ("auth.tokens", "import subprocess", "auth.tokens may not import subprocess"),
-    ("auth.tokens", "import importlib", "auth.tokens may not import importlib"),
-    ("auth.tokens", "import os\nos.system('true')", "system runs another program"),
-    ("auth.tokens", "from os import execvp", "execvp runs another program"),
-    ("auth.tokens", "import os\nstart = os.posix_spawn", "posix_spawn runs another program"),
-    (
-        "auth.tokens",
-        "import anyio\nasync def f():\n    await anyio.run_process([])",
-        "run_process runs another program",
-    ),
-    ("auth.tokens", "__import__('subprocess')", "__import__ runs another program"),
-    ("sync.staging", "import fcntl", "fcntl is imported without a guard"),
-    ("app.cli", "def limit():\n    import resource", "resource is imported without a guard"),
-    ("tags", "import os", "tags is pure and may not import os"),
-    ("tags", "from os import path", "tags is pure and may not import os"),
-    ("state.knowledge", "import time", "state.knowledge is pure and may not import time"),
-    ("sync.mappings", "import random", "sync.mappings is pure and may not import random"),
-    ("config.reader", "import urllib.request", "pure and may not import urllib.request"),
-    ("config.reader", "import logging", "config.reader is pure and may not import logging"),
-    ("config.reader", "with open('x') as f: pass", "pure and may not call open"),
-    ("sync.report", "import datetime\ndatetime.datetime.now()", "pure and may not call now"),
-    ("tags", "async def f(): pass", "tags is pure and may not be async"),
-    ("registry.upload", "METHOD = 'DELETE'", "DELETE is sent for upload sessions only"),
-    ("registry.upload", "async def delete_manifest(): await send('DELETE')", "DELETE is sent"),
-    ("sync.transfer", "async def cancel_upload(): await send('DELETE')", "DELETE is sent"),
-    ("sync.run", "try: pass\nexcept Exception: pass", "except Exception is for cli alone"),
-    (
-        "sync.run",
-        "try: pass\nexcept (OSError, Exception): pass",
-        "except Exception is for cli alone",
-    ),
-    ("app.cli", "try: pass\nexcept BaseException: pass", "ends with a bare raise"),
-    ("app.cli", "try: pass\nexcept: pass", "ends with a bare raise"),
-    (
-        "registry.upload",
-        "import anyio\nasync def f():\n    async with anyio.create_task_group(): pass",
-        "task groups",
-    ),
-    ("sync.staging", "from anyio import create_task_group as group", "may not create task groups"),
-    (
-        "sync.run",
-        "import anyio\nasync def f():\n    with anyio.move_on_after(1):\n        yield 1",
-        "yields inside a cancel scope",
-    ),
-    (
-        "sync.run",
-        "from anyio import *\nasync def f():\n    async with create_task_group():\n        for x in y: yield",
-        "yields inside a cancel scope",
-    ),
-]
-
-ALLOWED = [
-    ("app.cli", "from _regsync.config import reader\nfrom _regsync.app import watch"),
-    ("oci.manifest", "from _regsync import __version__\nfrom _regsync.errors import ContentError"),
-    ("config.yaml", "def compose(text):\n    import yaml"),
-    (
-        "config.reader",
-        "import urllib.parse\nfrom collections.abc import Mapping\nfrom email.utils import parsedate",
-    ),
-    ("sync.run", "import anyio\nasync def f():\n    async with anyio.create_task_group(): pass"),
-    ("sync.staging", "try:\n    import fcntl\nexcept ImportError:\n    fcntl = None"),
-    ("app.cli", "import sys\nif sys.platform != 'win32':\n    import resource"),
-    ("registry.upload", "async def cancel_upload(): await send('DELETE')"),
-    ("net.http1", "bodiless = method in ('GET', 'HEAD', 'DELETE')"),
-    ("app.cli", "try: pass\nexcept Exception: pass"),
-    ("net.http1", "try: pass\nexcept BaseException:\n    close()\n    raise"),
-    ("net.tls", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ssl"),
-    (
-        "sync.run",
-        "import anyio\nasync def f():\n    async def g():\n        yield 1\n    with fail_after(1): pass",
-    ),
-    (
-        "net.http1",
-        "import anyio\nfrom contextlib import asynccontextmanager\n@asynccontextmanager\n"
-        "async def f():\n    async with anyio.create_task_group() as group:\n        yield group",
-    ),
-]
-
-
-@pytest.mark.parametrize(("name", "source", "words"), BREACHES, ids=range(len(BREACHES)))
-def test_a_breach_is_caught(name: str, source: str, words: str) -> None:
-    assert any(words in breach for breach in breaches(name, source)), breaches(name, source)
-
-
-@pytest.mark.parametrize(("name", "source"), ALLOWED, ids=range(len(ALLOWED)))
-def test_what_is_lawful_passes(name: str, source: str) -> None:
-    assert breaches(name, source) == []
 
 
 @pytest.mark.parametrize("path", PROGRAM, ids=module_name)
