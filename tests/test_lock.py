@@ -776,6 +776,21 @@ async def test_several_targets_have_one_head_each_a_tag(tmp_path: Path) -> None:
         assert [asked(place) for place in mirror.targets] == [{"HEAD manifest": 4}] * 2
 
 
+async def test_a_job_without_state_has_one_head_a_tag_too(tmp_path: Path) -> None:
+    async with virtual() as world:
+        mirror = Mirror(world, tmp_path)
+        for number in range(4):
+            mirror.load(f"v{number}")
+        mirror.write({"from": "app", "tags": tags("v*")}, **{"global": {"cache_dir": "kept"}})
+        await mirror.succeed("lock")
+        await mirror.succeed("sync", "--locked")
+        assert mirror.target.journal.count(kind="tag_list") == 0
+        (tmp_path / "kept").rename(tmp_path / "lost")
+        await mirror.succeed("sync", "--locked")
+        assert asked(mirror.source) == {}
+        assert asked(mirror.target) == {"HEAD manifest": 4}
+
+
 async def test_an_unchanged_run_asks_the_source_for_no_token(tmp_path: Path) -> None:
     async with virtual() as world:
         service = TokenService({"captain": "secret"}, now=anyio.current_time)

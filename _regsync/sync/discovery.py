@@ -373,6 +373,10 @@ class Discovery:
             *source.key, reference, *target.key, target_reference, platforms, TRIM_RULE
         )
 
+    def is_probably_absent(self, snapshot_name: bytes) -> bool:
+        """Say whether a target is likely to lack a tag, by what earlier runs knew of it."""
+        return self._knowledge.snapshot(snapshot_name) is None
+
     async def look_up(
         self,
         mapping: MappingRule,

@@ -69,6 +69,12 @@ class LockedDiscovery(Discovery):
         """Return what a mapping selects of the tags in the lock."""
         return select(self._lock.images_of(source_key(mapping)), mapping.tags)
 
+    def is_probably_absent(self, snapshot_name: bytes) -> bool:
+        """Say that a target has the tag: a job that keeps no state runs the same lock again and again,
+        and a listing would cost it a request each time.
+        """
+        return False
+
     async def name_at_source(self, mapping: MappingRule, reference: str, *, by_head: bool) -> Named:
         """Return what a tag names in the lock; a digest names itself."""
         if ":" in reference:

@@ -407,9 +407,9 @@ def _check_head(fields: Mapping[str, Any]) -> None:
 
 
 def _check_names(fields: Mapping[str, Any], names: frozenset[str]) -> None:
-    unknown = sorted(fields.keys() - names)
-    if unknown:
-        raise _WrongLine(f"{unknown[0]!r} is no field of such a line")
+    if not fields.keys() <= names:
+        unknown = min(fields.keys() - names)
+        raise _WrongLine(f"{unknown!r} is no field of such a line")
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:

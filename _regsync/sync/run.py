@@ -431,7 +431,7 @@ class Run:
             return True
         source = self._discovery.source_of(wanted.mapping)
         name = self._discovery.snapshot_name(wanted.mapping, source, target, wanted.tag, wanted.tag)
-        return self._knowledge.snapshot(name) is None
+        return self._discovery.is_probably_absent(name)
 
     def _targets(self, wanted: WantedTag) -> list[Repository]:
         name = wanted.mapping.target_repository
