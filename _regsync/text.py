@@ -186,12 +186,14 @@ def duration_text(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
 
 
+@lru_cache(maxsize=1024)  # what one run has seen has few different times
 def time_text(seconds: float) -> str:
     """Return a moment, in seconds since 1970, as `2026-11-22T12:00:00Z`."""
     moment = datetime.fromtimestamp(min(int(seconds), _LAST_MOMENT), timezone.utc)
     return f"{moment:%Y-%m-%dT%H:%M:%S}Z"
 
 
+@lru_cache(maxsize=1024)
 def parse_time(text: str) -> int:
     """Return the seconds since 1970 of what `time_text` has written; ValueError for another text."""
     if not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", text):

@@ -15,7 +15,7 @@ import contextlib
 import json
 import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import anyio
@@ -33,8 +33,10 @@ _DAY = 86400
 # entry may stay for one day more.
 _KEPT_SECONDS = 91 * _DAY
 
-# Seconds between two savings within a run: a killed run loses no more.
+# Seconds between two savings within a run: a killed run loses no more. They are rarer where they
+# would take more than this share of the time.
 _SAVE_SECONDS = 60.0
+_SAVE_SHARE = 0.05
 
 # How often a saving looks whether another process's is over, and seconds between two looks.
 _LOCK_LOOKS = 40
@@ -51,7 +53,7 @@ class SeenKey(NamedTuple):
     digest: str
 
 
-@dataclass
+@dataclass(slots=True)
 class Sighting:
     """When a digest was first seen and when it last answered, in seconds since 1970."""
 
@@ -77,11 +79,12 @@ class Sighting:
         return Sighting(first, max(self.answered, other.answered), max(ahead, default=None))
 
 
-class _Content(NamedTuple):
-    """What a file holds: its entries, and the numbers of the lines that are none."""
+class _Stamp(NamedTuple):
+    """What tells whether a file has been replaced."""
 
-    sightings: dict[SeenKey, Sighting]
-    wrong_lines: list[int]
+    inode: int
+    modified: int  # nanoseconds
+    size: int
 
 
 def first_seen_for(
@@ -106,7 +109,7 @@ def first_seen_for(
             f"mappings[{aged.index}] has `min_age`, and nothing that this run sees would be kept for "
             "the next one",
             hint="set `cache_dir` in `global` to a directory that stays from run to run, an absolute "
-            "one where the configuration comes from standard input",
+            "one where the configuration comes from standard input; or run from a lock (`--locked`)",
         )
     first_seen = FirstSeen(config.seen_dir, now, log, keep=keep, known=known)
     first_seen.load()
@@ -140,7 +143,10 @@ class FirstSeen:
         self._known: Mapping[SeenKey, int] = known or {}
         self._path = os.path.join(directory or "", "seen.jsonl")
 
+        # What is in the file, and what this process has seen.
         self._sightings = dict[SeenKey, Sighting]()
+        # The file as this process has read or written it.
+        self._stamp: _Stamp | None = None
         # The latest moment that the file names: if it is later than now, some clock is wrong.
         self._latest = 0
         self._has_changed = False
@@ -163,7 +169,7 @@ class FirstSeen:
     def _record(self, key: SeenKey, now: int) -> int:
         """Note that a digest has answered now; return when it was first seen."""
         sighting = self._sightings.get(key)
-        if sighting is None:
+        if sighting is None or sighting.has_expired(now):
             ahead = self._latest if self._latest > now else None
             self._sightings[key] = Sighting(now, now, ahead)
             self._has_changed = True
@@ -194,22 +200,13 @@ class FirstSeen:
                 os.makedirs(self._directory, mode=0o700, exist_ok=True)
                 if not os.access(self._directory, os.W_OK | os.X_OK):
                     raise PermissionError(0, "it cannot be written")
-            content = self._read()
+            wrong_lines = self._update()
         except OSError as error:
             raise self._unusable(printable(error.strerror or str(error))) from error
 
-        unsaved = self._sightings if self._has_changed else {}
-        self._sightings = self._joined(content.sightings, unsaved)
-        moments = (
-            moment
-            for sighting in self._sightings.values()
-            for moment in (sighting.first, sighting.answered)
-        )
-        self._latest = max(moments, default=0)
-        if content.wrong_lines:
+        if wrong_lines:
             self._has_changed = True
-            count = len(content.wrong_lines)
-            text = f"{count} lines are no entries, the first is line {content.wrong_lines[0]}"
+            text = f"{len(wrong_lines)} lines are no entries, the first is line {wrong_lines[0]}"
             what = "the age of what they named begins again"
             self._warn(f"{printable(self._path)}: {text}; {what}")
 
@@ -221,11 +218,15 @@ class FirstSeen:
             self._warn(str(error))
 
     async def save_regularly(self) -> None:
-        """Save what is new once a minute, until cancelled."""
+        """Save what is new now and then, until cancelled."""
+        pause = _SAVE_SECONDS
         while self._keeps:
-            with anyio.move_on_after(_SAVE_SECONDS):
+            with anyio.move_on_after(pause):
                 await anyio.sleep_forever()
+            began = anyio.current_time()
             await self.save()
+            took = anyio.current_time() - began
+            pause = max(_SAVE_SECONDS, took / _SAVE_SHARE)
 
     async def save(self) -> None:
         """Replace the file, with what other processes have put there meanwhile."""
@@ -233,7 +234,8 @@ class FirstSeen:
             return
         try:
             async with self._locked():
-                self._write(self._joined(self._read().sightings, self._sightings))
+                self._update()
+                self._write()
         except (OSError, ConfigError) as error:
             reason = error.strerror if isinstance(error, OSError) else None
             text = f"first-seen times are not saved: {printable(reason or str(error))}"
@@ -241,29 +243,22 @@ class FirstSeen:
         else:
             self._has_changed = False
 
-    def _joined(
-        self, one: Mapping[SeenKey, Sighting], other: Mapping[SeenKey, Sighting]
-    ) -> dict[SeenKey, Sighting]:
-        """Return the entries of both that have not expired, as objects of their own."""
-        now = int(self._now())
-        joined = dict[SeenKey, Sighting]()
-        for sightings in (one, other):
-            for key, sighting in sightings.items():
-                if not sighting.has_expired(now):
-                    known = joined.get(key)
-                    joined[key] = known.joined(sighting) if known else replace(sighting)
-        return joined
-
-    def _read(self) -> _Content:
-        content = _Content({}, [])
+    def _update(self) -> list[int]:
+        """Add what is in the file, unless it is as this process has read or written it. Return the
+        numbers of the lines that are no entries.
+        """
         try:
             with open(self._path, "rb", opener=open_safely) as stream:
+                stamp = _stamp_of(stream.fileno())
+                if stamp == self._stamp:
+                    return []
                 text = stream.read(_LARGEST_FILE + 1)
         except FileNotFoundError:
-            return content
+            return []
         if len(text) > _LARGEST_FILE:
             raise self._unusable(f"seen.jsonl is larger than {_LARGEST_FILE} bytes")
 
+        wrong_lines = list[int]()
         for number, line in enumerate(text.splitlines(), start=1):
             fields = json_object(line) or {}
             if number == 1 and isinstance(fields.get("seen"), int):
@@ -271,20 +266,34 @@ class FirstSeen:
                     raise self._unusable("seen.jsonl is of a newer version of this program")
                 continue
             try:
-                key, sighting = _entry_of(fields)
+                self._add(*_entry_of(fields))
             except (KeyError, TypeError, ValueError):
-                content.wrong_lines.append(number)
-            else:
-                content.sightings[key] = sighting
-        return content
+                wrong_lines.append(number)
+        self._stamp = stamp
+        return wrong_lines
 
-    def _write(self, sightings: Mapping[SeenKey, Sighting]) -> None:
+    def _add(self, key: SeenKey, sighting: Sighting) -> None:
+        """Add an entry of the file."""
+        if sighting.has_expired(int(self._now())):
+            return
+        known = self._sightings.get(key)
+        self._sightings[key] = sighting.joined(known) if known else sighting
+        self._latest = max(self._latest, sighting.first, sighting.answered)
+
+    def _write(self) -> None:
+        now = int(self._now())
         lines = [json.dumps({"seen": _VERSION})]
-        lines += [json.dumps(_fields_of(key, sightings[key])) for key in sorted(sightings)]
+        for key in sorted(self._sightings):
+            sighting = self._sightings[key]
+            if not sighting.has_expired(now):
+                lines.append(json.dumps(_fields_of(key, sighting)))
+
         with replacing(self._path) as descriptor, open(descriptor, "wb") as stream:
             stream.write("".join(f"{line}\n" for line in lines).encode())
             stream.flush()
             os.fsync(descriptor)
+            stamp = _stamp_of(descriptor)
+        self._stamp = stamp
         _sync_directory(os.path.dirname(self._path))
 
     @contextlib.asynccontextmanager
@@ -315,6 +324,11 @@ class FirstSeen:
 
     def _warn(self, message: str) -> None:
         self._log("warning", "first_seen", message)
+
+
+def _stamp_of(descriptor: int) -> _Stamp:
+    status = os.fstat(descriptor)
+    return _Stamp(status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 def _entry_of(fields: Mapping[str, object]) -> tuple[SeenKey, Sighting]:
