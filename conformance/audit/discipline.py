@@ -127,20 +127,21 @@ def own_manifest_asked(run: Run) -> Iterator[tuple[Act, ...]]:
 
 
 def _reads_back(run: Run, put: Act, act: Act) -> bool:
-    """Whether this reads a list of referrers to see what other writers made of it (section 1.10)."""
+    """Whether this reads a list of referrers to see what other writers made of it (section 1.10).
+
+    The first look after the put does; a later one does when an earlier one found another list.
+    """
     if not FALLBACK.match(act.entry.reference):
         return False
-    looks = [
+    earlier = [
         look
         for look in run.select(kind="manifest")
         if look.entry.target == act.entry.target
         and look.repository == act.repository
         and not look.is_write
-    ]
-    earlier = [
-        look
-        for look in looks
-        if put.before(look) and look.entry.begun < act.entry.begun and look.is_answer
+        and put.before(look)
+        and look.entry.begun < act.entry.begun
+        and look.is_answer
     ]
     digests = {look.entry.response_headers.get("docker-content-digest") for look in (put, *earlier)}
     return not earlier or len(digests) > 1
@@ -303,12 +304,15 @@ def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
     first = {act.repository: act for act in reversed(starts)}
     for act in run.select("GET", "blob"):
         about = run.acts_by_digest[act.digest]
+        with_its_bytes = [
+            other
+            for other in about
+            if other.entry.kind == "upload_start" and "digest" in other.entry.query
+        ]
+        if with_its_bytes:
+            continue  # it went with the POST, to where an earlier run had been let in
         targets = {other.repository for other in about if other.is_write}
         accepted = [first[target] for target in targets if target in first] or starts[:1]
-        if any(
-            other.entry.kind == "upload_start" and "digest" in other.entry.query for other in about
-        ):
-            continue  # it went with the POST, to where an earlier run had been let in
         is_open = any(start.before(act) for start in accepted)
         if accepted and not run.is_redirected(act) and not is_open:
             yield act, accepted[0]

@@ -463,7 +463,7 @@ def filtered_away(run: Run) -> None:
 def subject_seen(run: Run, kind: str) -> None:
     family = _family(run)
     member = family.by_type if kind == "artifact" else family.bare_index
-    reply = expect(run.put_manifest(member.top, member.media_type, member.body), 201)
+    reply = expect(run.put_image(member), 201)
     if reply.header("OCI-Subject") != family.subject.top:
         raise Failed(
             f"{reply} with OCI-Subject {reply.header('OCI-Subject')!r}, not {family.subject.top!r}"
@@ -482,7 +482,7 @@ def fallback_tag(run: Run) -> None:
     family = _family(run)
     index = run.seed.fallback_index(family.members)
     tag = family.subject.top.replace(":", "-")
-    expect(run.put_manifest(tag, index.media_type, index.body), 201)
+    expect(run.put_image(index, tag), 201)
     expect(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
     if any(entry.get("digest") == index.top for entry in referrers(run, family.subject.top)):
         raise Failed("the index under the fallback tag is listed as a referrer")
@@ -503,13 +503,14 @@ def announced_in_vain(run: Run) -> None:
     run.push_image(subject)
     artifact = run.seed.artifact(subject, _SBOM)
     run.push_parts(artifact)
-    announced = expect(
-        run.put_manifest(artifact.top, artifact.media_type, artifact.body), 201
-    ).header("OCI-Subject")
-    reply = run.ask("GET", f"referrers/{subject.top}") if announced else None
-    if reply is not None and (reply.status != 200 or reply.header("Content-Type") != OCI_INDEX):
+    announced = expect(run.put_image(artifact), 201).header("OCI-Subject")
+    if not announced:
+        return
+    reply = run.ask("GET", f"referrers/{subject.top}")
+    media_type = reply.header("Content-Type")
+    if reply.status != 200 or media_type != OCI_INDEX:
         raise Failed(
-            f"OCI-Subject {announced} was said, and {reply} with {reply.header('Content-Type') or 'no type'}"
+            f"OCI-Subject {announced} was said, and {reply} with {media_type or 'no type'}"
         )
 
 
@@ -527,7 +528,7 @@ def list_kept(run: Run) -> None:
     for _ in range(2):
         attached.append(run.push_image(run.seed.artifact(subject, _SBOM)))
         index = run.seed.fallback_index(attached)
-        expect(run.put_manifest(tag, index.media_type, index.body), 201)
+        expect(run.put_image(index, tag), 201)
         reply = expect(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
         if reply.body != index.body:
             raise Failed(

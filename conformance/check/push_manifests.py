@@ -61,7 +61,7 @@ def put_by_digest(run: Run, kind: str) -> None:
 def _put(run: Run, image: Image, reference: str) -> None:
     """Put a whole graph; its Location and its reference have to give the same bytes."""
     run.set_up_once(f"parts of {image.top}", lambda: run.push_parts(image))
-    reply = expect(run.put_manifest(reference, image.media_type, image.body), 201)
+    reply = expect(run.put_image(image, reference), 201)
     for target in (location_of(reply), f"manifests/{reference}", f"manifests/{image.top}"):
         expect_body(expect(run.ask("GET", target, ACCEPT), 200), image.body)
 
@@ -75,9 +75,7 @@ def _put(run: Run, image: Image, reference: str) -> None:
 )
 def put_says_digest(run: Run, kind: str) -> None:
     image = run.stored_image(kind)
-    expect_digest_header(
-        expect(run.put_manifest(image.top, image.media_type, image.body), 201), image.top
-    )
+    expect_digest_header(expect(run.put_image(image), 201), image.top)
 
 
 _SHAPES: dict[str, tuple[str, Callable[[Run], Image]]] = {
@@ -114,7 +112,7 @@ def _enter_shape(shape: str, cites: str, build: Callable[[Run], Image]) -> None:
     def put_shape(run: Run) -> None:
         image = build(run)
         run.set_up_once(f"parts of {image.top}", lambda: run.push_parts(image))
-        reply = run.put_manifest(image.top, image.media_type, image.body)
+        reply = run.put_image(image)
         if shape in ("no layers", "an empty index"):
             skip_if(reply, 400)
         expect(reply, 201)
@@ -188,7 +186,7 @@ def put_naming_absent(run: Run, kind: str) -> None:
         if kind == "image"
         else run.seed.index(platforms=("linux/amd64",))
     )
-    reply = run.put_manifest(image.top, image.media_type, image.body)
+    reply = run.put_image(image)
     if reply.status == 201:
         return
     if "MANIFEST_BLOB_UNKNOWN" not in codes(reply):
@@ -207,11 +205,7 @@ def put_under_other_digest(run: Run) -> None:
     image = run.seed.image(sizes=(60,))
     run.set_up_once(f"parts of {image.top}", lambda: run.push_parts(image))
     wrong = digest_of(image.body + b"\n")
-    expect_code(
-        expect(run.put_manifest(wrong, image.media_type, image.body), 400),
-        "DIGEST_INVALID",
-        "MANIFEST_INVALID",
-    )
+    expect_code(expect(run.put_image(image, wrong), 400), "DIGEST_INVALID", "MANIFEST_INVALID")
     expect(run.ask("GET", f"manifests/{wrong}", ACCEPT), 404)
 
 
@@ -244,7 +238,7 @@ def _padded(run: Run, size: int) -> Image:
 def put_large(run: Run) -> None:
     image = _padded(run, _LIMIT)
     run.set_up_once(f"parts of {image.top}", lambda: run.push_parts(image))
-    expect(skip_if(run.put_manifest(image.top, image.media_type, image.body), 400, 413), 201)
+    expect(skip_if(run.put_image(image), 400, 413), 201)
     expect_manifest(run, image.top, image.body)
 
 
@@ -258,7 +252,7 @@ def put_large(run: Run) -> None:
 def put_too_large(run: Run) -> None:
     image = _padded(run, _LIMIT * 4)
     run.set_up_once(f"parts of {image.top}", lambda: run.push_parts(image))
-    reply = run.put_manifest(image.top, image.media_type, image.body)
+    reply = run.put_image(image)
     expect(skip_if(reply, 201, 400), 413)
 
 

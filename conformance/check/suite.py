@@ -48,11 +48,8 @@ def run_checks(
     rows: list[Row] = []
     by_name: dict[str, Row] = {}
     for entry in checks:
-        lacking = [
-            by_name[name]
-            for name in entry.needs
-            if name in by_name and by_name[name].outcome != "pass"
-        ]
+        needed = [by_name[name] for name in entry.needs if name in by_name]
+        lacking = [row for row in needed if row.outcome != "pass"]
         if lacking:
             row = Row(entry, "skip", f"rests on {lacking[0].check.name!r} ({lacking[0].outcome})")
         else:
@@ -146,16 +143,16 @@ def check_registry(
     progress: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Check a registry by URL; Unusable when it cannot be reached or lets nobody in."""
-    wire = Connections(context)
+    connections = Connections(context)
     try:
-        run = begin_run(url, wire, credentials=credentials, mounting=mounting)
+        run = begin_run(url, connections, credentials=credentials, mounting=mounting)
         try:
             return run_checks(run, choose_checks(workflows), progress)
         finally:
             if not keep:
                 run.delete_pushed()
     finally:
-        wire.close()
+        connections.close()
 
 
 # Showing.

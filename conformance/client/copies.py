@@ -39,10 +39,10 @@ class _Client:
     ) -> None:
         self._origin = f"{'http' if context is None else 'https'}://{address}"
         self._always = {"Authorization": authorization} if authorization else {}
-        self._wire = Connections(context)
+        self._connections = Connections(context)
 
     def close(self) -> None:
-        self._wire.close()
+        self._connections.close()
 
     def ask(
         self,
@@ -55,7 +55,7 @@ class _Client:
         """Carry out one request; any status that is not in `statuses` is an AssertionError."""
         url = urljoin(self._origin, target)
         always = self._always if url.startswith(self._origin + "/") else {}
-        reply = self._wire(method, url, {**always, **(headers or {})}, body)
+        reply = self._connections(method, url, {**always, **(headers or {})}, body)
         assert reply.status in statuses, f"{reply}: {reply.body[:500]!r}"
         return reply
 

@@ -63,11 +63,11 @@ def client_of(at: Site | str) -> Iterator[Client]:
     if not isinstance(at, str):
         yield Client("http://registry.test", sending_to(at))
         return
-    wire = Connections()
+    connections = Connections()
     try:
-        yield Client(f"http://{at}", wire)
+        yield Client(f"http://{at}", connections)
     finally:
-        wire.close()
+        connections.close()
 
 
 def walk(at: Site | str, repository: str, roots: Iterable[str]) -> Graph:

@@ -48,6 +48,7 @@ class Fleet:
     def images(self) -> dict[str, dict[str, Image]]:
         """Return repository -> tag -> image."""
         places = [(repo, tag) for tag in range(self.tags) for repo in range(self.repositories)]
+        # The tags that have moved are spread evenly.
         count = len(places) * self.moved // 100
         changed = {places[number * len(places) // count] for number in range(count)}
         bases = {base: self._base(base) for base in range(min(self.bases, self.repositories))}

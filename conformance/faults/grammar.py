@@ -80,12 +80,16 @@ class _Line:
         raise RuleError(f"{self._place}:{column}: {why}")
 
     def tokens(self) -> Iterator[_Token]:
+        """Give the tokens of the line, up to a comment."""
         position = 0
-        while self.text[position:].strip() and not self.text[position:].lstrip().startswith("#"):
+        while True:
+            rest = self.text[position:].lstrip()
+            if not rest or rest.startswith("#"):
+                return
+            column = len(self.text) - len(rest) + 1
             match = _TOKEN.match(self.text, position)
-            column = len(self.text) - len(self.text[position:].lstrip()) + 1
             if match is None:
-                self.refuse(column, f"cannot be read from here on: {self.text[column - 1 :][:40]}")
+                self.refuse(column, f"cannot be read from here on: {rest[:40]}")
             name, text, end = match.groups()
             parts = _PARTS.findall(text)
             values = tuple(self._unescape(part, column) for part in parts)

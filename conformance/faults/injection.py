@@ -21,7 +21,7 @@ import anyio.lowlevel
 
 from ..journal import Entry
 from ..messages import Answer, Request, as_rule_text
-from .wire import Pieces, Wire, size_of, wire
+from .wire import Pieces, Wire, as_wire, size_of
 
 __all__ = ["Effect", "Gate", "Injection", "require_one_of"]
 
@@ -213,7 +213,7 @@ class Injection:
             close = True
         else:
             size = size_of(answer)
-            framed = wire(
+            framed = as_wire(
                 answer,
                 self._request.method,
                 self._entry,

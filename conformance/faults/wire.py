@@ -24,11 +24,11 @@ __all__ = [
     "Pieces",
     "Streamed",
     "Wire",
+    "as_wire",
     "bodiless",
     "head_of",
     "pieces_of",
     "size_of",
-    "wire",
     "with_framing",
 ]
 
@@ -130,7 +130,7 @@ async def count_bytes(pieces: Pieces, entry: Entry) -> Pieces:
             yield piece
 
 
-def wire(
+def as_wire(
     answer: Response,
     method: str,
     entry: Entry,
@@ -139,15 +139,15 @@ def wire(
     """Make an answer a Wire; `shape` may change the body's pieces before framing and counting."""
     headers = with_framing(answer)
     fields = {name.lower(): value for name, value in headers}
-    coded = "chunked" in fields.get("transfer-encoding", "").lower()
-    ends = coded or "content-length" in fields or bodiless(method, answer.status)
+    is_chunked = "chunked" in fields.get("transfer-encoding", "").lower()
+    has_length = "content-length" in fields or bodiless(method, answer.status)
 
     async def pieces() -> Pieces:
         yield head_of(answer.status, headers)
         if not bodiless(method, answer.status):
             body = count_bytes(shape(pieces_of(answer)), entry)
-            async with aclosing(chunk_coding(body) if coded else body) as sent:
+            async with aclosing(chunk_coding(body) if is_chunked else body) as sent:
                 async for piece in sent:
                     yield piece
 
-    return Wire(pieces(), answer.close or not ends)
+    return Wire(pieces(), answer.close or not (is_chunked or has_length))

@@ -165,11 +165,18 @@ class _Token:
 class TokenService(Site):
     """A bearer token service and the registry's side of it.
 
-    `grants` decides who may do what. `expires_in` None leaves the field out; tokens then live
-    `lifetime` seconds. Each token lets in `uses` requests and has ended then. `one_scope`: only the
-    first scope parameter counts, as at some registries. `exact_scope`: a token for more
-    repositories than the request needs is refused with 403, as at cgr.dev. `requests` counts token
-    requests, `issued` has each token's scopes in order.
+    `requests` counts token requests, `issued` has each token's scopes in order. Of the arguments:
+
+    - `users` are names with passwords, `anonymous` says whether others get tokens too, `grants`
+      who may do what;
+    - `realm`, `path`, `service` and `form` are what challenges say, and in which words;
+    - `field` is the answer's field with the token, `jwt` makes the token one. `expires_in` None
+      leaves that field out; tokens then live `lifetime` seconds. Each token lets in `uses` requests
+      and has ended then;
+    - `one_scope`: only the first scope parameter counts, as at some registries. `exact_scope`: a
+      token for more repositories than the request needs is refused with 403, as at cgr.dev;
+    - `post`: tokens are given for POST too, for a refresh token or a password;
+    - `protects_ping`: `/v2/` needs a token as well.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ import anyio
 
 from ..faults.injection import Injection
 from ..faults.rules import Faults
-from ..faults.wire import Dropped, Streamed, Wire, wire
+from ..faults.wire import Dropped, Streamed, Wire, as_wire
 from ..journal import Entry, Journal
 from ..messages import Answer, Content, Headers, Intercept, Request, Response
 
@@ -99,7 +99,7 @@ class Exchange:
 
     def ask_hooks(self) -> Decision | Awaitable[Decision | None] | None:
         """Ask the faults and the intercept, which may be asynchronous."""
-        if self._injection is not None or self._site.begin is not None:
+        if self._injection is not None or self._site.start_later is not None:
             return self._ask_hooks_in_turn()
         return None if self._site.intercept is None else self._site.intercept(self.request)
 
@@ -111,14 +111,14 @@ class Exchange:
             intercepted = self._site.intercept(self.request)
             decided = await intercepted if inspect.isawaitable(intercepted) else intercepted
         self.entry.tampered = decided is not None
-        if decided is None and self._site.begin is not None:
-            decided = await self._site.begin(self.request)
+        if decided is None and self._site.start_later is not None:
+            decided = await self._site.start_later(self.request)
         return decided
 
     def start(self, override: Decision | None) -> None:
         """Decide on the head; `override` is what faults or the intercept decided."""
         decided = self._site.start(self.request) if override is None else override
-        if self._site.begin is None:
+        if self._site.start_later is None:
             self.entry.tampered = override is not None
         self.entry.kind = self.request.kind  # a token service knows its own path
         if isinstance(decided, Reception):
@@ -211,7 +211,7 @@ class Exchange:
             response, shaped = await self._injection.after(response)
             self.entry.tampered |= isinstance(shaped, Wire) or _substance(response) != before
         if isinstance(shaped, Streamed):
-            shaped = wire(shaped, self.request.method, self.entry)
+            shaped = as_wire(shaped, self.request.method, self.entry)
         self._note(response)
         return shaped
 
@@ -241,11 +241,11 @@ class Site:
     """What a server can serve: a journal, faults, two hooks, and `start`.
 
     `faults` come first and last. `intercept` is asked next and may answer instead (or wait, when
-    asynchronous); `amend` sees every answer and may return another one. `begin`, where a subclass
-    has it, decides on heads instead of `start`, and may wait.
+    asynchronous); `amend` sees every answer and may return another one. `start_later`, where
+    a subclass has it, decides on heads instead of `start`, and may wait.
     """
 
-    begin: Callable[[Request], Awaitable[Decision]] | None = None
+    start_later: Callable[[Request], Awaitable[Decision]] | None = None
 
     def __init__(self) -> None:
         self.journal = Journal()

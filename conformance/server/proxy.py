@@ -146,7 +146,7 @@ class Proxy(Site):
         self._connect = connect or self._open_socket
         self.rewrite = rewrite
         self.token_path = token_path
-        self.begin = self._begin
+        self.start_later = self._start_later
 
     def kind_of(self, request: Request) -> str:
         """Name a request; the token service is at `token_path`."""
@@ -167,7 +167,7 @@ class Proxy(Site):
             raise
         return connection
 
-    async def _begin(self, request: Request) -> Answer | Reception:
+    async def _start_later(self, request: Request) -> Answer | Reception:
         """Pass a head on; the answer follows the body."""
         request.kind = self.kind_of(request)
         try:
