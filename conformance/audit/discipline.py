@@ -29,17 +29,17 @@ def _area(act: Act) -> tuple[str, str]:
 
 def _is_mount(act: Act) -> bool:
     """Whether it mounts from another repository; from its own it asks whether the blob is there."""
-    source = act.entry.query.get("from")
-    return bool(act.entry.query.get("mount")) and source not in (None, act.entry.repository)
+    source = act.query.get("from")
+    return bool(act.query.get("mount")) and source not in (None, act.entry.repository)
 
 
 def _request_of(act: Act) -> object:
-    return act.place, act.entry.method, act.entry.target
+    return act.place, act.method, act.target
 
 
 @single("discipline", "the registry is pinged")
 def ping(act: Act) -> bool:
-    return act.entry.kind == "ping"
+    return act.kind == "ping"
 
 
 # Listings, tags and manifests.
@@ -53,7 +53,7 @@ def listing_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a tag is asked for that the listing showed absent")
 def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in chain(run.select("HEAD", "manifest"), run.select("GET", "manifest")):
-        if act.entry.status != 404 or not act.is_answer or ":" in act.entry.reference:
+        if act.status != 404 or not act.is_answer or ":" in act.reference:
             continue
 
         puts = [
@@ -61,7 +61,7 @@ def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             for earlier in run.select("PUT", "manifest")
             if earlier.place == act.place and earlier.before(act)
         ]
-        if any(earlier.entry.target == act.entry.target for earlier in puts):
+        if any(earlier.target == act.target for earlier in puts):
             continue  # it looks whether its own put took place, whatever the answer was
 
         listings = [
@@ -69,7 +69,7 @@ def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             for earlier in run.select("GET", "tag_list")
             if earlier.repository == act.repository and earlier.is_answer and run.knew(earlier, act)
         ]
-        if listings and "next" not in listings[-1].entry.response_headers.get("link", ""):
+        if listings and "next" not in listings[-1].response_headers.get("link", ""):
             yield (*listings, act)
 
 
@@ -78,7 +78,7 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     tagged = [
         act
         for act in chain(run.select("GET", "manifest"), run.select("HEAD", "manifest"))
-        if ":" not in act.entry.reference and not FALLBACK.match(act.entry.reference)
+        if ":" not in act.reference and not FALLBACK.match(act.reference)
     ]
     for acts in group_by(tagged, _request_of).values():
         settled = [act for act in acts if act.is_answer]
@@ -86,14 +86,11 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
             between = [
                 act
                 for act in run.acts
-                if act.repository == one.repository
-                and one.entry.begun < act.entry.begun < other.entry.begun
+                if act.repository == one.repository and one.begun < act.begun < other.begun
             ]
             # Meanwhile it was put again, or its manifest is gone.
-            was_put = any(
-                (act.entry.method, act.entry.kind) == ("PUT", "manifest") for act in between
-            )
-            is_gone = any(act.entry.status == 404 and ":" in act.entry.reference for act in between)
+            was_put = any((act.method, act.kind) == ("PUT", "manifest") for act in between)
+            is_gone = any(act.status == 404 and ":" in act.reference for act in between)
             if not was_put and not is_gone:
                 yield one, other
 
@@ -101,12 +98,9 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a manifest is fetched again whose bytes are known")
 def manifest_fetched_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     fetched = [act for act in run.select("GET", "manifest") if act.is_success]
-    by_content = group_by(
-        fetched,
-        lambda act: (*act.repository, act.entry.response_headers.get("docker-content-digest", "")),
-    )
+    by_content = group_by(fetched, lambda act: (*act.repository, act.said_digest))
     for acts in by_content.values():
-        again = [act for act in acts[1:] if ":" in act.entry.reference]
+        again = [act for act in acts[1:] if ":" in act.reference]
         if again and len(again) > run.excuses(again[0].digest, again[-1]):
             yield acts[0], *again
 
@@ -119,7 +113,7 @@ def own_manifest_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             put
             for put in puts
             if put.repository == act.repository
-            and put.entry.reference == act.entry.reference
+            and put.reference == act.reference
             and run.knew(put, act)
         ]
         if earlier and not _reads_back(run, earlier[-1], act):
@@ -131,33 +125,26 @@ def _reads_back(run: Run, put: Act, act: Act) -> bool:
 
     The first look after the put does; a later one does when an earlier one found another list.
     """
-    if not FALLBACK.match(act.entry.reference):
+    if not FALLBACK.match(act.reference):
         return False
     earlier = [
         look
         for look in run.select(kind="manifest")
-        if look.entry.target == act.entry.target
+        if look.target == act.target
         and look.repository == act.repository
         and not look.is_write
         and put.before(look)
-        and look.entry.begun < act.entry.begun
+        and look.begun < act.begun
         and look.is_answer
     ]
-    digests = {look.entry.response_headers.get("docker-content-digest") for look in (put, *earlier)}
+    digests = {look.said_digest for look in (put, *earlier)}
     return not earlier or len(digests) > 1
 
 
 @rule("discipline", "a manifest is put twice under one name")
 def manifest_put_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     puts = [act for act in run.select("PUT", "manifest") if act.is_success]
-    named = group_by(
-        puts,
-        lambda act: (
-            *act.repository,
-            act.entry.reference,
-            act.entry.response_headers.get("docker-content-digest"),
-        ),
-    )
+    named = group_by(puts, lambda act: (*act.repository, act.reference, act.said_digest))
     yield from run.repeated(named)
 
 
@@ -192,13 +179,13 @@ def fallback_after_api(run: Run) -> Iterator[tuple[Act, ...]]:
         ]
         # The tag may have referrers of a digest that the API does not know (docs/specification.md
         # section 1.1, step 2).
-        digest = act.entry.reference.replace("-", ":", 1)
+        digest = act.reference.replace("-", ":", 1)
         unknown = [
             question
             for question in run.acts_by_digest[digest]
-            if question.entry.kind == "referrers" and question.entry.status == 404
+            if question.kind == "referrers" and question.status == 404
         ]
-        if FALLBACK.match(act.entry.reference) and answers and not unknown:
+        if FALLBACK.match(act.reference) and answers and not unknown:
             yield answers[0], act
 
 
@@ -219,19 +206,13 @@ def absent_api_asked(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a blob is pulled again for what one reading of it could serve")
 def blob_pulled_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     pulls = [
-        act
-        for act in run.select("GET", "blob")
-        if act.is_success and "range" not in act.entry.headers
+        act for act in run.select("GET", "blob") if act.is_success and "range" not in act.headers
     ]
     for acts in group_by(pulls, lambda act: (*act.repository, act.digest)).values():
         digest = acts[0].digest
         # A registry that does not mount is sent it once for each repository.
         hosts = group_by(
-            (
-                act
-                for act in run.acts_by_digest[digest]
-                if act.is_write and act.entry.query.get("digest")
-            ),
+            (act for act in run.acts_by_digest[digest] if act.is_write and act.query.get("digest")),
             lambda act: act.place,
         )
         served = max((len({act.repository for act in sent}) for sent in hosts.values()), default=1)
@@ -241,19 +222,19 @@ def blob_pulled_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @single("discipline", "a blob is fetched whose bytes are known to everybody")
 def trivial_blob_fetched(act: Act) -> bool:
-    return (act.entry.method, act.entry.kind) == ("GET", "blob") and act.entry.reference in _TRIVIAL
+    return (act.method, act.kind) == ("GET", "blob") and act.reference in _TRIVIAL
 
 
 @rule("discipline", "a blob is uploaded twice to one repository")
 def blob_uploaded_twice(run: Run) -> Iterator[tuple[Act, ...]]:
-    sent = (act for act in run.acts if act.entry.kind in ("upload", "upload_start") and act.digest)
-    ended = [act for act in sent if act.entry.status in (201, 204) and not _asks_for_own(act)]
+    sent = (act for act in run.acts if act.kind in ("upload", "upload_start") and act.digest)
+    ended = [act for act in sent if act.status in (201, 204) and not _asks_for_own(act)]
     yield from run.repeated(group_by(ended, lambda act: (*act.repository, act.digest)))
 
 
 def _asks_for_own(act: Act) -> bool:
     """Whether an upload start only asks whether its own repository has the blob (rule 11)."""
-    names_blob = act.entry.kind == "upload_start" and bool(act.entry.query.get("mount"))
+    names_blob = act.kind == "upload_start" and bool(act.query.get("mount"))
     return names_blob and not _is_mount(act)
 
 
@@ -267,9 +248,9 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             for earlier in run.acts_by_digest[act.digest]
             if earlier.repository == act.repository
             and run.knew(earlier, act)
-            and (earlier.is_answer if earlier.entry.method == "HEAD" else earlier.is_success)
-            and earlier.entry.kind in ("blob", "upload", "upload_start")
-            and earlier.entry.method != "PATCH"
+            and (earlier.is_answer if earlier.method == "HEAD" else earlier.is_success)
+            and earlier.kind in ("blob", "upload", "upload_start")
+            and earlier.method != "PATCH"
         ]
         doubted = [
             earlier
@@ -278,7 +259,7 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
         ]
         # A lost answer is asked for three times (rule 16).
         excuses = run.excuses(act.digest, act)
-        heads = [earlier for earlier in answers if earlier.entry.method == "HEAD"]
+        heads = [earlier for earlier in answers if earlier.method == "HEAD"]
         enough = not excuses or len(heads) > _LOST_ANSWER_QUESTIONS * excuses
         if answers and enough and not doubted and not _confirms(run, answers[-1], act):
             yield answers[-1], act
@@ -286,12 +267,12 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
 
 def _confirms(run: Run, answer: Act, act: Act) -> bool:
     """Whether this verifies a registry's first 201 to a question for a blob (rule 11)."""
-    if not _asks_for_own(answer) or answer.entry.status != 201:
+    if not _asks_for_own(answer) or answer.status != 201:
         return False
     confirmed = [
         look
         for look in run.select("HEAD", "blob")
-        if _area(look) == _area(act) and look.entry.status == 200 and look.before(answer)
+        if _area(look) == _area(act) and look.status == 200 and look.before(answer)
     ]
     return not confirmed
 
@@ -305,9 +286,7 @@ def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select("GET", "blob"):
         about = run.acts_by_digest[act.digest]
         with_its_bytes = [
-            other
-            for other in about
-            if other.entry.kind == "upload_start" and "digest" in other.entry.query
+            other for other in about if other.kind == "upload_start" and "digest" in other.query
         ]
         if with_its_bytes:
             continue  # it went with the POST, to where an earlier run had been let in
@@ -340,7 +319,7 @@ def _asks_for_what_is_there(run: Run, session: Session) -> bool:
     """
     opener = session.opener
     arrival = run.arrivals.get((*opener.repository, opener.digest or ""))
-    is_used = any(act.entry.query.get("digest") for act in session.acts)
+    is_used = any(act.query.get("digest") for act in session.acts)
     return _asks_for_own(opener) and not is_used and arrival is not None and arrival.before(opener)
 
 
@@ -369,8 +348,8 @@ def session_unused(run: Run) -> Iterator[tuple[Act, ...]]:
 )
 def mount_uncommitted(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select("POST", "upload_start"):
-        source = RepositoryKey(act.place, act.entry.query.get("from", ""))
-        if _is_mount(act) and not run.committed(source, act.entry.query["mount"], act):
+        source = RepositoryKey(act.place, act.query.get("from", ""))
+        if _is_mount(act) and not run.committed(source, act.query["mount"], act):
             yield (act,)
 
 
@@ -380,17 +359,17 @@ def mount_refused_again(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select("POST", "upload_start"):
         if not _is_mount(act):
             continue
-        pair = (*act.repository, act.entry.query["from"])
+        pair = (*act.repository, act.query["from"])
         if pair in refused and run.knew(refused[pair], act):
             yield refused[pair], act
-        if act.entry.status == 202 and not act.is_disturbed:
+        if act.status == 202 and not act.is_disturbed:
             refused.setdefault(pair, act)
 
 
 @rule("discipline", "a blob is uploaded that another repository of the registry has from this run")
 def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
     tried = [act for act in run.select("POST", "upload_start") if _is_mount(act)]
-    refusing = {act.place for act in tried if act.entry.status != 201}
+    refusing = {act.place for act in tried if act.status != 201}
     own = {RepositoryKey(place, name) for place, name, _ in run.commits}
     for session in run.sessions:
         act = session.opener
@@ -424,7 +403,7 @@ def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
         tokens,
         lambda act: (
             act.place,
-            act.entry.authorization,
+            act.authorization,
             *sorted(" ".join(parameters(act, "scope")).split()),
         ),
     ).values():
@@ -434,9 +413,9 @@ def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
             lost = [
                 act
                 for act in run.acts
-                if act.entry.status in (401, 403)
-                and act.entry.authorization.scheme == "bearer"
-                and one.entry.begun < (act.entry.ended or 0) < other.entry.begun
+                if act.status in (401, 403)
+                and act.authorization.scheme == "bearer"
+                and one.begun < (act.entry.ended or 0) < other.begun
             ]
             if not lost:
                 yield one, other
@@ -446,16 +425,14 @@ def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 def challenge_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     givers = (challenge.giver for challenge in run.challenges)
     for acts in group_by(givers, lambda act: act.origin).values():
-        bare = [
-            act for act in acts if not act.entry.authorization.scheme and not run.is_redirected(act)
-        ]
+        bare = [act for act in acts if not act.authorization.scheme and not run.is_redirected(act)]
         for act in bare[1:]:
             # A request that was about to be sent when the first one was refused is excused.
             late = [
                 other
                 for other in run.acts
                 if other.origin == act.origin
-                and other.entry.authorization.scheme
+                and other.authorization.scheme
                 and (other.place, other.entry.connection) == (act.place, act.entry.connection)
                 and other.before(act)
             ]
@@ -467,11 +444,11 @@ def challenge_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 def refused_login_again(run: Run) -> Iterator[tuple[Act, ...]]:
     refused: dict[object, Act] = {}
     for act in run.acts:
-        scheme, value = act.entry.authorization
+        scheme, value = act.authorization
         if scheme != "basic":
             continue
-        key = (act.origin, act.entry.method if act.entry.kind == "token" else "", value)
+        key = (act.origin, act.method if act.kind == "token" else "", value)
         if key in refused and run.knew(refused[key], act):
             yield refused[key], act
-        if act.entry.status == 401:
+        if act.status == 401:
             refused.setdefault(key, act)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urljoin, urlsplit
 
-from ..journal import Entry
+from ..journal import Authorization, Entry
 from ..registry.storage import OCI_INDEX, Repository
 from ..server.exchange import Site
 
@@ -56,6 +56,53 @@ class Act(NamedTuple):
     entry: Entry
 
     @property
+    def method(self) -> str:
+        return self.entry.method
+
+    @property
+    def kind(self) -> str:
+        """The kind of path."""
+        return self.entry.kind
+
+    @property
+    def target(self) -> str:
+        return self.entry.target
+
+    @property
+    def reference(self) -> str:
+        return self.entry.reference
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        return self.entry.query
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        return self.entry.headers
+
+    @property
+    def authorization(self) -> Authorization:
+        return self.entry.authorization
+
+    @property
+    def status(self) -> int | None:
+        return self.entry.status
+
+    @property
+    def response_headers(self) -> Mapping[str, str]:
+        return self.entry.response_headers
+
+    @property
+    def said_digest(self) -> str:
+        """The digest that the answer names, empty without one."""
+        return self.response_headers.get("docker-content-digest", "")
+
+    @property
+    def begun(self) -> int:
+        """Its place in the order of all exchanges; `entry.ended` is that of its answer."""
+        return self.entry.begun
+
+    @property
     def repository(self) -> RepositoryKey:
         return RepositoryKey(self.place, self.entry.repository)
 
@@ -69,7 +116,7 @@ class Act(NamedTuple):
 
     @property
     def is_write(self) -> bool:
-        return self.entry.method in ("POST", "PUT", "PATCH", "DELETE")
+        return self.method in ("POST", "PUT", "PATCH", "DELETE")
 
     @property
     def is_disturbed(self) -> bool:
@@ -90,30 +137,28 @@ class Act(NamedTuple):
     @property
     def is_answer(self) -> bool:
         """Whether it settled its question: a success, or a truthful 404."""
-        method = self.entry.method
-        kind = self.entry.kind
+        method = self.method
+        kind = self.kind
         is_question = method == "HEAD" or (
             method == "GET" and kind in ("manifest", "tag_list", "referrers")
         )
-        return self.is_success or (
-            is_question and self.entry.status == 404 and not self.is_disturbed
-        )
+        return self.is_success or (is_question and self.status == 404 and not self.is_disturbed)
 
     @property
     def is_failure(self) -> bool:
         """Whether the client may ask again: it has no answer and was not led elsewhere."""
-        return not self.is_answer and self.entry.status not in (304, *_REDIRECTS)
+        return not self.is_answer and self.status not in (304, *_REDIRECTS)
 
     @property
     def is_refusal(self) -> bool:
         """Whether the registry itself says that the request was wrong."""
-        status = self.entry.status
+        status = self.status
         refused = status is not None and 400 <= status < 500 and status not in _NO_FAULT
         return refused and not self.is_disturbed
 
     def before(self, other: Act) -> bool:
         """Whether this was answered before the other was asked; the client may not have read it yet."""
-        return self.entry.ended is not None and self.entry.ended < other.entry.begun
+        return self.entry.ended is not None and self.entry.ended < other.begun
 
     def __str__(self) -> str:
         return f"{self.origin} {self.entry}"
@@ -147,8 +192,8 @@ class Session:
     @property
     def digest(self) -> str | None:
         """The blob that it is for, as far as the client said."""
-        ends = [act.entry.query["digest"] for act in self.acts if act.entry.query.get("digest")]
-        return ends[-1] if ends else self.opener.entry.query.get("mount")
+        ends = [act.query["digest"] for act in self.acts if act.query.get("digest")]
+        return ends[-1] if ends else self.opener.query.get("mount")
 
     def newest(self, act: Act) -> Location:
         """The Location that holds for `act`."""
@@ -192,9 +237,9 @@ class Run:
                 for place, site in sites.items()
                 for entry in tuple(site.journal.entries)
             ),
-            key=lambda act: act.entry.begun,
+            key=lambda act: act.begun,
         )
-        self.acts = [act for act in all_acts if act.entry.begun > since]
+        self.acts = [act for act in all_acts if act.begun > since]
         self.acts_by_digest = group_by(self.acts, lambda act: act.digest)
         self._connections = group_by(self.acts, lambda act: (act.place, act.entry.connection))
 
@@ -205,12 +250,12 @@ class Run:
         self.redirects = [
             self._location_of(act)
             for act in self.acts
-            if act.entry.status in _REDIRECTS and "location" in act.entry.response_headers
+            if act.status in _REDIRECTS and "location" in act.response_headers
         ]
         self._redirected = {location.target for location in self.redirects}
 
         # A redirect that was not followed is a failure: the client would not, or could not.
-        reached = {act.entry.target for act in self.acts}
+        reached = {act.target for act in self.acts}
         self.failures = [act for act in self.acts if act.is_failure]
         self.failures += [
             location.giver for location in self.redirects if location.target not in reached
@@ -225,13 +270,13 @@ class Run:
 
         # What came to be where: by this run, and before it.
         self.commits = _find_commits(self.acts)
-        self.earlier_commits = _find_commits(act for act in all_acts if act.entry.begun <= since)
+        self.earlier_commits = _find_commits(act for act in all_acts if act.begun <= since)
         self.arrivals = self._find_arrivals()
 
     def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
         """Give the exchanges with a method and of a kind, in order; None means any."""
         for act in self.acts:
-            if method in (None, act.entry.method) and kind in (None, act.entry.kind):
+            if method in (None, act.method) and kind in (None, act.kind):
                 yield act
 
     def repositories(self, place: str) -> Mapping[str, Repository]:
@@ -241,21 +286,19 @@ class Run:
 
     def lists_referrers(self, act: Act) -> bool:
         """Whether an answer to a question for referrers is the referrers API's."""
-        return act.is_success and act.entry.response_headers.get("content-type") == OCI_INDEX
+        return act.is_success and act.response_headers.get("content-type") == OCI_INDEX
 
     def lacks_referrers(self, act: Act) -> bool:
         """Whether an answer says that there is no referrers API: an error or a page (rule 15)."""
         if act.is_disturbed:
             return False
-        if act.entry.status in (404, 405, 501):
+        if act.status in (404, 405, 501):
             return not {"MANIFEST_UNKNOWN", "NAME_UNKNOWN"} & set(act.entry.codes)
         targets = [
             location.target for location in self.redirects if location.giver.entry is act.entry
         ]
         pages = [
-            other
-            for other in self.acts
-            if other.place == act.place and other.entry.target in targets
+            other for other in self.acts if other.place == act.place and other.target in targets
         ]
         answered = act.is_success or any(other.is_success for other in pages)
         return answered and not any(self.lists_referrers(other) for other in (act, *pages))
@@ -269,8 +312,8 @@ class Run:
             return False
         same = self._connections[earlier.place, earlier.entry.connection]
         ended = earlier.entry.ended or 0
-        begun = act.entry.begun
-        return any(ended < later.entry.begun <= begun for later in same)
+        begun = act.begun
+        return any(ended < later.begun <= begun for later in same)
 
     def is_registry(self, place: str) -> bool:
         """Whether a site is a registry of the harness, whose paths are all known."""
@@ -278,18 +321,18 @@ class Run:
 
     def is_redirected(self, act: Act) -> bool:
         """Whether a registry sent the client there."""
-        return act.entry.target in self._redirected
+        return act.target in self._redirected
 
     def is_realm(self, act: Act) -> bool:
         """Whether a challenge named that URL as where tokens are given."""
-        return act.origin + act.entry.target.partition("?")[0] in self.realms_named
+        return act.origin + act.target.partition("?")[0] in self.realms_named
 
     def _is_lie(self, act: Act) -> bool:
         """Whether a registry holds other bytes under a digest than it says."""
         digest = act.digest
         repository = self.repositories(act.place).get(act.entry.repository)
         blob = repository.blobs.get(digest) if repository and digest else None
-        return blob is not None and blob.digest(act.entry.reference.partition(":")[0]) != digest
+        return blob is not None and blob.digest(act.reference.partition(":")[0]) != digest
 
     def excuses(self, digest: str | None, act: Act, first: Act | None = None) -> int:
         """Count the failures with a digest between `first` and `act`: so often it may be repeated."""
@@ -302,10 +345,10 @@ class Run:
             for other in self.failures
             if digest in (None, other.digest) or id(other.entry) in sent
         ]
-        begun = first.entry.begun if first else 0
+        begun = first.begun if first else 0
         # An exchange that was under way when `first` was asked failed after it.
-        since = [other for other in about if (other.entry.ended or other.entry.begun) > begun]
-        return sum(1 for other in since if other.entry.begun < act.entry.begun)
+        since = [other for other in about if (other.entry.ended or other.begun) > begun]
+        return sum(1 for other in since if other.begun < act.begun)
 
     def repeated(self, groups: Mapping[object, list[Act]]) -> Iterator[tuple[Act, ...]]:
         """Give the groups with more settled exchanges than their digest's failures excuse."""
@@ -334,9 +377,7 @@ class Run:
     def _location_of(act: Act) -> Location:
         """Read a Location; one that is no URL leads nowhere."""
         try:
-            parts = urlsplit(
-                urljoin(act.origin + act.entry.target, act.entry.response_headers["location"])
-            )
+            parts = urlsplit(urljoin(act.origin + act.target, act.response_headers["location"]))
         except ValueError:
             return Location(act, "", "")
         query = f"?{parts.query}" if parts.query else ""
@@ -345,7 +386,7 @@ class Run:
     def _find_sessions(self) -> list[Session]:
         sessions = []
         for act in self.select("POST", "upload_start"):
-            if act.entry.status == 202 and "location" in act.entry.response_headers:
+            if act.status == 202 and "location" in act.response_headers:
                 location = self._location_of(act)
                 sessions.append(
                     Session(act, (location.origin, urlsplit(location.target).path), [location])
@@ -354,17 +395,17 @@ class Run:
 
     def _assign(self, act: Act) -> None:
         """Add an exchange to its upload session; an upload that belongs to none is a stray."""
-        if act.entry.kind == "upload_start":
+        if act.kind == "upload_start":
             return
 
-        path = (act.origin, urlsplit(act.entry.target).path)
+        path = (act.origin, urlsplit(act.target).path)
         candidates = [
             candidate
             for candidate in self.sessions
-            if candidate.path == path and candidate.opener.entry.begun < act.entry.begun
+            if candidate.path == path and candidate.opener.begun < act.begun
         ]
         if not candidates:
-            if act.entry.kind == "upload":
+            if act.kind == "upload":
                 self.strays.append(act)
             return
 
@@ -372,14 +413,16 @@ class Run:
         exact = [
             candidate
             for candidate in candidates
-            if candidate.newest(act).target == without_digest(act.entry.target)
+            if candidate.newest(act).target == without_digest(act.target)
         ]
-        fresh = [
+        untouched = [
             candidate for candidate in exact if not any(sent.is_success for sent in candidate.acts)
         ]
-        session = fresh[0] if len(exact) > 1 and fresh else (exact or candidates)[-1]
+        session = (exact or candidates)[-1]
+        if len(exact) > 1 and untouched:
+            session = untouched[0]
         session.acts.append(act)
-        if "location" in act.entry.response_headers and act.entry.status in (202, 204, 416):
+        if "location" in act.response_headers and act.status in (202, 204, 416):
             session.locations.append(self._location_of(act))
 
     def _find_arrivals(self) -> dict[tuple[str, str, str], Act]:
@@ -387,10 +430,10 @@ class Run:
         arrivals = dict(self.commits)
         for act in self.acts:
             digest = act.digest
-            is_content = act.entry.kind in ("blob", "manifest", "upload", "upload_start")
-            if act.entry.kind == "manifest":
-                digest = act.entry.response_headers.get("docker-content-digest") or digest
-            if act.is_success and is_content and digest and act.entry.status != 202:
+            is_content = act.kind in ("blob", "manifest", "upload", "upload_start")
+            if act.kind == "manifest":
+                digest = act.said_digest or digest
+            if act.is_success and is_content and digest and act.status != 202:
                 key = (*act.repository, digest)
                 first = arrivals.setdefault(key, act)
                 if (act.entry.ended or 0) < (first.entry.ended or 0):
@@ -402,16 +445,16 @@ def _find_commits(acts: Iterable[Act]) -> dict[tuple[str, str, str], Act]:
     """Return the exchange that committed each manifest; others were there before."""
     commits: dict[tuple[str, str, str], Act] = {}
     for act in acts:
-        digest = act.entry.response_headers.get("docker-content-digest") or act.digest
-        if (act.entry.method, act.entry.kind) == ("PUT", "manifest") and act.is_success and digest:
+        digest = act.said_digest or act.digest
+        if (act.method, act.kind) == ("PUT", "manifest") and act.is_success and digest:
             commits.setdefault((*act.repository, digest), act)
     return commits
 
 
 def _challenges(act: Act) -> Iterator[Challenge]:
-    if act.entry.status != 401:
+    if act.status != 401:
         return
-    lines = act.entry.response_headers.get("www-authenticate", "")
+    lines = act.response_headers.get("www-authenticate", "")
     # Whatever separates the challenges, each begins with the name of its scheme.
     for scheme, words in re.findall(
         r"(?is)\b(basic|bearer)\s(.*?)(?=\b(?:basic|bearer)\s|\Z)", lines
@@ -430,5 +473,5 @@ def group_by(acts: Iterable[Act], key: Callable[[Act], object]) -> Mapping[objec
 
 def parameters(act: Act, name: str) -> list[str]:
     """Return every value of a query parameter."""
-    query = urlsplit(act.entry.target).query
+    query = urlsplit(act.target).query
     return [value for key, value in parse_qsl(query, keep_blank_values=True) if key == name]

@@ -80,10 +80,8 @@ def _unexplained_violations(run: Run, findings: Iterable[Finding]) -> list[Findi
     for place, site in run.sites.items():
         acts = [act for act in run.acts if act.place == place]
         for text in tuple(site.journal.violations):
-            about = [
-                act for act in acts if text.startswith(f"{act.entry.method} {act.entry.target}: ")
-            ]
-            about = about or [act for act in acts if act.entry.kind == "token" and "token" in text]
+            about = [act for act in acts if text.startswith(f"{act.method} {act.target}: ")]
+            about = about or [act for act in acts if act.kind == "token" and "token" in text]
             explained = [act for act in about if id(act.entry) in named]
             if not explained:
                 unexplained.append(

@@ -36,17 +36,17 @@ _METHODS = {
 
 
 def _length(act: Act) -> int | None:
-    text = act.entry.headers.get("content-length", "")
+    text = act.headers.get("content-length", "")
     return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _is_chunked(act: Act) -> bool:
-    return "chunked" in act.entry.headers.get("transfer-encoding", "").lower()
+    return "chunked" in act.headers.get("transfer-encoding", "").lower()
 
 
 def _carries_blob(act: Act) -> bool:
     """Whether it carries bytes of a blob."""
-    return act.entry.kind == "upload" and act.entry.method in ("PATCH", "PUT")
+    return act.kind == "upload" and act.method in ("PATCH", "PUT")
 
 
 class _Span(NamedTuple):
@@ -57,7 +57,7 @@ class _Span(NamedTuple):
 
 
 def _span(act: Act) -> _Span | None:
-    match = _RANGE.match(act.entry.headers.get("content-range", ""))
+    match = _RANGE.match(act.headers.get("content-range", ""))
     return _Span(int(match[1]), int(match[2])) if match else None
 
 
@@ -66,25 +66,23 @@ def _span(act: Act) -> _Span | None:
 
 @single("protocol", "a request that carries a body says neither its length nor that it is chunked")
 def length_missing(act: Act) -> bool:
-    has_body = act.entry.method in ("POST", "PUT", "PATCH")
-    return has_body and "content-length" not in act.entry.headers and not _is_chunked(act)
+    has_body = act.method in ("POST", "PUT", "PATCH")
+    return has_body and "content-length" not in act.headers and not _is_chunked(act)
 
 
 @single("protocol", "Content-Length is no number")
 def length_malformed(act: Act) -> bool:
-    return "content-length" in act.entry.headers and _length(act) is None
+    return "content-length" in act.headers and _length(act) is None
 
 
 @single("protocol", "a GET, HEAD or DELETE has a body")
 def body_unexpected(act: Act) -> bool:
-    return act.entry.method in ("GET", "HEAD", "DELETE") and (
-        bool(_length(act)) or _is_chunked(act)
-    )
+    return act.method in ("GET", "HEAD", "DELETE") and (bool(_length(act)) or _is_chunked(act))
 
 
 @single("protocol", "Expect is sent: several servers never answer it")
 def expect_sent(act: Act) -> bool:
-    return "expect" in act.entry.headers
+    return "expect" in act.headers
 
 
 # Names.
@@ -92,8 +90,8 @@ def expect_sent(act: Act) -> bool:
 
 @single("protocol", "a repository name, tag or digest is not in the grammar")
 def name_malformed(act: Act) -> bool:
-    kind = act.entry.kind
-    reference = act.entry.reference
+    kind = act.kind
+    reference = act.reference
     if act.entry.repository and not is_name(act.entry.repository):
         return True
     if kind in ("blob", "referrers") or (kind == "manifest" and ":" in reference):
@@ -120,27 +118,21 @@ def path_unknown(run: Run) -> Iterator[tuple[Act, ...]]:
     "Accept lacks a media type of manifests: what is there looks absent, or another is given",
 )
 def accept_lacks_types(act: Act) -> bool:
-    if act.entry.kind != "manifest" or act.entry.method not in ("GET", "HEAD"):
+    if act.kind != "manifest" or act.method not in ("GET", "HEAD"):
         return False
-    accepted = {
-        part.partition(";")[0].strip() for part in act.entry.headers.get("accept", "").split(",")
-    }
+    accepted = {part.partition(";")[0].strip() for part in act.headers.get("accept", "").split(",")}
     return not accepted >= _TYPES
 
 
 @single("protocol", "content is asked for in a coding: its bytes would not have the digest")
 def coding_accepted(act: Act) -> bool:
-    coding = act.entry.headers.get("accept-encoding", "identity")
-    return (
-        act.entry.method == "GET"
-        and act.entry.kind in ("blob", "manifest")
-        and coding != "identity"
-    )
+    coding = act.headers.get("accept-encoding", "identity")
+    return act.method == "GET" and act.kind in ("blob", "manifest") and coding != "identity"
 
 
 @single("protocol", "Range is not bytes=<start>-<end>")
 def range_malformed(act: Act) -> bool:
-    text = act.entry.headers.get("range")
+    text = act.headers.get("range")
     return text is not None and _ASKED_RANGE.match(text) is None
 
 
@@ -148,11 +140,11 @@ def range_malformed(act: Act) -> bool:
 def page_not_linked(run: Run) -> Iterator[tuple[Act, ...]]:
     pages = list(run.select("GET", "tag_list")) + list(run.select("GET", "referrers"))
     for act in pages:
-        if "last" not in act.entry.query:
+        if "last" not in act.query:
             continue
         earlier = [page for page in pages if page.repository == act.repository and page.before(act)]
-        links = ", ".join(page.entry.response_headers.get("link", "") for page in earlier)
-        if "next" in links and f"{act.entry.target}>" not in links:
+        links = ", ".join(page.response_headers.get("link", "") for page in earlier)
+        if "next" in links and f"{act.target}>" not in links:
             yield (*earlier, act)
 
 
@@ -161,7 +153,7 @@ def page_not_linked(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @single("protocol", "Content-Range is not <start>-<end>")
 def content_range_form(act: Act) -> bool:
-    return _carries_blob(act) and "content-range" in act.entry.headers and _span(act) is None
+    return _carries_blob(act) and "content-range" in act.headers and _span(act) is None
 
 
 @single("protocol", "Content-Range and Content-Length differ")
@@ -190,8 +182,8 @@ def chunk_order(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("protocol", "a chunk that is not the last is shorter than OCI-Chunk-Min-Length")
 def chunk_too_short(run: Run) -> Iterator[tuple[Act, ...]]:
     for session in run.sessions:
-        least = session.opener.entry.response_headers.get("oci-chunk-min-length", "0")
-        chunks = [act for act in session.acts if act.entry.method == "PATCH"]
+        least = session.opener.response_headers.get("oci-chunk-min-length", "0")
+        chunks = [act for act in session.acts if act.method == "PATCH"]
         for act, following in pairwise(chunks):
             if act.is_success and (_length(act) or act.entry.request_bytes) < int(least):
                 yield act, following
@@ -202,31 +194,31 @@ def chunk_too_short(run: Run) -> Iterator[tuple[Act, ...]]:
 )
 def upload_type(act: Act) -> bool:
     has_body = _is_chunked(act) or bool(_length(act))
-    is_octets = act.entry.headers.get("content-type", "") in ("", "application/octet-stream")
+    is_octets = act.headers.get("content-type", "") in ("", "application/octet-stream")
     return _carries_blob(act) and has_body and not is_octets
 
 
 @single("protocol", "an upload names its digest not exactly once, or not as a digest")
 def digest_query(act: Act) -> bool:
     digests = parameters(act, "digest")
-    if act.entry.kind == "upload_start":
+    if act.kind == "upload_start":
         digests += parameters(act, "mount")
         return not all(is_digest(value) for value in digests)
-    is_end = act.entry.kind == "upload" and act.entry.method == "PUT"
+    is_end = act.kind == "upload" and act.method == "PUT"
     return is_end and (len(digests) != 1 or not is_digest(digests[0]))
 
 
 @single("protocol", "a POST has a body and no digest")
 def body_without_digest(act: Act) -> bool:
     has_body = bool(_length(act)) or _is_chunked(act)
-    return act.entry.kind == "upload_start" and has_body and not parameters(act, "digest")
+    return act.kind == "upload_start" and has_body and not parameters(act, "digest")
 
 
 @rule("protocol", "an upload goes elsewhere than to a Location that was given")
 def location_not_given(run: Run) -> Iterator[tuple[Act, ...]]:
     for session in run.sessions:
         for act in session.acts:
-            target = without_digest(act.entry.target)
+            target = without_digest(act.target)
             if target not in {location.target for location in session.locations}:
                 yield session.opener, act
     yield from ((act,) for act in run.strays)
@@ -237,9 +229,9 @@ def location_stale(run: Run) -> Iterator[tuple[Act, ...]]:
     for session in run.sessions:
         # A GET of the status may use any of them: after a broken body no newer one is known
         # (end-13).
-        for act in (act for act in session.acts if act.entry.method != "GET"):
+        for act in (act for act in session.acts if act.method != "GET"):
             newest = session.newest(act)
-            target = without_digest(act.entry.target)
+            target = without_digest(act.target)
             if target != newest.target and target in {
                 location.target for location in session.locations
             }:
@@ -249,9 +241,7 @@ def location_stale(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("protocol", "an upload session is used after it was finished or cancelled")
 def session_after_end(run: Run) -> Iterator[tuple[Act, ...]]:
     for session in run.sessions:
-        ends = [
-            act for act in session.acts if act.entry.method in ("PUT", "DELETE") and act.is_success
-        ]
+        ends = [act for act in session.acts if act.method in ("PUT", "DELETE") and act.is_success]
         for end in ends:
             later = [act for act in session.acts if end.before(act)]
             if later:
@@ -262,7 +252,7 @@ def session_after_end(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("protocol", "bytes were sent under a digest that is not theirs")
 def bytes_not_of_digest(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        is_refused = act.entry.method == "PUT" and act.is_refusal
+        is_refused = act.method == "PUT" and act.is_refusal
         if is_refused and "DIGEST_INVALID" in act.entry.codes and not digest_query(act):
             yield (act,)
 
@@ -272,8 +262,8 @@ def bytes_not_of_digest(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @single("protocol", "a manifest is put without its media type")
 def manifest_type_missing(act: Act) -> bool:
-    is_put = (act.entry.method, act.entry.kind) == ("PUT", "manifest")
-    return is_put and not act.entry.headers.get("content-type")
+    is_put = (act.method, act.kind) == ("PUT", "manifest")
+    return is_put and not act.headers.get("content-type")
 
 
 @rule("protocol", "a manifest is put that names what is not there")
@@ -283,9 +273,7 @@ def manifest_names_absent(run: Run) -> Iterator[tuple[Act, ...]]:
         misled = [
             other
             for other in run.acts
-            if other.is_disturbed
-            and other.place == act.place
-            and other.entry.begun < act.entry.begun
+            if other.is_disturbed and other.place == act.place and other.begun < act.begun
         ]
         if act.is_refusal and "MANIFEST_BLOB_UNKNOWN" in act.entry.codes and not misled:
             yield (act,)

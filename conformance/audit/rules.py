@@ -9,12 +9,12 @@ A rule is a function that gives the exchanges of each mistake, or that knows it 
     @rule("safety", "something is written to a source")
     def source_written(run: Run) -> Iterator[tuple[Act, ...]]:
         for act in run.acts:
-            if act.is_write and act.entry.kind != "token" and act.place in run.readonly:
+            if act.is_write and act.kind != "token" and act.place in run.readonly:
                 yield (act,)
 
     @single("safety", "a cookie is sent: nobody gave one")
     def cookie_sent(act: Act) -> bool:
-        return "cookie" in act.entry.headers
+        return "cookie" in act.headers
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _DESCRIBED = ("mediaType", "digest", "size", "artifactType", "annotations")
 
 def _has_credential(act: Act) -> bool:
     """Whether a credential is sent: in a header, or as the form of a token request."""
-    return "authorization" in act.entry.headers or bool(act.entry.secrets)
+    return "authorization" in act.headers or bool(act.entry.secrets)
 
 
 def _is_loopback(host: str) -> bool:
@@ -41,7 +41,7 @@ def _is_loopback(host: str) -> bool:
 
 def _registries_naming(run: Run, act: Act) -> list[str]:
     """Return the origins of registries that had named this URL as their realm."""
-    here = act.origin + urlsplit(act.entry.target).path
+    here = act.origin + urlsplit(act.target).path
     return [
         challenge.giver.origin
         for challenge in run.challenges
@@ -65,14 +65,14 @@ def _redirects_to(run: Run, act: Act) -> list[Act]:
         location.giver
         for location in run.redirects
         if location.giver.before(act)
-        and (location.origin, location.target) == (act.origin, act.entry.target)
+        and (location.origin, location.target) == (act.origin, act.target)
         and location.giver.origin != act.origin
     ]
 
 
 def _locations_to(run: Run, act: Act) -> list[Act]:
     """Return the answers of other origins whose upload Location this act uses."""
-    target = without_digest(act.entry.target)
+    target = without_digest(act.target)
     return [
         location.giver
         for session in run.sessions
@@ -114,9 +114,9 @@ def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
 def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
         # A cloud's login service is there to be shown proofs of identity; it refuses all others.
-        if not _has_credential(act) or _registries_naming(run, act) or act.entry.kind == "login":
+        if not _has_credential(act) or _registries_naming(run, act) or act.kind == "login":
             continue
-        scheme = act.entry.authorization.scheme
+        scheme = act.authorization.scheme
         challenges = [
             challenge
             for challenge in run.challenges
@@ -130,8 +130,8 @@ def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @rule("safety", "a token goes to a registry whose token service did not give it")
 def token_of_another(run: Run) -> Iterator[tuple[Act, ...]]:
-    bearing = [act for act in run.acts if act.entry.authorization.scheme == "bearer"]
-    for acts in group_by(bearing, lambda act: act.entry.authorization.value).values():
+    bearing = [act for act in run.acts if act.authorization.scheme == "bearer"]
+    for acts in group_by(bearing, lambda act: act.authorization.value).values():
         first = acts[0]
         realms = {
             challenge.realm
@@ -154,13 +154,11 @@ def credential_in_clear(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
         if not _has_credential(act) or not act.origin.startswith("http:"):
             continue
-        sent = act.entry.authorization
+        sent = act.authorization
         safe = [
             other
             for other in run.acts
-            if other.origin.startswith("https:")
-            and sent.value
-            and other.entry.authorization == sent
+            if other.origin.startswith("https:") and sent.value and other.authorization == sent
         ]
         named = [origin for origin in _registries_naming(run, act) if origin.startswith("https:")]
         if safe or named:
@@ -170,24 +168,22 @@ def credential_in_clear(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a secret stands in a URL: it ends in the logs of every server on the way")
 def secret_in_url(run: Run) -> Iterator[tuple[Act, ...]]:
     sent = {
-        text
-        for act in run.acts
-        for text in (*act.entry.sent_secrets(), act.entry.authorization.value)
+        text for act in run.acts for text in (*act.entry.sent_secrets(), act.authorization.value)
     }
     secrets = {text for text in sent if len(text) >= _SHORTEST_SECRET}
     # A Location or realm that a server gave may have a secret in it, which comes back as it was.
     locations = {location.target for session in run.sessions for location in session.locations}
     locations |= {location.target for location in run.redirects}
     for act in run.acts:
-        if without_digest(act.entry.target) in locations or act.entry.target in locations:
+        if without_digest(act.target) in locations or act.target in locations:
             continue
-        if any(text in unquote_plus(act.entry.target) for text in secrets):
+        if any(text in unquote_plus(act.target) for text in secrets):
             yield (act,)
 
 
 @single("safety", "a cookie is sent: nobody gave one")
 def cookie_sent(act: Act) -> bool:
-    return "cookie" in act.entry.headers
+    return "cookie" in act.headers
 
 
 @rule("safety", "a token is asked for with push where nothing is to be written")
@@ -208,13 +204,13 @@ def push_asked_of_source(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @single("safety", "something is deleted that is not an upload session")
 def deleted(act: Act) -> bool:
-    return act.entry.method == "DELETE" and act.entry.kind != "upload"
+    return act.method == "DELETE" and act.kind != "upload"
 
 
 @rule("safety", "something is written to a source")
 def source_written(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        if act.is_write and act.entry.kind != "token" and act.place in run.readonly:
+        if act.is_write and act.kind != "token" and act.place in run.readonly:
             yield (act,)
 
 
@@ -237,7 +233,7 @@ def content_differs(run: Run) -> Iterator[tuple[Act, ...]]:
             sent = [
                 other
                 for other in run.acts_by_digest.get(digest, ())
-                if other.is_write and other.entry.status == 201
+                if other.is_write and other.status == 201
             ]
             if blob is not None and sent and blob.digest(digest.partition(":")[0]) != digest:
                 yield (*sent, act)
@@ -276,7 +272,7 @@ def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
         same = [other for other in _held_before(run) if other.body == manifest.body]
         if same or not any(run.repositories(place) for place in run.sites if place != act.place):
             continue
-        if FALLBACK.match(act.entry.reference):
+        if FALLBACK.match(act.reference):
             continue  # a client's own list of referrers: see list_of_referrers_wrong
 
         children = {part["digest"] for part in manifest.children}
@@ -301,11 +297,11 @@ def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
 )
 def list_of_referrers_wrong(run: Run) -> Iterator[tuple[Act, ...]]:
     for act, repository, manifest in _committed(run):
-        if not FALLBACK.match(act.entry.reference):
+        if not FALLBACK.match(act.reference):
             continue
 
         listed = [part["digest"] for part in manifest.children]
-        subject = act.entry.reference.replace("-", ":", 1)
+        subject = act.reference.replace("-", ":", 1)
         for part in manifest.children:
             referrer = repository.manifests.get(part["digest"])
             described = {key: part.get(key) or None for key in _DESCRIBED}
@@ -341,7 +337,7 @@ def foreign_layer_moved(run: Run) -> Iterator[tuple[Act, ...]]:
                     digest = part["digest"]
                     named[digest] = named.get(digest, True) and is_foreign(part["mediaType"])
     for act in run.acts:
-        moves_bytes = act.entry.method in ("GET", "PUT", "POST", "PATCH")
-        is_about_blob = act.entry.kind in ("blob", "upload", "upload_start")
+        moves_bytes = act.method in ("GET", "PUT", "POST", "PATCH")
+        is_about_blob = act.kind in ("blob", "upload", "upload_start")
         if moves_bytes and is_about_blob and named.get(act.digest or ""):
             yield (act,)
