@@ -815,6 +815,8 @@ class Discovery:
                     if entry.digest not in at_hand and not is_there(entry)
                 ]
                 check_tree_size([*at_hand.values(), *lacking])
+                if not lacking:
+                    break
 
                 level = await gather(
                     partial(self.manifest, source, entry.digest, entry) for entry in lacking
