@@ -13,8 +13,9 @@ caller's memory.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import anyio.lowlevel
@@ -85,19 +86,16 @@ class State(enum.Enum):
     CLOSED = "closed"
 
 
-class Headers(list[tuple[str, str]]):
-    """The headers of an answer: names in lower case, repeated ones kept apart."""
+class Headers(dict[str, str]):
+    """The headers of an answer: by name in lower case the value, of a repeated header the first."""
 
-    def get(self, name: str) -> str | None:
-        """Return the value of the first header of a name."""
-        for key, value in self:
-            if key == name:
-                return value
-        return None
+    def __init__(self, pairs: Sequence[tuple[str, str]]) -> None:
+        super().__init__(reversed(pairs))
+        self._pairs = pairs
 
     def all(self, name: str) -> list[str]:
         """Return the values of all headers of a name, in order."""
-        return [value for key, value in self if key == name]
+        return [value for key, value in self._pairs if key == name]
 
 
 # A header of a request.
@@ -348,9 +346,6 @@ class Connection:
         self.used_at = anyio.current_time()
         self._stream = stream
         self._authority = origin.authority
-        # The head that was written last, and its headers before h11 had checked them.
-        self._last_head: h11.Request | None = None
-        self._last_headers: list[Header] = []
         # Where heads, and bodies that h11 frames, are read to.
         self._scratch = memoryview(bytearray(_SCRATCH))
         self._begin(0)
@@ -426,21 +421,16 @@ class Connection:
         """Return the head of a request; ProtocolBroken when it cannot be written.
 
         h11 is told nothing of the body: `_Outgoing` counts it, and to frame each piece would cost
-        9 % of a copy's CPU. Most requests have the headers of the one before: to check these again
-        would cost as much as all else that h11 does for the head.
+        9 % of a copy's CPU.
         """
         method = request.method
         host = request.target if method == "CONNECT" else self._authority
         headers: list[Header] = [("Host", host), *request.headers]
         if length or method not in ("GET", "HEAD", "DELETE", "CONNECT"):
             headers.append(("Content-Length", str(length)))
-        same = self._last_head if headers == self._last_headers else None
         try:
-            head = h11.Request(
-                method=method, target=request.target, headers=same.headers if same else headers
-            )
-            self._last_head = head
-            self._last_headers = headers
+            checked = _example_with(tuple(headers)).headers
+            head = h11.Request(method=method, target=request.target, headers=checked)
             return self._framing.send(head) or b""
         except (h11.LocalProtocolError, UnicodeError):
             # h11's own error shows the header, which may be a credential (I6).
@@ -600,6 +590,14 @@ class Connection:
             raise TimedOut(f"{self.origin.authority} moved nothing for {idle:g} s") from error
         self.used_at = anyio.current_time()
         self._pace.waited += self.used_at - began
+
+
+# Many requests differ by their targets alone. To check the same headers again would cost as much as
+# all else that h11 does for a head.
+@lru_cache(maxsize=256)
+def _example_with(headers: tuple[Header, ...]) -> h11.Request:
+    """Return some request whose headers h11 has checked; it raises as h11.Request does."""
+    return h11.Request(method="GET", target="/", headers=list(headers))
 
 
 def next_portion(framing: h11.Connection, arrived: bytes) -> bytes:

@@ -700,9 +700,11 @@ class Transport:
         asked = 0.0
         if status >= 500 or status in (408, 429):
             asked = parse_retry_after(header("retry-after"), wall) or 0.0
-        turn.meter.end(turn.number, status, now, asked, self.machine.chance())
+        chance = 0.0
         if status == 429:
+            chance = self.machine.chance()
             self.throttled_windows[host.key] = turn.meter
+        turn.meter.end(turn.number, status, now, asked, chance)
         if now - turn.meter.window.refused_since > THROTTLED_FOR:
             refused = RegistryError("status 429 to everything for 10 minutes", status=429)
             self._close(host, self.demand_of(host, call), refused, LONGEST_WAIT)
