@@ -606,7 +606,7 @@ async def recovery(answers_at: float) -> AsyncIterator[tuple[Recovery, Peer, lis
         now = anyio.current_time()
         pings.append(round(now - began, 3))
         if now - began >= answers_at:
-            waiting.record_answer(peer)
+            waiting.record_answer(peer, now)
         else:
             waiting.record_failure(peer, REFUSED, now)
 
@@ -654,7 +654,7 @@ async def test_the_first_request_that_can_be_repeated_is_the_probe() -> None:
                 if waiting.is_probing(peer):
                     probed.append(name)
                     waiting.check(peer, can_repeat=True)
-                    waiting.record_answer(peer)
+                    waiting.record_answer(peer, anyio.current_time())
 
         async with anyio.create_task_group() as tasks:
             for _ in range(20):

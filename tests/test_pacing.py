@@ -416,7 +416,7 @@ def test_what_is_asked_for_pauses_the_window_unless_nobody_waits_so_long(
 def test_a_body_holds_its_place_for_a_second_and_then_counts_as_a_success() -> None:
     window = Window(1, 50)
     number = window.entered(5.0)
-    window.meter.window.inside[number] = 5.5 + UNDER_WAY
+    window.meter.window.presumed[number] = 5.5 + UNDER_WAY
     assert window.enter(6.49) is None
     assert next_opening(window.held, (window.want,), 6.0) == 6.5
     assert window.enter(6.5) is not None

@@ -160,6 +160,7 @@ class Response:
 
     def __init__(self, connection: Connection, head: h11.Response, method: str) -> None:
         self._connection = connection
+        self.came_at = anyio.current_time()  # the head, in the event loop's time
         self.status = head.status_code
         self.headers = Headers(
             [

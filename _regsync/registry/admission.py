@@ -15,7 +15,6 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from itertools import count
 
 import anyio
@@ -83,7 +82,7 @@ class Turn:
 
     def succeed_at(self, moment: float) -> None:
         """Give the window back at a time when nothing is heard until then: a body is under way."""
-        self.meter.window.inside[self.number] = moment
+        self.meter.window.presumed[self.number] = moment
         self._gate.wake()
 
     async def end(self) -> None:
@@ -102,18 +101,22 @@ class Turn:
                 self._gate.wake()
 
 
-@dataclass(order=True)
 class _Waiter:
     """Work in the queue, in the order of its rank, then of its arrival."""
 
-    rank: float
-    arrival: int
-    permit: Permit = field(compare=False)
-    needs: tuple[Demand, ...] = field(compare=False)
-    is_admitted: anyio.Event = field(compare=False, default_factory=anyio.Event)
+    def __init__(
+        self, rank: float, arrival: int, permit: Permit, needs: tuple[Demand, ...]
+    ) -> None:
+        self.order = (rank, arrival)
+        self.permit = permit
+        self.needs = needs
+        self.is_admitted = anyio.Event()
 
-    # Where it sleeps; the deadline is when time alone may let it in.
-    scope: anyio.CancelScope = field(compare=False, default_factory=anyio.CancelScope)
+        # Where it sleeps; the deadline is when time alone may let it in.
+        self.scope = anyio.CancelScope()
+
+    def __lt__(self, other: _Waiter) -> bool:
+        return self.order < other.order
 
 
 class Gate:
@@ -210,18 +213,15 @@ class Gate:
         """Let in whoever fits; the first of those that do not looks again when time alone may have
         made room.
         """
-        if not self._queues:
-            return
+        if self._queues:
+            self._serve_queues(anyio.current_time())
+
+    def _serve_queues(self, now: float) -> None:
         heads = [queue[0] for queue in self._queues.values()]
         heapq.heapify(heads)
         while heads:
             waiter = heapq.heappop(heads)
-
-            # One reading of the clock for both questions: between two of them an opening could
-            # pass unseen, and the waiter would sleep for ever.
-            now = anyio.current_time()
-            opens = next_opening(self.limits, waiter.needs, now)
-            if opens <= now and self._takes(waiter.permit, waiter.needs, now):
+            if self._takes(waiter.permit, waiter.needs, now):
                 queue = self._queues[waiter.needs]
                 heapq.heappop(queue)
                 waiter.is_admitted.set()
@@ -230,6 +230,9 @@ class Gate:
                 else:
                     del self._queues[waiter.needs]
             else:
+                # By the same reading of the clock: between two of them an opening could pass
+                # unseen, and the waiter would sleep for ever.
+                opens = next_opening(self.limits, waiter.needs, now)
                 waiter.scope.deadline = opens if opens > now else math.inf
 
     def _rank(self, rank: float | None) -> float:
@@ -249,7 +252,8 @@ class Gate:
         return (*permit.wants, *(want for want in (*held, *needs) if want.place not in first))
 
     def _admits_at_once(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> bool:
-        self.wake()  # others came first; they may fit by now, by time alone
+        if self._queues:
+            self._serve_queues(now)  # others came first; they may fit by now, by time alone
         return self._takes(permit, needs, now)
 
     def _takes(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> bool:

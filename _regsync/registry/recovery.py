@@ -128,11 +128,10 @@ class Recovery:
             _give_up(error, peer)
         raise error
 
-    def record_answer(self, peer: Peer) -> None:
+    def record_answer(self, peer: Peer, now: float) -> None:
         outage = peer.outage
         if self.is_probing(peer):
             self._probed.set(None)
-        now = anyio.current_time()
         if outage.record_answer(now):
             away = duration_text(now - outage.since)
             name = peer.origin.authority
@@ -147,8 +146,9 @@ class Recovery:
         about the host. The error of an outage gets to know its host.
         """
         outage = peer.outage
+        now = anyio.current_time()
         if not is_outage(error):
-            self.record_answer(peer)
+            self.record_answer(peer, now)
             return
         if began < outage.back_at and not outage.is_on:
             error.outage = peer  # the one that is over
@@ -161,7 +161,6 @@ class Recovery:
         is_probe = self.is_probing(peer)
         if is_probe:
             self._probed.set(None)
-        now = anyio.current_time()
         outage.record_failure(error, began, now, self._chance(), is_probe=is_probe)
         if outage.is_on:
             error.outage = peer

@@ -83,9 +83,10 @@ class CongestionWindow:
     def __init__(self, start: int) -> None:
         self.width = float(start)
 
-        # The number of each request that is under way: when it counts as a success if nothing is
-        # heard of it until then.
-        self.inside: dict[int, float] = {}
+        # The numbers of the requests that are under way, and those of bodies: when each counts as a
+        # success if nothing is heard of it until then.
+        self.inside: set[int] = set()
+        self.presumed: dict[int, float] = {}
 
         # The number of the last request that was let in.
         self.entered = 0
@@ -98,16 +99,20 @@ class CongestionWindow:
         self._epoch_end = -math.inf
 
     def is_full(self, cap: int) -> bool:
-        return len(self.inside) >= max(1, min(int(self.width), cap))
+        return len(self.inside) + 1 > min(self.width, cap)
 
     def enter(self) -> int:
         self.entered += 1
-        self.inside[self.entered] = math.inf
+        self.inside.add(self.entered)
         return self.entered
 
     def leave(self, number: int) -> bool:
         """Take a request out; return whether it was still inside."""
-        return self.inside.pop(number, None) is not None
+        if number not in self.inside:
+            return False
+        self.inside.remove(number)
+        self.presumed.pop(number, None)
+        return True
 
     def record_success(self, cap: int) -> None:
         self.width = min(self.width + 1 / self.width, float(cap))
@@ -217,8 +222,9 @@ class RequestWindow:
         """Return when one more request may enter: a time that has come, a time to wait for, or inf
         when that depends on answers.
         """
-        self._end_presumed_successes(now)
         window = self.window
+        if window.presumed:
+            self._end_presumed_successes(now)
         opens = max(self.paused_until, self._bucket.next_token())
         is_full = window.is_full(self._limit.cap)
         if discovers:
@@ -232,13 +238,13 @@ class RequestWindow:
 
         # A place comes free when the first request counts as a success; inf: only an answer frees
         # one.
-        next_leaves = min(window.inside.values())
+        next_leaves = min(window.presumed.values(), default=math.inf)
         return max(opens, next_leaves)
 
     def _end_presumed_successes(self, now: float) -> None:
         """Let uploads leave that the registry has taken for so long that they count as accepted."""
-        due = [number for number, succeeds_at in self.window.inside.items() if succeeds_at <= now]
-        for number in due:
+        presumed = self.window.presumed
+        for number in [number for number, moment in presumed.items() if moment <= now]:
             self.end(number, 200)
 
     def enter(self, now: float) -> int:
@@ -330,13 +336,8 @@ class RegistryLimits:
             self.large[want.body] < _LARGE_STREAMS for want in bodies if want.body and want.large
         )
 
-    def take_permit(self, want: Demand) -> None:
-        self._count(want, 1)
-
-    def give_back_permit(self, want: Demand) -> None:
-        self._count(want, -1)
-
-    def _count(self, want: Demand, step: int) -> None:
+    def count_permit(self, want: Demand, step: int) -> None:
+        """Take a permit (1), or give it back (-1)."""
         self.in_use += step
         if want.body is not None:
             self.bodies += step
@@ -359,12 +360,13 @@ def admit(
     if next_opening(limits, wants, now) > now:
         return None
     permits = [want for want in wants if not want.within]
-    for host in {want.host for want in permits}:
-        if not limits[host].has_permits_for([want for want in permits if want.host == host]):
+    for want in permits:
+        of_host = [other for other in permits if other.host == want.host]
+        if not limits[want.host].has_permits_for(of_host):
             return None
 
     for want in permits:
-        limits[want.host].take_permit(want)
+        limits[want.host].count_permit(want, 1)
     slots: list[Slot] = []
     for want in wants:
         if want.meters:
@@ -389,7 +391,7 @@ def next_opening(
 def release(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand]) -> None:
     """Give back the permits that `admit` took for `wants`; windows are left by `RequestWindow.end`."""
     for want in wants:
-        limits[want.host].give_back_permit(want)
+        limits[want.host].count_permit(want, -1)
 
 
 class RetryBudget:

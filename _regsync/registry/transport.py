@@ -455,7 +455,9 @@ class Transport:
                 self.recovery.record_failure(hop.peer, error, turn.began, counts=body is None)
             raise
         retry_after = response.headers.get("retry-after")
-        self._record_reach(hop.peer, response.status, retry_after, counts=body is None)
+        self._record_reach(
+            hop.peer, response.status, retry_after, response.came_at, counts=body is None
+        )
         if is_home:
             host.has_answered = True
         path = call.path.partition("?")[0]
@@ -500,13 +502,12 @@ class Transport:
             raise
 
     def _record_reach(
-        self, peer: Peer, status: int, retry_after: str | None, *, counts: bool = True
+        self, peer: Peer, status: int, retry_after: str | None, now: float, *, counts: bool = True
     ) -> None:
         """Let those who wait for a host know what the head of an answer says of it."""
         if not is_gateway_failure(status, retry_after):
-            self.recovery.record_answer(peer)
+            self.recovery.record_answer(peer, now)
         elif counts:
-            now = anyio.current_time()
             failure = RegistryError(f"status {status}", status=status)
             self.recovery.record_failure(peer, failure, now)
 
@@ -524,7 +525,8 @@ class Transport:
         except WireError as error:
             self.recovery.record_failure(peer, error, began)
         else:
-            self._record_reach(peer, response.status, response.headers.get("retry-after"))
+            retry_after = response.headers.get("retry-after")
+            self._record_reach(peer, response.status, retry_after, response.came_at)
 
     def _on_outage(self, peer: Peer) -> None:
         """Close what was connected to a host that is away."""
@@ -561,7 +563,7 @@ class Transport:
     ) -> None:
         """Give a body's window back when it is well under way (docs/design.md section 9)."""
         if call.action == "upload_body":
-            turn.succeed_at(anyio.current_time() + UNDER_WAY)
+            turn.succeed_at(turn.began + UNDER_WAY)
         if body is not None:
             body.authorization = authorization
             body.on_under_way = partial(self._record_under_way, turn)
@@ -659,7 +661,8 @@ class Transport:
         except WireError as error:
             self.recovery.record_failure(peer, error, began)
             raise
-        self._record_reach(peer, answer.status, answer.headers.get("retry-after"))
+        retry_after = answer.headers.get("retry-after")
+        self._record_reach(peer, answer.status, retry_after, anyio.current_time())
         return answer
 
     async def _fetch_once(self, lease: Lease, request: Request, seconds: float | None) -> Answer:
@@ -691,7 +694,7 @@ class Transport:
         self, host: RegistryClient, call: Call, turn: Turn, response: Response
     ) -> None:
         """Let a window, and all who wait for it, know what an answer says about how often to ask."""
-        now = anyio.current_time()
+        now = response.came_at
         wall = self.machine.wall()
         status = response.status
         header = response.headers.get
@@ -711,18 +714,18 @@ class Transport:
 
         remaining = parse_quota(header, wall)
         if remaining is not None:
-            self._record_quota(host, call, turn, remaining)
+            self._record_quota(host, call, turn, response, remaining)
         self.gate.wake()
 
     def _record_quota(
-        self, host: RegistryClient, call: Call, turn: Turn, remaining: Remaining
+        self, host: RegistryClient, call: Call, turn: Turn, response: Response, remaining: Remaining
     ) -> None:
         """Obey a quota. It is about discovery, and at some registries about one action of it."""
         action = ROWS[host.registry.kind].quota or call.action
         want = self.demand_of(host, call._replace(action=action))._replace(discovers=True)
         meter = self.gate.limits[host.key].meters[want.meters[0]]
         number = turn.number if meter is turn.meter else 0
-        if not meter.update_quota(anyio.current_time(), number, remaining):
+        if not meter.update_quota(response.came_at, number, remaining):
             used_up = RegistryError("the quota is used up", status=429)
             self._close(host, want, used_up, remaining.seconds)
 
