@@ -243,7 +243,7 @@ class Told(Response):
     """An answer that was read, without a connection that it came from."""
 
     def __init__(self, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
-        self.status, self.headers, self.body, self.early = status, Headers(headers), body, False
+        self.status, self.headers, self.body, self.early = status, Headers([*headers]), body, False
 
 
 class Blob(Pieces):
