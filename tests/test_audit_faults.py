@@ -17,6 +17,7 @@ import pytest
 
 from _regsync.text import size_text
 from conformance.client.attachments import FAMILIES, family, has_api, referrers_tag
+from conformance.client.copies import push_http
 from conformance.content.images import Seed
 from conformance.registry.app import App
 from conformance.server.memory import Link
@@ -369,6 +370,30 @@ def two_registries(docker_registries: Callable[..., str], directory: Path, **map
     ends = {"source": source, "target": target}
     file.write_text(document(ends, rule, defaults={"artifacts": {}}))
     return source, target, str(file)
+
+
+@pytest.mark.slow
+def test_the_requests_between_two_real_registries(
+    docker_registries: Callable[..., str], tmp_path: Path
+) -> None:
+    """They have no referrers API: one question shows that, then one listing stands for the fallback
+    tags of the index and its two children.
+    """
+    source, target, file = two_registries(docker_registries, tmp_path)
+    image = Seed(7).index(platforms=("linux/amd64", "linux/arm64/v8"))
+    push_http(image, source, "app", "v1", "latest")
+    assert run_regsync("lock", "-q", "-c", file).status == 0
+    assert run_regsync("sync", "-q", "-c", file).status == 0
+    (tmp_path / ".regsync" / "state.db").unlink()
+    at_target = {"manifest_get": 3 + 1, "blob_head": len(image.blobs), "tag_list": 1}
+
+    ran = run_regsync("audit", "--json", "-q", "-c", file)
+    assert whole(ran) == 1
+    at_source = {"tag_list": 1, "manifest_head": 1, "manifest_get": 1}
+    assert ran.totals["requests"] == {source: at_source, target: at_target}
+    ran = run_regsync("audit", "--json", "-q", "--locked", "-c", file)
+    assert whole(ran) == 1
+    assert ran.totals["requests"] == {target: at_target}
 
 
 @pytest.mark.slow
