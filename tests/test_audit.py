@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from _regsync.sync.report import schema
-from conformance.client.attachments import referrers_tag
+from conformance.client.attachments import family, referrers_tag
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response
 from conformance.registry.app import App
@@ -384,6 +384,32 @@ def lists_anyway(subject: Image, artifact: Image) -> Callable[[Request], Answer 
         return None
 
     return intercept
+
+
+async def test_a_blob_that_an_image_and_its_artifact_lack_is_told_once(tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        made = family("shared")
+        stage.load(made.image, "v1", artifacts=made.sample.attached)
+        [shared, *_] = {*made.image.blobs} & {*made.sample.attached[0].blobs}
+        lose_blob(stage.target, shared)
+        assert found(await stage.audit()) == [("incomplete", shared)]
+
+
+async def test_an_artifact_that_is_an_index_is_asked_about_with_its_children(
+    tmp_path: Path,
+) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        image = stage.seed.image()
+        child = stage.seed.artifact()
+        index = stage.seed.index([child], subject=image, artifact_type=SBOM)
+        signature = stage.seed.artifact(child, SIGNED)
+        stage.load(image, "v1", artifacts=(index, signature))
+        ran = await stage.audit()
+        assert (whole(ran), ran.totals["artifacts"]) == (1, 2)
+        lose_manifest(stage.target, signature.top)
+        assert found(await stage.audit()) == [("artifact_missing", signature.top)]
 
 
 async def test_what_only_the_target_lists_has_to_be_there_too(tmp_path: Path) -> None:

@@ -181,6 +181,39 @@ async def test_a_tag_that_the_source_lost_is_a_failure(tmp_path: Path) -> None:
 
 
 @on_virtual_time
+async def test_an_index_that_has_no_end_is_a_failure(tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        stage.seed.image().load_into(app(stage.source), "app", "v1")
+        nested = stage.seed.image()
+        for _ in range(5):
+            nested = stage.seed.index([nested])
+        nested.load_into(stage.target, "app", "v1")
+        ran = await stage.audit()
+        assert found(ran) == [("differs", nested.top)]
+        error = only(ran.report["failures"])["error"]
+        assert error["code"] == "CONTENT_ERROR"
+        assert "nested more than 4 deep" in error["message"]
+
+
+@on_virtual_time
+async def test_a_nested_index_that_was_trimmed_is_not_asked_about_at_the_source(
+    tmp_path: Path,
+) -> None:
+    """Here a 404 to that would look like a source without the referrers API."""
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        children = [stage.seed.image(architecture=name) for name in ("amd64", "arm64")]
+        nested = stage.seed.index(children)
+        stage.seed.index([nested]).load_into(app(stage.source), "app", "v1")
+        stage.mapping["platforms"] = ["linux/amd64"]
+        assert (await stage.run(command="sync")).statuses() == ["synced"]
+        assert whole(await stage.audit()) == 1
+        asked = stage.source.journal.matching("GET", "referrers")
+        assert [entry.reference for entry in asked] == [children[0].top]
+
+
+@on_virtual_time
 async def test_throttling_is_obeyed(tmp_path: Path) -> None:
     async with virtual() as world:
         stage = Stage(world, tmp_path)

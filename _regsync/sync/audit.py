@@ -69,15 +69,23 @@ class _Expected(NamedTuple):
     # Whether `min_age` holds the digest back: then what the target has, or has not, is right.
     is_held: bool
 
+    @property
+    def is_trimmed(self) -> bool:
+        return self.digest != self.source_digest
+
 
 class _Look:
     """What was found where something was looked at: flaws, and why not all of it could be asked."""
 
-    def __init__(self) -> None:
+    def __init__(self, image: _AuditedImage) -> None:
+        # What is looked at, or a part of it. A part of several images is looked at once, for the first.
+        self.image = image
         self.flaws = list[Flaw]()
         self.error: SyncError | None = None
-        # The digests of all manifests that artifacts may refer to.
-        self.subjects = list[str]()
+        # The entries of indexes whose manifests are there.
+        self.entries = list[Descriptor]()
+        # Digests that the source is known to hold: what it lists for them has to be there.
+        self.at_source = set[str]()
 
     def judging(self, what: str, digest: str, absent: Flaw | None = None) -> _Judgement:
         """Return a block in which something is asked for, and which ends where the answer is an error.
@@ -182,7 +190,7 @@ class Audit:
         self._looks = defaultdict[tuple[RepositoryKey, str], Once[_Look]](Once)
         # By target and digest: the size of a blob as the registry tells it.
         self._blobs = defaultdict[tuple[RepositoryKey, str], Once[int | None]](Once)
-        # By target and expected digest: held while one of the tags that are to name it is read.
+        # By target and digest: held while one of the tags that probably name it is read.
         self._tag_reads = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
 
         # By target's host: how many blobs were found there, and a fair sample of them.
@@ -275,40 +283,47 @@ class Audit:
 
     async def _look_at_image(self, image: _AuditedImage) -> None:
         """Look at what a target holds under a tag, and at all that hangs on it."""
-        look = _Look()
+        look = _Look(image)
         self._under_way[image.target_name] = None
         try:
-            await self._look_at_tag(look, image)
+            await self._look_at_tag(look)
         except SyncError as error:
             look.error = look.error or error
         del self._under_way[image.target_name]
         self._report.images_done += 1
-        self._end(image, look)
+        self._end(look)
 
-    async def _look_at_tag(self, look: _Look, image: _AuditedImage) -> None:
+    async def _look_at_tag(self, look: _Look) -> None:
+        image = look.image
         expected = await self._expected(image)
         top: Manifest | None = None
-        with look.judging("manifest", expected.digest):
-            top = await self._manifest_of_tag(image.target, image.wanted.tag, expected.digest)
+        likely = expected.digest or expected.source_digest
+        with look.judging("manifest", likely):
+            top = await self._manifest_of_tag(image.target, image.wanted.tag, likely)
             if top is None and not expected.is_held:
                 look.flaws.append(missing(expected.digest))
         if top is None:
             return
 
-        # What differs is looked at whole, too.
         is_right = top.digest == expected.digest
         if not is_right and not expected.is_held:
             look.flaws.append(differs("", top.digest, expected.digest))
+        # What differs is looked at whole, too.
         below = await self._look_below(image, top)
         look.add(below)
         if not image.wanted.mapping.artifacts.enabled:
             return
 
-        subjects = list(below.subjects)
-        is_trimmed = is_right and expected.digest != expected.source_digest
-        if not is_trimmed:  # else it was made here, and nothing refers to it
-            subjects.append(top.digest)
-        await self._look_at_artifacts(look, image, subjects, set(subjects if is_right else ()))
+        subjects = {entry.digest for entry in below.entries if not entry.attested_digest}
+        if not is_right:  # the source may not know these digests
+            subjects.add(top.digest)
+        elif not expected.is_trimmed:
+            subjects.add(top.digest)
+            look.at_source |= subjects
+        else:  # nothing refers to an index that was made here; those below may be such, too
+            indexes = {entry.digest for entry in below.entries if entry.is_index}
+            look.at_source |= subjects - indexes
+        await self._look_at_artifacts(look, subjects)
 
     async def _expected(self, image: _AuditedImage) -> _Expected:
         """Find out what the target is to hold under the tag. Raises the source's SyncError."""
@@ -337,26 +352,24 @@ class Audit:
             return False
         return self._first_seen.held_until(image.source.key, digest, min_age) is not None
 
-    async def _manifest_of_tag(
-        self, target: Repository, tag: str, expected: str
-    ) -> Manifest | None:
+    async def _manifest_of_tag(self, target: Repository, tag: str, likely: str) -> Manifest | None:
         """Return what a tag names, None where it names nothing.
 
-        Of several tags that are to name one digest the first is read; the others are asked for their
+        Of several tags that name one digest, `likely`, the first is read; the others are asked for their
         digest alone. A tag that a listing has shown to be absent is not asked for.
         """
         listed = self._discovery.names(target)
         if listed is not None and tag not in listed:
             return None
-        async with self._tag_reads[target.key, expected]:
-            if self._discovery.at_hand(target, expected) is None:
+        async with self._tag_reads[target.key, likely]:
+            if self._discovery.at_hand(target, likely) is None:
                 return await _unless_absent(self._discovery.manifest_of_tag(target, tag))
         digest = await target.head_manifest(tag)
         if digest is None:
             return None
         if not digest:  # a registry may answer a HEAD without a digest
             return await _unless_absent(self._discovery.manifest_of_tag(target, tag))
-        return await self._discovery.manifest(target, digest)
+        return await _unless_absent(self._discovery.manifest(target, digest))
 
     # What a manifest names.
 
@@ -366,20 +379,22 @@ class Audit:
         return await once.get(partial(self._look_at_parts, image, top))
 
     async def _look_at_parts(self, image: _AuditedImage, top: Manifest) -> _Look:
-        look = _Look()
+        look = _Look(image)
         where = image.target.key
         entries = dict[str, Descriptor]()
         blobs = dict[str, Descriptor]()
 
-        level = [top]
+        level = {top.digest: top}
         depth = 0
         while level:
             depth += 1
-            self._report.manifests_present.update((manifest.digest, where) for manifest in level)
-            blobs.update((blob.digest, blob) for manifest in level for blob in manifest.blobs)
-            named = {child.digest: child for manifest in level for child in manifest.children}
-            new = [child for digest, child in named.items() if digest not in entries]
-            entries.update(named)
+            self._report.manifests_present.update((digest, where) for digest in level)
+            new = dict[str, Descriptor]()
+            for manifest in level.values():
+                blobs.update((blob.digest, blob) for blob in manifest.blobs)
+                new.update((child.digest, child) for child in manifest.children)
+            new = {digest: child for digest, child in new.items() if digest not in entries}
+            entries.update(new)
             try:
                 check_tree_size(entries.values())
                 if new and depth > MAX_INDEX_DEPTH:
@@ -387,29 +402,27 @@ class Audit:
             except ContentError as error:
                 look.error = error.with_place(Side.TARGET, "read", image.target_name)
                 break
-            read = await gather(partial(self._look_at_child, look, image, child) for child in new)
-            level = [manifest for manifest in read if manifest is not None]
+            read = await gather(partial(self._look_at_child, look, child) for child in new.values())
+            level = {manifest.digest: manifest for manifest in read if manifest is not None}
+            look.entries += [entries[digest] for digest in level]
 
-        look.subjects = [entry.digest for entry in entries.values() if not entry.attested_digest]
-        await gather(partial(self._look_at_blob, look, image, blob) for blob in blobs.values())
+        await gather(partial(self._look_at_blob, look, blob) for blob in blobs.values())
         return look
 
-    async def _look_at_child(
-        self, look: _Look, image: _AuditedImage, child: Descriptor
-    ) -> Manifest | None:
+    async def _look_at_child(self, look: _Look, child: Descriptor) -> Manifest | None:
         """Return a manifest that an index names, None where it is not there or not right."""
         with look.judging("manifest", child.digest, incomplete("manifest", child)):
-            return await self._discovery.manifest(image.target, child.digest, child)
+            return await self._discovery.manifest(look.image.target, child.digest, child)
         return None
 
-    async def _look_at_blob(self, look: _Look, image: _AuditedImage, blob: Descriptor) -> None:
-        target = image.target
+    async def _look_at_blob(self, look: _Look, blob: Descriptor) -> None:
+        target = look.image.target
         once = self._blobs[target.pool, blob.digest]
         with look.judging("blob", blob.digest, incomplete("blob", blob)):
             size = await once.get(partial(target.blob_size, blob.digest))
             if size not in (None, blob.size):
                 raise ContentError(f"it has {size} bytes, its descriptor says {blob.size}")
-            self._record_blob(image, blob)
+            self._record_blob(look.image, blob)
 
     def _record_blob(self, image: _AuditedImage, blob: Descriptor) -> None:
         """Note that a target has a blob, and by chance take it into the sample that is read back.
@@ -436,93 +449,86 @@ class Audit:
 
     # What refers to a manifest.
 
-    async def _look_at_artifacts(
-        self, look: _Look, image: _AuditedImage, subjects: Collection[str], at_source: set[str]
-    ) -> None:
-        """Look at the artifacts of these subjects, at those of these artifacts, and so on.
-
-        Of the digests `at_source` the source is asked too: what it lists for them has to be there. The
-        artifacts that it lists are added to `at_source`.
-        """
+    async def _look_at_artifacts(self, look: _Look, subjects: Collection[str]) -> None:
+        """Look at the artifacts of these subjects, at those of these artifacts, and so on."""
         lists = self._referrers.lists
         seen = set[str]()
         level = set(subjects)
         for _ in range(MOST_LEVELS):
             seen |= level
-            lists.expect(image.target, len(level))
-            lists.expect(image.source, len(level & at_source))
+            lists.expect(look.image.target, len(level))
+            lists.expect(look.image.source, len(level & look.at_source))
             below = await gather(
-                partial(self._look_at_artifacts_of, look, image, subject, at_source)
-                for subject in sorted(level)
+                partial(self._look_at_artifacts_of, look, subject) for subject in sorted(level)
             )
             level = set(chain.from_iterable(below)) - seen
             if not level:
                 return
             if len(seen) + len(level) > MOST_ARTIFACTS:
                 break
-        text = f"more than {MOST_ARTIFACTS} artifacts, or artifacts on artifacts more than {MOST_LEVELS} deep"
-        error = ContentError(text).with_place(Side.TARGET, "list referrers in", image.target_name)
+
+        limits = f"more than {MOST_ARTIFACTS} artifacts, or artifacts on artifacts more than {MOST_LEVELS} deep"
+        error = ContentError(limits)
+        error.with_place(Side.TARGET, "list referrers in", look.image.target_name)
         look.error = look.error or error
 
-    async def _look_at_artifacts_of(
-        self, look: _Look, image: _AuditedImage, subject: str, at_source: set[str]
-    ) -> list[str]:
-        """Look at the artifacts of one subject; return the digests that may have artifacts in turn."""
+    async def _look_at_artifacts_of(self, look: _Look, subject: str) -> list[str]:
+        """Look at the artifacts of one subject, those that the source lists and those that the target
+        lists; return the digests that may have artifacts in turn.
+        """
+        image = look.image
         with look.judging("list of referrers of", subject):
             wanted = list[Artifact]()
-            if subject in at_source:
+            if subject in look.at_source:
                 wanted = await self._referrers.of_subject(
                     image.wanted.mapping, image.wanted.tag, subject
                 )
-                at_source.update(artifact.source_digest for artifact in wanted)
             listed = (await self._referrers.lists.read(image.target, subject)).entries
 
             listed_digests = {entry.digest for entry in listed}
-            wanted_digests = {artifact.source_digest for artifact in wanted}
-            below = await gather(
-                [
-                    *(
-                        partial(self._look_at_wanted, look, image, artifact, listed_digests)
-                        for artifact in wanted
-                    ),
-                    *(
-                        partial(self._look_at_listed, look, image, subject, entry)
-                        for entry in listed
-                        if entry.digest not in (subject, *wanted_digests)
-                    ),
-                ]
-            )
-            at_source.update(wanted_digests)
-            return list(chain.from_iterable(below))
+            others = listed_digests - {artifact.source_digest for artifact in wanted} - {subject}
+            looks: list[Callable[[], Awaitable[list[str]]]] = [
+                partial(self._look_at_wanted, look, artifact, listed_digests) for artifact in wanted
+            ]
+            looks += [
+                partial(self._look_at_listed, look, subject, entry)
+                for entry in listed
+                if entry.digest in others
+            ]
+            return list(chain.from_iterable(await gather(looks)))
         return []
 
     async def _look_at_wanted(
-        self, look: _Look, image: _AuditedImage, artifact: Artifact, listed: Collection[str]
+        self, look: _Look, artifact: Artifact, listed: Collection[str]
     ) -> list[str]:
         """Look at an artifact that the source has; return the digests that may have artifacts.
 
         `listed` are the digests that the target lists for its subject.
         """
-        mapping = image.wanted.mapping
+        image = look.image
         digest = artifact.source_digest
         below = [digest]
         with look.judging("manifest", digest):
             manifest = await self._manifest_of(image.target, artifact)
             if manifest is None:
                 # The source may list what it does not hold: no run can bring that.
-                if not await self._referrers.is_at_source(mapping, artifact):
+                if not await self._referrers.is_at_source(image.wanted.mapping, artifact):
                     return []
                 look.flaws.append(Flaw("artifact_missing", f"{artifact} is not there", digest))
             else:
-                below = await self._look_at_artifact(look, image, manifest)
+                below = await self._look_at_artifact(look, manifest)
                 if manifest.digest != digest:
                     what = f"artifact {artifact.reference}: "
                     look.flaws.append(differs(what, manifest.digest, digest))
-                elif artifact.entry is not None and digest not in listed:
+                    return []
+                if artifact.entry is not None and digest not in listed:
                     text = f"{artifact} is there, and the target does not list it"
                     look.flaws.append(Flaw("artifact_missing", text, digest))
-        is_subject = self._referrers.is_subject(mapping, image.wanted.tag, artifact)
-        return below if is_subject else []
+
+        if not self._referrers.is_subject(image.wanted.mapping, image.wanted.tag, artifact):
+            return []
+        look.at_source.update(below)
+        return below
 
     async def _manifest_of(self, target: Repository, artifact: Artifact) -> Manifest | None:
         """Return the manifest of an artifact, None where the target does not hold it."""
@@ -533,23 +539,20 @@ class Audit:
         expected = artifact.entry if artifact.entry.media_type else None
         return await _unless_absent(self._discovery.manifest(target, digest, expected))
 
-    async def _look_at_listed(
-        self, look: _Look, image: _AuditedImage, subject: str, entry: Descriptor
-    ) -> list[str]:
+    async def _look_at_listed(self, look: _Look, subject: str, entry: Descriptor) -> list[str]:
         """Look at an artifact that only the target lists; return the digests that may have artifacts."""
         text = f"{entry.digest} of {subject} is listed, and is not there"
         with look.judging("manifest", entry.digest, Flaw("artifact_missing", text, entry.digest)):
-            manifest = await self._discovery.manifest(image.target, entry.digest, entry)
-            return await self._look_at_artifact(look, image, manifest)
+            manifest = await self._discovery.manifest(look.image.target, entry.digest, entry)
+            return await self._look_at_artifact(look, manifest)
         return []
 
-    async def _look_at_artifact(
-        self, look: _Look, image: _AuditedImage, manifest: Manifest
-    ) -> list[str]:
-        self._report.artifacts_present.add((manifest.digest, image.target.key))
-        below = await self._look_below(image, manifest)
+    async def _look_at_artifact(self, look: _Look, manifest: Manifest) -> list[str]:
+        """Look at what an artifact names; return the digests that may have artifacts."""
+        self._report.artifacts_present.add((manifest.digest, look.image.target.key))
+        below = await self._look_below(look.image, manifest)
         look.add(below)
-        return [manifest.digest, *below.subjects]
+        return [manifest.digest, *(entry.digest for entry in below.entries)]
 
     # Blobs that are read back.
 
@@ -557,14 +560,14 @@ class Audit:
         """Read a blob, and see whether its bytes are right."""
         image = sampled.image
         blob = sampled.blob
-        look = _Look()
+        look = _Look(image)
         with look.judging("blob", blob.digest, incomplete("blob", blob)):
             await self._read_blob(image.target, blob)
             self._report.blobs_read += 1
             self._report.bytes_read += blob.size
         if look.flaws:
             self._report.blobs_present.discard((blob.digest, image.target.key))
-        self._end(image, look)
+        self._end(look)
 
     async def _read_blob(self, target: Repository, blob: Descriptor) -> None:
         """Read a blob to its end, from where it broke. Wrong bytes are read once more, over a fresh
@@ -595,9 +598,10 @@ class Audit:
 
     # Outcomes.
 
-    def _end(self, image: _AuditedImage, look: _Look) -> None:
+    def _end(self, look: _Look) -> None:
         """Report what a look at an image has found."""
-        for flaw in look.flaws:
+        image = look.image
+        for flaw in dict.fromkeys(look.flaws):  # an image and its artifact may lack the same blob
             finding = Finding(image.source_name, image.target_name, flaw)
             self._report.findings.append(finding)
             self._emit(finding)
