@@ -23,7 +23,7 @@ from unittest import mock
 
 import anyio
 
-from _regsync.app import access, auditing, cli, running, watch
+from _regsync.app import access, auditing, cli, locking, running, watch
 from _regsync.app.console import Console
 from conformance.clouds.google import make_key
 from conformance.content.images import Seed
@@ -323,6 +323,7 @@ class Scene:
                 (running, "list_tags"),
                 (access, "check"),
                 (auditing, "audit"),
+                (locking, "renew"),
                 (watch, "run"),
             ):
                 patched.enter_context(mock.patch.object(module, name, _told(getattr(module, name))))

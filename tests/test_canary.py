@@ -84,6 +84,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "sync, its log": ("sync", "--recheck", "-vv", "--log-format", "json", "-c", "FILE"),
     "sync --dry-run": ("sync", "--dry-run", "-vv", "--json", "-c", "FILE"),
     "analyze": ("analyze", "-vv", "-c", "FILE"),
+    "lock": ("lock", "-vv", "--recheck", "-c", "FILE"),
     "audit": ("audit", "-vv", "--json", "--read", "3", "-c", "FILE"),
     "auth": ("auth", "check", "-vv", "-c", "FILE"),
     "auth, json": ("auth", "check", "-vv", "--json", "-c", "FILE"),

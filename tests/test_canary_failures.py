@@ -123,7 +123,10 @@ FAILURES: dict[str, Callable[[Scene], contextlib.AbstractContextManager[None]]] 
     each.__name__: each
     for each in (crashed, interrupted, full, locked, changed, unreachable, circling)
 }
-ONLINE = ("sync", "sync, its log", "sync --dry-run", "analyze", "audit", "auth", "tags", "copy")
+ONLINE = (
+    *("sync", "sync, its log", "sync --dry-run", "analyze", "lock", "audit", "auth", "tags"),
+    "copy",
+)
 OFFLINE = ("validate", "expand", "schema", "version")
 
 
