@@ -151,6 +151,54 @@ async def test_what_is_written_is_read_again_and_nothing_else_is_left(tmp_path: 
     assert (tmp_path / "seen.jsonl").stat().st_ino != before.st_ino
 
 
+ENTRY = {
+    "source": "source.test/app",
+    "digest": DIGEST,
+    "first_seen": "2026-01-01T00:00:00Z",
+    "answered": "2026-01-01T00:00:00Z",
+}
+JANUARY = 1767225600
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"null",
+        b"[" * 10000,
+        b"\xff\xfe",
+        b'{"seen": 1}',
+        *(
+            json.dumps({**ENTRY, **change}).encode()
+            for change in (
+                {"source": "app"},
+                {"source": 1},
+                {"digest": None},
+                {"first_seen": "2026-01-01"},
+                {"first_seen": "2026-13-01T00:00:00Z"},
+                {"answered": "0000-00-00T00:00:00Z"},
+                {"ahead": "soon"},
+            )
+        ),
+    ],
+)
+async def test_a_line_that_is_no_entry_is_skipped_and_goes(tmp_path: Path, line: bytes) -> None:
+    file = tmp_path / "seen.jsonl"
+    other = {**ENTRY, "digest": DIGEST.replace("0", "1")}
+    file.write_bytes(b'{"seen": 1}\n%b\n%b\n' % (line, json.dumps(other).encode()))
+    said = list[tuple[str, ...]]()
+    made = FirstSeen(str(tmp_path), lambda: JANUARY + 86400, lambda *words: said.append(words))
+    made.load()
+    assert made.held_until(WHERE, str(other["digest"]), 86400) is None
+    assert made.held_until(WHERE, DIGEST, 86400) == JANUARY + 2 * 86400
+    await made.save()
+    assert [(level, "the first is line 2" in text) for level, _, text in said] == [
+        ("warning", True)
+    ]
+    assert len(file.read_text().splitlines()) == 3
+
+
 @pytest.mark.virtual_time
 @pytest.mark.anyio
 async def test_a_saving_waits_for_another_one_and_not_for_ever(tmp_path: Path) -> None:

@@ -409,8 +409,9 @@ class Discovery:
                 for tag in tags:
                     if tag.target not in silent:
                         group.start_soon(self._look_at_target, tag, target_reference)
-                has_age = first_seen is not None and mapping.min_age > 0
-                by_head = has_age or self._should_head_first(mapping, target_reference, tags)
+                # Of what may be held back the manifest is fetched only when it is due.
+                may_be_held = first_seen is not None and mapping.min_age > 0
+                by_head = may_be_held or self._should_head_first(mapping, target_reference, tags)
                 # The source's error is raised when the targets have answered: raised here, it would
                 # cancel their look-ups.
                 named = await _or_error(self.name_at_source(mapping, reference, by_head=by_head))
@@ -442,7 +443,7 @@ class Discovery:
             held_until = first_seen.held_until(source.key, named.digest, mapping.min_age)
         held = tuple(lacking) if held_until is not None else ()
 
-        is_copied = lacking and not held
+        is_copied = bool(lacking) and not held
         if not is_copied and not self._wants_all_trees:
             up_to_date = tuple(tag for tag in tags if tag not in lacking)
             # All targets that hold the image hold the same digest.

@@ -527,10 +527,10 @@ class Run:
         for mapping in self._config.mappings:
             moments = self._held_tags[mapping.index]
             if moments and len(moments) == tags[mapping.index]:
+                place = f"{self._discovery.source_of(mapping)} -> {mapping.target_repository}"
                 text = (
-                    f"{self._discovery.source_of(mapping)} -> {mapping.target_repository}: min_age holds back all"
-                    f" that the mapping selects (tags: {len(moments)}),"
-                    f" until {time_text(min(moments))} at least"
+                    f"{place}: min_age holds back all that the mapping selects"
+                    f" (tags: {len(moments)}), until {time_text(min(moments))} at least"
                 )
                 self._log("warning", "all_held", text)
 
