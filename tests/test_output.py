@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
-from types import SimpleNamespace
-from typing import Any, ClassVar
+import re
+from collections.abc import Iterable
+from typing import Any
 
 import anyio
 import pytest
 
-from _regsync.app.console import Console, Snapshot, progress_lines
-from _regsync.app.progress import show_progress
+from _regsync.app.console import Console
+from _regsync.app.display import Snapshot, in_steps, progress_lines
+from _regsync.app.progress import Pace, show_progress
 from _regsync.errors import ConfigError, ContentError, Problem, RegsyncError, Side
 from _regsync.sync.report import Outcome, Report
+from tests.works import ask, throttle, work
 
 HOSTILE = "a\x1b[2Jb\x9b31mc\rd\ne\u202ef\x00g\x7fh\u2028i"
 CLEAR = "\r\x1b[1A\x1b[J"
@@ -233,6 +237,7 @@ def test_json_log_lines_are_objects_with_their_events_fields(
         "event": "heartbeat",
         "message": "1 of 2 images, 500 B of 1.0 KB, 50 B/s, 10s; copying a",
         **{"done": 1, "known": 2, "bytes": 500, "expected": 1000, "rate": 50.0, "elapsed": 10.0},
+        **{"remaining": None, "saved_present": 0, "saved_mounted": 0, "registries": []},
         "waiting": "copying a",
     }
 
@@ -330,8 +335,8 @@ BUSY = Snapshot(
             60,
             "#-",
             [
-                "images ######-------------- 12 of 40",
-                "data   ##########---------- 600.0 MB of 1.2 GB, 5.2 MB/s",
+                "images ###------- 12 of 40",
+                "data   #####----- 600.0 MB of 1.2 GB, 5.2 MB/s",
                 "1m05s  copying docker.io/library/nginx:1.27",
             ],
             id="60 columns without UTF-8",
@@ -347,24 +352,41 @@ BUSY = Snapshot(
             ],
             id="no room for bars",
         ),
+        pytest.param(
+            BUSY._replace(
+                remaining=225.0,
+                saved_present=8_100_000_000,
+                saved_mounted=3_300_000_000,
+                registries=tuple(f"registry {n}: 2 failed" for n in range(7)),
+            ),
+            80,
+            "#-",
+            [
+                "images #######----------------- 12 of 40",
+                "data   ------------------------ 31.5 MB of 1.2 GB, 5.2 MB/s, 4m00s left",
+                "saved  11.4 GB: 8.1 GB already there, 3.3 GB mounted",
+                "1m05s  copying docker.io/library/nginx:1.27",
+                "registry 0: 2 failed",
+                "registry 1: 2 failed",
+                "registry 2: 2 failed",
+                "and 4 more registries",
+            ],
+            id="all that there may be",
+        ),
         pytest.param(BUSY, 10, "#-", ["images 1~", "data   3~", "1m05s  c~"], id="hardly any room"),
         pytest.param(BUSY, 1, "#-", ["~", "~", "~"], id="one column"),
         pytest.param(
             Snapshot(0, 0, 0, 0, 0.0, 0.3, "asking what there is"),
             60,
             "#-",
-            ["images -------------------- 0 of 0", "0.3s   asking what there is"],
+            ["images ---------- 0 of 0", "0.3s   asking what there is"],
             id="nothing known yet",
         ),
         pytest.param(
             Snapshot(1, 1, 3000, 2000, 0.0, 7200.0, ""),
             60,
             "#-",
-            [
-                "images #################### 1 of 1",
-                "data   #################### 3.0 KB of 3.0 KB, 0 B/s",
-                "2h00m",
-            ],
+            ["images ########## 1 of 1", "data   ########## 3.0 KB of 3.0 KB, 0 B/s", "2h00m"],
             id="read again: more bytes than expected",
         ),
     ],
@@ -479,28 +501,12 @@ def test_progress_is_live_on_terminals_and_a_heartbeat_elsewhere(
     assert (console.live, console.heartbeat) == (live, heartbeat)
 
 
-class Progress:
-    images_known, images_done, bytes_expected = 4, 1, 90_000_000
-    transport: ClassVar[Any] = SimpleNamespace(
-        blob_bytes=60_000_000,
-        throttled_windows={},
-        recovery=SimpleNamespace(describe=lambda _: None),
-    )
-    names: ClassVar[list[str]] = ["s/app:1", "s/app:2"]
-    drain_ends: ClassVar[float | None] = None
-    doing = "copying"
-
-    @classmethod
-    def under_way(cls) -> list[str]:
-        return cls.names
-
-
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_without_a_terminal_a_heartbeat_comes_every_thirty_seconds() -> None:
     screen = Screen(progress=True)
     with anyio.move_on_after(61):
-        await show_progress(screen.console, Progress)
+        await show_progress(screen.console, work())
     assert screen.texts == (
         "",
         "still running: 1 of 4 images, 60.0 MB of 90.0 MB, 2.0 MB/s, 30s; 2 under way, first s/app:1\n"
@@ -512,13 +518,10 @@ async def test_without_a_terminal_a_heartbeat_comes_every_thirty_seconds() -> No
 @pytest.mark.virtual_time
 async def test_on_a_terminal_the_live_display_moves_and_is_gone_at_the_end() -> None:
     screen = Screen(progress=True, terminal=True)
-    with anyio.move_on_after(0.6):
-        await show_progress(screen.console, Progress)
-    assert [text.partition("of 90.0 MB, ")[2].partition("\n")[0] for _, text in screen.record] == [
-        "240.0 MB/s",
-        "120.0 MB/s",
-        "",
-    ]
+    with anyio.move_on_after(2.6):
+        await show_progress(screen.console, work())
+    rates = [text.partition("of 90.0 MB, ")[2].partition("\n")[0] for _, text in screen.record]
+    assert rates == [*["240.0 MB/s"] * 4, *["48.0 MB/s"] * 4, *["26.7 MB/s"] * 2, ""]
     assert screen.record[-1] == ("err", "\r\x1b[2A\x1b[J")
 
 
@@ -526,48 +529,141 @@ async def test_on_a_terminal_the_live_display_moves_and_is_gone_at_the_end() -> 
 @pytest.mark.virtual_time
 async def test_the_rate_is_that_of_the_last_seconds() -> None:
     screen = Screen(progress=True, terminal=True)
-    with anyio.move_on_after(5.6):
-        await show_progress(screen.console, Progress)
+    with anyio.move_on_after(6.6):
+        await show_progress(screen.console, work())
     assert ", 0 B/s\n" in screen.record[-2][1], "all bytes came in the first quarter of a second"
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(
-    ("known", "paused", "names", "waiting"),
+    ("known", "names", "doing"),
     [
-        (0, {}, [], "asking what there is"),
-        (4, {}, [], "comparing tags"),
-        (4, {}, ["s/app:1"], "copying s/app:1"),
-        (
-            4,
-            {"hub": 12.25, "past": 0.1},
-            ["s/app:1"],
-            "hub is throttled (429), window 2, next try in 12s",
-        ),
-        (4, {"past": 0.1}, ["s/app:1", "b", "c"], "3 under way, first s/app:1"),
+        (1, [], "asking what there is"),
+        (4, [], "comparing tags"),
+        (4, ["s/app:1"], "copying s/app:1"),
+        (4, ["s/app:1", "b", "c"], "3 under way, first s/app:1"),
     ],
 )
-async def test_what_a_run_waits_for_is_named(
-    known: int, paused: dict[str, float], names: list[str], waiting: str
-) -> None:
-    progress = Progress()
-    began = anyio.current_time()
-    progress.images_known, progress.images_done = known, min(known, 1)
-    meters = {
-        host: SimpleNamespace(paused_until=began + until, width=2.5)
-        for host, until in paused.items()
-    }
-    progress.transport = SimpleNamespace(
-        blob_bytes=60_000_000,
-        throttled_windows=meters,
-        recovery=SimpleNamespace(describe=lambda _: None),
-    )  # type: ignore[misc]
-    progress.under_way = lambda: names  # type: ignore[method-assign]
+async def test_what_a_run_does_is_named(known: int, names: list[str], doing: str) -> None:
     screen = Screen(progress=True, terminal=True)
     with anyio.move_on_after(0.4):
-        await show_progress(screen.console, progress)
-    assert screen.record[0][1].splitlines()[-1][7:] == waiting
+        await show_progress(screen.console, work(images_known=known, under_way=lambda: names))
+    assert screen.record[0][1].splitlines()[-1][7:] == doing
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_each_registry_that_is_away_throttled_slow_or_failing_has_a_line() -> None:
+    shown = work()
+    shown.transport.recovery.describe = lambda now: {"away": f"waiting for away, {now:.0f}s"}
+    throttle(shown, "hub", 12.25)
+    throttle(shown, "past", 0.1)
+    ask(shown, "slow", requests=7, in_use=3)
+    ask(shown, "idle", requests=7, in_use=0)
+    shown.failures.update({"bad": 2, "hub": 1})
+    screen = Screen(progress=True, terminal=True)
+    with anyio.move_on_after(11):
+        await show_progress(screen.console, shown)
+
+    first = screen.record[0][1].splitlines()[3:]
+    began = anyio.current_time() - 11
+    assert first == [
+        f"waiting for away, {began + 0.25:.0f}s",
+        "hub is throttled (429), window 2, next try in 12s, 1 failed",
+        "bad: 2 failed",
+    ]
+    assert "slow has not answered for 10s" in screen.record[-2][1].splitlines()
+    assert not re.search("idle|past", screen.err.getvalue())
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_registry_is_not_slow_while_bytes_move() -> None:
+    shown = work()
+    ask(shown, "slow", requests=7, in_use=3)
+    screen = Screen(progress=True, terminal=True)
+    with anyio.move_on_after(30):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(show_progress, screen.console, shown)
+            while True:
+                await anyio.sleep(1)
+                shown.transport.bytes_sent += 1
+    assert "slow" not in screen.err.getvalue()
+
+
+# How long the rest takes.
+
+
+def told(pace: Pace, moments: Iterable[tuple[float, int, int]]) -> list[float | None]:
+    """Return the steps in which a time left is told, for moments with bytes moved and expected."""
+    shown = list[float | None]()
+    for now, moved, expected in moments:
+        pace.record(now, moved, expected)
+        rest = pace.remaining(now)
+        shown.append(None if rest is None else in_steps(rest))
+    return shown
+
+
+def test_the_time_left_is_told_when_no_more_to_move_has_been_found_for_a_while() -> None:
+    growing = [(float(n), n * 10, 1000 + n * 100) for n in range(1, 10)]
+    settled = [(float(n), n * 10, 1900) for n in range(10, 20)]
+    shown = told(Pace(0.0), [*growing, *settled])
+    assert shown[:13] == [None] * 13
+    assert None not in shown[13:]
+
+
+def test_the_time_left_does_not_jump_when_bytes_come_in_bursts() -> None:
+    """Bytes that come every third second, at one rate on the whole."""
+    pace = Pace(0.0)
+    moments = [(n / 4, int(n / 12) * 300, 20_000) for n in range(1, 400)]
+    shown = [each for each in told(pace, moments)[120:] if each is not None]
+    assert all(later <= earlier for earlier, later in itertools.pairwise(shown))
+    assert shown[0] - shown[-1] == pytest.approx(70, abs=30)
+
+
+def test_nothing_is_said_of_the_rest_while_nothing_moves() -> None:
+    assert told(Pace(0.0), [(float(n), 0, 1000) for n in range(1, 60)]) == [None] * 59
+    still = [(float(n), 500, 1000) for n in range(1, 60)]
+    assert told(Pace(0.0), still)[40:] == [None] * 19
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(0.0, 0), (0.2, 5), (59.9, 60), (61.0, 90), (599.0, 600), (601.0, 900), (7201.0, 7500)],
+)
+def test_the_time_left_is_told_in_steps(seconds: float, shown: float) -> None:
+    assert in_steps(seconds) == shown
+
+
+# Hosts that all images have.
+
+
+def test_a_terminal_shows_hosts_once_where_all_images_have_the_same() -> None:
+    screen = Screen(terminal=True)
+    screen.console.begin({("s", "t")})
+    screen.console.outcome(outcome("skipped"))
+    assert screen.out.getvalue() == ""
+    screen.console.outcome(outcome("synced"))
+    screen.console.outcome(outcome("synced", bytes=1000))
+    screen.console.outcome(outcome("failed", REFUSED))
+    assert screen.out.getvalue() == (
+        "s -> t\nsynced app:1 -> app:1 (0 B, 0.0s)\nsynced app:1 -> app:1 (1.0 KB, 0.0s)\n"
+    )
+    assert FAILED.strip() in re.sub("\x1b\\[[0-9;]*m", "", screen.err.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("terminal", "hosts"),
+    [(False, {("s", "t")}), (True, {("s", "t"), ("s", "u")}), (True, {("s", "t"), ("r", "t")})],
+)
+def test_pipes_and_runs_between_several_hosts_show_them_with_each_image(
+    terminal: bool, hosts: set[tuple[str, str]]
+) -> None:
+    screen = Screen(terminal=terminal)
+    screen.console.begin(hosts)
+    screen.console.outcome(outcome("synced"))
+    assert screen.out.getvalue() == "synced s/app:1 -> t/app:1 (0 B, 0.0s)\n"
 
 
 # --- colours

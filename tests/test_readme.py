@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from _regsync.app import cli
-from _regsync.app.console import Snapshot, progress_lines
+from _regsync.app.display import Snapshot, progress_lines
 from _regsync.config.fields import SECTIONS
 from _regsync.config.reader import ConfigFile, load
 from _regsync.errors import RegsyncError
@@ -151,10 +151,20 @@ def test_every_command_with_json_is_named() -> None:
 
 def test_the_display_is_the_programs() -> None:
     shown = next(block for _, block in BLOCKS if block.startswith("images "))
-    waits = (
-        "docker.io is throttled (429), window 2, next try in 4.2s"  # as tests/test_output.py has it
+    now = Snapshot(
+        done=12,
+        known=29,
+        bytes=78_800_000,
+        expected=150_100_000,
+        rate=4_900_000,
+        elapsed=17.0,
+        waiting="3 under way, first docker.io/library/nginx:1.27",
+        remaining=14.6,
+        saved_present=8_100_000_000,
+        saved_mounted=3_300_000_000,
+        # As tests/test_output.py has it.
+        registries=("docker.io is throttled (429), window 2, next try in 4.2s",),
     )
-    now = Snapshot(12, 29, 78_800_000, 150_100_000, 4_900_000, 17.0, waits)
     assert shown.splitlines() == progress_lines(now, 80, "█░")
 
 

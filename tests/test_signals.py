@@ -14,17 +14,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import anyio
 import pytest
 
-from _regsync.app.console import Snapshot
+from _regsync.app.display import Snapshot
 from _regsync.app.progress import show_progress
-from _regsync.providers import Pace
-from _regsync.registry.throttle import RegistryLimits, RequestWindow
 from _regsync.sync.run import DRAIN_SECONDS
 from conformance.content.images import Image, Seed
 from conformance.messages import Request, digest_of
@@ -33,6 +30,7 @@ from conformance.server.memory import Link, Place
 from conformance.server.sockets import Server
 from tests.ends import ROOT, Ran, Virtual, document, held, only, stopped_at, tags, virtual
 from tests.states import entries
+from tests.works import throttle, work
 
 on_a_clock = [pytest.mark.anyio, pytest.mark.virtual_time]
 SIGNALS = pytest.mark.parametrize(
@@ -345,28 +343,15 @@ async def test_the_display_says_that_a_run_stops() -> None:
         def clear(self) -> None:
             pass
 
-    meter = RequestWindow(Pace("manifest_get"), RegistryLimits(50))
-    meter.paused_until = anyio.current_time() + 100
-    transport = SimpleNamespace(
-        blob_bytes=0,
-        throttled_windows={"registry.test": meter},
-        recovery=SimpleNamespace(describe=lambda _: None),
-    )
-    progress: Any = SimpleNamespace(
-        images_known=0,
-        images_done=0,
-        bytes_expected=0,
-        drain_ends=None,
-        under_way=list,
-        transport=transport,
-    )
+    progress = work(under_way=list)
+    throttle(progress, "registry.test", 100)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(show_progress, Terminal(), progress)
         await anyio.sleep(1.1)
         progress.drain_ends = anyio.current_time() + DRAIN_SECONDS
         await anyio.sleep(5)
         tasks.cancel_scope.cancel()
-    assert "throttled" in shown[0].waiting
+    assert "throttled" in shown[0].registries[0]
     assert shown[-1].waiting == "stopping in 20s at most, 0 under way"
 
 

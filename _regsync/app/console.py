@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, TextIO
 
+from _regsync.app.display import Snapshot, progress_lines
 from _regsync.errors import RegsyncError
-from _regsync.text import duration_text, one_line, size_text
+from _regsync.text import one_line
 
 if TYPE_CHECKING:
     from _regsync.sync.findings import AuditReport
@@ -28,65 +29,9 @@ NO_COLOUR = "\x1b[0m"
 CLEAR_BELOW = "\x1b[J"
 
 LONGEST_LINE = 2000  # characters: room for two references and a cause, which are cut before
-LONGEST_BAR = 24  # columns
-SHORTEST_BAR = 4  # columns; below it the numbers alone are shown
-USUAL_TEXT = 30  # columns kept for the text behind a bar, so that usual texts do not move it
-LABEL = 7  # columns of "images", "data" and the elapsed time
 
 USUAL_COLUMNS = 80  # of a terminal that does not say
 USUAL_ROWS = 24
-
-
-class Snapshot(NamedTuple):
-    """How far a run is."""
-
-    done: int  # images
-    known: int  # images so far, done or not
-    bytes: int  # that were moved
-    expected: int  # bytes so far, moved or not
-    rate: float  # bytes a second
-    elapsed: float  # seconds
-    waiting: str  # what takes long, in words
-
-    def __str__(self) -> str:
-        text = f"{self.done} of {self.known} images, {self.data}, {duration_text(self.elapsed)}"
-        return f"{text}; {self.waiting}" if self.waiting else text
-
-    @property
-    def data(self) -> str:
-        # A blob that is read again makes more bytes than were expected.
-        total = max(self.bytes, self.expected)
-        return f"{size_text(self.bytes)} of {size_text(total)}, {size_text(int(self.rate))}/s"
-
-
-def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
-    """Return the live display: at most three lines, none as wide as the terminal.
-
-    `marks` are the characters of a bar, for what is done and for what is left.
-    """
-    images_text = f"{now.done} of {now.known}"
-    longest = max(USUAL_TEXT, len(images_text), len(now.data))
-    width = min(LONGEST_BAR, columns - LABEL - 3 - longest)
-
-    lines = [bar_line("images", now.done, now.known, images_text, width, marks)]
-    if now.expected or now.bytes:
-        total = max(now.bytes, now.expected)
-        lines.append(bar_line("data", now.bytes, total, now.data, width, marks))
-    lines.append(f"{duration_text(now.elapsed):<{LABEL}}{now.waiting}".rstrip())
-    return [shorten(line, columns) for line in lines]
-
-
-def bar_line(label: str, part: int, total: int, text: str, width: int, marks: str) -> str:
-    bar = ""
-    if width >= SHORTEST_BAR:
-        full = width * part // max(total, 1)
-        bar = f"{marks[0] * full}{marks[1] * (width - full)} "
-    return f"{label:<{LABEL}}{bar}{text}"
-
-
-def shorten(line: str, columns: int) -> str:
-    """Keep the last column free: some terminals wrap there, and a wrapped line is not cleared."""
-    return line if len(line) < columns else f"{line[: max(0, columns - 2)]}~"
 
 
 class Console:
@@ -110,6 +55,9 @@ class Console:
         self._colours = COLOURS if is_styled and not os.environ.get("NO_COLOR") else {}
         self._marks = "█░" if is_utf8 else "#-"  # as in `progress_lines`
         self._display = list[str]()  # the lines of the live display as they stand
+        # The hosts that the lines of images are without, because all have the same; else empty.
+        self._common_hosts = ("", "")
+        self._has_shown_hosts = False
 
     def log(self, level: str, event: str, message: str, **fields: object) -> None:
         """Write a line to standard error, if its level is shown."""
@@ -141,7 +89,19 @@ class Console:
             fields = {**outcome.as_json(), "hint": outcome.error.hint}
             self._log_line(line, "error", "image_failed", line, **fields)
         elif outcome.status == "synced" and not self.as_json:
-            self.line(outcome.line())
+            source, target = self._common_hosts
+            if source and not self._has_shown_hosts:
+                self.line(f"{source} -> {target}")
+                self._has_shown_hosts = True
+            self.line(outcome.line(source, target))
+
+    def begin(self, hosts: Collection[tuple[str, str]]) -> None:
+        """Learn from which source hosts to which target hosts a run copies.
+
+        Where there is one of each, a terminal shows them once, and not with each image.
+        """
+        if len(hosts) == 1 and self._out.isatty():
+            (self._common_hosts,) = hosts
 
     def error(self, error: RegsyncError) -> None:
         """Show the error that ended the command: a line for each problem, and the JSON document."""

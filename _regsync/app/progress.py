@@ -1,6 +1,7 @@
 """How far a run is: measured now and then, and given to the console.
 
-Owns: how often that happens, and the words for what takes long.
+Owns: how often that happens, how fast bytes move and how long the rest takes, and the words for what
+takes long.
 May not know: how a terminal is drawn on.
 Follows: docs/design.md section 10.
 """
@@ -8,21 +9,31 @@ Follows: docs/design.md section 10.
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 import anyio
 
-from _regsync.app.console import Console, Snapshot
+from _regsync.app.console import Console
+from _regsync.app.display import Snapshot
 from _regsync.registry.transport import Transport
+from _regsync.sync.image import Savings
 from _regsync.text import duration_text
 
 DISPLAY_SECONDS = 0.25  # between two drawings of the live display
 HEARTBEAT_SECONDS = 30.0  # between two lines where no terminal shows a display
+
 RATE_SECONDS = 5.0  # of which the rate is the average: a longer average hides a standstill
+NEW_RATE_SECONDS = 1.0  # between two rates that are shown: digits that never rest cannot be read
+FORECAST_SECONDS = 30.0  # of which the rate is the average by which the rest is reckoned
+SETTLED_SECONDS = 5.0  # without more to move: before, the rest is not known
+STEADY_SHARE = 0.15  # of the time left, by which a new forecast has to differ to be shown
+
+SILENCE_SECONDS = 10.0  # without an answer, after which a registry is called slow
 
 
 class Work(Protocol):
-    """What shows how far it is: a run's scheduler, or an audit."""
+    """What shows how far it is: a run's scheduler, an audit, or a lock."""
 
     @property
     def transport(self) -> Transport: ...
@@ -35,8 +46,18 @@ class Work(Protocol):
         """Images so far, done or not."""
 
     @property
+    def bytes_moved(self) -> int: ...
+
+    @property
     def bytes_expected(self) -> int:
         """Bytes of blobs so far, moved or not."""
+
+    @property
+    def savings(self) -> Savings: ...
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """By host, how many images have failed there."""
 
     @property
     def drain_ends(self) -> float | None:
@@ -53,50 +74,141 @@ class Work(Protocol):
 async def show_progress(console: Console, work: Work) -> None:
     """Keep the live display, or write a heartbeat every 30 s, until cancelled."""
     began = anyio.current_time()
-    samples = deque([(began, 0)])  # time, and bytes moved until then
+    pace = Pace(began)
+    silences = Silences()
     pause = DISPLAY_SECONDS if console.live else HEARTBEAT_SECONDS
     try:
         while True:
             await anyio.sleep(pause)
             now = anyio.current_time()
-            moved = work.transport.blob_bytes
-            while len(samples) > 1 and samples[1][0] <= now - RATE_SECONDS:
-                samples.popleft()
-            sampled_at, moved_then = samples[0]
-            samples.append((now, moved))
+            pace.record(now, work.bytes_moved, work.bytes_expected)
+            silences.record(now, work)
             console.progress(
                 Snapshot(
                     done=work.images_done,
                     known=work.images_known,
-                    bytes=moved,
+                    bytes=work.bytes_moved,
                     expected=work.bytes_expected,
-                    rate=(moved - moved_then) / (now - sampled_at),
+                    rate=pace.rate,
                     elapsed=now - began,
-                    waiting=describe_wait(work, now),
+                    waiting=describe_work(work, now),
+                    remaining=pace.remaining(now),
+                    saved_present=work.savings.present,
+                    saved_mounted=work.savings.mounted,
+                    registries=tuple(describe_registries(work, silences, now).values()),
                 )
             )
     finally:
         console.clear()
 
 
-def describe_wait(work: Work, now: float) -> str:
-    """Say in a few words what the run is waiting for."""
+class _Sample(NamedTuple):
+    time: float
+    moved: int  # bytes until then
+
+
+class Pace:
+    """How fast bytes move, and how long the rest takes, told so that neither jumps."""
+
+    def __init__(self, began: float) -> None:
+        self.rate = 0.0  # bytes a second
+        self._samples = deque([_Sample(began, 0)])
+        self._rated_at = began
+        self._expected = 0
+        self._grew_at = began
+        self._ends_at: float | None = None
+
+    def record(self, now: float, moved: int, expected: int) -> None:
+        """Note how many bytes were moved until now, and how many are to be moved in all."""
+        self._samples.append(_Sample(now, moved))
+        while self._samples[1].time <= now - FORECAST_SECONDS:
+            self._samples.popleft()
+
+        if not self.rate or now - self._rated_at >= NEW_RATE_SECONDS:
+            self.rate = self._rate_since(now - RATE_SECONDS)
+            self._rated_at = now
+        if expected > self._expected:
+            self._grew_at = now
+        self._expected = expected
+        self._forecast(now, expected - moved)
+
+    def _rate_since(self, moment: float) -> float:
+        """Return the average rate from a moment on, or from the first sample that is kept."""
+        last = self._samples[-1]
+        first = next(
+            (sample for sample in reversed(self._samples) if sample.time <= moment),
+            self._samples[0],
+        )
+        return (last.moved - first.moved) / max(last.time - first.time, 1e-3)
+
+    def _forecast(self, now: float, rest: int) -> None:
+        rate = self._rate_since(now - FORECAST_SECONDS)
+        if rest <= 0 or rate <= 0 or now - self._grew_at < SETTLED_SECONDS:
+            self._ends_at = None
+            return
+        ends_at = now + rest / rate
+        if self._ends_at is None or abs(ends_at - self._ends_at) > STEADY_SHARE * (ends_at - now):
+            self._ends_at = ends_at
+
+    def remaining(self, now: float) -> float | None:
+        """Return the seconds that are left; None where that is not known, or nothing moves."""
+        if self._ends_at is None or not self.rate:
+            return None
+        return max(0.0, self._ends_at - now)
+
+
+class Silences:
+    """Since when registries have not answered the requests that are on their way."""
+
+    def __init__(self) -> None:
+        # By host: how many requests there were, and when there was another one last.
+        self._requests = dict[str, int]()
+        self._moved_at = dict[str, float]()
+        self._bytes = 0
+
+    def record(self, now: float, work: Work) -> None:
+        """Look at the requests of now."""
+        transport = work.transport
+        bytes_now = transport.blob_bytes + transport.bytes_sent
+        for host, limits in transport.gate.limits.items():
+            requests = transport.requests[host].total() if host in transport.requests else 0
+            # Bytes may be those of another host. A registry is called slow late rather than wrongly.
+            has_moved = requests != self._requests.get(host) or bytes_now != self._bytes
+            if has_moved or not limits.in_use:
+                self._moved_at[host] = now
+            self._requests[host] = requests
+        self._bytes = bytes_now
+
+    def longest(self, now: float) -> dict[str, float]:
+        """Return the hosts that are slow to answer, with the seconds since their last one."""
+        silent = {host: now - moment for host, moment in self._moved_at.items()}
+        return {host: seconds for host, seconds in silent.items() if seconds >= SILENCE_SECONDS}
+
+
+def describe_work(work: Work, now: float) -> str:
+    """Say in a few words what is being done."""
     names = work.under_way()
     if work.drain_ends is not None:
         remaining = duration_text(max(0.0, work.drain_ends - now))
         return f"stopping in {remaining} at most, {len(names)} under way"
-
-    outage = work.transport.recovery.describe(now)
-    if outage is not None:
-        return outage
-
-    for host, window in work.transport.throttled_windows.items():
-        if window.paused_until > now:
-            text = f"{host} is throttled (429), window {window.width:.0f}"
-            return f"{text}, next try in {duration_text(window.paused_until - now)}"
-
     if not names:
         return "asking what there is" if work.images_done == work.images_known else "comparing tags"
     if len(names) == 1:
         return f"{work.doing} {names[0]}"
     return f"{len(names)} under way, first {names[0]}"
+
+
+def describe_registries(work: Work, silences: Silences, now: float) -> dict[str, str]:
+    """Say in a line each, by host, which registries are away, throttled, slow or failing."""
+    lines = work.transport.recovery.describe(now)
+    for host, window in work.transport.throttled_windows.items():
+        if window.paused_until > now:
+            text = f"{host} is throttled (429), window {window.width:.0f}"
+            seconds = duration_text(window.paused_until - now)
+            lines.setdefault(host, f"{text}, next try in {seconds}")
+    for host, silence in silences.longest(now).items():
+        lines.setdefault(host, f"{host} has not answered for {duration_text(silence)}")
+    for host, count in work.failures.items():
+        text = f"{count} failed"
+        lines[host] = f"{lines[host]}, {text}" if host in lines else f"{host}: {text}"
+    return lines

@@ -80,6 +80,8 @@ async def run(
             lock=lock,
             retry=retry,
         )
+        if kind == "sync" and image is None:
+            console.begin(_hosts_of(config))
         signals = await carry_out(work, image, console)
     elapsed = anyio.current_time() - began
 
@@ -100,6 +102,15 @@ async def run(
     else:
         console.lines(lines)
     return 128 + signals[0] if report.interrupted else report.exit_status()
+
+
+def _hosts_of(config: Config) -> set[tuple[str, str]]:
+    """Return from which source hosts to which target hosts the mappings copy."""
+    return {
+        (mapping.source.authority, target.authority)
+        for mapping in config.mappings
+        for target in mapping.targets
+    }
 
 
 async def carry_out(work: Run, image: SingleImage | None, console: Console) -> list[int]:

@@ -30,8 +30,8 @@ from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from _regsync.oci.reference import check_digest
 from _regsync.providers import Pace, Row, UploadStyle
-from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import Demand, RegistryLimits
+from _regsync.registry.transport import Transport
 from _regsync.text import Secrets
 
 # Bytes of a manifest, as registries take it.
@@ -60,9 +60,13 @@ _SLOW_PIECE = 0.02
 class LayoutHost:
     """A layout as copies see it, where registries have their host."""
 
-    def __init__(self, registry: Registry, layout: Layout, demand: Demand) -> None:
+    def __init__(
+        self, registry: Registry, layout: Layout, demand: Demand, count_sent: Callable[[int], None]
+    ) -> None:
         self.registry = registry
         self.demand = demand
+        # Called with how many bytes of a blob were written.
+        self.count_sent = count_sent
         self.layout = layout
         self.key = registry.authority
         self.origin = Origin(registry.scheme, registry.host, registry.port)
@@ -417,6 +421,7 @@ class _BlobWriting:
             while piece := await pieces.next():
                 with self._place():
                     await self._file.write(piece)
+                self._repository.host.count_sent(len(piece))
         except LayoutError:
             self._file = None
             raise
@@ -449,9 +454,10 @@ class _BlobWriting:
 class Layouts:
     """The layouts of a run, each read once."""
 
-    def __init__(self, gate: Gate, log: Callable[..., None]) -> None:
-        self._gate = gate
-        self._log = log
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._gate = transport.gate
+        self._log = transport.machine.log
         # By path.
         self._hosts = dict[str, LayoutHost]()
         # Set when something was put that is not safe yet.
@@ -478,7 +484,7 @@ class Layouts:
                 registry.authority, meters=limits.meters_of("", "blob_get", "upload_body")
             )
             layout = Layout(path, self._log, lambda: self._has_put.set())
-            self._hosts[path] = LayoutHost(registry, layout, demand)
+            self._hosts[path] = LayoutHost(registry, layout, demand, self._transport.count_sent)
         return self._hosts[path]
 
     async def commit_regularly(self) -> None:

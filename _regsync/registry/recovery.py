@@ -102,13 +102,14 @@ class Recovery:
     def probes_under_way(self) -> int:
         return [peer.outage.reach for peer in self._peers.values()].count(Reach.PROBED)
 
-    def describe(self, now: float) -> str | None:
-        """Say in a few words which host is waited for the longest; None where none is."""
+    def describe(self, now: float) -> dict[str, str]:
+        """Say in a few words, by host, which hosts are waited for, the longest absent first."""
         away = [peer for peer in self._peers.values() if peer.outage.is_on and peer.waiting]
-        if not away:
-            return None
-        peer = min(away, key=lambda peer: peer.outage.since)
-        return f"{_waiting_for(peer)}, {duration_text(now - peer.outage.since)}"
+        away.sort(key=lambda peer: peer.outage.since)
+        return {
+            peer.origin.authority: f"{_waiting_for(peer)}, {duration_text(now - peer.outage.since)}"
+            for peer in away
+        }
 
     # What requests meet.
 

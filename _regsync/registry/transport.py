@@ -127,9 +127,13 @@ class Call(NamedTuple):
 
 
 class Body(Pieces):
-    """An upload's body on its way. It says when it begins and when it is well under way."""
+    """An upload's body on its way. It says when it begins and when it is well under way, and counts
+    its bytes in the transport.
+    """
 
-    def __init__(self, pieces: Pieces, seconds: float, on_begin: Callable[[], None]) -> None:
+    def __init__(
+        self, pieces: Pieces, seconds: float, on_begin: Callable[[], None], transport: Transport
+    ) -> None:
         self.length = pieces.length
         self.seconds = seconds  # for the answer, after the last piece
         self.authorization: str | None = None  # with which it was sent
@@ -139,6 +143,7 @@ class Body(Pieces):
 
         self._pieces = pieces
         self._on_begin = on_begin
+        self._transport = transport
         self._has_begun = False
         self._taken = 0
 
@@ -151,6 +156,7 @@ class Body(Pieces):
             self.on_under_way()
         piece = await self._pieces.next()
         self._taken += len(piece)
+        self._transport.count_sent(len(piece))
         return piece
 
     def write_to(self, socket: int) -> int:
@@ -159,6 +165,7 @@ class Body(Pieces):
             self.on_under_way()
         sent = self._pieces.write_to(socket)
         self._taken += sent
+        self._transport.count_sent(sent)
         return sent
 
 
@@ -194,9 +201,11 @@ class Transport:
         self.throttled: Counter[str] = Counter()
         self.throttled_windows: dict[str, RequestWindow] = {}
 
-        # When an answer came last, or bytes moved; bytes of blobs in this run.
+        # When an answer came last, or bytes moved.
         self.last_progress = -math.inf
+        # Bytes of blobs in this run: read from sources, and sent to targets.
         self.blob_bytes = 0
+        self.bytes_sent = 0
 
         # By credential and way of connecting; and by origin, whoever came first.
         self._hosts: dict[tuple[object, ...], RegistryClient] = {}
@@ -240,6 +249,10 @@ class Transport:
         for pool in (self.pool, self.foreign_pool):
             pool.close()
 
+    def count_sent(self, count: int) -> None:
+        """Count bytes of a blob that went to a target."""
+        self.bytes_sent += count
+
     def begin(self, registries: Collection[Registry]) -> None:
         """Begin another run, with the clients of those of its registries that are what they were."""
         hosts = self._hosts
@@ -247,6 +260,7 @@ class Transport:
         self._known = {}
         self.gate.youngest = 0.0
         self.blob_bytes = 0
+        self.bytes_sent = 0
         self.requests.clear()
         self.throttled.clear()
         self._clouds.reload()

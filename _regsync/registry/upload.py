@@ -158,7 +158,7 @@ class Upload:
         timeouts = self._transport.machine.timeouts
         # A registry may hash or copy the whole blob before it answers.
         seconds = min(timeouts.finish + self.blob.size / _MIB, timeouts.longest_finish)
-        body = Body(pieces, seconds, self._on_begin)
+        body = Body(pieces, seconds, self._on_begin, self._transport)
         turn = await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
         async with turn as response:
             if not response.early or response.status < 500:

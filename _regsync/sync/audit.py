@@ -9,9 +9,10 @@ Follows: docs/design.md section 12.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import partial
 from itertools import chain
+from types import MappingProxyType
 from typing import NamedTuple
 
 import anyio
@@ -34,6 +35,7 @@ from _regsync.state.knowledge import Knowledge, RepositoryKey, digest_like, key_
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.discovery import Discovery, Once, check_tree_size, gather
 from _regsync.sync.findings import AuditReport, Finding, Flaw, corrupt, differs, incomplete, missing
+from _regsync.sync.image import Savings
 from _regsync.sync.locked import LockedDiscovery, LockedReferrers
 from _regsync.sync.lockfile import Lock
 from _regsync.sync.mappings import WantedTag, assign, grouped
@@ -147,6 +149,9 @@ class Audit:
     doing = "looking at"
     # A signal ends an audit at once.
     drain_ends = None
+    # Nothing is sent, and findings are told as they come.
+    savings = Savings()
+    failures: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
         self,
@@ -205,6 +210,10 @@ class Audit:
     @property
     def images_done(self) -> int:
         return self._report.images_done
+
+    @property
+    def bytes_moved(self) -> int:
+        return self.transport.blob_bytes
 
     def under_way(self) -> list[str]:
         """Return the target references of the images that are looked at."""

@@ -252,7 +252,7 @@ class Discovery:
         """
         self._transport = transport
         self._knowledge = knowledge
-        self._layouts = layouts or Layouts(transport.gate, transport.machine.log)
+        self._layouts = layouts or Layouts(transport)
         self._reads_only = reads_only
         self._wants_all_trees = wants_all_trees
 

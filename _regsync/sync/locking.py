@@ -10,8 +10,9 @@ Follows: docs/design.md section 12 ("Lock").
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 from _regsync.config.model import ArtifactRule, MappingRule
@@ -19,6 +20,7 @@ from _regsync.errors import ContentError, SyncError
 from _regsync.registry.transport import Transport
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.discovery import Discovery, Once, gather
+from _regsync.sync.image import Savings
 from _regsync.sync.locked import known_ages, seen_key
 from _regsync.sync.lockfile import (
     Lock,
@@ -85,7 +87,10 @@ class Locking:
     """The making of one new lock."""
 
     # What progress shows: nothing is copied here.
+    bytes_moved = 0
     bytes_expected = 0
+    savings = Savings()
+    failures: Mapping[str, int] = MappingProxyType({})
     drain_ends = None
     doing = "asking for"
 

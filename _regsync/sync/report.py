@@ -59,13 +59,17 @@ class Outcome(NamedTuple):
     # what a dry run says of artifacts
     planned: tuple[str, ...] = ()
 
-    def line(self) -> str:
-        """Return the line that a user sees for the image (docs/specification.md section 6)."""
+    def line(self, source_host: str = "", target_host: str = "") -> str:
+        """Return the line that a user sees for the image (docs/specification.md section 6), without
+        hosts that the user has seen already.
+        """
         if self.error is not None:
             return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
 
+        source = self.source.removeprefix(f"{source_host}/")
+        target = self.target.removeprefix(f"{target_host}/")
         cost = f"{size_text(self.bytes)}, {duration_text(self.duration)}"
-        return f"synced {self.source} -> {self.target} ({cost})"
+        return f"synced {source} -> {target} ({cost})"
 
     def plan_lines(self) -> list[str]:
         """Return what a dry run says: of the image, unless it failed, then of its artifacts."""

@@ -122,7 +122,7 @@ class Run:
         knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
         self._knowledge = knowledge
 
-        self._layouts = Layouts(transport.gate, machine.log)
+        self._layouts = Layouts(transport)
         # Here alone a run from a lock differs from others.
         make_discovery = Discovery if lock is None else partial(LockedDiscovery, lock)
         make_referrers = Referrers if lock is None else LockedReferrers
@@ -760,6 +760,8 @@ class Run:
         self.scheduler.images_done += 1
         if outcome.error is not None:
             outcome.error.drop_frames()
+            reference = getattr(outcome.error, "reference", None) or outcome.target
+            self.scheduler.failures[reference.partition("/")[0]] += 1
         self._report.outcomes.append(outcome)
         self._emit(outcome)
 

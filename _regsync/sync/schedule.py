@@ -180,20 +180,26 @@ class Scheduler:
         self.artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
         # The hosts to which images of this run are copied.
         self._target_hosts = set[str]()
-        # Digests of blobs that are on disk or about to be.
-        self._staged = set[str]()
-
         # A display reads the transport's counters.
         self.transport = transport
         # Images times targets, as far as they are known.
         self.images_known = 0
         self.images_done = 0
-        # What the run will read from sources, as far as it is known.
+        # What the run has sent to targets and will send, as far as it is known.
         self.bytes_expected = 0
+        # The blobs in that sum that have not been sent, by target host and digest.
+        self._to_send = set[tuple[str, str]]()
         # What need not be sent to targets.
         self.savings = Savings()
+        # By host, the images that have failed there.
+        self.failures = Counter[str]()
 
     # What a run asks.
+
+    @property
+    def bytes_moved(self) -> int:
+        """Return the bytes of blobs that were sent to targets."""
+        return self.transport.bytes_sent
 
     @property
     def images(self) -> dict[ImageClaims, Image]:
@@ -219,16 +225,23 @@ class Scheduler:
         """Make an image pending. The caller calls `advance` after the last one."""
         host = image.target.host.key
         self._target_hosts.add(host)
-        digests = {
-            blob.digest
+        sizes = {
+            blob.digest: blob.size
             for manifest in (image.tree.root, *image.tree.children)
             for blob in manifest.blobs
         }
         # The election counts only blobs that no image has copied to this host or is about to copy.
         uncovered = [
-            (host, digest) for digest in digests if not self._claims.is_covered(host, digest)
+            (host, digest) for digest in sizes if not self._claims.is_covered(host, digest)
         ]
         self.pending.add(image, uncovered)
+
+        # A blob that a host has is mounted, and one that it lacks is sent there once.
+        for where in uncovered:
+            if where not in self._to_send:
+                self._to_send.add(where)
+                _, digest = where
+                self.bytes_expected += sizes[digest]
 
     def add_artifacts(self, images: Sequence[Image]) -> None:
         """Make artifacts pending whose subject is at the target. The caller calls `advance` then."""
@@ -392,6 +405,7 @@ class Scheduler:
         image.blobs_present = len(claims.present)
         for blob in claims.present:
             self.savings.record(claims.where, blob, BlobResult.PRESENT)
+            self._record_need(claims.where, blob, BlobResult.PRESENT)
         if is_committed:
             self._end_copied(image)
             self.add_artifacts(image.dependents)
@@ -448,10 +462,6 @@ class Scheduler:
             step = step._replace(mount_from=source.api_name)
         step = self._with_mount_source(step)
         keep = self._where_to_keep(image, blob)
-        bytes_to_read = self._bytes_to_read(step, keep)
-        self.bytes_expected += bytes_to_read
-        if keep == "disk":
-            self._staged.add(blob.digest)
 
         result = None
         try:
@@ -464,8 +474,7 @@ class Scheduler:
         else:
             image.copy.record_blob(blob, result)
             self.savings.record(step.claims.where, blob, result)
-            if result is not BlobResult.UPLOADED:  # then nothing was read from the source
-                self.bytes_expected -= bytes_to_read
+            self._record_need(step.claims.where, blob, result)
             is_confirmed = result is not BlobResult.BELIEVED
             ready = self._claims.arrived(step.claims, blob.digest, is_confirmed=is_confirmed)
             self._wake_ready(ready)
@@ -493,6 +502,16 @@ class Scheduler:
         source = self._knowledge.mount_source(step.claims.where, step.blob.digest)
         return step._replace(mount_from=source)
 
+    def _record_need(self, where: RepositoryKey, blob: Descriptor, result: BlobResult) -> None:
+        """Correct what the run was expected to send, by how a blob came to the target."""
+        host, _ = where
+        was_expected = (host, blob.digest) in self._to_send
+        self._to_send.discard((host, blob.digest))
+        if result is BlobResult.UPLOADED and not was_expected:
+            self.bytes_expected += blob.size
+        elif result is not BlobResult.UPLOADED and was_expected:
+            self.bytes_expected -= blob.size
+
     def _where_to_keep(self, image: Image, blob: Descriptor) -> Keep:
         """Say where a blob's bytes are kept for later uploads (rule 13): on disk when other targets
         need the blob, in memory when it is small and will be uploaded again for another image.
@@ -507,12 +526,6 @@ class Scheduler:
         if is_uploaded_again and blob.size <= SMALL_BLOB:
             return "memory"
         return None
-
-    def _bytes_to_read(self, step: Step, keep: Keep) -> int:
-        if step.mount_from is not None:
-            return 0
-        is_staged = keep == "disk" and step.blob.digest in self._staged
-        return 0 if is_staged else step.blob.size
 
     # How its manifests are put.
 

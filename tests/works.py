@@ -1,0 +1,49 @@
+"""Work whose progress is shown, without a run behind it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import anyio
+
+from _regsync.sync.image import Savings
+
+
+def work(**fields: Any) -> Any:
+    """Return what a run's scheduler shows of itself; `fields` are those that matter in a test."""
+    transport = SimpleNamespace(
+        blob_bytes=0,
+        bytes_sent=0,
+        requests={},
+        gate=SimpleNamespace(limits={}),
+        throttled_windows={},
+        recovery=SimpleNamespace(describe=lambda _: {}),
+    )
+    usual: dict[str, Any] = {
+        "transport": transport,
+        "images_known": 4,
+        "images_done": 1,
+        "bytes_moved": 60_000_000,
+        "bytes_expected": 90_000_000,
+        "savings": Savings(),
+        "failures": Counter(),
+        "drain_ends": None,
+        "doing": "copying",
+        "under_way": lambda: ["s/app:1", "s/app:2"],
+    }
+    return SimpleNamespace(**{**usual, **fields})
+
+
+def throttle(shown: Any, host: str, seconds: float) -> None:
+    """Let a host ask for a pause."""
+    shown.transport.throttled_windows[host] = SimpleNamespace(
+        paused_until=anyio.current_time() + seconds, width=2.5
+    )
+
+
+def ask(shown: Any, host: str, requests: int, in_use: int) -> None:
+    """Say how many requests a host has had, and how many are on their way."""
+    shown.transport.requests[host] = Counter({"manifest_get": requests})
+    shown.transport.gate.limits[host] = SimpleNamespace(in_use=in_use)
