@@ -1,6 +1,6 @@
 """The law about who imports whom in `conformance/`: downwards only, as its README draws the folders.
 
-That it imports nothing of the program is tested in test_conformance.py.
+That it imports nothing of the program is tested in test_commands.py.
 """
 
 from __future__ import annotations

@@ -1,0 +1,76 @@
+"""The harness as a program, and its borders."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from conformance.client.copies import fetch_http
+from conformance.content.images import Seed
+from conformance.messages import digest_of
+from conformance.tests.asking import ROOT
+
+
+@pytest.mark.slow
+def test_the_harness_imports_nothing_of_the_program_and_few_others() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import conformance.__main__, conformance.programs;"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    allowed = {
+        "anyio",
+        "h11",
+        "conformance",
+        "exceptiongroup",
+        "idna",
+        "sniffio",
+        "typing_extensions",
+    }
+    assert set(done.stdout.split()) <= allowed
+    assert {"anyio", "h11"} <= set(done.stdout.split())
+
+
+@pytest.mark.slow
+def test_serve_says_where_and_ends_at_a_signal() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "conformance",
+        "serve",
+        "--seed-images",
+        "--user",
+        "me:secret",
+        "--auth",
+        "basic",
+    ]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        try:
+            assert said.startswith("serving http://127.0.0.1:")
+            address = said.split("/")[-1].strip()
+            secret = "Basic " + base64.b64encode(b"me:secret").decode()
+            got = fetch_http(address, "seed/signed", "v1", authorization=secret, referrers=True)
+            assert (
+                len(got) == 4 + 2 * 2 + 1
+            )  # image with config and two layers; two artifacts; one config
+            with pytest.raises(AssertionError, match="401"):
+                fetch_http(address, "seed/oci", "v1")
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stdout.read() == ""
+
+
+def test_hashlib_agrees_with_the_digests_here() -> None:
+    assert digest_of(b"{}") == "sha256:" + hashlib.sha256(b"{}").hexdigest()
+    assert json.loads(Seed(0).artifact().body)["config"]["data"] == "e30="
