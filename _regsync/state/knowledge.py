@@ -745,7 +745,7 @@ class Knowledge:
 
     def snapshot(self, name: bytes) -> Snapshot | None:
         """Return what a tag named when its target last held it; None where that is not known."""
-        entry = self._archive.snapshot(name)
+        entry = self._archive.snapshot(name) if name else None
         if entry is None or not self._is_young(entry.confirmed, self._ttl or math.inf):
             return None
         return entry.snapshot
@@ -770,7 +770,7 @@ class Knowledge:
 
     def artifact_check(self, name: bytes) -> ArtifactCheck:
         """Return what is remembered of the artifacts of an image; NO_CHECK where nobody has looked."""
-        check = self._archive.artifact_check(name)
+        check = self._archive.artifact_check(name) if name else None
         if check is None or not self._is_young(check.last, math.inf):
             return NO_CHECK
         return check
