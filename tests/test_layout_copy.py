@@ -513,9 +513,35 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would(
     registries = {"source": source, "disk": {"url": "oci-layout:disk"}}
     text = document(registries, {"from": "app", "tags": tags("v1")})
     ran = run_file(tmp_path, "c.yaml", text, "--dry-run")
-    assert ran.statuses() == ["would_sync"]
+    assert (ran.status, ran.statuses()) == (0, ["would_sync"])
     assert ran.totals["bytes"] == image.size
     assert not (tmp_path / "disk").exists()
+    room = only(ran.totals["layouts"])
+    assert room["target"] == f"oci-layout:{tmp_path / 'disk'}"
+    assert room["to_write"] == image.size + len(image.body)
+    assert room["left_out"] == 0
+    assert room["free"] > 0
+
+
+def test_a_dry_run_says_what_assume_saves_and_that_there_is_too_little_room(
+    source: Server, seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = seed.image(sizes=(5000, 70_000)).load_into(source.app, "app", tag="v1")
+    layer = json.loads(image.body)["layers"][1]
+    (tmp_path / "far.txt").write_text(f"{layer['digest']} app\n")
+    monkeypatch.setattr("_regsync.layout.directory.Layout.free_bytes", lambda _: 5000)
+    registries = {"source": source, "disk": {"url": "oci-layout:disk", "assume": "far.txt"}}
+    text = document(registries, {"from": "app", "tags": tags("v1")})
+    ran = run_file(tmp_path, "c.yaml", text, "--dry-run")
+    room = only(ran.totals["layouts"])
+    assert room["left_out"] == layer["size"]
+    assert room["to_write"] == image.size + len(image.body) - layer["size"] > 5000
+    assert ran.status == 1
+    shown = run_regsync("sync", "-c", str(tmp_path / "c.yaml"), "--dry-run").out
+    assert "left out, 5.0 KB free: too little" in shown
+    ran = run_file(tmp_path, "c.yaml", text)
+    assert ran.statuses() == ["failed"]
+    assert "room for" in only(ran.images)["error"]["message"]
 
 
 def test_what_is_in_a_layout_has_no_age(target: Server, seed: Seed, tmp_path: Path) -> None:

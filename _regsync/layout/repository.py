@@ -11,7 +11,7 @@ Follows: docs/design.md section 13.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from io import FileIO
 
@@ -486,6 +486,11 @@ class Layouts:
             layout = Layout(path, self._log, lambda: self._has_put.set())
             self._hosts[path] = LayoutHost(registry, layout, demand, self._transport.count_sent)
         return self._hosts[path]
+
+    def written_to(self, registries: Iterable[Registry]) -> list[LayoutHost]:
+        """Return the layouts among these registries, each once."""
+        paths = dict.fromkeys(registry.host for registry in registries if registry.is_layout)
+        return [self._hosts[path] for path in paths if path in self._hosts]
 
     async def commit_regularly(self) -> None:
         """Make what was put safe now and then, until cancelled."""

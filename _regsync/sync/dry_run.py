@@ -34,6 +34,7 @@ class _Forecast:
     upload_starts = 0
     upload_bodies = 0
     manifest_puts = 0
+    manifest_bytes = 0
     saved_heads = 0  # sent by a dry run only: in a run the start of the upload tells the same
     bytes_to_move = 0
 
@@ -144,11 +145,21 @@ class DryRun(BlobTransfer):
 
     async def _put_root(self, image: Image) -> None:
         """Count a manifest that a run would put."""
-        self._forecasts[image.target.host.key].manifest_puts += 1
+        self._count_manifest(image.target, image.tree.root)
 
     async def _put_child(self, target: Repository, child: Manifest) -> None:
         """Count a manifest that a run would put."""
-        self._forecasts[target.host.key].manifest_puts += 1
+        self._count_manifest(target, child)
+
+    def _count_manifest(self, target: Repository, manifest: Manifest) -> None:
+        forecast = self._forecasts[target.host.key]
+        forecast.manifest_puts += 1
+        forecast.manifest_bytes += manifest.size
+
+    def bytes_to_write(self, host: str) -> int:
+        """Return the bytes of all blobs and manifests that a run would bring to a host."""
+        forecast = self._forecasts[host]
+        return forecast.bytes_to_move + forecast.manifest_bytes
 
     def analysis(self) -> dict[str, Any]:
         """Return what `analyze --json` shows (docs/design.md section 10), sizes in bytes."""

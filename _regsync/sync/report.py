@@ -175,6 +175,27 @@ class MappingSelection(NamedTuple):
         }
 
 
+class Room(NamedTuple):
+    """What a dry run says of an image layout as target, in bytes."""
+
+    target: str
+    to_write: int
+    # Of blobs that the far side is assumed to hold.
+    left_out: int
+    # On the layout's device.
+    free: int
+
+    @property
+    def is_enough(self) -> bool:
+        return self.to_write <= self.free
+
+    def line(self) -> str:
+        """Return what a dry run says."""
+        text = f"{size_text(self.to_write)} to write, {size_text(self.left_out)} left out"
+        lack = "" if self.is_enough else ": too little"
+        return f"Layout {self.target}: {text}, {size_text(self.free)} free{lack}"
+
+
 class Report:
     """The outcomes of one run, in the order in which images ended."""
 
@@ -184,6 +205,8 @@ class Report:
         # for each target repository.
         self.saved = {"present": 0, "mounted": 0}
         self.is_dry_run = False
+        # Of a dry run, for each image layout that is a target.
+        self.rooms = list[Room]()
         # By the mapping's index in the configuration.
         self.selections = dict[int, MappingSelection]()
 
@@ -238,11 +261,14 @@ class Report:
             },
             "bytes": sum(outcome.bytes for outcome in self.outcomes),
             "saved": dict(self.saved),
+            **({"layouts": [room._asdict() for room in self.rooms]} if self.rooms else {}),
         }
 
     def exit_status(self) -> int:
         """Return 0, 1, 2 or 4 by docs/design.md section 2. The caller decides on 3, and on signals."""
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
+        if not codes and not all(room.is_enough for room in self.rooms):
+            return 1
         return status_of(codes, all_failed=len(codes) == len(self.outcomes))
 
     def causes(self) -> list[tuple[int, str]]:
@@ -289,6 +315,7 @@ class Report:
             *self._held_lines(),
             f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount",
             f"Data: {size_text(totals['bytes'])} to transfer",
+            *(room.line() for room in self.rooms),
         ]
 
     def as_json(

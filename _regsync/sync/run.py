@@ -34,7 +34,7 @@ from _regsync.sync.locked import LockedDiscovery, LockedReferrers
 from _regsync.sync.lockfile import Lock
 from _regsync.sync.mappings import WantedTag, assign, grouped
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers
-from _regsync.sync.report import MappingSelection, Outcome, Report, Undone
+from _regsync.sync.report import MappingSelection, Outcome, Report, Room, Undone
 from _regsync.sync.retry import Retry
 from _regsync.sync.schedule import Scheduler
 from _regsync.sync.staging import Staging
@@ -236,6 +236,7 @@ class Run:
             self._report.undone = self._find_undone()
             savings = self.scheduler.savings
             self._report.saved = {"present": savings.present, "mounted": savings.mounted}
+            self._report.rooms = self._find_rooms()
             self._discovery.tell_missing_platforms()
             await self._save()
 
@@ -316,6 +317,21 @@ class Run:
                 if name not in ended:
                     undone.append(name)
         return undone
+
+    def _find_rooms(self) -> list[Room]:
+        """Return what a dry run says of the image layouts that a run would write."""
+        if self.dry_run is None or not self._is_plan:
+            return []
+        targets = [target for mapping in self._config.mappings for target in mapping.targets]
+        return [
+            Room(
+                host.key,
+                self.dry_run.bytes_to_write(host.key),
+                sum(host.saved.values()),
+                host.layout.free_bytes(),
+            )
+            for host in self._layouts.written_to(targets)
+        ]
 
     def _is_work_left(self) -> bool:
         if self._asking or any(self._questions.values()):
