@@ -534,6 +534,22 @@ async def test_of_each_target_so_many_blobs_are_read_as_are_asked_for(tmp_path: 
             place.journal.matching("GET", "blob").exactly(3)
 
 
+@pytest.mark.parametrize(("chance", "read"), [(0.999, "first"), (0.0, "last")])
+async def test_chance_says_which_blobs_are_read(chance: float, read: str, tmp_path: Path) -> None:
+    """Whatever it says, the first ones stay or make way for later ones."""
+    async with virtual(chance=chance) as world:
+        stage = Stage(world, tmp_path)
+        for number in range(10):
+            stage.load(stage.seed.image(), f"v{number}")
+        stage.mapping["tags"] = tags("v*")
+        assert whole(await stage.audit("--read", "1")) == 10
+        journal = stage.targets[0].journal
+        answered = [entry.reference for entry in journal.matching("HEAD", "blob")]
+        [entry] = journal.matching("GET", "blob")
+        place = answered.index(entry.reference)
+        assert place < 10 if read == "first" else place >= len(answered) - 10
+
+
 async def test_a_head_may_leave_out_digest_and_length(tmp_path: Path) -> None:
     async with virtual() as world:
         stage = Stage(world, tmp_path)

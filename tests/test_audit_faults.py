@@ -19,6 +19,7 @@ from _regsync.text import size_text
 from conformance.client.attachments import FAMILIES, family, has_api, referrers_tag
 from conformance.client.copies import push_http
 from conformance.content.images import Seed
+from conformance.providers.personas import PERSONAS
 from conformance.registry.app import App
 from conformance.server.memory import Link
 from conformance.server.sockets import Server
@@ -77,6 +78,32 @@ async def test_what_a_run_has_brought_is_whole_and_what_is_lost_of_it_is_missed(
             lose_manifest(scene.target, lost)
         digests = {each["digest"] for each in (await audit()).report["findings"]}
         assert set(sorted(travelling)[:2]) <= digests
+
+
+CLOSED = ("gar", "gcr", "acr-io", "acr-cn", "acr-us")
+
+
+@on_virtual_time
+@pytest.mark.parametrize("name", sorted(PERSONAS))
+async def test_a_target_of_any_kind_is_looked_at_whole(name: str, tmp_path: Path) -> None:
+    """Without a login: where that is refused, an image that may be there is no finding."""
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        target = world.persona(name)
+        repository = "library/app" if name == "dockerhub" else "team/a/app"
+        image = stage.seed.index().load_into(app(stage.source), "app", "v1")
+        image.load_into(target, repository, "v1")
+        stage.registries["target"] = {"url": f"https://{target.row.hosts['registry']}"}
+        stage.mapping["to"] = repository
+        ran = await stage.run("--read", "2")
+        target.journal.matching(MOVES).none()
+        if name in CLOSED:
+            assert (ran.status, ran.report["findings"]) == (2, [])
+            assert only(ran.report["failures"])["error"]["code"] == "AUTH_ERROR"
+        else:
+            assert whole(ran) == 1
+            assert ran.totals["read"]["blobs"] == 2
+            target.journal.matching("HEAD", "blob", status=200).exactly(len(image.blobs))
 
 
 @on_virtual_time

@@ -310,7 +310,9 @@ def add_audit_arguments(parser: Parser) -> None:
         help="read N blobs of each target back, chosen by chance, and compare their bytes",
     )
     parser.add_argument(
-        "--receipt", metavar="FILE", help="write a line DIGEST REPOSITORY of all that is there"
+        "--receipt",
+        metavar="FILE",
+        help="write a line DIGEST HOST/REPOSITORY for all that is there",
     )
     add_shard(parser)
     add_json(parser)
