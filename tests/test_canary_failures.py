@@ -127,6 +127,7 @@ ONLINE = (
     *("sync", "sync, its log", "sync --dry-run", "analyze", "lock", "audit", "auth", "tags"),
     "copy",
 )
+FROM_A_LOCK = ("lock --diff", "sync --locked")
 OFFLINE = ("validate", "expand", "schema", "version")
 
 
@@ -163,12 +164,13 @@ async def test_a_failure_within_shows_no_secret(
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_each_command_shows_no_secret(tmp_path: Path, clean_env: Path) -> None:
-    assert {*ONLINE, *OFFLINE, "auth, json"} == {*COMMANDS}
+    assert {*ONLINE, *OFFLINE, "auth, json", *FROM_A_LOCK} == {*COMMANDS}
     async with virtual() as world:
         scene = arranged(world, tmp_path, clean_env)
         scene.config()
         traces = Traces(scene.canaries, tmp_path, clean_env)
-        for command in ("sync --dry-run", "analyze", "auth, json", "tags", "copy", *OFFLINE):
+        online = ("sync --dry-run", "analyze", "lock", *FROM_A_LOCK, "auth, json", "tags", "copy")
+        for command in (*online, *OFFLINE):
             for host in ("written.test", "static.test") if command in ("tags", "copy") else ("",):
                 ran = await scene.run(*words(scene, command, host))
                 found = traces.found(said(ran))
