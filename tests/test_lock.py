@@ -732,7 +732,9 @@ async def test_an_artifact_that_is_gone_fails_its_image(tmp_path: Path) -> None:
         ran = await mirror.run("sync", "--locked")
         assert ran.statuses() == ["failed"]
         assert mirror.held() == {}
-        assert "regsync lock" in ran.images[0]["error"]["hint"]
+        assert "run `regsync lock --recheck`" in ran.images[0]["error"]["hint"]
+        await mirror.succeed("lock", "--recheck")
+        assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
 
 
 async def test_the_rules_choose_among_the_tags_in_the_lock(tmp_path: Path) -> None:
@@ -929,6 +931,9 @@ async def test_an_index_that_is_trimmed_otherwise_fails_its_image(tmp_path: Path
         error = ran.images[0]["error"]
         assert error["code"] == "CONTENT_ERROR"
         assert f"the index is {pushed}, in the lock {other}" in error["message"]
+        assert "run `regsync lock --recheck`" in error["hint"]
+        await mirror.succeed("lock", "--recheck")
+        assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
 
 
 async def test_tags_that_never_move_are_skipped_by_the_targets_listing(tmp_path: Path) -> None:

@@ -37,6 +37,8 @@ from _regsync.sync.referrers import (
 from _regsync.tags import Selection, select
 
 _REMEDY = "run `regsync lock`, and review what has moved"
+# As long as the tag names the same digest, the line of an image is looked at again only so.
+_REMEDY_FOR_LINE = "run `regsync lock --recheck`, and review what has changed"
 
 
 class LockedDiscovery(Discovery):
@@ -92,7 +94,9 @@ class LockedDiscovery(Discovery):
             return await self.manifest(source, digest, expected)
         except RegistryError as error:
             if error.status == 404:
-                error.hint = f"the source has removed what the lock names: {_REMEDY}"
+                is_artifact = ":" in reference
+                remedy = _REMEDY_FOR_LINE if is_artifact else _REMEDY
+                error.hint = f"the source has removed what the lock names: {remedy}"
             raise
 
     async def _compare(
@@ -112,7 +116,7 @@ class LockedDiscovery(Discovery):
         locked_digest = self.locked_image(mapping, reference).digest_at_target
         if lookup.digest != locked_digest:
             text = f"trimmed to its platforms the index is {lookup.digest}, in the lock {locked_digest}"
-            error = ContentError(text, hint=_REMEDY)
+            error = ContentError(text, hint=_REMEDY_FOR_LINE)
             raise error.with_place(source.side, "filter platforms of", source.reference(reference))
         return lookup
 

@@ -10,7 +10,7 @@ Follows: docs/design.md section 12 ("Lock").
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
@@ -138,15 +138,12 @@ class Locking:
             self._old_lines.setdefault((image.source, image.digest), image)
         self._old_ages = known_ages(old)
         # Sources whose old lines have the artifacts that mappings take now.
-        self._settled = {source for source in self._takers if self._has_same_takers(source)}
+        before = _artifacts_taken(old.mappings)
+        now_taken = _artifacts_taken(map(locked_mapping, mappings))
+        self._settled = {source for source in now_taken if now_taken[source] == before[source]}
 
-        self._images: dict[tuple[SourceKey, str], Once[LockedImage | None]] = defaultdict(Once)
+        self._images: dict[tuple[SourceKey, str], Once[LockedImage]] = defaultdict(Once)
         self._contents: dict[tuple[SourceKey, str], Once[_Content]] = defaultdict(Once)
-
-    def _has_same_takers(self, source: SourceKey) -> bool:
-        before = {mapping.artifacts for mapping in self._old.mappings if mapping.source == source}
-        now = {locked_mapping(rule).artifacts for rule in self._takers[source].values()}
-        return before == now
 
     def under_way(self) -> list[str]:
         """Return the references of the images that are asked for."""
@@ -324,6 +321,14 @@ class Locking:
         # Of two lines of one image the new one stays.
         lock = Lock(mappings, [*old_images, *images])
         return NewLock(lock, resolved, tuple(failures), tuple(self._failed_images.values()))
+
+
+def _artifacts_taken(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey, set[str | None]]:
+    """Return the hashes of what the mappings of each source take of its artifacts."""
+    taken = defaultdict[SourceKey, set[str | None]](set)
+    for mapping in mappings:
+        taken[mapping.source].add(mapping.artifacts)
+    return taken
 
 
 def _locked(artifact: Artifact) -> LockedArtifact:
