@@ -14,7 +14,7 @@ import pytest
 
 from _regsync.sync.report import schema
 from conformance.content.images import Image, Seed
-from conformance.messages import Answer, Request
+from conformance.messages import Answer, Request, Response
 from conformance.registry.app import App
 from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, document, held, tags, virtual
@@ -228,6 +228,30 @@ async def test_an_index_that_is_trimmed_goes_by_the_digest_of_its_source(mirror:
     assert ran.images[0]["digest"] != index.top
     assert (await mirror.run("v1", **rule)).images[0]["reason"] == "unchanged"
     assert mirror.asked() == (HELD, HELD)
+
+
+async def test_where_the_listing_has_digests_a_held_tag_costs_nothing_at_its_source(
+    tmp_path: Path,
+) -> None:
+    async with virtual() as world:
+        provider, target = world.persona("gcr_open"), world.registry("target.test")
+        image = Seed(23).image().load_into(provider, "team/app", tag="v1")
+
+        def list_digests(request: Request) -> Answer | None:
+            if request.kind != "tag_list":
+                return None
+            listing = {"name": "team/app", "tags": ["v1"], "manifest": {image.top: {"tag": ["v1"]}}}
+            headers = [("Content-Type", "application/json")]
+            return Response(200, headers, json.dumps(listing).encode())
+
+        provider.intercept = list_digests
+        mapping = {"from": "team/app", "tags": tags("v*"), "min_age": "3d"}
+        ends = {"source": {"url": provider.row.hosts["registry"]}, "target": target}
+        file = tmp_path / "mirror.yaml"
+        file.write_text(document(ends, mapping))
+        ran = await world.run("sync", "--json", "-q", "-c", str(file))
+        assert (ran.images[0]["reason"], ran.images[0]["source_digest"]) == ("min_age", image.top)
+        assert provider.journal.summary() == {"GET tag_list": 1}
 
 
 async def test_held_tags_count_in_latest_and_in_min_tags(mirror: Mirror) -> None:
