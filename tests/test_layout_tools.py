@@ -17,6 +17,7 @@ from conformance.programs import skopeo
 from conformance.server.sockets import Server
 from tests.ends import Start, held, run_regsync
 from tests.layouts import check_layout, digest_of, index_of, make_layout, names_of
+from tests.thinning import thorough
 
 slow = pytest.mark.slow
 
@@ -88,9 +89,15 @@ def test_skopeo_and_we_write_one_layout_by_turns(
 SHAPES = [shape for shape in shapes().values() if not shape.refused]
 
 
+LARGE = {"index-of-1000", "1000-layers"}  # each takes as long as all others
+PARAMS = [pytest.param(shape, id=shape.name) for shape in SHAPES]
+
+
 # What is a child and an artifact at once is put as both.
 @pytest.mark.provokes("manifest_put_twice")
-@pytest.mark.parametrize("shape", SHAPES, ids=[shape.name for shape in SHAPES])
+@pytest.mark.parametrize(
+    "shape", [thorough(param) if param.id in LARGE else param for param in PARAMS]
+)
 def test_every_shape_goes_there_and_back(serve: Start, shape: Shape, tmp_path: Path) -> None:
     sample = shape.build()
     source = serve(**shape.options)
