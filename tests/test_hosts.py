@@ -65,7 +65,14 @@ TOGETHER = (
     ("without what is POSIX-only (simulated)",),
 )
 NAMED = {host.name: host for host in HOSTS}
-COMBINED = [functools.reduce(Host.beside, map(NAMED.__getitem__, names)) for names in TOGETHER]
+# An ordinary run has one of each sort: an interpreter's options, limits, users, places, systems.
+ORDINARY = {"as it is", "-I", "unknown user", "nothing writable but cache_dir", SIMULATED.name}
+
+
+def combined(names: tuple[str, ...]) -> Any:
+    host = functools.reduce(Host.beside, map(NAMED.__getitem__, names))
+    param = pytest.param(host, id=host.name)
+    return param if names[0] in ORDINARY else thorough(param)
 
 
 def test_every_host_of_the_table_is_tried() -> None:
@@ -84,7 +91,7 @@ def smoke(pyz: Path) -> Iterator[Smoke]:
         yield smoke
 
 
-@pytest.mark.parametrize("host", COMBINED, ids=lambda host: host.name)
+@pytest.mark.parametrize("host", [combined(names) for names in TOGETHER])
 def test_host(smoke: Smoke, host: Host) -> None:
     reasons = []
     # Another user may not reach the first.
@@ -119,6 +126,7 @@ def test_interpreter(smoke: Smoke, python: hosts.Interpreter) -> None:
     smoke.run(PLAIN, python.path)
 
 
+@pytest.mark.thorough
 @pytest.mark.in_process
 @pytest.mark.parametrize(
     ("host", "problem"),
