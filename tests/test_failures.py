@@ -163,8 +163,10 @@ def test_a_run_keeps_a_bounded_number_of_manifests(
     kept: list[int] = []
     look_up = discovery.Discovery.look_up
 
-    async def watched(self: discovery.Discovery, *arguments: Any) -> discovery.TagLookup:
-        found = await look_up(self, *arguments)
+    async def watched(
+        self: discovery.Discovery, *arguments: Any, **more: Any
+    ) -> discovery.TagLookup:
+        found = await look_up(self, *arguments, **more)
         kept.append(len(self._manifests._weights))
         return found
 

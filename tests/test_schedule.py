@@ -27,7 +27,12 @@ def repository(name: str) -> Any:
     host = SimpleNamespace(key="target.test", registry=SimpleNamespace(kind="generic"))
     where = (host.key, name)
     return SimpleNamespace(
-        key=where, pool=where, host=host, reference=lambda tag: f"{host.key}/{name}:{tag}"
+        key=where,
+        pool=where,
+        host=host,
+        reference=lambda tag: f"{host.key}/{name}:{tag}",
+        lack_of=lambda blob: None,
+        far_repository=lambda digest: None,
     )
 
 
