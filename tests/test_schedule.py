@@ -13,6 +13,7 @@ import pytest
 
 from _regsync.errors import RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest
+from _regsync.registry.repository import Repository
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync import schedule
 from _regsync.sync.claims import Claims, ImageClaims, Step
@@ -22,18 +23,20 @@ from _regsync.sync.schedule import Scheduler
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 
-def repository(name: str) -> Any:
-    """Return what the scheduler wants to know of a repository at the one target."""
-    host = SimpleNamespace(key="target.test", registry=SimpleNamespace(kind="generic"))
-    where = (host.key, name)
-    return SimpleNamespace(
-        key=where,
-        pool=where,
-        host=host,
-        reference=lambda tag: f"{host.key}/{name}:{tag}",
-        lack_of=lambda blob: None,
-        far_repository=lambda digest: None,
-    )
+class At(Repository):
+    """A repository at the one target. It has nothing to say but what it is called."""
+
+    host: Any = SimpleNamespace(key="target.test", registry=SimpleNamespace(kind="generic"))
+    name = ""
+    key = ("", "")
+    pool = ("", "")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.key = self.pool = (self.host.key, name)
+
+    def reference(self, reference: str) -> str:
+        return f"{self.host.key}/{self.name}:{reference}"
 
 
 class Stage:
@@ -116,8 +119,10 @@ def image(
         Descriptor("application/octet-stream", digest(blob), size) for blob, size in blobs
     )
     root = Manifest("image", digest(f"root of {name}"), b"", layers=layers)
-    where = repository(into or name)
-    delivery = ImageCopy(where, where, name, name, name, root.digest, root.digest, 0.0, False, None)
+    source, target = At(into or name), At(into or name)
+    delivery = ImageCopy(
+        source, target, name, name, name, root.digest, root.digest, 0.0, False, None
+    )
     delivery.unfinished_images += len(then)
     for each in then:
         each.copy = delivery
