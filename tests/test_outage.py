@@ -28,7 +28,6 @@ from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, document, held, only, started, tags, virtual
-from tests.thinning import thorough
 
 PATIENCE = Patience(after_answer=120.0, without_answer=15.0, first_pause=0.5)
 REFUSED = ConnectFailed("no connection to r.test: connection refused")
@@ -709,7 +708,7 @@ async def test_a_probe_that_is_cancelled_is_given_back() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", ["target", thorough(pytest.param("source"))])
+@pytest.mark.parametrize("side", ["target", pytest.param("source", marks=pytest.mark.thorough)])
 def test_a_registry_that_is_ended_and_started_again_costs_no_image(
     side: str, tmp_path: Path
 ) -> None:
