@@ -10,8 +10,10 @@ import anyio
 import pytest
 
 from _regsync.errors import Disconnected
+from _regsync.registry.admission import Gate
+from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.sync import staging
-from _regsync.sync.feed import PATIENCE, Feed, Tap
+from _regsync.sync.feed import PATIENCE, Feed, Feeds, Guest, Order, Tap
 from conformance.content.images import Image, Seed
 from conformance.journal import Entries
 from conformance.providers.personas import Provider, imitate
@@ -291,25 +293,6 @@ async def test_a_registry_that_is_source_and_target_takes_part() -> None:
         assert held(other, "copy", image)
 
 
-@pytest.mark.provokes("blob_pulled_twice")
-async def test_two_uploads_to_one_registry_share_no_reading() -> None:
-    """One of two permits has the reading's first upload; the other may not be free for long."""
-    async with virtual() as world:
-        source = world.registry("source.test")
-        places = targets(world, None, None, mounts=False)
-        load(source, 9000, tag="v0", seed=1)
-        image = load(source, 3 * MIB, tag="v1", seed=2)
-        # Until then the first tag has shown that nothing is mounted.
-        source.app.faults.on("GET", "manifest", reference="v1").delay(5)
-        ends: dict[str, Any] = {"source": source, "b": places[1]}
-        ends["a"] = {"url": places[0].url, "max_concurrent": 1}
-        mappings = [{"from": "app", "to": name, "tags": tags("v*")} for name in ("one", "two")]
-        ran = await world.sync(ends, *mappings, **OFF)
-        assert (ran.status, ran.err) == (0, "")
-        assert ran.seconds < 6
-        assert all(held(place, name, image) for place in places for name in ("one", "two"))
-
-
 # The pace, without a wire.
 
 
@@ -468,3 +451,24 @@ async def test_targets_that_take_chunks_share_a_reading_as_far_as_memory_goes(
         assert all(provider.blob("app", digest) == image.blobs[digest] for provider in providers)
         together = max(1, min(number, 3 if size > 16 * MIB else 5))
         pulls(source, digest).exactly(-(-number // together))
+
+
+# Who shares a reading, without a wire.
+
+
+async def test_a_reading_serves_one_upload_for_each_registry() -> None:
+    """A small `max_concurrent` may never admit two at once."""
+    gate = Gate()
+    gate.limits.update({name: RegistryLimits(2) for name in ("source", "one", "two")})
+    feeds = Feeds(gate, staging.Staging("", 0))
+    unused: Any = None
+
+    def guest(host: str) -> Guest:
+        made = feeds.expect(("source", "app"), "sha256:a", 9)
+        demands = Demand("source", "read"), Demand(host, "write")
+        made.place(Order(unused, 0, *demands, 0, 0.0, unused, unused, unused))
+        return made
+
+    first, beside, other, late = (guest(host) for host in ("one", "one", "two", "two"))
+    assert feeds._choose(first) == [first, other]
+    assert feeds._choose(beside) == [beside, late]
