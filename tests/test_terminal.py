@@ -1,0 +1,159 @@
+"""The live display on an emulated terminal, and the picture of a run that README shows."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pyte
+import pytest
+
+from _regsync.app.console import Console
+from _regsync.app.display import Snapshot
+from _regsync.sync.report import Outcome
+from tools import picture
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = 24
+LINES = 8  # of the display at most
+NOW = Snapshot(
+    done=12,
+    known=40,
+    bytes=31_500_000,
+    expected=1_200_000_000,
+    rate=5_200_000.0,
+    elapsed=65.0,
+    waiting="3 under way, first docker.io/library/a-repository-with-a-rather-long-name:1.27.0-alpine",
+    remaining=225.0,
+    saved_present=8_100_000_000,
+    saved_mounted=3_300_000_000,
+    registries=tuple(f"registry-{n}.example.com has not answered for 1m20s" for n in range(6)),
+)
+
+
+class Terminal(io.StringIO):
+    """A terminal that shows what is written to it."""
+
+    encoding = "utf-8"
+
+    def __init__(self, columns: int) -> None:
+        super().__init__()
+        self.screen = pyte.Screen(columns, ROWS)
+        self._stream = pyte.Stream(self.screen)
+
+    def isatty(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 2
+
+    def write(self, text: str) -> int:
+        # The driver of a real terminal makes CR LF of each LF.
+        self._stream.feed(text.replace("\n", "\r\n"))
+        return len(text)
+
+    @property
+    def lines(self) -> list[str]:
+        return [line.rstrip() for line in self.screen.display if line.strip()]
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Terminal:
+    shown = Terminal(getattr(request, "param", 80))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(
+        "os.get_terminal_size",
+        lambda _: os.terminal_size((shown.screen.columns, shown.screen.lines)),
+    )
+    return shown
+
+
+def console_on(terminal: Terminal) -> Console:
+    return Console(
+        terminal, terminal, level="warning", as_json=False, json_log=False, progress=True
+    )
+
+
+def synced(number: int) -> Outcome:
+    name = f"app:v{number}"
+    return Outcome(f"s/{name}", f"t/{name}", "synced", bytes=1000, duration=1.0)
+
+
+@pytest.mark.parametrize("terminal", [60, 80, 120], indirect=True)
+def test_the_display_stands_below_what_stays_and_wraps_nowhere(terminal: Terminal) -> None:
+    console = console_on(terminal)
+    console.begin({("s", "t")})
+    for number in range(5):
+        console.progress(NOW._replace(done=number, elapsed=float(number)))
+        console.outcome(synced(number))
+    console.progress(NOW._replace(done=5))
+
+    kept = ["s -> t", *(f"synced app:v{n} -> app:v{n} (1.0 KB, 1.0s)" for n in range(5))]
+    assert terminal.lines[: len(kept)] == kept
+    display = terminal.lines[len(kept) :]
+    assert len(display) == LINES
+    assert display[0].endswith("5 of 40")
+    assert display[-1] == "and 3 more registries"
+    assert [line.split()[0] for line in display[:3]] == ["images", "data", "saved"]
+
+    console.clear()
+    assert terminal.lines == kept
+
+
+def test_a_terminal_that_becomes_wider_keeps_nothing_of_the_display(terminal: Terminal) -> None:
+    """A narrower one wraps lines again, which this emulator does not."""
+    console = console_on(terminal)
+    console.line("before")
+    console.progress(NOW._replace(waiting="copying a"))
+    terminal.screen.resize(ROWS, 120)
+    console.progress(NOW._replace(waiting="copying b"))
+    console.line("after")
+    assert terminal.lines == ["before", "after"]
+
+
+def test_a_dumb_terminal_gets_lines_and_no_escapes(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    console = console_on(terminal)
+    assert not console.live
+    console.progress(NOW._replace(registries=("registry.example.com: 2 failed",)))
+    text = " ".join("".join(terminal.screen.display).split())
+    assert text.startswith("still running: 12 of 40 images, 31.5 MB of 1.2 GB")
+    assert "registry.example.com: 2 failed" in text
+
+
+# The picture.
+
+
+def test_the_picture_shows_lines_as_they_are() -> None:
+    lines = ["$ regsync sync", "a < b & c", '<script>alert("x")</script>']
+    root = ElementTree.fromstring(picture.drawing(lines))
+    assert [each.text for each in root if each.tag.endswith("}text")] == lines
+    assert {each.tag.partition("}")[2] for each in root.iter()} == {
+        "svg",
+        "title",
+        "style",
+        "rect",
+        "text",
+    }
+
+
+def test_the_picture_in_the_documents_is_of_what_the_program_shows_now() -> None:
+    root = ElementTree.fromstring((ROOT / "docs" / "run.svg").read_text(encoding="utf-8"))
+    lines = [str(each.text) for each in root if each.tag.endswith("}text")]
+    assert lines[0] == picture.COMMAND
+    console = [
+        r"localhost:\d+ -> localhost:\d+",
+        r"synced [\w/]+:[\w.]+ -> [\w/]+:[\w.]+ \([\d.]+ MB, [\d.]+s\)",
+        r"images █+░+ \d of 9",
+        r"data   █+░+ [\d.]+ MB of [\d.]+ MB, [\d.]+ MB/s, \d+s left",
+        r"saved  [\d.]+ MB mounted",
+        r"[\d.]+s +\d under way, first localhost:\d+/[\w/]+:[\w.]+",
+    ]
+    unknown = [line for line in lines[1:] if not any(re.fullmatch(form, line) for form in console)]
+    assert unknown == []
+    assert len(lines) == len(set(lines)) > len(console)
