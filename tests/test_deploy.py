@@ -442,7 +442,7 @@ def commands_of(job: dict[str, Any]) -> list[Any]:
     for step in job["steps"]:
         assert set(step) & {"uses", "run"}
         if "run" in step:
-            python, program, *words = shlex.split(step["run"].partition(" > ")[0])
+            python, program, *words = shlex.split(re.split(" >>? ", step["run"])[0])
             assert (python, program) == ("python3", "regsync.pyz")
             commands.append(parsed(words))
     return commands
@@ -451,7 +451,14 @@ def commands_of(job: dict[str, Any]) -> list[Any]:
 def test_the_steps_of_the_workflow_are_commands_of_ours() -> None:
     workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
     (job,) = workflow["jobs"].values()
-    assert [each.command for each in commands_of(job)] == ["validate", "sync", "sync"]
+    commands = commands_of(job)
+    names = [each.command for each in commands]
+    assert names == ["validate", "sync", "sync", "report", "report"]
+    assert [each.to for each in commands if each.command == "report"] == ["markdown", "junit"]
+    # Both runs write the report that is shown.
+    written = [step["run"].partition(" > ")[2] for step in job["steps"] if " sync " in str(step)]
+    assert written == ["report.json"] * 2
+    assert all(each.json for each in commands if each.command == "sync")
     assert workflow["permissions"] == {"contents": "read"}
     # YAML 1.1, which PyYAML reads, takes `on` for a truth.
     assert set(workflow[True]) == {"push", "pull_request"}
@@ -466,7 +473,8 @@ def test_the_workflow_of_a_lock_proposes_what_it_then_copies() -> None:
     propose = workflow["jobs"]["propose"]
     copies = workflow["jobs"]["copy"]
     (lock,) = commands_of(propose)
-    (sync,) = commands_of(copies)
+    sync, *reports = commands_of(copies)
+    assert [each.to for each in reports] == ["markdown", "junit"]
     assert (lock.command, lock.diff, lock.markdown) == ("lock", False, True)
     assert (sync.command, sync.locked) == ("sync", True)
     assert lock_path(lock) == lock_path(sync) == "mirror.lock"
