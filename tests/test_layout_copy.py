@@ -605,3 +605,61 @@ def test_nobody_logs_in_to_a_layout(source: Server, tmp_path: Path) -> None:
     ran = run_regsync("auth", "check", "--json", "-c", str(tmp_path / "c.yaml"))
     assert [row["registry"] for row in ran.report["access"]] == ["source"]
     assert not (tmp_path / "disk").exists()
+
+
+@pytest.mark.provokes("blob_pulled_twice", "second_session")
+def test_a_layout_shares_a_reading_where_nothing_is_staged(
+    source: Server, target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    image = seed.image(sizes=(3_000_000, 2_000_000)).load_into(source.app, "app", tag="v1")
+    registries = {"source": source, "target": target, "disk": {"url": "oci-layout:disk"}}
+    unstaged = {"global": {"staging_size_limit": "0"}}
+    text = document(registries, {"from": "app", "tags": tags("v1")}, **unstaged)
+    ran = run_file(tmp_path, "both.yaml", text)
+    assert ran.statuses() == ["synced"] * 2, ran.err
+    assert check_layout(tmp_path / "disk") == set(image.contents())
+    assert held(target, "app", image)
+    large = [layer["digest"] for layer in json.loads(image.body)["layers"]]
+    assert all(source.journal.count("GET", "blob", reference=digest) == 1 for digest in large)
+
+
+def test_a_source_that_breaks_is_gone_on_with_where_the_file_ends(
+    source: Server, seed: Seed, tmp_path: Path
+) -> None:
+    image = seed.image(sizes=(2_000_000,)).load_into(source.app, "app", tag="v1")
+    layer = json.loads(image.body)["layers"][0]["digest"]
+    source.app.faults.on("GET", "blob", reference=layer).nth(1).drop(after=1_500_000)
+    ran = to_layout(tmp_path, source, {"from": "app", "tags": tags("v1")})
+    assert ran.statuses() == ["synced"], ran.err
+    check_layout(tmp_path / "disk")
+    ranges = [
+        entry.headers.get("range")
+        for entry in source.journal.matching("GET", "blob", reference=layer)
+    ]
+    assert ranges[0] is None
+    assert len(ranges) == 2
+    assert ranges[1] is not None
+
+
+def test_a_million_entries_are_refused_in_bounded_memory(tmp_path: Path) -> None:
+    disk = make_layout(tmp_path / "disk", {})
+    entry = '{"mediaType":"a/b","digest":"sha256:' + "0" * 64 + '","size":1}'
+    (disk / "index.json").write_text(
+        '{"schemaVersion":2,"manifests":[' + ",".join([entry] * 400_000) + "]}"
+    )
+    ran = run_regsync("tags", f"oci-layout:{disk}//app")
+    assert ran.status == 2
+    assert "CONTENT_ERROR" in ran.err
+    assert "1000000 values" in ran.err
+
+
+def test_indexes_that_name_each_other_end(target: Server, seed: Seed, tmp_path: Path) -> None:
+    """A digest cannot name what names it; entries may, and indexes may be nested without end."""
+    nested = seed.index()
+    for _ in range(6):
+        nested = seed.index([nested])
+    disk = make_layout(tmp_path / "disk", {"app:v1": nested})
+    ran = run_regsync("copy", f"oci-layout:{disk}//app:v1", f"{target.address}/app:v1")
+    assert ran.status == 2
+    assert "nested more than" in ran.err
+    assert not target.journal.count("PUT")
