@@ -212,12 +212,12 @@ class Request:
         return int(text) if text.isascii() and text.isdigit() else None
 
     @property
-    def chunked(self) -> bool:
+    def is_chunked(self) -> bool:
         return "chunked" in self.header("transfer-encoding").lower()
 
     @property
     def has_body(self) -> bool:
-        return self.chunked or bool(self.length())
+        return self.is_chunked or bool(self.length())
 
     @property
     def origin(self) -> str:

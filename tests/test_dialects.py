@@ -208,7 +208,7 @@ class _Atomic(App):
             return made.finish(received)
 
         def abort() -> None:
-            upload.busy = False
+            upload.is_busy = False
 
         return Reception(came, finish, abort)
 

@@ -106,11 +106,10 @@ def fetch_http(
     context: ssl.SSLContext | None = None,
     referrers: bool = False,
 ) -> dict[str, bytes]:
-    """Fetch everything below `reference`: digest -> bytes, verified; foreign layers if they are
-    there.
+    """Fetch everything below `reference`: digest -> bytes, verified.
 
-    With `referrers`, everything that refers to a manifest of the graph as well, by the API or the
-    fallback tag.
+    Foreign layers are left out where they are not there. With `referrers`, everything that refers
+    to a manifest of the graph is fetched as well, by the API or the fallback tag.
     """
     contents: dict[str, bytes] = {}
     with _client(address, authorization, context) as client:

@@ -543,22 +543,24 @@ class Aws(Site):
         }
         return _json(200, {**keys, "Expiration": ends, "AccountId": ACCOUNT})
 
+    def _imds_token(self, request: Request, body: bytes) -> Response:
+        """Give a token, which every other request to the machine's metadata has to show."""
+        if request.method != "PUT":
+            return Response(405)
+        life = request.header("x-aws-ec2-metadata-token-ttl-seconds")
+        if body or not life.isdecimal() or not 1 <= int(life) <= 21600:
+            return Response(400)
+        token = f"imds-token-{next(self._numbers)}=="
+        self._metadata_tokens[token] = self.now() + int(life)
+        self.secrets.add(token)
+        return Response(200, [("Content-Type", "text/plain")], token.encode())
+
     def _imds(self, request: Request, body: bytes) -> Response:
+        """Tell the machine's role, and its temporary keys."""
         if request.header("x-forwarded-for"):
             return Response(403)
         if request.path == "/latest/api/token":
-            life = request.header("x-aws-ec2-metadata-token-ttl-seconds")
-            if (
-                request.method != "PUT"
-                or body
-                or not life.isdecimal()
-                or not 1 <= int(life) <= 21600
-            ):
-                return Response(405 if request.method != "PUT" else 400)
-            token = f"imds-token-{next(self._numbers)}=="
-            self._metadata_tokens[token] = self.now() + int(life)
-            self.secrets.add(token)
-            return Response(200, [("Content-Type", "text/plain")], token.encode())
+            return self._imds_token(request, body)
         if self._metadata_tokens.get(request.header("x-aws-ec2-metadata-token"), 0.0) <= self.now():
             return Response(401)
 

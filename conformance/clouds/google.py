@@ -325,22 +325,29 @@ class Google(Site):
     def _oauth(self, request: Request, body: bytes) -> Response:
         if request.header("authorization"):
             return self._refuse_mistake(request, 400, "invalid_request", "an Authorization header")
-        if b"assertion=" not in body:
-            form = self._read_form(
-                request, body, "grant_type client_id client_secret refresh_token", "scope"
-            )
-            if isinstance(form, Response):
-                return form
-            if form["grant_type"] != "refresh_token":
-                return self._refuse_mistake(
-                    request, 400, "unsupported_grant_type", "Invalid grant_type"
-                )
-            if (form["client_id"], form["client_secret"]) != CLIENT:
-                return _refusal(401, "invalid_client", "Unauthorized")
-            if form["refresh_token"] not in self.users:
-                return _refusal(400, "invalid_grant", "Token has been expired or revoked.")
-            return self._answer_with_token(self.users[form["refresh_token"]], _CLOUD)
+        if b"assertion=" in body:
+            return self._oauth_account(request, body)
+        return self._oauth_user(request, body)
 
+    def _oauth_user(self, request: Request, body: bytes) -> Response:
+        """Give a token for a user's refresh token."""
+        form = self._read_form(
+            request, body, "grant_type client_id client_secret refresh_token", "scope"
+        )
+        if isinstance(form, Response):
+            return form
+        if form["grant_type"] != "refresh_token":
+            return self._refuse_mistake(
+                request, 400, "unsupported_grant_type", "Invalid grant_type"
+            )
+        if (form["client_id"], form["client_secret"]) != CLIENT:
+            return _refusal(401, "invalid_client", "Unauthorized")
+        if form["refresh_token"] not in self.users:
+            return _refusal(400, "invalid_grant", "Token has been expired or revoked.")
+        return self._answer_with_token(self.users[form["refresh_token"]], _CLOUD)
+
+    def _oauth_account(self, request: Request, body: bytes) -> Response:
+        """Give a token for a JWT that a service account has signed."""
         form = self._read_form(request, body, "grant_type assertion")
         if isinstance(form, Response):
             return form

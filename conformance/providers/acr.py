@@ -26,7 +26,7 @@ def _uploads(provider: Provider, request: Request) -> Response | None:
     is_upload = request.kind == "upload" and request.method in ("PUT", "PATCH")
     if not is_upload or not request.has_body:
         return None
-    if request.chunked:
+    if request.is_chunked:
         return error(400, "CONTENT_LENGTH_INVALID", "the Content-Length header is missing")
 
     is_limited = request.method == "PUT" or bool(request.header("content-range"))

@@ -145,7 +145,7 @@ class App(Uploads):
             stored = Stored(media_type, body, digest, {})
         content = self.repositories[repository]
         content.manifests[digest] = stored
-        content.founded = True
+        content.is_founded = True
         content.tags.update(dict.fromkeys(tags, digest))
         return digest
 
@@ -174,10 +174,15 @@ class App(Uploads):
             own = self.auth.answer(request)
             if own is not None:
                 return own
-        decided = self._refuse_framing(request) or self._refuse_names(request)
+        decided = (
+            self._refuse_framing(request)
+            or self._refuse_names(request)
+            or self._refuse_query(request)
+        )
         if decided is None and self.auth is not None:
             decided = self.auth.check(request, self._permissions(request))
         if decided is None:
+            # _get_manifest, _put_upload and so on; no other method of a path is left by now.
             route = getattr(self, f"_{request.method.lower()}_{request.kind}")
             answer: Answer | Reception = route(request)
             return self._with_version_header(answer)
@@ -204,7 +209,7 @@ class App(Uploads):
             )
 
         if request.method in ("POST", "PUT", "PATCH"):
-            if not declared and not request.chunked:
+            if not declared and not request.is_chunked:
                 return self._refuse_mistake(
                     request, 411, "SIZE_INVALID", "neither Content-Length nor chunked coding"
                 )
@@ -245,7 +250,7 @@ class App(Uploads):
                 request, 405, "UNSUPPORTED", f"{request.method} is not for this path"
             )
 
-        return self._refuse_query(request)
+        return None
 
     def _refuse_query(self, request: Request) -> Response | None:
         """Refuse queries that are ambiguous or incomplete."""
@@ -307,7 +312,7 @@ class App(Uploads):
 
     def _get_tag_list(self, request: Request) -> Response:
         repository = self.repositories.get(request.repository)
-        if repository is None or not repository.founded:
+        if repository is None or not repository.is_founded:
             return self._refuse_unknown_name(request)
         page = self._page_of(request, sorted(repository.tags), self.page_size)
         if isinstance(page, Response):
@@ -457,7 +462,7 @@ class App(Uploads):
 
         repository = self.repositories[request.repository]
         repository.manifests[digest] = stored
-        repository.founded = True
+        repository.is_founded = True
         if not by_digest:
             repository.tags[request.reference] = digest
 

@@ -165,26 +165,26 @@ def read_manifest(body: bytes, media_type: str, digest: str, *, any_type: bool =
 class Upload:
     """An upload session.
 
-    `sequence` changes with every answer, so that an old Location is known as old; `short` means
+    `sequence` changes with every answer, so that an old Location is known as old; `is_short` means
     that the last chunk was below OCI-Chunk-Min-Length, which only the very last may be.
     """
 
     identity: str
     content: Content = field(default_factory=Content)
     sequence: int = 0
-    busy: bool = False
-    short: bool = False
+    is_busy: bool = False  # bytes are coming in
+    is_short: bool = False
 
 
 @dataclass
 class Repository:
-    """One repository; `founded` by its first manifest, and known from then on, whatever is deleted."""
+    """One repository; `is_founded` by its first manifest, and known from then on, whatever is deleted."""
 
     manifests: dict[str, Stored] = field(default_factory=dict)
     blobs: dict[str, Content] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     uploads: dict[str, Upload] = field(default_factory=dict)
-    founded: bool = False
+    is_founded: bool = False
 
     def find(self, reference: str) -> Stored | None:
         """Return the manifest that a tag or a digest names."""

@@ -151,7 +151,7 @@ class Uploads(Site):
             return self._refuse_mistake(
                 request, 400, "BLOB_UPLOAD_INVALID", "not the Location that was given"
             )
-        if request.method in ("PATCH", "PUT") and (upload.busy or state != str(upload.sequence)):
+        if request.method in ("PATCH", "PUT") and (upload.is_busy or state != str(upload.sequence)):
             return self._refuse_order(request, upload, "not the newest Location of this upload")
         return upload
 
@@ -164,7 +164,7 @@ class Uploads(Site):
         refusal = self._refuse_type(request)
         if refusal is not None:
             return refusal
-        if upload.short and request.method == "PATCH":
+        if upload.is_short and request.method == "PATCH":
             return self._refuse_mistake(
                 request, 400, "SIZE_INVALID", "the chunk before this one was too short"
             )
@@ -201,18 +201,18 @@ class Uploads(Site):
         refusal = self._refuse_chunk(request, upload)
         if refusal is not None:
             return refusal
-        upload.busy = True
+        upload.is_busy = True
 
         def finish(received: int) -> Response:
-            upload.busy = False
-            upload.short = received < (self.chunk_min_length or 0)
+            upload.is_busy = False
+            upload.is_short = received < (self.chunk_min_length or 0)
             if digest is None:
                 return self._answer_with_location(request, upload)
             del self.repositories[request.repository].uploads[upload.identity]
             return self._commit(request, upload, digest)
 
         def abort() -> None:
-            upload.busy = False
+            upload.is_busy = False
             upload.sequence += 1  # the Location that the broken request used is stale (section 1.9)
             if not self.resumable:
                 self.repositories[request.repository].uploads.pop(upload.identity, None)

@@ -142,7 +142,9 @@ class Exchange:
             return False
         length = self.request.length()
         return (
-            bool(answer.early) or self.request.chunked or (length is not None and length > DRAINED)
+            bool(answer.early)
+            or self.request.is_chunked
+            or (length is not None and length > DRAINED)
         )
 
     def room(self, expected: int) -> memoryview:

@@ -169,7 +169,7 @@ class Endpoint:
 
     async def _receive_body(self, connection: Connection, head: _Head, exchange: Exchange) -> bytes:
         """Receive the body into the exchange; return the bytes that came behind it."""
-        if exchange.request.chunked:
+        if exchange.request.is_chunked:
             assert head.parser is not None, "a head with a transfer coding is h11's"
             return await self._receive_chunks(connection, head.parser, exchange)
 

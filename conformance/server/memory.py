@@ -63,7 +63,7 @@ class _Line:
     def __init__(self, link: Link) -> None:
         self.link = link
         self.free = 0.0
-        self.silent = False
+        self.is_silent = False
 
     def arrival(self, count: int) -> float:
         """Send `count` bytes; return when they arrive."""
@@ -132,13 +132,13 @@ class _Pipe:
         return count
 
     def _has_arrived(self) -> bool:
-        return not self._line.silent and self._pieces[0].arrives <= anyio.current_time()
+        return not self._line.is_silent and self._pieces[0].arrives <= anyio.current_time()
 
     async def readable(self) -> None:
         await anyio.lowlevel.checkpoint()
         while not (self._has_arrived() if self._pieces else self._broken):
             deadline = math.inf
-            if self._pieces and not self._line.silent:
+            if self._pieces and not self._line.is_silent:
                 deadline = self._pieces[0].arrives
             with anyio.CancelScope(deadline=deadline):
                 await self._changed.wait()
@@ -323,7 +323,8 @@ class Place(Endpoint):
         self._silence(False)
 
     def _silence(self, silent: bool) -> None:
-        self._up.silent = self._down.silent = silent
+        self._up.is_silent = silent
+        self._down.is_silent = silent
         for end in self._open:
             end.change()
 
