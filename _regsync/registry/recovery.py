@@ -13,7 +13,6 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import anyio
@@ -26,18 +25,18 @@ from _regsync.text import duration_text
 _Answer = TypeVar("_Answer")
 
 
-@dataclass(eq=False)
 class Peer:
     """A host that a run asks, whoever leads there: a registry, a token service, a store of blobs."""
 
-    origin: Origin
-    outage: Outage
+    def __init__(self, origin: Origin, outage: Outage) -> None:
+        self.origin = origin
+        self.outage = outage
 
-    # Who waits, in the order of arrival, and whether the next request of each can be a probe.
-    waiting: list[_Waiter] = field(default_factory=list)
+        # Who waits, in the order of arrival.
+        self.waiting: list[_Waiter] = []
 
-    # Set, and replaced, when those who wait have to look again.
-    changed: anyio.Event = field(default_factory=anyio.Event)
+        # Set, and replaced, when those who wait have to look again.
+        self.changed = anyio.Event()
 
     def notify(self) -> None:
         self.changed.set()
@@ -49,9 +48,9 @@ class Peer:
         return next(able, self.waiting[0]) is waiter
 
 
-@dataclass(eq=False)
 class _Waiter:
-    may_probe: bool
+    def __init__(self, may_probe: bool) -> None:
+        self.may_probe = may_probe  # its next request can be a probe
 
 
 class Recovery:

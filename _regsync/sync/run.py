@@ -430,10 +430,10 @@ class Run:
         counts: Counter[Repository] = Counter()
         for wanted in tags:
             for target in self._targets(wanted):
-                if self._would_use_listing(wanted, target):
+                if counts[target] < 2 and self._would_use_listing(wanted, target):
                     counts[target] += 1
 
-        worth_listing = [target for target, count in counts.items() if count >= 2]
+        worth_listing = [target for target, count in counts.items() if count == 2]
         # An error is not lost here: the discovery keeps it, and raises it for each image that needs
         # the listing.
         with suppress(SyncError):
