@@ -422,6 +422,28 @@ def test_mappings_are_shared_among_shards(source: Server, target: Server) -> Non
     assert sorted(told) == ["one:v1", "two:v1"]
 
 
+def test_what_was_left_out_of_a_layout_is_not_missed(
+    source: Server, target: Server, tmp_path: Path
+) -> None:
+    """The receipt of one audit thins a layout; another audit finds that layout whole."""
+    assert isinstance(source.app, App)
+    assert isinstance(target.app, App)
+    image = Seed(1).image(sizes=(400, 500)).load_into(source.app, "app", tag="v1")
+    image.load_into(target.app, "app", tag="v1")
+    rule = {"from": "app", "tags": tags("v1")}
+    file = tmp_path / "mirror.yaml"
+    file.write_text(document({"source": source, "target": target}, rule))
+    audit = ("audit", "--json", "-q", "-c", str(file))
+    assert whole(run_regsync(*audit, "--receipt", str(tmp_path / "far.txt"))) == 1
+
+    disk = {"url": "oci-layout:disk", "assume": "far.txt"}
+    file.write_text(document({"source": source, "target": disk}, rule))
+    assert run_regsync("sync", "-q", "-c", str(file)).status == 0
+    ran = run_regsync(*audit, "--read", "9")
+    assert whole(ran) == 1
+    assert ran.totals["blobs"] == 1, "the config alone is there"
+
+
 def two_registries(docker_registries: Callable[..., str], directory: Path, **mapping: Any) -> Any:
     source = docker_registries()
     target = docker_registries()
