@@ -56,8 +56,8 @@ class Scene:
         if made.platforms:
             self.mapping["platforms"] = list(made.platforms)
 
-    async def run(self, **top: Any) -> Ran:
-        """Sync once; what was exchanged before is no longer in the journals."""
+    async def run(self, *command: str, **top: Any) -> Ran:
+        """Sync once, or run another command; what was exchanged before is no longer in the journals."""
         for site in (self.source, self.target):
             site.journal.check()
             site.journal.clear()
@@ -68,7 +68,8 @@ class Scene:
         file = self._directory / "mirror.yaml"
         file.write_text(document(registries, self.mapping, defaults={"artifacts": {}}, **top))
         with anyio.fail_after(8 * HOUR):
-            return await self.world.run("sync", "--json", "-q", "-c", str(file))
+            words = command or ("sync",)
+            return await self.world.run(*words, "--json", "-q", "-c", str(file))
 
     async def succeed(self, **top: Any) -> Ran:
         """Sync once, and have it go well."""

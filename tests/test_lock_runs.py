@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from _regsync.errors import ConfigError
-from conformance.client.attachments import referrers_tag
+from conformance.client.attachments import FAMILIES, family, referrers_tag
 from conformance.client.copies import fetch_http, identical, push_http
 from conformance.content.images import Seed
-from tests.ends import only, run_regsync, tags, virtual
+from tests.attached import Scene
+from tests.ends import Ran, only, run_regsync, tags, virtual
 from tests.test_lock import Mirror, asked
-from tests.watching import Scene, lines, scene
+from tests.thinning import thinned
+from tests.watching import Scene as Watched
+from tests.watching import lines, scene
 
 HOUR = 3600.0
 in_memory = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -31,7 +36,7 @@ def marked(test: Callable[..., object]) -> Callable[..., object]:
 # Cycles.
 
 
-async def locks(stage: Scene) -> tuple[str, str]:
+async def locks(stage: Watched) -> tuple[str, str]:
     """Return a lock, and one in which v1 has moved; the source has moved on from both."""
     stage.write({"from": "app", "tags": tags("v*")}, **{"global": {}})
     texts = []
@@ -150,6 +155,42 @@ async def test_a_lock_takes_the_times_that_runs_have_seen(tmp_path: Path) -> Non
         await mirror.succeed("sync", "--locked")
         assert asked(mirror.source) == {}
         assert asked(mirror.target) == {"HEAD manifest": 1}
+
+
+# Artifacts of every form, between registries with and without the referrers API.
+
+
+class LockedScene(Scene):
+    """Each run writes a lock first, and is from it."""
+
+    async def run(self, **top: Any) -> Ran:
+        ran = await super().run("lock", "--recheck", **top)
+        assert ran.status == 0, ran.err
+        assert self.target.journal.summary() == {}
+        ran = await super().run("sync", "--locked", **top)
+        assert {entry.kind for entry in self.source.journal.entries} <= {"manifest", "blob"}
+        assert all(":" in str(entry.reference) for entry in self.source.journal.entries)
+        return ran
+
+
+CELLS = itertools.product(("strict", "distribution"), ("strict", "distribution"), FAMILIES)
+
+
+@marked
+@pytest.mark.parametrize(("source", "target", "name"), thinned(CELLS))
+async def test_what_hangs_on_an_image_comes_from_a_lock_as_it_comes_without(
+    source: str, target: str, name: str, tmp_path: Path
+) -> None:
+    async with virtual() as world:
+        stage = LockedScene(world, tmp_path, family(name), source, target)
+        ran = await stage.succeed()
+        stage.check_order()
+        stage.check()
+        told = only(ran.images)["artifacts"]
+        assert (told["synced"], told["failed"]) == (len(stage.made.travelling), 0)
+        await stage.settle()
+        assert stage.source.journal.summary() == {}
+        assert stage.target.journal.summary() == {"HEAD manifest": 1}
 
 
 # Debian's docker-registry, which has no referrers API.
