@@ -1,7 +1,7 @@
 """When each digest was first seen at its source, which `min_age` counts from: one file.
 
 Owns: `seen.jsonl`; which time counts where clocks disagree; which entries leave.
-May not know: registries, mappings, what a digest is held back from.
+May not know: registries, what a digest is held back from.
 Invariants: a time that is lost or doubtful makes a digest younger, never older. The file is replaced
 whole, and is on the disk before it is replaced.
 Follows: docs/design.md section 12 ("Age").

@@ -79,6 +79,8 @@ def clean_env(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
     for name in list(os.environ):
         if name.lower().startswith(_SCRUBBED):
             monkeypatch.delenv(name)
+    # In a CI job the program keeps no first-seen times beside a configuration.
+    monkeypatch.delenv("CI", raising=False)
     home = tmp_path_factory.mktemp("home")
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setenv("USERPROFILE", str(home))
