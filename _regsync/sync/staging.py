@@ -29,7 +29,7 @@ import anyio.to_thread
 from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import SyncError
 from _regsync.files import PARTIAL_SUFFIX, is_own_folder, open_safely, remove_if_possible, replacing
-from _regsync.net.http1 import PIECE, Pieces
+from _regsync.net.http1 import LARGE_PIECE, PIECE, Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
 from _regsync.text import printable
@@ -101,8 +101,8 @@ class MemoryPieces(Pieces):
 
     async def next(self) -> memoryview:
         """Return the next piece; empty at the end."""
-        piece = self._rest[:PIECE]
-        self._rest = self._rest[PIECE:]
+        piece = self._rest[:LARGE_PIECE]
+        self._rest = self._rest[LARGE_PIECE:]
         self.complete = not self._rest
         return piece
 
@@ -460,9 +460,10 @@ class Staging:
         """Write a blob to its file, unless a killed run left it."""
         algorithm, encoded = split_digest(blob.digest)
         path = os.path.join(self._folder(algorithm), encoded)
-        stamp = await anyio.to_thread.run_sync(_verify, path, blob)
-        if stamp is not None:
-            return _StagedFile(path, blob.size, stamp)
+        if _is_file(path):
+            stamp = await anyio.to_thread.run_sync(_verify, path, blob)
+            if stamp is not None:
+                return _StagedFile(path, blob.size, stamp)
 
         with replacing(path) as descriptor, FileIO(descriptor, "w") as staged:
 
@@ -549,10 +550,12 @@ class Staging:
         return paths
 
 
+def _is_file(path: str) -> bool:
+    return os.path.isfile(path) and not os.path.islink(path)
+
+
 def _verify(path: str, blob: Descriptor) -> _Stamp | None:
     """Return the stamp of a file that holds a blob; one that holds something else is removed."""
-    if not os.path.isfile(path) or os.path.islink(path):
-        return None
     algorithm, encoded = split_digest(blob.digest)
     running = new_hash(algorithm)
     with open(path, "rb", opener=open_safely) as staged:
