@@ -463,6 +463,38 @@ async def test_a_blob_too_large_for_the_file_system_is_refused_before_its_first_
     assert not list((tmp_path / "disk" / "blobs" / "sha256").iterdir())
 
 
+@pytest.mark.anyio
+async def test_a_manifest_that_was_cut_is_written_again(seed: Seed, tmp_path: Path) -> None:
+    image = seed.image()
+    disk = make_layout(tmp_path / "disk", {"app:v1": image})
+    blob_path(disk, image.top).write_bytes(image.body[:-1])
+    layout = open_layout(disk)
+    await put_image(layout, image)
+    await layout.commit()
+    layout.close()
+    check_layout(disk)
+
+
+@pytest.mark.anyio
+async def test_a_writing_that_could_not_begin_may_begin_later(
+    seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock that it took is its own, not another process's."""
+    layout = open_layout(tmp_path / "disk")
+    with monkeypatch.context() as patch:
+
+        def fails(*_: Any) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        patch.setattr(os, "fsync", fails)
+        with pytest.raises(LayoutError, match="Input/output error"):
+            layout.begin_writing()
+    await put_image(layout, seed.image())
+    await layout.commit()
+    layout.close()
+    check_layout(tmp_path / "disk")
+
+
 # A disk without atomic replacement.
 
 

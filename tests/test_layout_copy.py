@@ -641,6 +641,21 @@ def test_a_source_that_breaks_is_gone_on_with_where_the_file_ends(
     assert ranges[1] is not None
 
 
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_what_a_killed_run_had_written_is_taken_over_when_it_is_right(
+    source: Server, seed: Seed, tmp_path: Path, is_whole: bool
+) -> None:
+    image = seed.image(sizes=(5000,)).load_into(source.app, "app", tag="v1")
+    layer = json.loads(image.body)["layers"][0]["digest"]
+    disk = make_layout(tmp_path / "disk", {})
+    left = blob_path(disk, layer).with_suffix(".partial")
+    left.write_bytes(image.contents()[layer] if is_whole else b"x" * 5000)
+    assert to_layout(tmp_path, source, {"from": "app", "tags": tags("v1")}).status == 0
+    assert source.journal.count("GET", "blob", reference=layer) == (0 if is_whole else 1)
+    assert check_layout(disk) == set(image.contents())
+    assert not left.exists()
+
+
 def test_a_million_entries_are_refused_in_bounded_memory(tmp_path: Path) -> None:
     disk = make_layout(tmp_path / "disk", {})
     entry = '{"mediaType":"a/b","digest":"sha256:' + "0" * 64 + '","size":1}'

@@ -81,7 +81,9 @@ def test_configs_and_manifests_are_always_written(
     layers = {line.partition(" ")[0][7:] for line in left_out(tmp_path)}
     assert there | layers == {digest[7:] for digest in image.contents()}
     assert not there & layers
-    for digest in (image.top, *(part["digest"] for part in json.loads(image.body)["manifests"])):
+    children = [part["digest"] for part in json.loads(image.body)["manifests"]]
+    configs = [json.loads(image.contents()[child])["config"]["digest"] for child in children]
+    for digest in (image.top, *children, *configs):
         assert digest[7:] in there
 
 

@@ -464,7 +464,8 @@ regsync copy quay.io/org/app@sha256:... localhost:5000/app:pinned
 regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app
 
 A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's. http:// or https:// may
-stand before it: plain HTTP is spoken to localhost and loopback addresses, HTTPS to all others.""",
+stand before it: plain HTTP is spoken to localhost and loopback addresses, HTTPS to all others.
+oci-layout:PATH//REPO[:TAG|@DIGEST] is an image in a directory, for disks that are carried.""",
         add_copy_arguments,
         commands.run_copy,
     ),

@@ -22,10 +22,11 @@ from typing import NamedTuple
 import anyio
 import anyio.to_thread
 
-from _regsync.crypto import DIGEST_HEX_LENGTHS
+from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import ContentError, Side, SyncError, WrongBytes
 from _regsync.files import PARTIAL_SUFFIX, WRITE_FLAGS, lock, open_safely, remove_if_possible
 from _regsync.layout.index import LARGEST_INDEX, Entry, Index, parse_index
+from _regsync.net.http1 import PIECE
 from _regsync.oci.manifest import Descriptor, load_json
 from _regsync.oci.reference import split_digest
 from _regsync.text import printable, size_text
@@ -108,7 +109,7 @@ class Layout:
         # By algorithm, folders that were found to be folders.
         self._folders = dict[str, str]()
 
-        # The open directory, while this process has its lock or knows that there are no locks.
+        # The open directory, while this process has its lock or its file system has no locks.
         self._lock: int | None = None
         self._is_writing = False
         self._is_replaced_at_once = True
@@ -310,7 +311,8 @@ class Layout:
             return
         with self.disk_errors():
             _make_folder(self.path)
-            self._take_lock()
+            if self._lock is None:
+                self._take_lock()
             for name in ("blobs", os.path.join("blobs", "sha256")):
                 _make_folder(os.path.join(self.path, name))
             if self._index is not None and self._stamp != self._stamp_of_index():
@@ -323,6 +325,22 @@ class Layout:
             self._is_replaced_at_once = self._has_hard_links()
             self._find_leftovers()
         self._is_writing = True
+
+    async def adopt_blob(self, blob: Descriptor) -> bool:
+        """Take over a blob that an earlier run had written, and not named, when it was killed; return
+        whether there was one. It is read and hashed first.
+        """
+        self.begin_writing()
+        path = self._partials.get(blob.digest)
+        if path is None:
+            return False
+        with self.disk_errors():
+            is_whole = await anyio.to_thread.run_sync(_holds, path, blob)
+        if is_whole:
+            del self._partials[blob.digest]
+            self._group.blobs[blob.digest] = _Whole(path, blob.size)
+            self.on_put()
+        return is_whole
 
     def begin_blob(self, blob: Descriptor) -> BlobFile:
         """Return the file of a blob that is to be written. LayoutError where there is no room for it."""
@@ -350,7 +368,7 @@ class Layout:
     def add_manifest(self, digest: str, body: bytes, entry: Entry | None) -> None:
         """Put a manifest; `entry` names it in `index.json`."""
         self.begin_writing()
-        if self.size_of(digest) is None:
+        if self.size_of(digest) != len(body):
             self._group.manifests[digest] = body
         if entry is not None:
             self.index().put(entry)
@@ -596,6 +614,18 @@ def _check_version(body: bytes) -> None:
     if not isinstance(version, str) or version.partition(".")[0] != "1":
         shown = printable(str(version), 40)
         raise ContentError(f"an image layout of version {shown}, which is not known here")
+
+
+def _holds(path: str, blob: Descriptor) -> bool:
+    """Say whether a file holds a blob."""
+    if not os.path.isfile(path) or os.path.islink(path) or os.path.getsize(path) != blob.size:
+        return False
+    algorithm, encoded = split_digest(blob.digest)
+    running = new_hash(algorithm)
+    with FileIO(path, opener=open_safely) as stream:
+        while piece := stream.read(PIECE):
+            running.update(piece)
+    return running.hexdigest() == encoded
 
 
 def _make_folder(path: str) -> None:

@@ -400,6 +400,9 @@ class _BlobWriting:
         with self._place():
             if self._file is not None:
                 self._file.remove()
+                self._file = None
+            if await self._layout.adopt_blob(self._blob):
+                return True
             self._file = self._layout.begin_blob(self._blob)
         self.session = self._blob.digest
         self.offset = 0
