@@ -98,7 +98,7 @@ class Verdict(NamedTuple):
 
     mutant: Mutant
     is_killed: bool
-    by: str  # the test that failed, or why there is no saying
+    by: str  # the test that failed, or why that proves nothing
 
 
 def read_lists(folder: Path = LISTS) -> list[Mutant]:
@@ -175,10 +175,10 @@ def _try(mutant: Mutant, copies: queue.SimpleQueue[Path], *, whole: bool) -> Ver
     try:
         with _applied(mutant, tree):
             killer = _first_killer(mutant, tree, whole=whole)
-        # A test that fails by itself, or under load, has noticed nothing.
-        test = killer.partition("[")[0]
-        if "::" in test and _killer(tree, test, LIMIT):
-            raise RuntimeError(f"{test} fails without {mutant.breaks!r}, too")
+        # A test that fails or hangs by itself, or under load, has noticed nothing.
+        test = killer.partition("[")[0] if "::" in killer else killer.partition(":")[0]
+        if test and _killer(tree, test, LIMIT):
+            return Verdict(mutant, False, f"{test} fails without it, too")
         return Verdict(mutant, bool(killer), killer)
     finally:
         copies.put(tree)
@@ -297,10 +297,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _print(verdict: Verdict) -> None:
     mutant = verdict.mutant
-    if verdict.is_killed:
-        print(f"killed  {mutant.file}: {mutant.breaks} ({verdict.by})", flush=True)
-    else:
-        print(f"LIVES   {mutant.file}: {mutant.breaks}", flush=True)
+    why = f" ({verdict.by})" if verdict.by else ""
+    fate = "killed" if verdict.is_killed else "LIVES "
+    print(f"{fate}  {mutant.file}: {mutant.breaks}{why}", flush=True)
 
 
 if __name__ == "__main__":
