@@ -1002,3 +1002,22 @@ async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(tmp_path:
         ran = await mirror.succeed("sync", "--locked", "--shard", "1/2")
         assert ran.statuses() == ["synced"]
         assert mirror.held(repository="other") == {"v1": images["other"].top}
+
+
+async def test_what_failed_is_asked_for_again_from_the_lock(tmp_path: Path) -> None:
+    async with virtual() as world:
+        mirror = Mirror(world, tmp_path)
+        images = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
+        mirror.write({"from": "app", "tags": tags("v*")})
+        await mirror.succeed("lock")
+        mirror.load("v1")
+        mirror.target.app.faults.on("PUT", "manifest", reference="v1").status(403)
+        ran = await mirror.run("sync", "--locked")
+        assert ran.status == 1
+        report = tmp_path / "report.json"
+        report.write_text(ran.out)
+        mirror.target.app.faults.clear()
+        ran = await mirror.succeed("sync", "--locked", "--retry-from", str(report))
+        assert ran.statuses() == ["synced"]
+        assert mirror.held() == {tag: image.top for tag, image in images.items()}
+        assert mirror.source.journal.count("HEAD") == 0

@@ -281,7 +281,7 @@ def read_lock(lines: Iterable[bytes], name: str) -> Lock:
     if problems:
         hint = f"{_REMEDY} when the file is as it was committed, or removed"
         raise ConfigError(f"{printable(name)} is not a lock", problems=tuple(problems), hint=hint)
-    return Lock(reading.mappings, reading.images.values())
+    return Lock(reading.mappings, reading.images)
 
 
 class _WrongLine(ValueError):
@@ -298,8 +298,9 @@ class _Reading:
     def __init__(self) -> None:
         self.has_head = False
         self.mappings = set[LockedMapping]()
-        self.images = dict[tuple[SourceKey, str], LockedImage]()
+        self.images = list[LockedImage]()
 
+        # By what a line is about: a mapping, or the source and tag of an image.
         self._number_of_line = dict[object, int]()
         # By how they are written. A lock may have 100,000 images of a few sources.
         self._sources = dict[tuple[str, str], SourceKey]()
@@ -323,9 +324,8 @@ class _Reading:
             self.mappings.add(mapping)
         elif "source" in fields:
             image = self._image(fields)
-            key = (image.source, image.tag)
-            self._check_first(key, number)
-            self.images[key] = image
+            self._check_first((image.source, image.tag), number)
+            self.images.append(image)
         else:
             raise _WrongLine("neither an image nor a mapping: `source` or `mapping` is missing")
 
@@ -367,9 +367,10 @@ class _Reading:
     def strays(self) -> Iterator[tuple[int, str]]:
         """Give the lines of images that no mapping of the lock selects from, and what is wrong."""
         sources = {mapping.source for mapping in self.mappings}
-        for (source, tag), image in self.images.items():
-            if source not in sources:
-                yield self._number_of_line[source, tag], f"{image}: the lock has no such mapping"
+        for image in self.images:
+            if image.source not in sources:
+                number = self._number_of_line[image.source, image.tag]
+                yield number, f"{image}: the lock has no such mapping"
 
 
 def _distinct_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
