@@ -228,7 +228,7 @@ def run_regsync_help(name: str) -> str:
 # --- tag rules
 # --------------------------------------------------------------------------------------------
 
-PREAMBLE = re.search(r"(?s)From the tags\n(.*?) and a signature\n`(sha256-….sig)`", TEXT)
+PREAMBLE = re.search(r"(?s)From the tags\s(.*?) and a\ssignature\s`(sha256-….sig)`", TEXT)
 RULES = re.findall(r"(?m)^\| `(\{.*\})` \| (.*) \|$", TEXT)
 
 
