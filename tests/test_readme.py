@@ -170,7 +170,7 @@ def test_the_display_is_the_programs() -> None:
 
 def test_the_help_of_auth_check_says_what_status_four_means() -> None:
     helped = cli.parser_of("auth").format_help()
-    assert "Exit status 4: not all that is needed holds." in helped
+    assert "Exit status 4: something that is needed is" in helped
     assert "  4    " not in helped
 
 

@@ -139,15 +139,17 @@ def make_parser(prog: str, description: str, statuses: str) -> Parser:
 
 
 def add_global_arguments(parser: Parser) -> None:
-    parser.add_argument("-v", action="count", help="show decisions; -vv: every request too")
-    parser.add_argument("-q", action="store_true", help="only results and failures")
+    parser.add_argument(
+        "-v", action="count", help="show decisions and retries; -vv: every request too"
+    )
+    parser.add_argument("-q", action="store_true", help="show only results and failures")
     parser.add_argument(
         "--log-format",
         metavar="text|json",
         choices=["text", "json"],
-        help="form of standard error's lines (text)",
+        help="format of the lines on standard error (default: text)",
     )
-    parser.add_argument("--no-progress", action="store_true", help="no progress display")
+    parser.add_argument("--no-progress", action="store_true", help="show no progress")
 
 
 def add_config(
@@ -160,7 +162,7 @@ def add_config(
 
 
 def add_optional_config(parser: Parser) -> None:
-    meaning = "take registries and global settings from it; - reads standard input"
+    meaning = "a configuration to take registries and global settings from; - reads standard input"
     add_config(parser, meaning, required=False)
 
 
@@ -168,7 +170,7 @@ def add_config_file(parser: Parser) -> None:
     parser.add_argument("file", metavar="FILE", help="the configuration; - reads standard input")
 
 
-def add_json(parser: Parser, meaning: str = "one JSON document on standard output") -> None:
+def add_json(parser: Parser, meaning: str = "write one JSON document to standard output") -> None:
     parser.add_argument("--json", action="store_true", help=meaning)
 
 
@@ -181,12 +183,14 @@ def add_shard(parser: Parser) -> None:
     )
 
 
-def add_locked(parser: Parser, meaning: str = "copy what the lock says, and nothing else") -> None:
+def add_locked(
+    parser: Parser, meaning: str = "copy what the lock file names, and nothing else"
+) -> None:
     parser.add_argument("--locked", action="store_true", help=meaning)
     parser.add_argument(
         "--lock",
         metavar="PATH",
-        help="that lock, if it is not FILE.lock beside the configuration FILE.yaml",
+        help="the lock file (default: FILE.lock beside the configuration FILE.yaml)",
     )
 
 
@@ -214,9 +218,9 @@ def add_copy_arguments(parser: Parser) -> None:
     from _regsync.config.fields import SECTIONS
 
     platforms = next(field for field in SECTIONS["mapping"] if field.name == "platforms")
-    add_field(parser, "--platform", platforms, "only this platform of an index")
-    parser.add_argument("src", metavar="SRC", help="the image; without a tag: latest")
-    parser.add_argument("dst", metavar="DST", help="where it goes; without a tag: the source's")
+    add_field(parser, "--platform", platforms, "copy only this platform of an index")
+    parser.add_argument("src", metavar="SRC", help="the image to copy (default tag: latest)")
+    parser.add_argument("dst", metavar="DST", help="where to copy it (default tag: that of SRC)")
     parser.add_argument(
         "--no-artifacts",
         action="store_true",
@@ -229,17 +233,17 @@ def add_copy_arguments(parser: Parser) -> None:
 def add_sync_arguments(parser: Parser) -> None:
     add_config(parser)
     parser.add_argument(
-        "--dry-run", action="store_true", help="say what a run would do, and change nothing"
+        "--dry-run", action="store_true", help="show what a run would do, and change nothing"
     )
     parser.add_argument(
         "--recheck",
         action="store_true",
-        help="look at the artifacts of all images now, at both ends",
+        help="look for the artifacts of all images again, at both ends",
     )
     parser.add_argument(
         "--retry-from",
         metavar="REPORT",
-        help="only what failed or was left undone in this report, which --json wrote",
+        help="copy only what failed or was left undone in a report that --json wrote",
     )
     add_locked(parser)
     add_shard(parser)
@@ -250,19 +254,22 @@ def add_watch_arguments(parser: Parser) -> None:
     add_config(parser, "the configuration, a file")
     add_locked(parser)
     add_shard(parser)
-    add_json(parser, "a line of JSON each cycle")
+    add_json(parser, "write a line of JSON after each cycle")
     parser.add_argument(
         "--interval",
         metavar="DURATION",
-        help=f"from the end of a cycle to the next ({commands.DEFAULT_INTERVAL})",
+        help=f"time from the end of a cycle to the next (default: {commands.DEFAULT_INTERVAL})",
     )
     parser.add_argument(
         "--health-bind",
         metavar="ADDR",
-        help=f"where probes are answered ({commands.DEFAULT_HEALTH_ADDRESS})",
+        help=f"address for health probes (default: {commands.DEFAULT_HEALTH_ADDRESS})",
     )
     parser.add_argument(
-        "--health-port", metavar="N", type=int, help=f"its port ({commands.DEFAULT_HEALTH_PORT})"
+        "--health-port",
+        metavar="N",
+        type=int,
+        help=f"port for health probes (default: {commands.DEFAULT_HEALTH_PORT})",
     )
 
 
@@ -278,41 +285,43 @@ def add_lock_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--lock",
         metavar="PATH",
-        help="the lock's file; FILE.lock beside the configuration FILE.yaml",
+        help="the lock file (default: FILE.lock beside the configuration FILE.yaml)",
     )
-    parser.add_argument("--diff", action="store_true", help="say what would change; write nothing")
     parser.add_argument(
-        "--markdown", action="store_true", help="say it as a table, for a pull request"
+        "--diff", action="store_true", help="show what would change, and write nothing"
+    )
+    parser.add_argument(
+        "--markdown", action="store_true", help="show it as a table, for a pull request"
     )
     parser.add_argument(
         "--only",
         metavar="FROM",
         action="append",
         default=[],
-        help="resolve the mappings from this repository; the other lines stay; may be repeated",
+        help="look only at mappings from this repository, and keep the other lines; may be repeated",
     )
     parser.add_argument(
         "--recheck",
         action="store_true",
-        help="look for the artifacts of images that have not moved, too",
+        help="look for new artifacts of images that have not moved, too",
     )
     add_json(parser)
 
 
 def add_audit_arguments(parser: Parser) -> None:
     add_config(parser)
-    add_locked(parser, "expect what the lock says, and ask no source")
+    add_locked(parser, "expect what the lock file names, and ask no source")
     parser.add_argument(
         "--read",
         metavar="N",
         type=int,
         default=0,
-        help="read N blobs of each target back, chosen by chance, and compare their bytes",
+        help="download N blobs of each target, chosen at random, and check their bytes",
     )
     parser.add_argument(
         "--receipt",
         metavar="FILE",
-        help="write a line DIGEST HOST/REPOSITORY for all that is there",
+        help="write a line DIGEST HOST/REPOSITORY for everything that is there",
     )
     add_shard(parser)
     add_json(parser)
@@ -356,12 +365,14 @@ def add_report_arguments(parser: Parser) -> None:
         metavar="text|markdown|junit|html",
         choices=["text", "markdown", "junit", "html"],
         default="text",
-        help="what it is written as (text)",
+        help="the format to write (default: text)",
     )
 
 
 def add_schema_arguments(parser: Parser) -> None:
-    parser.add_argument("--report", action="store_true", help="that of what --json writes instead")
+    parser.add_argument(
+        "--report", action="store_true", help="print the schema of what --json writes instead"
+    )
 
 
 def add_version_arguments(parser: Parser) -> None:
@@ -456,21 +467,21 @@ def report_error(console: Console, error: BaseException) -> int:
 
 COMMANDS: Mapping[str, Command] = {
     "copy": Command(
-        "copy one image",
+        "copy one image to another registry",
         "0 1 2 3 4 130",
         """\
 regsync copy docker.io/library/alpine:3.20 registry.example.com/base/alpine
 regsync copy quay.io/org/app@sha256:... localhost:5000/app:pinned
 regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app
 
-A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's. http:// or https:// may
-stand before it: plain HTTP is spoken to localhost and loopback addresses, HTTPS to all others.
+A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's. HTTPS is used except for
+localhost and loopback addresses; http:// or https:// before the host says otherwise.
 oci-layout:PATH//REPO[:TAG|@DIGEST] is an image in a directory, for disks that are carried.""",
         add_copy_arguments,
         commands.run_copy,
     ),
     "sync": Command(
-        "run every mapping of a configuration once",
+        "copy what a configuration selects, once",
         "0 1 2 3 4 130",
         """\
 regsync sync -c mirror.yaml
@@ -482,28 +493,28 @@ regsync sync -c mirror.yaml --retry-from report.json""",
         commands.run_sync,
     ),
     "watch": Command(
-        "run every mapping again and again, until a signal",
+        "copy what a configuration selects, again and again, as a service",
         "0 2 3",
         """\
 regsync watch -c mirror.yaml --interval 1h --json >>cycles.jsonl
 
-A changed configuration is taken before the next cycle; SIGHUP begins one at once. Only what changes is
-said. A signal ends the program with 0; with --json each cycle is a line.""",
+A changed configuration is read before the next cycle; SIGHUP begins one at once. Only changes are shown.
+SIGINT and SIGTERM end the program with status 0.""",
         add_watch_arguments,
         commands.run_watch,
     ),
     "analyze": Command(
-        "say what images share, and what a run would cost",
+        "show what the selected images share, and what a run would cost",
         "0 1 2 3 4 130",
         """\
 regsync analyze -c mirror.yaml
 
-Every selected image's manifests are read at the source, targets say what they have; nothing is changed.""",
+The manifests of all selected images are read, and targets are asked what they have. Nothing is changed.""",
         add_analyze_arguments,
         commands.run_analyze,
     ),
     "lock": Command(
-        "write down which digest each selected tag has, for review",
+        "pin the digest of each selected tag in a file, for review",
         "0 1 2 3 4 130",
         """\
 regsync lock -c mirror.yaml
@@ -511,20 +522,20 @@ regsync lock -c mirror.yaml --diff --markdown
 regsync lock -c mirror.yaml --only library/alpine
 regsync sync -c mirror.yaml --locked
 
-Sources are asked, targets are not. What failed keeps its old lines. No change is status 0, and so is one.""",
+Only sources are asked. A mapping that fails keeps its old lines. The exit status is 0 with changes and without.""",
         add_lock_arguments,
         commands.run_lock,
     ),
     "audit": Command(
-        "say what targets lack of what they should hold",
+        "check that targets hold what they should hold",
         "3 130",
         """\
 regsync audit -c mirror.yaml
 regsync audit -c mirror.yaml --read 20 --json >audit.json
 regsync audit -c mirror.yaml --locked --receipt there.txt
 
-Each tag, manifest, blob and artifact is asked for; nothing is written to any registry. Exit status 0: all is
-there and right; 1: there are findings; 2: something could not be looked at.""",
+Every tag, manifest, blob and artifact is asked for, and nothing is written to any registry. Exit status 0: all is
+there and right; 1: there are findings; 2: something could not be checked.""",
         add_audit_arguments,
         commands.run_audit,
     ),
@@ -536,17 +547,18 @@ regsync tags alpine --glob '3.*' --exclude '*_rc*' --sort semver
 regsync tags quay.io/org/app --semver '>=1.2,<3' --latest 5
 regsync tags -v -c mirror.yaml registry.example.com/team/app --glob 'v*'
 
-The rules are those of `tags` in a configuration. -v says why the other tags are left out.""",
+The options are the rules of `tags` in a configuration. -v says why other tags are left out.""",
         add_tags_arguments,
         commands.run_tags,
     ),
     "auth": Command(
-        "say what the registries of a configuration let us do",
+        "check which rights the registries of a configuration give",
         "0 3 130",
         """\
 regsync auth check -c mirror.yaml
 
-At targets an upload is begun and ended, in repositories that exist. Exit status 4: not all that is needed holds.""",
+In repositories of targets that exist, an upload is begun and cancelled. Exit status 4: something that is needed is
+missing.""",
         add_auth_arguments,
         commands.run_auth,
     ),
@@ -558,12 +570,12 @@ regsync report run.json
 regsync report run.json --to markdown >>"$GITHUB_STEP_SUMMARY"
 regsync report run.json --to html >run.html
 
-The report is what `sync --json` or `copy --json` wrote. No registry is asked.""",
+The report is what `sync --json` or `copy --json` has written. No registry is asked.""",
         add_report_arguments,
         commands.run_report,
     ),
     "validate": Command(
-        "say all that is wrong with a configuration",
+        "check a configuration",
         "0 3",
         """\
 regsync validate mirror.yaml
@@ -590,7 +602,7 @@ Editors complete a configuration that begins with
         commands.run_schema,
     ),
     "version": Command(
-        "say which build this is and what it runs on",
+        "show which build this is, and what it runs on",
         "0 3",
         """\
 regsync version --json
