@@ -113,7 +113,7 @@ async def test_host_header_has_brackets_and_no_default_port(origin: Origin, host
 
 
 async def test_every_request_over_a_connection_has_its_own_headers() -> None:
-    """Those of the request before are not checked again, and never sent in place of others."""
+    """Those of the request before are never sent in place of others."""
     logins = ["Bearer one", "Bearer one", "Bearer two", None, "Bearer one"]
     wire = Wire(answers=((answer(),),) * len(logins))
     reused = connection(wire)
@@ -131,6 +131,31 @@ async def test_header_that_cannot_be_sent_is_one_error_without_its_value(token: 
     with pytest.raises(ProtocolBroken) as caught:
         await get(wire, Request("GET", "/", (("Authorization", f"Bearer {token}"),)))
     assert "secret" not in str(caught.value)
+    assert wire.writes == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request("GET", "/a b"),
+        Request("GET", "/\r\nInjected: x"),
+        Request("GET", "/ HTTP/1.1\r\nInjected: x\r\nRest:"),
+        Request("GET", "/\u00e9"),
+        Request("G T", "/"),
+        Request("GET", "/", (("Na me", "x"),)),
+        Request("GET", "/", (("Name: x\r\nInjected", "x"),)),
+        Request("GET", "/", (("", "x"),)),
+        Request("GET", "/", (("Name", " x"),)),
+        Request("GET", "/", (("Name", "x "),)),
+        Request("GET", "/", (("Name", "x\ny"),)),
+        Request("GET", "/", (("Name", "x\r\n y"),)),
+    ],
+    ids=lambda request: repr((request.method, request.target, *request.headers)),
+)
+async def test_no_line_of_a_head_is_more_than_it_says(request_: Request) -> None:
+    wire = Wire()
+    with pytest.raises(ProtocolBroken):
+        await get(wire, request_)
     assert wire.writes == []
 
 
