@@ -33,8 +33,8 @@ from _regsync.state.knowledge import (
     Notes,
     Snapshot,
     SnapshotEntry,
+    hashed_key,
     key_of,
-    snapshot_name,
 )
 from tests.ends import ROOT
 from tests.fuzzing import fuzz
@@ -43,7 +43,7 @@ from tests.states import entries, rows
 KEYS = [key_of(f"sha256:{number:064x}") for number in range(6)]
 KEYS.append(key_of(f"sha512:{1:0128x}"))
 WHERES = [("host:5000", "repo"), ("host:5000", "other/repo"), ("else", "repo")]
-NAMES = [snapshot_name("a"), snapshot_name("b")]
+NAMES = [hashed_key("a"), hashed_key("b")]
 HERE = WHERES[0]
 
 

@@ -27,8 +27,8 @@ from _regsync.state.knowledge import (
     Knowledge,
     Snapshot,
     digest_like,
+    hashed_key,
     key_of,
-    snapshot_name,
 )
 from tests.fuzzing import fuzz, trees
 
@@ -43,7 +43,7 @@ VALUES = st.one_of(MOMENTS, KEYS, st.text(max_size=3), st.integers(-5, 300))
 HOSTS = st.sampled_from(["host", "else"]) | VALUES
 REPOSITORIES = st.sampled_from(["repo", "other"]) | VALUES
 JOINED = st.lists(KEYS, max_size=3).map(b"".join) | VALUES
-NAMES = st.sampled_from([snapshot_name("a"), snapshot_name("b")]) | VALUES
+NAMES = st.sampled_from([hashed_key("a"), hashed_key("b")]) | VALUES
 FACTS = st.one_of(
     trees("x").map(json.dumps),
     st.sampled_from(
@@ -104,7 +104,7 @@ def use(archive: Archive, ttl: float) -> None:
     known.contradict(WHERES[1])
     known.forget(WHERES[0], DIGESTS[1])
     known.commit(WHERES[1], DIGESTS[2], DIGESTS[3:4], DIGESTS[:1])
-    for name in (snapshot_name("a"), snapshot_name("c")):
+    for name in (hashed_key("a"), hashed_key("c")):
         known.snapshot(name)
         known.record_snapshot(name, key_of(DIGESTS[0]), key_of(DIGESTS[1]))
         known.artifact_check(name)
@@ -130,7 +130,7 @@ def check(directory: str, ttl: float = 0.0) -> None:
     state.load()
     known = Knowledge(state, now=lambda: float(NOW), ttl=ttl)
     assert known.is_committed(WHERES[1], DIGESTS[2])
-    assert known.snapshot(snapshot_name("c")) == (key_of(DIGESTS[0]), key_of(DIGESTS[1]))
+    assert known.snapshot(hashed_key("c")) == (key_of(DIGESTS[0]), key_of(DIGESTS[1]))
     state.close()
 
 

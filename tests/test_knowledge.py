@@ -14,8 +14,8 @@ from _regsync.state.knowledge import (
     RepositoryKey,
     Snapshot,
     digest_like,
+    hashed_key,
     key_of,
-    snapshot_name,
 )
 
 HOUR = 3600
@@ -223,7 +223,7 @@ def test_a_fact_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life_only() -> None:
     archive = Notes()
-    name = snapshot_name("a")
+    name = hashed_key("a")
     keys = Snapshot(key_of(TOP), key_of(CHILD))
     for now, written in ((NOW, NOW), (NOW + 6 * HOUR, NOW), (NOW + 6 * HOUR + 1, None)):
         knowledge = known(archive, now)

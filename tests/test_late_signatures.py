@@ -15,7 +15,7 @@ import pytest
 
 from _regsync.errors import ContentError
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import COMPLETE, COPIED, ArtifactCheck, Knowledge, snapshot_name
+from _regsync.state.knowledge import COMPLETE, COPIED, ArtifactCheck, Knowledge, hashed_key
 from _regsync.sync.artifact_checks import Look, decide_look, flags_after, is_due_without_state
 from _regsync.sync.image import ImageCopy
 from conformance.client.attachments import fallback_lists
@@ -199,7 +199,7 @@ def test_what_is_remembered_of_a_look(fields: dict[str, Any], flags: int) -> Non
 
 def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path: Path) -> None:
     clock = [1000.0]
-    name = snapshot_name("a")
+    name = hashed_key("a")
 
     @contextmanager
     def opened() -> Iterator[Knowledge]:
@@ -219,7 +219,7 @@ def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path: Path) -> N
     clock[0] = 5000 + 300 * DAY
     with opened() as after:
         assert after.artifact_check(name) == (5000, 1000, COMPLETE, b"76543210")
-        assert after.artifact_check(snapshot_name("b"))[2] == 0
+        assert after.artifact_check(hashed_key("b"))[2] == 0
     assert {table: len(each) for table, each in rows(tmp_path).items() if each} == {
         "look": 1,
         "swept": 1,

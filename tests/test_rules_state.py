@@ -25,8 +25,8 @@ from _regsync.state.knowledge import (
     Notes,
     Snapshot,
     SnapshotEntry,
+    hashed_key,
     key_of,
-    snapshot_name,
 )
 from _regsync.sync import staging as sync_staging
 from _regsync.sync.staging import Staging, StagingFailed
@@ -50,7 +50,7 @@ WHERE = ("registry.test:5000", "app")
 def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(
     moment: int, believed: bool
 ) -> None:
-    name = snapshot_name("a", "b")
+    name = hashed_key("a", "b")
     key = key_of(DIGEST)
     archive = Notes()
     archive.put_blob(WHERE, key, BlobEntry(moment, True))

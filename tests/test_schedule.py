@@ -280,7 +280,7 @@ async def test_the_blob_that_most_images_want_goes_first(monkeypatch: pytest.Mon
 
     async def expect() -> None:
         wanted = {digest("a"): 2, digest("b"): 3, digest("c"): 1}
-        stage.scheduler.references.update(wanted)
+        stage.scheduler.manifests_by_blob.update(wanted)
 
     await stage.run(image("x", ("a", 1), ("c", 1), ("b", 1)), during=expect)
     assert stage.trace == [f"x {digest('b')}", f"x {digest('a')}", f"x {digest('c')}", "x put"]

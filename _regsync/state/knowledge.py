@@ -69,8 +69,8 @@ def digest_like(key: bytes) -> str:
     return f":{key[1:].hex()}"
 
 
-def snapshot_name(*words: str) -> bytes:
-    """Return a hash of these words, 32 bytes, as the name of a snapshot or artifact check."""
+def hashed_key(*words: str) -> bytes:
+    """Return a hash of these words, 32 bytes, as the key of a snapshot or artifact check."""
     return bytes.fromhex(hash_hex("sha256", "\0".join(words).encode()))
 
 

@@ -343,8 +343,8 @@ class Audit:
         if named.pushed is not None:
             return _Expected(named.pushed, named.digest, is_held)
 
-        name = self._discovery.snapshot_name(mapping, image.source, image.target, tag, tag)
-        snapshot = self._knowledge.snapshot(name)
+        key = self._discovery.snapshot_key(mapping, image.source, image.target, tag, tag)
+        snapshot = self._knowledge.snapshot(key)
         if snapshot is not None and snapshot.source == key_of(named.digest):
             is_trimmed = snapshot.pushed != snapshot.source
             pushed = digest_like(snapshot.pushed) if is_trimmed else named.digest

@@ -25,7 +25,7 @@ from _regsync.registry.host import Host, RegistryClient
 from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.knowledge import Knowledge, RepositoryKey, Snapshot, key_of, snapshot_name
+from _regsync.state.knowledge import Knowledge, RepositoryKey, Snapshot, hashed_key, key_of
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.image import Tree, build_tree
 from _regsync.tags import Selection, TagRule
@@ -143,10 +143,10 @@ class Named(NamedTuple):
 class TargetTag:
     """What one target holds under the tag of a look-up, as far as that is known."""
 
-    def __init__(self, target: Repository, snapshot_name: bytes, snapshot: Snapshot | None) -> None:
+    def __init__(self, target: Repository, snapshot_key: bytes, snapshot: Snapshot | None) -> None:
         self.target = target
-        # The name of the snapshot in the state (`Discovery.snapshot_name`).
-        self.snapshot_name = snapshot_name
+        # The key of the snapshot in the state (`Discovery.snapshot_key`); empty for a directory.
+        self.snapshot_key = snapshot_key
         # What an earlier run knew of the tag.
         self.snapshot = snapshot
         # The digest that the target has answered; None where the tag is absent, or after an error.
@@ -353,7 +353,7 @@ class Discovery:
 
     # Tags.
 
-    def snapshot_name(
+    def snapshot_key(
         self,
         mapping: MappingRule,
         source: Repository,
@@ -361,21 +361,24 @@ class Discovery:
         reference: str,
         target_reference: str,
     ) -> bytes:
-        """Name what the state keeps of a tag: its source and target, and the platform filter. Empty
-        where it keeps nothing of the target.
+        """Return the key of a tag's snapshot: the digests that the source and the target had when an
+        earlier run copied the tag. Empty for a directory, of which the state keeps no snapshot.
+
+        The key is a hash of all that the target's digest depends on: both ends, the platforms, and
+        the rule by which indexes are trimmed to these.
         """
         if target.is_local:
             return b""
         platforms = ""
         if mapping.platforms is not None:
             platforms = ",".join(sorted(map(str, mapping.platforms)))
-        return snapshot_name(
+        return hashed_key(
             *source.key, reference, *target.key, target_reference, platforms, TRIM_RULE
         )
 
-    def is_probably_absent(self, snapshot_name: bytes) -> bool:
-        """Say whether a target is likely to lack a tag, by what earlier runs knew of it."""
-        return self._knowledge.snapshot(snapshot_name) is None
+    def is_probably_absent(self, snapshot_key: bytes) -> bool:
+        """Say whether a target is likely to lack a tag, because no earlier run has a snapshot of it."""
+        return self._knowledge.snapshot(snapshot_key) is None
 
     async def look_up(
         self,
@@ -398,8 +401,8 @@ class Discovery:
         source = self.source_of(mapping)
         tags = list[TargetTag]()
         for target in targets:
-            name = self.snapshot_name(mapping, source, target, reference, target_reference)
-            tags.append(TargetTag(target, name, self._knowledge.snapshot(name)))
+            key = self.snapshot_key(mapping, source, target, reference, target_reference)
+            tags.append(TargetTag(target, key, self._knowledge.snapshot(key)))
 
         # Other look-ups may wait for these answers until all that they show is noted.
         for tag in tags:

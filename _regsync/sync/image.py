@@ -257,7 +257,7 @@ class Image:
     tree: Tree
     reference: str
     # The key under which the state keeps what the tag named; empty where `reference` is no tag.
-    snapshot_name: bytes
+    snapshot_key: bytes
     # Artifacts that refer to this image, and are copied after it.
     dependents: list[Image]
     # What a dry run calls the artifact; empty for an image proper.

@@ -19,7 +19,7 @@ from _regsync.layout.repository import Layouts
 from _regsync.oci.manifest import Descriptor, Manifest, by_digest_alone, referrer_entry
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.knowledge import Knowledge, snapshot_name
+from _regsync.state.knowledge import Knowledge, hashed_key
 from _regsync.state.seen import SeenKey
 from _regsync.sync.artifact_checks import Look, is_due_without_state
 from _regsync.sync.discovery import Discovery, Named, TagLookup, TargetTag, gather
@@ -71,7 +71,7 @@ class LockedDiscovery(Discovery):
         """Return what a mapping selects of the tags in the lock."""
         return select(self._lock.images_of(source_key(mapping)), mapping.tags)
 
-    def is_probably_absent(self, snapshot_name: bytes) -> bool:
+    def is_probably_absent(self, snapshot_key: bytes) -> bool:
         """Say that a target has the tag: a job that keeps no state runs the same lock again and again,
         and a listing would cost it a request each time.
         """
@@ -271,4 +271,4 @@ def _wanted(
 
 def _listing_hash(artifacts: Sequence[LockedArtifact]) -> bytes:
     """Return what a check keeps of a list of artifacts (`ArtifactCheck.listing_hash`)."""
-    return snapshot_name(*sorted(artifact.digest for artifact in artifacts))[:8]
+    return hashed_key(*sorted(artifact.digest for artifact in artifacts))[:8]

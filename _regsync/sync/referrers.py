@@ -21,7 +21,7 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.knowledge import Knowledge, RepositoryKey, digest_like, key_of, snapshot_name
+from _regsync.state.knowledge import Knowledge, RepositoryKey, digest_like, hashed_key, key_of
 from _regsync.sync.artifact_checks import Look, decide_look, is_due_without_state, look_for_news
 from _regsync.sync.discovery import Discovery, Once, TagLookup, gather
 from _regsync.sync.image import ImageCopy
@@ -116,9 +116,7 @@ def check_name(mapping: MappingRule, source: Repository, target: Repository, *ke
         return b""
     rule = mapping.artifacts
     filters = (",".join(sorted(types)) for types in (rule.include, rule.exclude))
-    return snapshot_name(
-        "artifacts", *source.key, *target.key, *(key.hex() for key in keys), *filters
-    )
+    return hashed_key("artifacts", *source.key, *target.key, *(key.hex() for key in keys), *filters)
 
 
 class Referrers:
@@ -364,7 +362,7 @@ class Referrers:
         if not is_trimmed:
             listed = await self.lists.read(lookup.source, lookup.source_digest)
             digests = [entry.digest for entry in listed.entries]
-        listing_hash = snapshot_name(*sorted(digests))[:8]
+        listing_hash = hashed_key(*sorted(digests))[:8]
 
         for copy in copies:
             copy.listing_hash = listing_hash

@@ -17,7 +17,8 @@ from _regsync.oci.reference import is_tag
 from _regsync.sync.mappings import WantedTag
 from _regsync.tags import TagRule, select_literals, selectable
 
-# In place of a tag: all that a mapping selects, because its tags were not known.
+# A report has this in place of a tag where the tags of a source were not listed: then all tags that
+# the mapping selects are asked for again.
 WHOLE = "*"
 
 
@@ -26,22 +27,26 @@ class Retry:
 
     def __init__(self, images: Iterable[tuple[str, str]]) -> None:
         """`images` are pairs of source and target, full references with host."""
-        # By the names of source and target repository.
+        # By the names of source and target repository, the tags; WHOLE may be one.
         self._tags = defaultdict[tuple[str, str], set[str]](set)
-        # Other images: by digest, or copied under another tag. No mapping selects them.
-        self._strange = list[tuple[str, str]]()
+        # The other images: a digest, or one tag copied to another. Mappings select tags and keep
+        # their names, so no mapping selects these.
+        self._outside_mappings = list[tuple[str, str]]()
 
         for source, target in images:
-            source_repository, _, tag = source.rpartition(":")
-            target_repository, _, target_tag = target.rpartition(":")
-            if tag == target_tag and (tag == WHOLE or is_tag(tag)) and "@" not in source:
-                self._tags[source_repository, target_repository].add(tag)
+            source_repository, source_tag = _split_tag(source)
+            target_repository, target_tag = _split_tag(target)
+            if source_tag and source_tag == target_tag:
+                self._tags[source_repository, target_repository].add(source_tag)
             else:
-                self._strange.append((source, target))
+                self._outside_mappings.append((source, target))
 
     def tags_of(self, mapping: MappingRule) -> list[str]:
         """Return the tags that are wanted of a mapping for any of its targets, WHOLE among them."""
-        return sorted(set[str]().union(*(self._tags_at(mapping, at) for at in mapping.targets)))
+        tags = set[str]()
+        for target in mapping.targets:
+            tags |= self._tags_at(mapping, target)
+        return sorted(tags)
 
     def _tags_at(self, mapping: MappingRule, target: Registry) -> set[str]:
         return self._tags.get(_names_of(mapping, target), set())
@@ -62,11 +67,11 @@ class Retry:
         return wanted.tag in tags or WHOLE in tags
 
     def narrowed(self, config: Config) -> Config:
-        """Return a configuration with what is needed for the wanted images alone.
+        """Return the configuration without the mappings, targets and tags that no wanted image needs.
 
-        Tags that are known need no listing of their source. `latest` and `min_tags` are not applied
-        again, as they would take one. An earlier mapping that may write a wanted tag from another
-        source stays as it is: it has to be known whether it does.
+        Known tags are named one by one, so that their source is not listed; `latest` and `min_tags`
+        need a listing and are not applied again. An earlier mapping that may write a wanted tag
+        from another source stays as it is: the conflict has to be found again.
         """
         narrowed = dict[int, MappingRule]()
         for mapping in config.mappings:
@@ -114,12 +119,21 @@ class Retry:
             for target in mapping.targets:
                 selected[_names_of(mapping, target)] |= self._selected(mapping, target)
 
-        lost = [f"{source} -> {target}" for source, target in self._strange]
+        lost = [f"{source} -> {target}" for source, target in self._outside_mappings]
         for names, tags in self._tags.items():
             source_repository, target_repository = names
             for tag in sorted(tags - selected[names]):
                 lost.append(f"{source_repository}:{tag} -> {target_repository}:{tag}")
         return lost
+
+
+def _split_tag(reference: str) -> tuple[str, str]:
+    """Split REPOSITORY:TAG, where the tag may be WHOLE. The tag is empty in any other reference."""
+    repository, _, tag = reference.rpartition(":")
+    # Of REPOSITORY@sha256:HEX the last part would pass for a tag.
+    if "@" in repository or not (tag == WHOLE or is_tag(tag)):
+        return reference, ""
+    return repository, tag
 
 
 def _names_of(mapping: MappingRule, target: Registry) -> tuple[str, str]:

@@ -446,8 +446,8 @@ class Run:
         if self._never_moves(wanted.mapping, wanted.tag):
             return True
         source = self._discovery.source_of(wanted.mapping)
-        name = self._discovery.snapshot_name(wanted.mapping, source, target, wanted.tag, wanted.tag)
-        return self._discovery.is_probably_absent(name)
+        key = self._discovery.snapshot_key(wanted.mapping, source, target, wanted.tag, wanted.tag)
+        return self._discovery.is_probably_absent(key)
 
     def _targets(self, wanted: WantedTag) -> list[Repository]:
         name = wanted.mapping.target_repository
@@ -577,12 +577,12 @@ class Run:
         snapshot, because no look-up may do so.
         """
         source = self._discovery.source_of(mapping)
-        name = self._discovery.snapshot_name(mapping, source, target, tag, reference)
-        snapshot = self._knowledge.snapshot(name)
+        key = self._discovery.snapshot_key(mapping, source, target, tag, reference)
+        snapshot = self._knowledge.snapshot(key)
         if snapshot is None or not mapping.artifacts.enabled:
             return False
 
-        self._knowledge.record_snapshot(name, *snapshot)
+        self._knowledge.record_snapshot(key, *snapshot)
         return self._referrers.has_news(mapping, source, target, *snapshot)
 
     async def _find_artifacts(
@@ -644,7 +644,7 @@ class Run:
         """Give the scheduler what one target lacks; `advance` follows."""
         if copy.already_at_target:
             keys = (key_of(copy.source_digest), key_of(copy.digest))
-            self._knowledge.record_snapshot(tag.snapshot_name, *keys)
+            self._knowledge.record_snapshot(tag.snapshot_key, *keys)
 
         missing = list[Image]()
         if copy.error is None:
@@ -655,7 +655,7 @@ class Run:
             self.scheduler.add_artifacts(missing)
             self.scheduler.end_if_complete(copy)
         else:
-            image = Image(copy, lookup.tree, copy.reference, tag.snapshot_name, missing)
+            image = Image(copy, lookup.tree, copy.reference, tag.snapshot_key, missing)
             self.scheduler.add_image(image)
 
     def _expect_blobs(self, lookup: TagLookup) -> None:
@@ -669,7 +669,7 @@ class Run:
         source = lookup.source
         is_shared = any(tag.target.host.key == source.host.key for tag in lookup.targets)
         for manifest in (tree.root, *tree.children):
-            self.scheduler.references.update(blob.digest for blob in manifest.blobs)
+            self.scheduler.manifests_by_blob.update(blob.digest for blob in manifest.blobs)
             if is_shared and manifest.digest in lookup.at_source:
                 self.scheduler.commit(source.pool, manifest)
 
@@ -707,8 +707,8 @@ class Run:
                 continue
 
             # Only a tag of cosign's has a snapshot. An entry of a list is put by its digest.
-            snapshot_name = tag.snapshot_name if artifact.entry is None else b""
-            image = Image(copy, lookup.tree, artifact.reference, snapshot_name, [], str(artifact))
+            snapshot_key = tag.snapshot_key if artifact.entry is None else b""
+            image = Image(copy, lookup.tree, artifact.reference, snapshot_key, [], str(artifact))
             copy.unfinished_images += 1
             if artifact.subject in image_of_digest:
                 image_of_digest[artifact.subject].dependents.append(image)

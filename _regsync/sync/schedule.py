@@ -1,7 +1,8 @@
 """Copy what discovery found: one coroutine for each promoted image, from its claims to its end.
 
-Owns: when an image is promoted and has a slot; what is done when a target lacks something that the
-state says it holds.
+Owns: when an image is promoted (it claims the blobs that its target lacks, and its coroutine
+starts) and when it has a slot (few images may copy at the same time); what is done when a target
+lacks something that the state says it holds.
 May not know: tags, mappings, how requests are sent and blobs moved, which image is next
 (`election`), who copies which blob (`claims`).
 Invariants: a manifest is put when all that it names is there (I1, I2); a wrong state costs requests
@@ -71,20 +72,22 @@ class Phase(enum.Enum):
 
 
 class _Promoted:
-    """One promoted image; `references` counts by digest the discovered manifests that name a blob."""
+    """One promoted image: its phase, and its steps, each of which copies one blob."""
 
-    def __init__(self, image: Image, claims: ImageClaims, references: Counter[str]) -> None:
+    def __init__(self, image: Image, claims: ImageClaims, manifests_by_blob: Counter[str]) -> None:
         self.image = image
         self.claims = claims
         self.phase = Phase.WAITING
-        # Whether it has ever had a slot.
+        # Whether it has been at work. A drain lets only such images end.
         self.has_begun = False
-        # Steps that it has been given and that have not started.
+        # Steps that the claims have given it and that have not started.
         self.steps = list[Step]()
         # How many steps are under way.
         self.running = 0
-        self._references = references
-        # Set by `wake`; `next_step` makes a new event for each wait.
+        # The scheduler's own counter, which goes on growing: how many manifests name a blob.
+        self._manifests_by_blob = manifests_by_blob
+        # `next_step` waits for this event, and `wake` sets it. An event cannot be reset, so each
+        # wait has a new one.
         self._changed = anyio.Event()
 
     def wake(self) -> None:
@@ -101,7 +104,7 @@ class _Promoted:
             if may_start and self.steps:
                 self.running += 1
                 return self._take_step()
-            self._changed = anyio.Event()
+            self._changed = anyio.Event()  # the last one may be set already
             await self._changed.wait()
         return None
 
@@ -109,7 +112,7 @@ class _Promoted:
         """Remove and return the step whose blob most manifests name; among equals, the oldest."""
         place = max(
             range(len(self.steps)),
-            key=lambda place: self._references[self.steps[place].blob.digest],
+            key=lambda place: self._manifests_by_blob[self.steps[place].blob.digest],
         )
         return self.steps.pop(place)
 
@@ -128,7 +131,7 @@ class _Promoted:
 class Scheduler:
     """The promoted images, at most `slots` of them at work.
 
-    `start` starts a task. `ask` queues a question for a source host. `lists` writes lists of
+    `start` starts a task. `ask` queues a request to a source host. `lists` writes lists of
     referrers at targets; it is None in a dry run. `on_end` is called with each copy that has ended.
     """
 
@@ -173,8 +176,8 @@ class Scheduler:
         # When the images that have begun are cancelled, on the clock of the event loop.
         self.drain_ends: float | None = None
 
-        # By digest, how many manifests of discovered images name a blob.
-        self.references = Counter[str]()
+        # By the digest of a blob, how many manifests of discovered images name it.
+        self.manifests_by_blob = Counter[str]()
         # By target repository and reference, the artifacts that the target holds: True for an
         # artifact that this run copied.
         self.artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
@@ -194,7 +197,7 @@ class Scheduler:
         # By host, the images that have failed there.
         self.failures = Counter[str]()
 
-    # What a run asks.
+    # For the run and its progress display.
 
     @property
     def bytes_moved(self) -> int:
@@ -338,7 +341,7 @@ class Scheduler:
             image.tree.root.digest,
             careful=not image.tree.is_image,
         )
-        promoted = _Promoted(image, claims, self.references)
+        promoted = _Promoted(image, claims, self.manifests_by_blob)
         self._promoted[claims] = promoted
         self._give_steps(self._claims.promote(claims))
         if claims.is_ready():
@@ -521,7 +524,7 @@ class Scheduler:
         if image.copy.has_several_targets:
             return "disk"
         never_mounts = self._knowledge.mounts(image.target.host.key) is False
-        is_shared = self.references[blob.digest] > 1
+        is_shared = self.manifests_by_blob[blob.digest] > 1
         is_uploaded_again = is_shared and (never_mounts or len(self._target_hosts) > 1)
         if is_uploaded_again and blob.size <= SMALL_BLOB:
             return "memory"
@@ -551,9 +554,9 @@ class Scheduler:
             return False
 
         self._record_put(claims, root)
-        if image.snapshot_name:
+        if image.snapshot_key:
             source_key = key_of(image.tree.source_digest)
-            self._knowledge.record_snapshot(image.snapshot_name, source_key, key_of(root.digest))
+            self._knowledge.record_snapshot(image.snapshot_key, source_key, key_of(root.digest))
         return True
 
     async def _try_to_put(self, image: Image, claims: ImageClaims) -> RegistryError | None:

@@ -1,7 +1,7 @@
 """Copy one blob to one repository, and put the manifests of an image.
 
 Owns: how a blob comes to its repository (it is there already, is mounted, or is uploaded from its
-    source, from memory or from disk), its repetition, the question whether it has arrived when the
+    source, from memory or from disk), its repetition, the check whether it has arrived when the
     answer was lost; the order of manifests.
 May not know: which image is next, or why a blob is wanted.
 Invariants: children are put before their index, the root last (I2); a body that cannot be replayed
@@ -91,9 +91,12 @@ class _FirstStart:
     """What the first attempt to upload to a repository has shown (rule 14)."""
 
     def __init__(self) -> None:
-        self.is_over = anyio.Event()  # the others may go on
-        self.is_accepted = False  # by this attempt or a later one
-        self.refusal: SyncError | None = None  # it holds for every upload to this repository
+        # Set when that attempt's start was accepted or has failed; the other uploads wait for it.
+        self.is_over = anyio.Event()
+        # Whether the repository has accepted the start of any upload in this run.
+        self.is_accepted = False
+        # Set when the repository refuses every upload.
+        self.refusal: SyncError | None = None
 
 
 class _Copy:
@@ -110,30 +113,42 @@ class _Copy:
     ) -> None:
         self.blob = step.blob
         self.claims = step.claims
+        # The lowest rank is admitted first: blobs of the image that was promoted first.
         self.rank = float(step.claims.order)
         self.relay = relay
         self.upload = upload
         self.target = target
         self.keep = keep
-        self.guest = guest  # of the readings that it may share where it is not kept
+        # With this the blob can come from one reading of its source that other targets share (`feed`).
+        # Used where the blob is not kept. None: this copy reads the source by itself.
+        self.guest = guest
 
-        # The repository to mount from. Empty: none. None: whichever holds the blob by then.
-        self.mount_from = step.mount_from
+        # The repository to mount from, by the scheduler's choice. None: it has chosen none, and any
+        # repository is taken that is known to hold the blob when an attempt begins.
+        self.chosen_mount = step.mount_from
+        # False after a failure that may be the mount's: the blob is uploaded then.
+        self.may_mount = True
+        # Whether an attempt has failed before. A first failure may come from a host that is going
+        # away rather than from the mount, so the mount is tried once more after it.
+        self.has_failed_before = False
 
-        self.is_absent = False  # a HEAD has said so
-        self.has_lost_mount = False  # a mount may have failed because its host was going away
-        # Nobody has looked for the blob yet: its session was opened by the question for another one.
-        self.is_session_spare = False
+        # Whether a HEAD has shown that the target lacks the blob.
+        self.is_absent = False
+        # Whether the open session came from the POST that asked for another blob
+        # (`_learn_to_probe`). It takes this blob, but a HEAD for this blob has to come first.
+        self.has_probe_session = False
+        # Whether this copy has changed its way to upload, which it does once (`_switch_style`).
         self.has_switched_style = False
+
+        # Bodies that broke off, since attempts were last counted from 0.
         self.broken_bodies = 0
         self.retries = RetryBudget(ATTEMPTS)
-
-        # After an outage attempts count from 0 when the target has so many bytes: an upload that
-        # goes on may meet many.
+        # A large upload that is resumed may meet many outages. Attempts are counted from 0 again
+        # when it is resumed after an outage and the target has at least this many bytes.
         self.has_met_outage = False
-        self.attempts_renewed_at = LARGE_BODY
+        self.renew_attempts_at = LARGE_BODY
 
-        # What its bodies take at either end.
+        # What a permit for its body has to cover, at the source and at the target.
         is_large = step.blob.size >= LARGE_BODY
         self.reading = Demand(relay.source.host.key, "read", is_large)
         self.writing = Demand(self.target.host.key, "write", is_large)
@@ -150,9 +165,9 @@ class BlobTransfer:
         self._disk_works = True
         self._feeds = Feeds(transport.gate, staging)
         self._first_starts = dict[RepositoryKey, _FirstStart]()
-        # By area, for rule 11: the question for a blob that is known to be there; where a HEAD has
-        # asked for one.
+        # For rule 11. By area, the POST that asks once for a blob that is known to be there.
         self._probes = defaultdict[str, Once[None]](Once)
+        # The areas where a blob was looked for by HEAD.
         self._searched = set[str]()
         # Blobs, by source repository and digest, whose bytes were wrong once; and twice.
         self._wrong_once = set[tuple[RepositoryKey, str]]()
@@ -239,10 +254,10 @@ class BlobTransfer:
         if upload.broken_session:
             async with self._admitted(short_request, copy.rank):
                 await upload.resume()
-            if copy.has_met_outage and upload.offset >= copy.attempts_renewed_at:
+            if copy.has_met_outage and upload.offset >= copy.renew_attempts_at:
                 # What broke the body was the beginning of the outage.
                 copy.has_met_outage = False
-                copy.attempts_renewed_at = upload.offset + LARGE_BODY
+                copy.renew_attempts_at = upload.offset + LARGE_BODY
                 copy.retries = RetryBudget(ATTEMPTS)
                 copy.broken_bodies = 0
         await self._learn_to_probe(copy)
@@ -376,7 +391,7 @@ class BlobTransfer:
         where = copy.target.pool
         first = self._first_starts[where]
         try:
-            if not copy.upload.session or copy.is_session_spare:
+            if not copy.upload.session or copy.has_probe_session:
                 if mount_from := self._mount_from(copy):
                     result = await self._mount_or_start(copy, mount_from)
                 else:
@@ -390,10 +405,12 @@ class BlobTransfer:
         return result
 
     def _mount_from(self, copy: _Copy) -> str | None:
-        """Return the repository to mount from, if there is one by now."""
-        if copy.mount_from is None:
-            return self._knowledge.mount_source(copy.target.pool, copy.blob.digest)
-        return copy.mount_from
+        """Return the repository to mount from; None when the blob has to be uploaded."""
+        if not copy.may_mount:
+            return None
+        if copy.chosen_mount is not None:
+            return copy.chosen_mount
+        return self._knowledge.mount_source(copy.target.pool, copy.blob.digest)
 
     async def _mount_or_start(self, copy: _Copy, mount_from: str) -> BlobResult | None:
         """Mount the blob; the answer to a refused mount is an open session (rule 10)."""
@@ -424,8 +441,8 @@ class BlobTransfer:
             self._searched.add(area(target.pool))
             if await self._is_present(copy):
                 return BlobResult.PRESENT
-        if copy.is_session_spare:
-            copy.is_session_spare = False
+        if copy.has_probe_session:
+            copy.has_probe_session = False  # the HEAD has just been sent, so it is this blob's now
             return None
 
         answers = self._knowledge.probed(target.pool)
@@ -447,16 +464,16 @@ class BlobTransfer:
         return None
 
     async def _learn_to_probe(self, copy: _Copy) -> None:
-        """Ask for a blob that is known to be there, by the POST that would find the others: what it
-        answers shows whether they need a HEAD each (rule 11).
+        """Learn whether a POST can find a blob that the repository holds: then no blob needs a HEAD
+        (rule 11).
 
-        That is asked once an area, where two or more blobs would need one. Others wait meanwhile,
-        without any permit.
+        The POST asks for a blob that is known to be there. It is sent once an area, and only where
+        two or more blobs would need a HEAD. Other copies wait for its answer without any permit.
         """
         target = copy.target
         where = target.pool
-        question = self._probes[area(where)]
-        if question.answer or copy.upload.session or target.probe_from is None:
+        probe = self._probes[area(where)]
+        if probe.answer or copy.upload.session or target.probe_from is None:
             return
         is_known = self._knowledge.probed(where).present is not None
         if is_known or not self._knowledge.needs_head(where, copy.blob.digest):
@@ -465,7 +482,7 @@ class BlobTransfer:
         is_one_of_several = copy.claims.own_blobs > 1 or area(where) in self._searched
         present = self._known_blob(copy)
         if is_one_of_several and present is not None and not self._mount_from(copy):
-            await question.get(partial(self._ask_for_known, copy, present, target.probe_from))
+            await probe.get(partial(self._ask_for_known, copy, present, target.probe_from))
 
     def _known_blob(self, copy: _Copy) -> str | None:
         """Return a blob that is known to be in the repository: first one of the same image."""
@@ -476,8 +493,8 @@ class BlobTransfer:
         return self._knowledge.present_blob(where)
 
     async def _ask_for_known(self, copy: _Copy, present: str, probe_from: str) -> None:
-        """Ask for a blob that is known to be there. Any answer but 201 means that HEADs are needed; a
-        session that it opened is for the copied blob, if that is absent.
+        """Ask by POST for `present`, a blob that is known to be there. Any answer but 201 means that
+        HEADs are needed. If the POST opened a session, the copy uses it for its own blob.
         """
         where = copy.target.pool
         try:
@@ -492,10 +509,10 @@ class BlobTransfer:
             pass  # nothing is learnt, and nobody asks again in this run
         else:
             self._knowledge.learn_probe(where, present=is_present)
-            copy.is_session_spare = not is_present
+            copy.has_probe_session = not is_present
 
     async def _is_present(self, copy: _Copy) -> bool:
-        """Ask whether the target has the blob; once it had not, it is not asked again."""
+        """Ask whether the target has the blob, unless an earlier HEAD has shown that it has not."""
         if not copy.is_absent:
             copy.is_absent = not await copy.target.has_blob(copy.blob)
             if copy.is_absent:
@@ -607,7 +624,8 @@ class BlobTransfer:
             ask = partial(copy.target.has_blob, copy.blob)
             try:
                 copy.is_absent = not await self._transport.recovery.repeating(ask)
-            except SyncError as error:  # it has just lost an answer, and may not be well yet
+            except SyncError as error:
+                # The registry has just lost an answer and may still be failing: the next HEAD may do.
                 if not error.retryable:
                     raise
             else:
@@ -619,10 +637,10 @@ class BlobTransfer:
         """Log why a blob was not staged: a warning for the first failure of the disk. No image fails
         for it: targets share a reading instead (docs/design.md section 8).
         """
-        is_news = self._disk_works and not isinstance(error, NoRoom)
-        if is_news:
+        is_first_failure = self._disk_works and not isinstance(error, NoRoom)
+        if is_first_failure:
             self._disk_works = False
-        level = "warning" if is_news else "debug"
+        level = "warning" if is_first_failure else "debug"
         text = f"{error}; targets that keep pace share a reading"
         self._transport.machine.log(level, "staging", text)
 
@@ -658,8 +676,8 @@ class BlobTransfer:
             copy.relay = Relay(copy.relay.source, copy.blob, self._transport, fresh=True)
 
     def _pause_before_next(self, copy: _Copy, error: SyncError) -> float:
-        """Take in why an attempt failed; return the seconds to wait before the next one. Raises
-        `error` when there is none.
+        """Change the copy by the reason for which an attempt failed; return the seconds to wait before
+        the next attempt. Raises `error` when there is no next attempt.
         """
         upload = copy.upload
         target = copy.target
@@ -668,11 +686,11 @@ class BlobTransfer:
 
         copy.has_met_outage = copy.has_met_outage or error.outage is not None
         if error.outage is None:
-            # Whatever is wrong with a mount, an upload does not need it. A host that may be going
-            # away is asked for it once more.
-            if copy.has_lost_mount or not is_outage(error):
-                copy.mount_from = ""
-            copy.has_lost_mount = True
+            # The mount may be the reason, and an upload works without it. Only a first failure that
+            # looks like the beginning of an outage says nothing about the mount.
+            if copy.has_failed_before or not is_outage(error):
+                copy.may_mount = False
+            copy.has_failed_before = True
 
             forgot_session = isinstance(error, RegistryError) and error.forgot_session
             if upload.has_begun and (isinstance(error, WireError) or forgot_session):
@@ -705,16 +723,18 @@ class BlobTransfer:
         if not (is_unsupported or is_too_large or breaks_always):
             return False
 
+        # From which size on blobs go to this host in the other way; None: none does.
         host = copy.target.host.key
-        least: int | None
+        smallest: int | None
         if upload.style == other:
-            least = None  # what was learnt holds no more
+            smallest = None  # the other way has just failed too
         elif is_unsupported:
-            least = 0
-        else:  # a limit of size says nothing of smaller bodies
-            known_least = self._knowledge.host(host).smallest_patch
-            least = min(copy.blob.size, known_least or copy.blob.size)
-        self._knowledge.learn_smallest_patch(host, least)
+            smallest = 0
+        else:
+            # Smaller bodies may still be accepted in the first way.
+            known = self._knowledge.host(host).smallest_patch
+            smallest = min(copy.blob.size, known or copy.blob.size)
+        self._knowledge.learn_smallest_patch(host, smallest)
         copy.has_switched_style = True
         upload.broken_session = ""
         return True

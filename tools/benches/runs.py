@@ -181,7 +181,7 @@ def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
     It holds manifests of 30 blobs in 200 repositories, and a tag for each.
     """
     from _regsync.state.database import StateFile
-    from _regsync.state.knowledge import Knowledge, key_of, snapshot_name
+    from _regsync.state.knowledge import Knowledge, hashed_key, key_of
 
     file = StateFile(str(directory), print)
     file.load()
@@ -192,7 +192,7 @@ def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
         where = (hosts[number % len(hosts)], f"held/app-{number % 200}")
         root = f"sha256:{number:064x}"
         known.commit(where, root, [f"sha256:{number * 30 + blob:064x}" for blob in range(1, 31)])
-        snapshot = snapshot_name("source", "held", str(number), *where)
+        snapshot = hashed_key("source", "held", str(number), *where)
         known.record_snapshot(snapshot, key_of(root), key_of(root))
     known.finish()
     file.close()
