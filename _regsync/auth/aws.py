@@ -79,18 +79,27 @@ _PASSING_ERRORS = "Throttl|TooMany|IDPComm"
 
 
 def endpoint(service: str, region: str, fips: bool = False, dual: bool = False) -> str:
-    """Return the host of `ecr`, `ecr-public`, `sts`, `portal.sso` or `oidc` in a region (4.2)."""
+    """Return the host of one of AWS's APIs in a region (docs/protocol-facts.md section 4.2).
+
+    `service` is `ecr`, `ecr-public`, `sts`, `portal.sso` or `oidc`. `fips` asks for the endpoint with
+    validated cryptography, `dual` for the one that has IPv6 addresses as well.
+    """
     partition = next(row for row in _PARTITIONS if region.startswith(row.region_start))
-    is_registry = service.startswith("ecr") and not dual
-    # AWS's SDKs use `api.ecr-fips` everywhere. Its documentation has `ecr-fips` for the partitions
-    # of this suffix.
-    is_plain_fips = fips and service == "ecr" and partition.suffix == "amazonaws.com"
-    api = "api." if is_registry and not is_plain_fips else ""
-    # GovCloud's other services are FIPS under their plain names.
-    says_fips = fips and (is_registry or dual or partition.region_start != "us-gov-")
-    mark = "-fips" if says_fips else ""
-    suffix = partition.dual_suffix if dual else partition.suffix
-    return f"{api}{service}{mark}.{region}.{suffix}"
+    fips_mark = "-fips" if fips else ""
+    if dual:
+        return f"{service}{fips_mark}.{region}.{partition.dual_suffix}"
+
+    if service.startswith("ecr"):
+        # AWS's SDKs use `api.ecr-fips` everywhere. Its documentation has `ecr-fips` for the partitions
+        # of this suffix.
+        is_documented_fips = fips and service == "ecr" and partition.suffix == "amazonaws.com"
+        api = "" if is_documented_fips else "api."
+        return f"{api}{service}{fips_mark}.{region}.{partition.suffix}"
+
+    # In GovCloud the plain names of the other services are FIPS endpoints already.
+    if partition.region_start == "us-gov-":
+        fips_mark = ""
+    return f"{service}{fips_mark}.{region}.{partition.suffix}"
 
 
 def is_configured(machine: CloudEnvironment) -> bool:
@@ -113,7 +122,7 @@ async def log_in(
     answer; an anonymous login where its role may not log in to ECR Public, which lets anybody read.
     """
     is_public = registry.kind == "ecr_public"
-    api = await _open_api(machine, registry, probing_metadata)
+    api = await _find_keys(machine, registry, probing_metadata=probing_metadata)
     if api is None:
         return None
     hint = ""
@@ -153,20 +162,23 @@ class _Api(NamedTuple):
         return await self.client.ask(request, hint, keys=self.keys)
 
 
-async def _open_api(
-    machine: CloudEnvironment, registry: Registry, probing_metadata: bool
+async def _find_keys(
+    machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
 ) -> _Api | None:
-    """Find keys for the API of a registry; AuthError where there are none.
+    """Find this machine's keys; return the API of a registry, to be asked with them.
 
-    With `probing_metadata`, only EC2's metadata service is asked; None where it does not answer.
+    AuthError where there are no keys. With `probing_metadata` only EC2's metadata service is asked for
+    keys, and None is returned where it gives none.
     """
-    is_public = registry.kind == "ecr_public"
     settings = _Settings(machine, registry.cloud_profile)
-    # A host of another form is ECR because the configuration says so.
     ecr_host = re.match(_ECR_HOST, registry.host)
-    region = ecr_host["region"] if ecr_host else settings.sts_region
-    if is_public:
-        region = "us-east-1"
+    if registry.kind == "ecr_public":
+        region = "us-east-1"  # its API is in this region alone
+    elif ecr_host:
+        region = ecr_host["region"]
+    else:
+        # The configuration says that the host is ECR, but its name, as that of a proxy, has no region.
+        region = settings.sts_region
 
     client = _Client(machine, settings)
     chain = _KeyChain(machine, settings, client, region)
@@ -176,12 +188,15 @@ async def _open_api(
             return None
     else:
         keys = await chain.find()
-    if keys is None:
-        raise _error(
-            f"no AWS credentials for {registry.host}; looked at {', '.join(chain.looked_at)}",
-            "give this machine or container a role, set AWS_PROFILE or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
-        )
+        if keys is None:
+            raise _error(
+                f"no AWS credentials for {registry.host}; looked at {', '.join(chain.looked_at)}",
+                "give this machine or container a role, set AWS_PROFILE or AWS_ACCESS_KEY_ID "
+                "with AWS_SECRET_ACCESS_KEY",
+            )
 
+    # The chain asked STS and SSO as the settings say. The registry's API is asked as the name of its
+    # host says too, so the client is changed only now.
     if ecr_host:
         client.fips = client.fips or ecr_host["fips"] is not None
         client.dual = client.dual or ecr_host["dual"] is not None
@@ -215,7 +230,7 @@ async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAcco
     """
     account = EcrAccount()
     try:
-        api = await _open_api(machine, registry, probing_metadata=False)
+        api = await _find_keys(machine, registry, probing_metadata=False)
         if api is None:
             return account
         templates = json_object((await api.ask("DescribeRepositoryCreationTemplates", {})).encode())

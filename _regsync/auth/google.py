@@ -192,10 +192,10 @@ class _CredentialFile(NamedTuple):
         """Return an error that names this place."""
         return AuthError(f"{self.where}: {text}", hint=hint, fatal=True, code=code)
 
-    def text(self, name: str, default: str = "", form: str = "(?s).+") -> str:
-        """Return a text field that matches the pattern `form`; AuthError for anything else."""
+    def text(self, name: str, default: str = "", pattern: str = "(?s).+") -> str:
+        """Return a text field that matches `pattern`; AuthError for anything else."""
         value = self.fields.get(name) or default
-        if isinstance(value, str) and re.fullmatch(form, value):
+        if isinstance(value, str) and re.fullmatch(pattern, value):
             return value
         raise self.error(f"{name} is not an https URL" if value else f"there is no {name}")
 
@@ -371,25 +371,32 @@ class _CredentialFile(NamedTuple):
         return f"{signed}.{_base64url(signature)}"
 
     async def subject_token(self) -> str:
-        """Return the token of another identity provider, from a file or a URL (section 5.3)."""
-        form = self.part("format")
+        """Return the token of another identity provider, from the file or URL that this object, a
+        `credential_source`, names (section 5.3). AuthError where there is no token.
+        """
+        # With `environment_id` the source is AWS: its `url` gives keys for signing, and no token.
+        is_aws = "environment_id" in self.fields
         if "file" in self.fields:
-            text = self.machine.read(self.text("file")) or b""
-        elif "url" in self.fields and "environment_id" not in self.fields:
-            url = self.text("url", form=_SAFE_URL)
+            content = self.machine.read(self.text("file")) or b""
+        elif "url" in self.fields and not is_aws:
+            url = self.text("url", pattern=_SAFE_URL)
             headers = [(name, str(value)) for name, value in self.part("headers").fields.items()]
             secrets = tuple(value for _, value in headers)
             answer = await self.ask("GET", url, headers, secrets=secrets)
-            text = answer.body if answer.status == 200 else b""
+            content = answer.body if answer.status == 200 else b""
         else:
-            known = ", ".join(self.fields) or "nothing"
-            raise self.error(f"{known} is not supported; use a file or url")
+            field_names = ", ".join(self.fields) or "nothing"
+            raise self.error(f"{field_names} is not supported; use a file or url")
 
-        if form.fields.get("type") == "json":
-            name = form.text("subject_token_field_name")
-            return self._replace(fields=json_object(text) or {}).text(name)
-        token = text.decode("utf-8", "replace").strip()
-        return self._replace(fields={"token": token}).text("token")
+        content_format = self.part("format")
+        if content_format.fields.get("type") == "json":
+            token_field = content_format.text("subject_token_field_name")
+            document = json_object(content) or {}
+        else:
+            token_field = "token"
+            document = {token_field: content.decode("utf-8", "replace").strip()}
+        # The content is no part of the file, but errors about its field shall name this place.
+        return self._replace(fields=document).text(token_field)
 
 
 def _base64url(data: str | bytes) -> str:

@@ -429,7 +429,12 @@ class Layout:
         group.error = error
 
     def close(self, *, sweep: bool = True) -> None:
-        """Give the lock back. With `sweep` remove blobs that are not whole: nobody goes on with them."""
+        """Give back the lock of the directory; nothing more is written.
+
+        `sweep` is for a run that has copied everything: it removes partial blobs. After any other run
+        they stay, and the next run goes on with them.
+        """
+        # Only a process that has the lock may remove files.
         if self._is_writing and sweep:
             for path in self._partials.values():
                 remove_if_possible(path)

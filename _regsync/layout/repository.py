@@ -276,7 +276,7 @@ class LayoutRepository:
 
     # Blobs.
 
-    async def has_blob(self, blob: Descriptor, *, repeats: bool = False) -> bool:
+    async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
         """Say whether a blob is here and has its size."""
         with self.adding_place("look up blob", self.reference(blob.digest)):
             if self._has_part(blob):

@@ -363,7 +363,7 @@ class RemoteRepository:
         missing: list[str] = []
         blobs = {blob.digest: blob for manifest in (root, *children) for blob in manifest.blobs}
         for digest, blob in blobs.items():
-            if not await self.has_blob(blob, repeats=True):
+            if not await self.has_blob(blob, with_retries=True):
                 missing.append(digest)
         for child in children:
             if await self.head_manifest(child.digest) is None:
@@ -419,29 +419,31 @@ class RemoteRepository:
 
     # Blobs.
 
-    async def has_blob(self, blob: Descriptor, *, repeats: bool = False) -> bool:
-        """Say whether a blob is here and has its size. It `repeats` what fails where the caller does
-        not.
+    async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
+        """Send a HEAD; say whether the blob is here and has its size, where that is told.
 
-        A registry that refuses to say (401, 403) is taken not to have it: the upload shows
-        (docs/design.md section 9).
+        Without `with_retries` one request is sent: for callers that repeat their whole attempt. The
+        blob counts as absent where the registry refuses to say (401, 403), because the upload shows
+        whether the blob can be written (docs/design.md section 9).
         """
         call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.adding_place("look up blob", self.reference(blob.digest)):
             try:
-                if repeats:
+                if with_retries:
                     answer = await self._transport.request(self.host, call, ok=(200, 404))
                 else:
-                    async with await self._transport.exchange(
-                        self.host, call, (200, 404)
-                    ) as answer:
-                        pass
+                    answer = await self._head_once(call)
             except RegistryError as error:
                 if error.status not in (401, 403):
                     raise
                 return False
         size = answer.headers.get("content-length")
         return answer.status == 200 and size in (None, str(blob.size))
+
+    async def _head_once(self, call: Call) -> Response:
+        exchange = await self._transport.exchange(self.host, call, (200, 404))
+        async with exchange as answer:
+            return answer  # a HEAD has no body to read
 
     def lack_of(self, blob: Descriptor) -> SyncError | None:
         """Return None: only a request tells."""
@@ -470,21 +472,23 @@ class RemoteRepository:
     async def open_blob(
         self, blob: Descriptor, start: int = 0, *, fresh: bool = False
     ) -> AsyncIterator[Response]:
-        """Give the answer with a blob from byte `start` on, its body unread; with `fresh` over a
-        connection that no other request has used.
+        """Request a blob from byte `start` on, and give the answer, whose body the caller reads in the
+        block. With `fresh` the request goes over a connection that no other request has used.
 
-        The caller has a permit, and hashes what it reads (I3). Raises ProtocolBroken when the
-        registry does not begin at `start` (section 1.13), WrongBytes when the blob has another size
-        than its descriptor says.
+        The caller has a permit, and hashes the body (I3). Raises ProtocolBroken when the registry
+        does not begin at `start` (docs/protocol-facts.md section 1.13), WrongBytes when the blob has
+        another size than its descriptor says.
         """
         call = self.call("blob_get", "GET", f"blobs/{blob.digest}")._replace(is_fresh=fresh)
         if start:
             call = call._replace(headers=(("Range", f"bytes={start}-"),))
         async with AsyncExitStack() as stack:
             with self.adding_place("fetch blob", self.reference(blob.digest)):
-                turn = await self._transport.exchange(self.host, call, (200, 206))
-                response = await stack.enter_async_context(turn)
+                exchange = await self._transport.exchange(self.host, call, (200, 206))
+                response = await stack.enter_async_context(exchange)
                 _check_range(response, blob, start)
+            # The caller's own errors, such as those of the target that it writes to, do not get this
+            # place.
             yield response
 
 

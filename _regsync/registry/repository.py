@@ -137,7 +137,7 @@ class Repository(Protocol):
     async def wait_until_safe(self) -> None:
         """Return when all that was put is there for good; raise why it will not be."""
 
-    async def has_blob(self, blob: Descriptor, *, repeats: bool = False) -> bool:
+    async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
         """Say whether a blob is here and has its size."""
 
     async def blob_size(self, digest: str) -> int | None:

@@ -680,14 +680,19 @@ class Transport:
         return answer
 
     async def _fetch_once(self, lease: Lease, request: Request, seconds: float | None) -> Answer:
+        """Make a request of `fetch`; TimedOut after `seconds`. With None only the time-outs of the
+        connection apply.
+        """
         with anyio.move_on_after(seconds):
             async with lease:
                 response = await lease.exchange(request)
-                # Without the path: on some hosts it is all that a metadata service asks for.
+                # The path is not logged, because it may be a secret: some metadata services give
+                # credentials to everybody who knows it.
                 trace = f"{request.method} {lease.origin} -> {response.status}"
                 self.machine.log("trace", "request", trace)
                 content = await response.read(_TOKEN_BODY)
                 return Answer(response.status, dict(response.headers), content)
+        assert seconds is not None  # without it nothing ends the block before its return
         raise TimedOut(f"{lease.origin} did not answer within {seconds:g} s")
 
     # What answers say about how often to ask.

@@ -73,11 +73,13 @@ _WAL_ENDS = ("-wal", "-shm")
 
 
 class Damaged(Exception):
-    """This is not a state file that this version can use."""
+    """Nobody can use the file, or it is an older version's. A run that may write replaces it by a new
+    one, which costs requests only.
+    """
 
 
 class LeftAlone(Exception):
-    """The file is another program's, or of a newer version."""
+    """Somebody else can use the file: another program, or a newer version. It is not replaced."""
 
 
 def open_for_writing(path: str, busy_seconds: float) -> sqlite3.Connection:
@@ -203,7 +205,9 @@ def _has_own_journal(path: str) -> bool:
 
 
 def _check_header(header: bytes) -> None:
-    """Raise Damaged or LeftAlone unless a file is new, or of this version."""
+    """Raise Damaged for a file that may be replaced, and LeftAlone for one that may not, unless it is
+    of this version. An empty file is new.
+    """
     if not header:
         return
     if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
@@ -216,7 +220,8 @@ def _check_header(header: bytes) -> None:
         raise LeftAlone("it is of a newer version of this program")
     if version < _VERSION:
         raise Damaged("it is of an earlier version of this program")
-    # A write-ahead log needs shared memory, which network disks lack; we never make one.
+    # These bytes are different when a write-ahead log was switched on for the file. This program never
+    # does that: such a log needs shared memory, which network disks lack.
     if header[_WRITE_AND_READ_VERSION] != _ROLLBACK_JOURNAL:
         raise Damaged("it was changed by another program")
 

@@ -120,7 +120,7 @@ class DryRun(BlobTransfer):
             return BlobResult.MOUNTED
 
         if not self._knowledge.is_empty(target.pool):
-            is_present = await target.has_blob(blob, repeats=True)
+            is_present = await target.has_blob(blob, with_retries=True)
             # A run may ask by the start of the upload instead (rule 11).
             may_ask_by_post = target.probe_from is not None
             if may_ask_by_post and not self._knowledge.needs_head(target.pool, blob.digest):

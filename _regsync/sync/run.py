@@ -257,29 +257,36 @@ class Run:
         await self._drain(work)
 
     async def _drain(self, work: anyio.CancelScope) -> None:
-        """Begin nothing new; cancel the work after DRAIN_SECONDS, or when nothing moves any more."""
+        """Begin nothing new; cancel the work after DRAIN_SECONDS, or when nothing moves any more.
+
+        Does not return: when the work has ended, `_conduct` cancels the group that this runs in.
+        """
         text = f"stopping: what is under way may end, for {DRAIN_SECONDS:.0f} s; a second signal ends it now"
         self._log("warning", "stopping", text)
         self.scheduler.drain()
         for scope in self._asking:
-            scope.cancel()  # what a question would find now is not copied any more
+            scope.cancel()  # nothing that is found from now on will be copied
 
         deadline = anyio.current_time() + DRAIN_SECONDS
         self.scheduler.drain_ends = deadline
         work.deadline = deadline
 
-        requests_at_last_tick: int | None = None
+        recovery = self._transport.recovery
+        # How many requests the run had sent at the last look; None if one was under way then.
+        requests_before: int | None = None
         while True:
-            recovery = self._transport.recovery
+            # A request under way holds a permit. A probe of a registry that is away holds one too, but
+            # copies nothing.
             permits = sum(limit.in_use for limit in self._transport.gate.limits.values())
-            # A probe of a registry that is away holds a permit too, and moves nothing.
-            is_busy = permits > recovery.probes_under_way()
-            requests = sum(counter.total() for counter in self._transport.requests.values())
-            # All that is left waits for a registry that is away or asks for a pause.
-            is_stuck = recovery.is_waiting() or requests == requests_at_last_tick
-            if is_stuck and not is_busy:
-                work.cancel()
-            requests_at_last_tick = None if is_busy else requests
+            if permits > recovery.probes_under_way():
+                requests_before = None
+            else:
+                # All that is left waits: for a registry that is away, or, if no request has been sent
+                # since the last look, for the end of a pause that a registry asked for.
+                requests = sum(counter.total() for counter in self._transport.requests.values())
+                if recovery.is_waiting() or requests == requests_before:
+                    work.cancel()
+                requests_before = requests
             await anyio.sleep(_DRAIN_TICK)
 
     async def _save(self) -> None:

@@ -442,12 +442,12 @@ class Scheduler:
         host that is said to hold it, and does. Raises why the source cannot give it.
         """
         target = image.target
-        if await target.has_blob(blob, repeats=True):
+        if await target.has_blob(blob, with_retries=True):
             return target
         name = image.source.far_repository(blob.digest)
         if name is not None and name != target.name:
             other = self._discovery.repository(target.host.registry, name, Side.SOURCE)
-            if await other.has_blob(blob, repeats=True):
+            if await other.has_blob(blob, with_retries=True):
                 self._knowledge.add_blob(other.pool, blob.digest)
                 return other
         lack = image.source.lack_of(blob)

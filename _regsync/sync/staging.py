@@ -50,8 +50,9 @@ _ABANDONED_SECONDS = 24 * 3600.0
 # piece that the system only takes into memory costs less than the way to a thread.
 _SLOW_WRITE = 0.02
 
-# Bytes that are read at both ends of a staged file, even where the system sends the others: the first
-# ones leave in one write with the head of the request, the last ones after the check of the file.
+# The first and the last bytes of a staged file are read by `next`, at least so many at each end, even
+# where `write_to` sends the rest. The first ones leave in one write with the head of the request. The
+# last ones leave only when the file has been checked.
 _READ_AT_ENDS = 64 * 1024
 
 # Bytes of a file that the system is asked to send before others have their turn.
@@ -114,8 +115,8 @@ class MemoryPieces(Pieces):
 class FilePieces(Pieces):
     """The body of a request, from a staged file: its bytes from `offset` to `end`.
 
-    `complete`: its last piece has been given. Bytes that are not `is_verified`, which are a whole
-    blob's, are hashed on their way: the file is another one than was verified (I3).
+    `complete`: its last piece has been given. `is_verified`: this very file has been hashed before.
+    Without it, the bytes, which are those of the whole blob, are hashed on their way (I3).
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class FilePieces(Pieces):
         if not is_verified:
             algorithm, _ = split_digest(digest)
             self._hash = new_hash(algorithm)
+        self._has_begun = False  # a piece has been given
         self._buffer = memoryview(bytearray())
         self._probe = memoryview(bytearray(1))
 
@@ -141,33 +143,49 @@ class FilePieces(Pieces):
         Raises StagingFailed when the disk cannot be read, and in place of the last piece when the
         file was changed meanwhile or does not have its digest.
         """
-        size = PIECE if self._buffer else _READ_AT_ENDS
-        size = min(size, self._end - self._offset)
-        if len(self._buffer) < size:  # a body that the system sends needs no large one
+        size = PIECE if self._has_begun else _READ_AT_ENDS
+        self._has_begun = True
+        piece = await self._read_piece(min(size, self._end - self._offset))
+        self._offset += len(piece)
+        self.complete = self._offset == self._end
+
+        if self._hash is not None:
+            self._hash.update(piece)
+        # A file that has become shorter ends with an empty piece.
+        if self.complete or not piece:
+            self._check_file()
+        return piece
+
+    async def _read_piece(self, size: int) -> memoryview:
+        """Read `size` bytes from where the body stands; fewer where the file ends before."""
+        # The buffer grows only when it has to: where `write_to` sends the rest, the pieces are small.
+        if len(self._buffer) < size:
             self._buffer = memoryview(bytearray(size))
         room = self._buffer[:size]
         await anyio.lowlevel.checkpoint()
         count = _read_cached(self._file, room, self._offset)
         if count is None:
+            # A broken disk is met here: `_read_cached` returns None for its errors too.
             with _disk_errors():
                 count = await anyio.to_thread.run_sync(_read, self._file, room, self._offset)
-        piece = self._buffer[:count]
-        self._offset += count
-        self.complete = self._offset == self._end
+        return room[:count]
 
-        if self._hash is not None:
-            self._hash.update(piece)
-        if (self.complete or not piece) and not self._is_unchanged():
+    def _check_file(self) -> None:
+        """Raise StagingFailed if the file was written to meanwhile, or if the bytes that were hashed on
+        their way have another digest.
+        """
+        is_same_file = self._stamp == _stamp_of(self._file.fileno())
+        has_digest = self._hash is None or self._digest.endswith(self._hash.hexdigest())
+        if not (is_same_file and has_digest):
             raise StagingFailed(f"{self._digest} was changed on disk after it had been verified")
-        return piece
 
     def write_to(self, socket: int) -> int:
-        """Have the system move what comes next from the file into a plain socket; return how many
-        bytes it took.
+        """Have the system copy the next bytes from the file to a plain socket; return how many.
 
-        0 where `next` has to give them: to be hashed, at the end, and where they are not in the
-        system's memory, because the event loop would wait for the disk. Raises StagingFailed when
-        the file cannot be read or has become shorter, OSError as sending does.
+        Returns 0 where the caller has to use `next`: when the bytes have to be hashed, when they are
+        the last ones, and when they are not in the system's memory, because the event loop would
+        wait for the disk. Raises StagingFailed when the file cannot be read or has become shorter,
+        OSError as sending does.
         """
         size = min(self._end - _READ_AT_ENDS - self._offset, _LONGEST_WRITE)
         if size < PIECE or self._hash is not None:
@@ -187,12 +205,6 @@ class FilePieces(Pieces):
             raise StagingFailed(f"{self._digest} has become shorter on disk")
         self._offset += count
         return count
-
-    def _is_unchanged(self) -> bool:
-        """Say whether the bytes that were given are those that were verified."""
-        if self._stamp != _stamp_of(self._file.fileno()):
-            return False
-        return self._hash is None or self._digest.endswith(self._hash.hexdigest())
 
     def part(self, start: int, end: int) -> FilePieces:
         """Return a part of the file as a body of its own, which can be asked for again."""
