@@ -111,7 +111,7 @@ class RegistryClient:
         self.has_answered = False
         self.first_contact = anyio.Lock()
 
-        # Rule 16: until a question about the session of a broken upload fails.
+        # Whether broken uploads are resumed (rule 16). False after the registry refused that once.
         self.resumes = True
 
         # What to say where a registry by http may speak https only.

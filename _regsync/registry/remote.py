@@ -202,11 +202,11 @@ class RemoteRepository:
         )
 
     def demand_of_reading(self) -> Demand:
-        """Say what the request for a blob draws on."""
+        """Return the limits that the request for a blob counts against."""
         return self._transport.demand_of(self.host, self.call("blob_get", "GET", ""))
 
     def demand_of_writing(self) -> Demand:
-        """Say what the request with a blob's body draws on."""
+        """Return the limits that the request with a blob's body counts against."""
         return self._transport.demand_of(self.host, self.call("upload_body", "PUT", ""))
 
     # Tags.

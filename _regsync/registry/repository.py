@@ -99,10 +99,10 @@ class Repository(Protocol):
         """Return a block which adds side, operation and reference to every error that it raises."""
 
     def demand_of_reading(self) -> Demand:
-        """Say what the request for a blob draws on."""
+        """Return the limits that the request for a blob counts against."""
 
     def demand_of_writing(self) -> Demand:
-        """Say what the request with a blob's body draws on."""
+        """Return the limits that the request with a blob's body counts against."""
 
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return every tag, with its digest where that costs nothing; None without the repository."""

@@ -221,7 +221,7 @@ class Transport:
             on_back=self._on_back,
         )
 
-        # What discovery does not ask before a time, and why.
+        # Refused requests of discovery: when they may be sent again, and the error until then.
         self._closed: dict[Demand, tuple[float, SyncError]] = {}
 
         self._dialer = Dialer(
@@ -233,10 +233,10 @@ class Transport:
         )
         self.pool = Pool(self._dial, machine.timeouts)
 
-        # For where a registry sends us, which is to take us for a stranger (I6).
+        # For other hosts that a registry names or redirects to: they get none of its credentials (I6).
         self.foreign_pool = Pool(partial(self._dial, is_foreign=True), machine.timeouts)
 
-        # Files with logins are renewed in place by others: what is read from them is never kept.
+        # Other programs renew files with logins in place, so their contents are never kept.
         fetch = partial(self.fetch, None)
         identity = CloudEnvironment(
             machine.environ, machine.home, machine.read, machine.wall, fetch
@@ -799,7 +799,7 @@ class Transport:
             host.reopens = reopens
 
     def _check_open(self, host: RegistryClient, want: Demand) -> None:
-        """Raise what has closed a registry, or discovery there."""
+        """Raise the error for which nothing more is asked of a registry, or of discovery there."""
         closed = self._closed.get(want)
         if closed is not None:
             until, error = closed
@@ -811,8 +811,8 @@ class Transport:
     async def raise_unless(
         self, host: RegistryClient, answer: Response, ok: Collection[int], peer: Peer | None = None
     ) -> None:
-        """Raise what an answer means whose status is not in `ok`. `peer`: who gave it, when it is
-        not the registry itself.
+        """Raise the error of an answer whose status is not in `ok`. `peer`: the host that answered, if
+        it is not the registry itself.
         """
         if answer.status in ok:
             return

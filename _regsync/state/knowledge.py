@@ -398,7 +398,7 @@ class Knowledge:
 
     def believe_blob(self, where: RepositoryKey, digest: str) -> None:
         """Note a blob that a registry holds by its answer to a POST, unconfirmed by a HEAD. If the blob
-        is forgotten, the next question for it is a HEAD (`needs_head`).
+        is forgotten, the next request for it is a HEAD (`needs_head`).
         """
         self._said_present.add((where, digest))
         self._believed[where].add(key_of(digest))

@@ -1,9 +1,9 @@
 """Ask registries what there is: listings, what a tag names at both ends, the tree of an image.
 
-Owns: which questions are asked, in which order, and that each is asked once a run (docs/design.md
-section 6, rules 3 to 8).
+Owns: which requests find out what has to be copied, in which order, and that none is sent twice in
+a run (docs/design.md section 6, rules 3 to 8).
 May not know: what is transferred when.
-Invariants: an answer already held is not asked for again; concurrent askers share one question.
+Invariants: an answer already held is not asked for again; concurrent askers share one request.
 Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" and "Platform filtering".
 """
 
@@ -57,7 +57,7 @@ _LARGEST_TREE = 32 * 1024 * 1024
 
 
 class Once(Generic[_T]):
-    """A question that is asked once: later askers wait for the answer to the first.
+    """An answer that is asked for once: later askers wait until the first has it.
 
     When the first asker is cancelled, the next one asks. A SyncError is an answer too.
     """
@@ -71,7 +71,7 @@ class Once(Generic[_T]):
         self._error: SyncError | None = None
         # Whether the `ask` of an asker is running.
         self._is_under_way = False
-        # Set when that `ask` ends. The first later asker makes it; most questions have none.
+        # Set when that `ask` ends. The first asker who has to wait makes it; most have no such asker.
         self._end: anyio.Event | None = None
 
     async def get(self, ask: Callable[[], Awaitable[_T]]) -> _T:
@@ -103,16 +103,16 @@ class Once(Generic[_T]):
 
 
 async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
-    """Ask all, up to 64 at the same time; return the answers in the order of the questions.
+    """Call all of `asks`, up to 64 at the same time; return their answers in the same order.
 
     Raises the first SyncError, but only when all have ended.
     """
-    questions = list(asks)
+    calls = list(asks)
     answers = dict[int, _T]()
     errors = list[SyncError]()
 
-    # All workers take from one iterator, so each question is asked once.
-    queue = iter(enumerate(questions))
+    # All workers take from one iterator, so each call is made once.
+    queue = iter(enumerate(calls))
 
     async def work() -> None:
         for number, ask in queue:
@@ -122,32 +122,32 @@ async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
                 errors.append(error)
 
     async with anyio.create_task_group() as group:
-        for _ in questions[:_MOST_TASKS]:
+        for _ in calls[:_MOST_TASKS]:
             group.start_soon(work)
 
     if errors:
         raise errors[0]
-    return [answers[number] for number in range(len(questions))]
+    return [answers[number] for number in range(len(calls))]
 
 
 class Named(NamedTuple):
-    """What a reference names at its source."""
+    """The manifest that a reference names at its source."""
 
     digest: str
     # The digest that targets are to hold; None where the index has to be filtered to know it.
     pushed: str | None
-    # Where it is at hand.
+    # None where it is not at hand.
     manifest: Manifest | None
 
 
 class TargetTag:
-    """What one target holds under the tag of a look-up, as far as that is known."""
+    """The digest that one target holds under the tag of a look-up, as far as it is known."""
 
     def __init__(self, target: Repository, snapshot_key: bytes, snapshot: Snapshot | None) -> None:
         self.target = target
         # The key of the snapshot in the state (`Discovery.snapshot_key`); empty for a directory.
         self.snapshot_key = snapshot_key
-        # What an earlier run knew of the tag.
+        # The digests of both ends when an earlier run copied the tag; None where none has.
         self.snapshot = snapshot
         # The digest that the target has answered; None where the tag is absent, or after an error.
         self.digest: str | None = None
@@ -156,9 +156,8 @@ class TargetTag:
     def is_up_to_date(self, named: Named) -> bool:
         """Say whether nothing has to be copied to the target, as far as digests alone can tell.
 
-        With a platform filter the target may hold another digest than the source. Where that one is
-        not known, the target is up to date if it holds what an earlier run made of the same source
-        digest (the snapshot).
+        With a platform filter the target may hold another digest than the source. If that digest is
+        not known, the snapshot decides: the target is up to date if neither end has changed since.
         """
         if self.error is not None:
             return True  # it fails with this error: nothing is copied to it
@@ -213,7 +212,7 @@ class _Manifests:
         return once.answer[0] if once is not None and once.answer else None
 
     def once(self, where: RepositoryKey, digest: str) -> Once[Manifest]:
-        """Return the one question for a manifest, which may be under way or answered."""
+        """Return the shared request for a manifest, which may be under way or answered."""
         key = (where, digest)
         if key not in self._by_key:
             self._by_key[key] = Once()
@@ -236,7 +235,7 @@ class _Manifests:
 
 
 class Discovery:
-    """The questions of one run."""
+    """The requests of one run that find out what has to be copied."""
 
     def __init__(
         self,
@@ -264,7 +263,7 @@ class Discovery:
         # The clients of registries, each once.
         self._hosts: dict[RegistryClient, None] = {}
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
-        # What `target_tags` returns.
+        # By target repository, the tags that `target_tags` returns.
         self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
         self._manifests = _Manifests()
         # By source and absent platforms, as texts: the tags whose indexes lack these platforms.
@@ -514,7 +513,7 @@ class Discovery:
         return await self._source_tag(source, reference).get(partial(ask, source, reference))
 
     def _source_tag(self, source: Repository, tag: str) -> Once[str]:
-        """Return the one question for what a tag names, which may be under way or answered."""
+        """Return the shared request for a tag's digest, which may be under way or answered."""
         key = (source.host, source.api_name, tag)
         if key not in self._source_tags:
             listed_digest = (self.names(source) or {}).get(tag)
@@ -544,7 +543,7 @@ class Discovery:
             if error.status != 404 or reference == digest:
                 raise
 
-        # Another mapping may have begun to ask for the tag again: its question is shared.
+        # Another mapping may have begun to ask for the tag again: its request is shared.
         if self._source_tag(source, reference).answer == (digest,):
             self._source_tags[source.host, source.api_name, reference] = Once()
         digest = await self.source_digest(source, reference, by_head=False)

@@ -1,7 +1,7 @@
 """A run from a lock: names, digests and artifacts of sources are the lock's.
 
-Owns: what stands in for the questions that other runs ask sources about tags and referrers. All
-else, from the look at a target to the copy by digest, is as in any run.
+Owns: the answers of a lock, which replace the requests for tags and referrers that other runs send
+to sources. All else, from the look at a target to the copy by digest, is as in any run.
 May not know: how a lock is written, or read from a file.
 Invariants: no source is asked what a tag names, which tags it has, or what refers to a digest. What
 is copied has the digest that the lock says, or is not copied.
@@ -42,7 +42,7 @@ _REMEDY_FOR_LINE = "run `regsync lock --recheck`, and review what has changed"
 
 
 class LockedDiscovery(Discovery):
-    """The questions of a run from a lock."""
+    """The requests of a run from a lock that find out what has to be copied."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """A new lock: sources are asked what the selected tags name, and what refers to it.
 
-Owns: which questions a new lock costs, and which lines of the old one stay.
+Owns: which requests a new lock costs, and which lines of the old one stay.
 May not know: the lock's file, how a change is shown.
 Invariants: no target is asked. A line whose digest its tag still names stays as it is, at the cost of
 one HEAD. What could not be asked leaves the old lines, or no new lock is made.

@@ -61,7 +61,7 @@ class ReferrerLists:
         self._subjects = Counter[RepositoryKey]()
 
         # By area (`area`): held while the area's API is asked for the first time.
-        self._first_questions = defaultdict[str, anyio.Lock](anyio.Lock)
+        self._first_requests = defaultdict[str, anyio.Lock](anyio.Lock)
         # By target and fallback tag: held while the list is written.
         self._writing = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
         # By target and fallback tag: the digests in the list that this run put or read last.
@@ -120,8 +120,8 @@ class ReferrerLists:
     async def _ask_api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
         """Ask the referrers API; None where there is none."""
         if self.has_api(where) is None:
-            # Later askers in the area wait: where there is no API, one question is enough.
-            async with self._first_questions[area(where.key)]:
+            # Later askers in the area wait: where there is no API, one request shows it.
+            async with self._first_requests[area(where.key)]:
                 if self.has_api(where) is None:
                     return await self._list_referrers(where, subject)
         if not self.has_api(where):
@@ -176,7 +176,7 @@ class ReferrerLists:
         """Have a target without the API list these referrers of a subject; return the digests that
         its list lacked. A target with the API needs no list.
         """
-        async with self._first_questions[area(target.key)]:
+        async with self._first_requests[area(target.key)]:
             if self.has_api(target) is None:
                 await self._list_referrers(target, subject)
         if self.has_api(target):

@@ -73,11 +73,11 @@ class Relay(Pieces):
         self._until = 0  # where to stop
         self._buffer = memoryview(b"")
 
-        # The waits for a broken source: seconds left for all of them, attempts left, and the byte
-        # from which on attempts count from 0 again.
+        # Of the waits for a broken source: the seconds left for all of them, the attempts left, and the
+        # count of bytes read at which attempts are counted from 0 again.
         self._grace = SOURCE_GRACE
         self._attempts = RetryBudget(ATTEMPTS)
-        self._attempts_renewed_at = 0
+        self._renew_attempts_at = 0
 
     @asynccontextmanager
     async def opened(self, offset: int = 0) -> AsyncIterator[Relay]:
@@ -169,9 +169,9 @@ class Relay(Pieces):
 
     async def _resume(self, broken: WireError) -> None:
         """Open what is left of a body; raise `broken` when the source does not go on in time."""
-        if self._count >= self._attempts_renewed_at:
+        if self._count >= self._renew_attempts_at:
             self._attempts = RetryBudget(ATTEMPTS)
-            self._attempts_renewed_at = self._count + LARGE_BODY
+            self._renew_attempts_at = self._count + LARGE_BODY
 
         await self._stack.aclose()
         error: SyncError = broken

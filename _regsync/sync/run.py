@@ -1,6 +1,6 @@
 """Carry out one run: listings, look-ups and copies at the same time, every image to one outcome.
 
-Owns: the queues of questions, the isolation of failures, the drain, when the state is loaded and
+Owns: the queues of look-ups, the isolation of failures, the drain, when the state is loaded and
 saved.
 May not know: how anything is asked, copied or printed, nor in which order images are copied.
 Invariants: I10; every selected image ends in exactly one outcome unless the run is interrupted.
@@ -58,15 +58,15 @@ _TAG_IMMUTABLE_EXISTS = "tag_immutable_exists"
 _IMMUTABLE_TAG = "immutable_tag"
 _MIN_AGE = "min_age"
 
-# A task that asks a source. It starts copies, or queues further questions.
-_Question = Callable[[], Awaitable[None]]
+# A task that sends requests to a source. It starts copies, or queues further tasks of this kind.
+_Lookup = Callable[[], Awaitable[None]]
 
 
 class _Queued(NamedTuple):
-    """A question, and the source (host:port) that it is asked of."""
+    """A look-up, and the source (host:port) that it sends requests to."""
 
     source: str
-    question: _Question
+    lookup: _Lookup
 
 
 class Run:
@@ -163,12 +163,12 @@ class Run:
 
         self._retry = retry
 
-        # By source (host:port), the questions that wait.
-        self._questions: dict[str, deque[_Question]] = {}
-        # By source, how many workers ask its questions.
+        # By source (host:port), the look-ups that have not begun.
+        self._lookups: dict[str, deque[_Lookup]] = {}
+        # By source, how many workers run its look-ups.
         self._workers: Counter[str] = Counter()
-        # The scopes of workers. That of a worker which a drain cancels stays, so that
-        # `_is_work_left` sees the question that was cut off.
+        # The cancel scopes of workers. When a drain cancels a worker, its scope stays here, so that
+        # `_is_work_left` sees the look-up that was cut off.
         self._asking = set[anyio.CancelScope]()
         # The mappings that were not listed yet, by index, and the tags that the others select, each
         # with the tag or digest at the targets.
@@ -176,7 +176,7 @@ class Run:
         self._wanted = list[tuple[WantedTag, str]]()
         # When the run began, on the clock of the event loop.
         self._began = 0.0
-        # The group of all questions and copies, while the run goes on.
+        # The group of all look-ups and copies, while the run goes on.
         self._tasks: anyio.abc.TaskGroup | None = None
         # The group of copies whose images were put and are not safe yet.
         self._endings: anyio.abc.TaskGroup | None = None
@@ -189,11 +189,11 @@ class Run:
         # Mappings that write one target repository are listed together, so that the earlier one
         # wins a conflict (I10).
         groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
-        first_questions = [
+        first_lookups = [
             _Queued(group[0].source.authority, partial(self._list_mappings, group))
             for group in groups
         ]
-        await self._conduct(stop, first_questions)
+        await self._conduct(stop, first_lookups)
 
     async def copy(
         self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event
@@ -204,11 +204,11 @@ class Run:
         wanted = WantedTag(mapping, reference, mapping.targets)
         self._wanted.append((wanted, target_reference))
         self.scheduler.images_known += len(wanted.targets)
-        question = partial(self._look_up, wanted, target_reference)
-        await self._conduct(stop, [_Queued(mapping.source.authority, question)])
+        lookup = partial(self._look_up, wanted, target_reference)
+        await self._conduct(stop, [_Queued(mapping.source.authority, lookup)])
 
-    async def _conduct(self, stop: anyio.Event, first_questions: Iterable[_Queued]) -> None:
-        """Carry out a run: the first questions lead to all others, and to all copies."""
+    async def _conduct(self, stop: anyio.Event, first_lookups: Iterable[_Queued]) -> None:
+        """Carry out a run: the first look-ups lead to all others, and to all copies."""
         self._began = anyio.current_time()
         for registry in self._config.in_use:
             # An unusable file stops all before any request.
@@ -226,8 +226,8 @@ class Run:
                 async with anyio.create_task_group() as self._endings:
                     with work:
                         async with anyio.create_task_group() as self._tasks:
-                            for source, question in first_questions:
-                                self._ask(source, question)
+                            for source, lookup in first_lookups:
+                                self._ask(source, lookup)
                     await self._layouts.commit()
                 watchers.cancel_scope.cancel()
         finally:
@@ -341,7 +341,7 @@ class Run:
         ]
 
     def _is_work_left(self) -> bool:
-        if self._asking or any(self._questions.values()):
+        if self._asking or any(self._lookups.values()):
             return True
         return bool(self.scheduler.pending or self.scheduler.images)
 
@@ -354,7 +354,7 @@ class Run:
             image.copy.error = RegsyncError(text)
             self._end_copy(image.copy)
 
-    # Questions and tasks.
+    # Look-ups and tasks.
 
     def _start(
         self, task: Callable[..., Coroutine[object, object, None]], *arguments: object
@@ -362,15 +362,15 @@ class Run:
         assert self._tasks is not None
         self._tasks.start_soon(task, *arguments)
 
-    def _ask(self, source: str, question: _Question) -> None:
-        """Queue a question for a source, and start a worker for it unless there are enough."""
-        self._questions.setdefault(source, deque()).append(question)
+    def _ask(self, source: str, lookup: _Lookup) -> None:
+        """Queue a look-up for a source, and start a worker for it unless there are enough."""
+        self._lookups.setdefault(source, deque()).append(lookup)
         if self._workers[source] < _WORKERS_PER_SOURCE:
             self._workers[source] += 1
             self._start(self._ask_queued, source)
 
     async def _ask_queued(self, source: str) -> None:
-        queue = self._questions[source]
+        queue = self._lookups[source]
         with anyio.CancelScope() as scope:
             self._asking.add(scope)
             while queue and not self.scheduler.draining:

@@ -188,11 +188,11 @@ class Scheduler:
         # Images times targets, as far as they are known.
         self.images_known = 0
         self.images_done = 0
-        # What the run has sent to targets and will send, as far as it is known.
+        # The bytes of blobs that the run has sent to targets or will send, as far as it is known.
         self.bytes_expected = 0
         # The blobs in that sum that have not been sent, by target host and digest.
         self._to_send = set[tuple[str, str]]()
-        # What need not be sent to targets.
+        # The blobs that need not be sent to targets.
         self.savings = Savings()
         # By host, the images that have failed there.
         self.failures = Counter[str]()
@@ -349,14 +349,14 @@ class Scheduler:
         self._start_task(self._copy_image, promoted)
 
     def _give_steps(self, steps: Iterable[Step]) -> None:
-        """Give images what they may copy next; `advance` follows."""
+        """Give each step to its image, which then wants a slot; the caller calls `advance`."""
         for step in steps:
             promoted = self._promoted[step.claims]
             promoted.steps.append(step)
             self._want_slot(promoted)
 
     def _wake_ready(self, ready: Iterable[ImageClaims]) -> None:
-        """Let images put their manifests; `advance` follows."""
+        """Let images put their manifests, for which they want a slot; the caller calls `advance`."""
         for claims in ready:
             self._want_slot(self._promoted[claims])
 
@@ -506,7 +506,7 @@ class Scheduler:
         return step._replace(mount_from=source)
 
     def _record_need(self, where: RepositoryKey, blob: Descriptor, result: BlobResult) -> None:
-        """Correct what the run was expected to send, by how a blob came to the target."""
+        """Correct `bytes_expected` by how a blob came to the target."""
         host, _ = where
         was_expected = (host, blob.digest) in self._to_send
         self._to_send.discard((host, blob.digest))
@@ -591,8 +591,8 @@ class Scheduler:
             self.advance()
 
     def _unconfirmed(self, image: Image, refusal: RegistryError) -> frozenset[str]:
-        """Return what a refused image requires and no answer of this run has confirmed at the target.
-        If the refusal names some of these digests, only the named ones are returned.
+        """Return the digests of a refused image that no answer of this run has confirmed at the target;
+        only those that the refusal names, if it names any.
         """
         where = image.target.pool
         unconfirmed = frozenset(
@@ -603,9 +603,10 @@ class Scheduler:
         return unconfirmed & refusal.digests or unconfirmed
 
     async def _forget_lost(self, image: Image, refusal: RegistryError) -> None:
-        """Forget what the target may have lost, and every manifest that names it.
+        """Forget the blobs and children that the target may have lost, and every manifest that names
+        one of them.
 
-        Where this run has confirmed all parts of the image, the target is asked for them. Raises the
+        If this run has confirmed all parts of the image, the target is asked for each. Raises the
         refusal when nothing is lost.
         """
         lost = self._unconfirmed(image, refusal)

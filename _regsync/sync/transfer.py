@@ -67,7 +67,7 @@ class _AnswerLost(SyncError):
     """Only a HEAD can tell whether a blob has arrived: the answer to its whole body was lost, or a
     success came before its last byte was sent (rule 16).
 
-    `error` is what to raise when it has not arrived.
+    `error` is raised when the blob has not arrived.
     """
 
     def __init__(self, error: SyncError) -> None:
@@ -88,7 +88,7 @@ def _noticing_a_lost_answer(body: Body) -> Iterator[None]:
 
 
 class _FirstStart:
-    """What the first attempt to upload to a repository has shown (rule 14)."""
+    """How the first attempt to upload to a repository went (rule 14)."""
 
     def __init__(self) -> None:
         # Set when that attempt's start was accepted or has failed; the other uploads wait for it.
@@ -212,7 +212,7 @@ class BlobTransfer:
             except StagingFailed as failure:
                 self._note_staging_failure(failure)
                 copy.keep = None
-                # What the session holds came from a file that may have been changed.
+                # The bytes in the session came from a file that may have been changed.
                 upload.broken_session = ""
                 continue
             except LeftBehind as failure:
@@ -230,8 +230,8 @@ class BlobTransfer:
 
             pause = self._pause_before_next(copy, error)
             is_resumed = upload.broken_session or upload.session
-            what = "it goes on" if is_resumed else "it begins again"
-            self._transport.machine.log("debug", "retry", f"{error}; {what}")
+            next_attempt = "it goes on" if is_resumed else "it begins again"
+            self._transport.machine.log("debug", "retry", f"{error}; {next_attempt}")
             error.drop_frames()  # its frames hold a part of the blob
             await upload.lease.settle()
             if error.outage is copy.target.host.peer:
@@ -255,7 +255,7 @@ class BlobTransfer:
             async with self._admitted(short_request, copy.rank):
                 await upload.resume()
             if copy.has_met_outage and upload.offset >= copy.renew_attempts_at:
-                # What broke the body was the beginning of the outage.
+                # The outage broke the body, and it is over. The upload itself had not failed.
                 copy.has_met_outage = False
                 copy.renew_attempts_at = upload.offset + LARGE_BODY
                 copy.retries = RetryBudget(ATTEMPTS)
@@ -425,7 +425,7 @@ class BlobTransfer:
         holder = (host, mount_from)
         if self._knowledge.is_confirmed(holder, digest):
             return None
-        # What an earlier run knew was wrong: a HEAD decides then (docs/specification.md section 7).
+        # The entry of an earlier run was wrong, so a HEAD decides (docs/specification.md section 7).
         self._knowledge.forget(holder, digest)
         return BlobResult.PRESENT if await copy.target.has_blob(copy.blob) else None
 
@@ -449,7 +449,8 @@ class BlobTransfer:
         if False in answers:
             probe_from = None  # its answers to such POSTs say nothing
         if not await upload.start(probe_from):
-            # A HEAD, or that it says 201 for what is there, shows that the blob is absent.
+            # The blob is absent: a HEAD has shown that, or the registry is known to answer 201 for a
+            # blob that it has. So its answer for an absent blob is known now.
             if probe_from is not None and (needs_head or answers.present):
                 self._knowledge.learn_probe(target.pool, absent=True)
             return None
@@ -554,7 +555,9 @@ class BlobTransfer:
         raise _AnswerLost(WireError("the registry answered before the blob was sent"))
 
     def _style_for(self, copy: _Copy) -> UploadStyle:
-        """Return the way to upload: that of the registry's kind, or what was learnt of it."""
+        """Return the way to upload: the one that is usual for the registry's kind, or the other one, if
+        uploads of this size have been refused (`_switch_style`).
+        """
         row = copy.target.row
         size = copy.blob.size
         if row.put_limit and size > row.put_limit:
@@ -666,8 +669,8 @@ class BlobTransfer:
         return True
 
     def _check_reading(self, copy: _Copy) -> None:
-        """Have a blob that came wrong once read over a fresh connection, from its first byte. Raises
-        what was wrong when it came wrong twice.
+        """Have a blob that came wrong once read over a fresh connection, from its first byte. Raises the
+        error of the second reading if that came wrong too.
         """
         blob = (copy.relay.source.key, copy.blob.digest)
         if blob in self._wrong_twice:
