@@ -59,20 +59,22 @@ class LayoutError(SyncError):
 
 
 class _Whole(NamedTuple):
-    """A whole file beside its place."""
+    """A complete blob, in a file that does not have the blob's name yet."""
 
     path: str
     size: int
 
 
 class _Group:
-    """What was put since `index.json` was replaced last."""
+    """Blobs, manifests and entries of `index.json` that are brought to the disk by one commit."""
 
     def __init__(self) -> None:
         # By digest.
         self.blobs = dict[str, _Whole]()
         self.manifests = dict[str, bytes]()
+        # Whether entries of `index.json` have changed.
         self.has_entries = False
+        # Set when the commit has ended; it has failed if there is an error then.
         self.is_over = anyio.Event()
         self.error: SyncError | None = None
 
@@ -81,7 +83,7 @@ class _Group:
 
 
 class _Stamp(NamedTuple):
-    """What differs when a file was replaced."""
+    """The parts of a file's status that change when it is replaced."""
 
     inode: int
     size: int
@@ -100,10 +102,10 @@ class Layout:
         self.shown = printable(path)
         self._log = log
 
-        # What `index.json` says, with what was put since; None before it was read.
+        # The entries of `index.json` and those that were put since; None before it was read.
         self._index: Index | None = None
+        # The stamp and the bytes of `index.json` as it was last read or written.
         self._stamp: _Stamp | None = None
-        # The bytes of `index.json` as they were read or written.
         self._bytes = b""
 
         # By algorithm, folders that were found to be folders.
@@ -112,11 +114,12 @@ class Layout:
         # The open directory, while this process has its lock or its file system has no locks.
         self._lock: int | None = None
         self._is_writing = False
-        self._is_replaced_at_once = True
+        # Whether a file is replaced in one step here; set when writing begins.
+        self._replaces_atomically = True
         # By digest, the files of blobs that are not whole: of this run and of earlier ones.
         self._partials = dict[str, str]()
 
-        # What is to be in `index.json` next, and what is on its way there.
+        # The group to which puts are added, and the group that is being committed.
         self._group = _Group()
         self._under_way: _Group | None = None
         self._committing = anyio.Lock()
@@ -322,7 +325,7 @@ class Layout:
             self.index(may_be_new=True)
             if self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE) is None:
                 self._write_file(_VERSION_FILE, _VERSION)
-            self._is_replaced_at_once = self._has_hard_links()
+            self._replaces_atomically = self._has_hard_links()
             self._find_leftovers()
         self._is_writing = True
 
@@ -422,7 +425,7 @@ class Layout:
                 group.is_over.set()
 
     def _fail(self, group: _Group, error: SyncError) -> None:
-        """Write nothing more: what is in memory is not what is on the disk."""
+        """Write nothing more, because memory and disk may differ now."""
         error.drop_frames()
         error.hint = error.hint or "the tags in it are as they were before"
         self._failure = error
@@ -514,7 +517,7 @@ class Layout:
 
     def _replace_index(self, index: bytes) -> None:
         path = os.path.join(self.path, _INDEX_FILE)
-        if self._is_replaced_at_once:
+        if self._replaces_atomically:
             self._write_file(_INDEX_FILE, index)
             return
         partial = path + PARTIAL_SUFFIX
@@ -596,13 +599,13 @@ class BlobFile:
         self._layout.on_put()
 
     def pause(self) -> None:
-        """Close the file; what came of the blob stays."""
+        """Close the file; the bytes that were written stay."""
         self._layout._expected.pop(self._blob.digest, None)
         with self._layout.disk_errors():
             self._stream.close()
 
     def resume(self) -> None:
-        """Open the file again, to write behind what came of the blob."""
+        """Open the file again, to write behind the bytes that it has."""
         with self._layout.disk_errors():
             self._stream = FileIO(self._path, "a", opener=open_safely)
         self._layout._expected[self._blob.digest] = self._blob.size - self.offset

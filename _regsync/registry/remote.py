@@ -66,7 +66,7 @@ _LINK = r'<([^<>]*)>((?:[^,"]|"[^"]*")*)'
 # The first `rel` outside of quotes; blanks belong to one place only, for the same reason.
 _NEXT = r'(?i)(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])'
 
-# What follows a repository's own path, and no segment of dots leads out again.
+# A path below a repository's own, without a segment of two dots, which would lead out again.
 _BELOW = r"/(?![^?]*(?i:\.|%2e){2})"
 
 
@@ -77,7 +77,7 @@ class _Pages:
     """
 
     def __init__(self, listed: str) -> None:
-        """`listed` says in an error what is listed: "tags"."""
+        """`listed` names the listed things in an error: "tags"."""
         self._listed = listed
         self._number_by_path = dict[int, int]()
         self._number_by_content = dict[int, int]()
@@ -117,7 +117,7 @@ class _Pages:
 
 
 class _Place:
-    """A block in which something is asked of a repository: its errors say where they came about."""
+    """A block that adds side, operation and reference to each error raised in it, without secrets."""
 
     def __init__(self, repository: RemoteRepository, operation: str, reference: str) -> None:
         self._repository = repository
@@ -371,7 +371,7 @@ class RemoteRepository:
         return frozenset(missing)
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
-        """Return what the referrers API lists (section 1.10), all pages.
+        """Return the descriptors that the referrers API lists (section 1.10), of all pages.
 
         RegistryError where there is no such API, or the first page is refused; ListingBroken where
         the list does not end, or a later page is refused.

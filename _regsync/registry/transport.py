@@ -83,7 +83,7 @@ _FIRST = 0.0
 
 
 class Machine(NamedTuple):
-    """What a run takes from its machine, so that tests can give it others."""
+    """The parts of its machine that a run uses; tests replace them."""
 
     environ: Mapping[str, str]
     home: str | None
@@ -115,11 +115,12 @@ class Call(NamedTuple):
     # Where it goes when not to the registry itself: an upload's Location.
     origin: Origin | None = None
 
-    # Over a connection that no other request has used: what came over another one was wrong.
+    # Whether it needs a connection that no other request has used, because a body that came over
+    # another one was wrong.
     is_fresh: bool = False
 
     def request(self, authorization: str | None) -> Request:
-        """Return what goes over the wire; content is never asked for in a coding (R15)."""
+        """Return the request to send; it asks for content without any coding (R15)."""
         headers = (*_EVERY_REQUEST, *self.headers)
         if authorization is not None:
             headers = (*headers, ("Authorization", authorization))
@@ -518,7 +519,7 @@ class Transport:
     def _record_reach(
         self, peer: Peer, status: int, retry_after: str | None, now: float, *, counts: bool = True
     ) -> None:
-        """Let those who wait for a host know what the head of an answer says of it."""
+        """Note by an answer's head whether its host is there or away, for those who wait for it."""
         if not is_gateway_failure(status, retry_after):
             self.recovery.record_answer(peer, now)
         elif counts:
@@ -526,7 +527,7 @@ class Transport:
             self.recovery.record_failure(peer, failure, now)
 
     async def _ping(self, peer: Peer) -> None:
-        """Ask a host anything at all."""
+        """Send a request to a host that is away, to see whether it answers again."""
         origin = peer.origin
         known = self._known.get(origin[:3])
         self._count(origin, "probe")
@@ -543,7 +544,7 @@ class Transport:
             self._record_reach(peer, response.status, retry_after, response.came_at)
 
     def _on_outage(self, peer: Peer) -> None:
-        """Close what was connected to a host that is away."""
+        """Close the connections to a host that is away."""
         for pool in (self.pool, self.foreign_pool):
             pool.close(peer.origin)
 
@@ -557,8 +558,8 @@ class Transport:
     async def rest(self, error: SyncError, seconds: float, *, can_repeat: bool = True) -> None:
         """Wait before what failed is repeated: until its host is back, or else for some `seconds`.
 
-        Raises `error` when the host is given up. `can_repeat`: what this task does next is a
-        request that may probe the host.
+        Raises `error` when the host is given up. `can_repeat`: the next request of this task may be
+        the probe of the host, because it can be sent again.
         """
         if error.outage is None:
             await anyio.sleep(seconds)
@@ -566,7 +567,7 @@ class Transport:
             await self.recovery.wait(error, can_repeat=can_repeat)
 
     def demand_of(self, host: Host, call: Call) -> Demand:
-        """Say what a request draws on; a PUT with the body is two steps."""
+        """Return the limits that a request counts against; a PUT with the body is two steps."""
         is_whole_body = call.action == "upload_body" and call.method == "PUT"
         steps = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
         meters = self.gate.limits[host.key].meters_of(call.repository, *steps)

@@ -212,7 +212,7 @@ class FilePieces(Pieces):
 
 
 class _Stamp(NamedTuple):
-    """What differs when a file has been written to or replaced."""
+    """The parts of a file's status that change when it is written to or replaced."""
 
     device: int
     inode: int
@@ -227,7 +227,8 @@ def _stamp_of(file: int | str) -> _Stamp:
 
 
 def _read_cached(file: FileIO, room: memoryview, offset: int) -> int | None:
-    """Read what the system has in memory; None where it would wait for the disk or cannot tell.
+    """Read bytes that the system has in memory; None where it would wait for the disk, cannot tell,
+    or fails.
 
     A staged file was just written, so that its bytes are nearly always in memory; a worker thread for
     each piece would cost more than the reading.
@@ -406,7 +407,7 @@ class Staging:
     def close(self, *, sweep: bool = True, failed: bool = False, leftovers: bool = True) -> None:
         """Let go of everything; with `sweep`, remove staged files, `leftovers` of earlier runs too.
 
-        A run that `failed` leaves what it could not send.
+        With `failed`, the blobs that could not be sent to every target stay for the next run.
         """
         if sweep:
             paths = {file.path for file in self._files.values()}
