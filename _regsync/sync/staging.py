@@ -97,13 +97,18 @@ class MemoryPieces(Pieces):
     def __init__(self, body: bytes | memoryview, offset: int = 0) -> None:
         self.length = len(body) - offset
         self.complete = False
+        self._has_begun = False
         self._body = memoryview(body)
         self._rest = self._body[offset:]
 
     async def next(self) -> memoryview:
         """Return the next piece; empty at the end."""
-        piece = self._rest[:LARGE_PIECE]
-        self._rest = self._rest[LARGE_PIECE:]
+        # A connection that breaks within the first piece is replaced, and the piece is sent again:
+        # it is kept small, so that few bytes are sent twice.
+        size = LARGE_PIECE if self._has_begun else PIECE
+        self._has_begun = True
+        piece = self._rest[:size]
+        self._rest = self._rest[size:]
         self.complete = not self._rest
         return piece
 
