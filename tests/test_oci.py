@@ -29,12 +29,14 @@ from _regsync.oci.reference import (
     Reference,
     check_digest,
     digest_of,
+    full_name,
     is_referrer_tag,
     is_repository,
     is_tag,
     parse_reference,
     referrers_tag,
     split_digest,
+    split_full_name,
 )
 from _regsync.sync.transfer import known_body
 
@@ -885,3 +887,16 @@ def test_trimmed_index_reads_back_as_what_was_kept(
     if trimmed.matched:
         assert trim_index(again, wanted, {}).manifest is again
         assert json.loads(again.body)["extra"] == extra
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("registry.example.com:5000", "team/app:v1"),
+        ("localhost", "app@sha256:" + "0" * 64),
+        ("oci-layout:./usb", "team/app:v1"),
+        ("oci-layout:/media//disk", "app"),
+    ],
+)
+def test_a_full_name_is_split_where_it_was_joined(host: str, name: str) -> None:
+    assert split_full_name(full_name(host, name)) == (host, name)

@@ -653,6 +653,16 @@ def test_a_terminal_shows_hosts_once_where_all_images_have_the_same() -> None:
     assert FAILED.strip() in re.sub("\x1b\\[[0-9;]*m", "", screen.err.getvalue())
 
 
+def test_a_layout_that_all_images_go_to_is_shown_once_too() -> None:
+    screen = Screen(terminal=True)
+    screen.console.begin({("s", "oci-layout:./usb")})
+    done = Outcome(source="s/team/app:1", target="oci-layout:./usb//team/app:1", status="synced")
+    screen.console.outcome(done)
+    assert screen.out.getvalue() == (
+        "s -> oci-layout:./usb\nsynced team/app:1 -> team/app:1 (0 B, 0.0s)\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("terminal", "hosts"),
     [(False, {("s", "t")}), (True, {("s", "t"), ("s", "u")}), (True, {("s", "t"), ("r", "t")})],

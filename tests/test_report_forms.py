@@ -214,6 +214,15 @@ def test_a_mapping_that_selects_nothing_is_a_suite_without_cases() -> None:
     assert (suite.get("tests"), len(suite)) == ("0", 0)
 
 
+def test_an_image_layout_is_named_whole_where_registries_have_their_host() -> None:
+    disk = {"target": "oci-layout:/media/disk//team/app:v1"}
+    report = report_of(image(1, **disk), failed(2, "no room", **{"target": disk["target"]}))
+    (suite,) = ElementTree.fromstring(shown(report, "junit")).iter("testsuite")
+    assert (suite.get("name"), len(suite)) == ("docker.io/team/app to team/app", 2)
+    assert {case.get("classname") for case in suite} == {"oci-layout:/media/disk//team/app"}
+    assert "<h3><code>oci-layout:/media/disk</code>" in shown(report, "html")
+
+
 # HTML.
 
 

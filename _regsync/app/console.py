@@ -93,7 +93,7 @@ class Console:
             if source and not self._has_shown_hosts:
                 self.line(f"{source} -> {target}")
                 self._has_shown_hosts = True
-            self.line(outcome.line(source, target))
+            self.line(outcome.line(with_hosts=not source))
 
     def begin(self, hosts: Collection[tuple[str, str]]) -> None:
         """Learn from which source hosts to which target hosts a run copies.

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from _regsync.errors import ConfigError
+from _regsync.oci.reference import split_full_name
 from _regsync.text import printable
 
 # Bytes. A report of 100,000 images has 70 million.
@@ -49,24 +50,24 @@ class ReportedImage(NamedTuple):
     target: str
     # synced, skipped, failed, would_sync; undone for what an interrupted run has left.
     status: str
-    reason: str | None
+    reason: str | None = None
     # Until when `min_age` holds it back, in RFC 3339.
-    until: str | None
-    failure: Failure | None
-    bytes: int
+    until: str | None = None
+    failure: Failure | None = None
+    bytes: int = 0
     # Seconds since the run's start; None in reports of earlier versions.
-    started: float | None
+    started: float | None = None
     # Seconds.
-    duration: float
-    blobs_transferred: int
-    blobs_mounted: int
-    blobs_present: int
-    artifacts: Mapping[str, int]
+    duration: float = 0.0
+    blobs_transferred: int = 0
+    blobs_mounted: int = 0
+    blobs_present: int = 0
 
     @property
     def registry(self) -> str:
-        """Return the target's host."""
-        return self.target.partition("/")[0]
+        """Return the target's host, or the layout that it is in."""
+        host, _ = split_full_name(self.target)
+        return host
 
 
 class ReportedMapping(NamedTuple):
@@ -138,7 +139,7 @@ def _general_message(image: ReportedImage, failure: Failure) -> str:
     """
     message = re.sub(r"sha(?:256|512):[0-9a-f]{12,}", "sha256:...", failure.message)
     for reference in (image.source, image.target):
-        _, _, name = reference.partition("/")
+        _, name = split_full_name(reference)
         repository = re.split("[@:]", name)[0]
         if repository:
             # With its tag or digest, and never as a part of another name.
@@ -293,25 +294,12 @@ def _image(image: _Value) -> ReportedImage:
         blobs_transferred=blobs["transferred"].count(),
         blobs_mounted=blobs["mounted"].count(),
         blobs_present=blobs["skipped"].count(),
-        artifacts=image["artifacts"].counts(),
     )
 
 
 def _undone(image: _Value) -> ReportedImage:
     return ReportedImage(
-        source=image["source"].text(),
-        target=image["target"].text(),
-        status="undone",
-        reason=None,
-        until=None,
-        failure=None,
-        bytes=0,
-        started=None,
-        duration=0.0,
-        blobs_transferred=0,
-        blobs_mounted=0,
-        blobs_present=0,
-        artifacts={},
+        source=image["source"].text(), target=image["target"].text(), status="undone"
     )
 
 

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from _regsync.app.report_file import Cause, ReportedImage, ReportedRun
+from _regsync.oci.reference import full_name, split_full_name
 from _regsync.text import duration_text, size_text
 
 # Bytes. GitHub takes 1 MiB for the summary of one step; some is left to what a job writes beside it.
@@ -209,15 +210,15 @@ def _suites(run: ReportedRun) -> dict[str, list[ReportedImage]]:
         suites[f"{mapping.source} to {mapping.target}"] = []
     for image in run.images:
         source = _repository_of(image.source)
-        _, _, target = _repository_of(image.target).partition("/")
+        _, target = split_full_name(_repository_of(image.target))
         suites[f"{source} to {target}"].append(image)
     return suites
 
 
 def _repository_of(reference: str) -> str:
     """Return a reference without its tag or digest."""
-    host, slash, name = reference.partition("/")
-    return host + slash + re.split("[@:]", name)[0]
+    host, name = split_full_name(reference)
+    return full_name(host, re.split("[@:]", name)[0])
 
 
 def _junit_counts(images: Sequence[ReportedImage]) -> str:

@@ -87,6 +87,17 @@ def full_name(host: str, repository: str) -> str:
     return f"{host}{separator}{repository}"
 
 
+def split_full_name(name: str) -> tuple[str, str]:
+    """Return the host or layout of what `full_name` has made, also with a tag or digest behind it, and
+    the rest.
+    """
+    if name.startswith(f"{LAYOUT_SCHEME}:"):
+        layout, _, rest = name.rpartition("//")  # a path may have `//` too
+        return layout, rest
+    host, _, rest = name.partition("/")
+    return host, rest
+
+
 class Reference(NamedTuple):
     """An image by host (and port), repository, and tag or digest or neither.
 

@@ -17,6 +17,7 @@ from _regsync.config.model import MappingRule
 from _regsync.errors import ContentError, RegistryError
 from _regsync.layout.repository import Layouts
 from _regsync.oci.manifest import Descriptor, Manifest, by_digest_alone, referrer_entry
+from _regsync.oci.reference import split_full_name
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge, hashed_key
@@ -237,8 +238,7 @@ def known_ages(lock: Lock) -> dict[SeenKey, int]:
 
 def seen_key(source: SourceKey, digest: str) -> SeenKey:
     """Return the key of a digest among first-seen times."""
-    host, _, repository = source.repository.partition("/")
-    return SeenKey((host, repository), digest)
+    return SeenKey(split_full_name(source.repository), digest)
 
 
 def _artifact(artifact: LockedArtifact, lookup: TagLookup | None) -> Artifact:

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from _regsync.errors import AuthError, RegsyncError
+from _regsync.oci.reference import split_full_name
 from _regsync.text import duration_text, size_text, time_text
 
 _NO_ARTIFACTS: Mapping[str, int] = dict.fromkeys(("synced", "skipped", "failed", "stripped"), 0)
@@ -59,15 +60,16 @@ class Outcome(NamedTuple):
     # what a dry run says of artifacts
     planned: tuple[str, ...] = ()
 
-    def line(self, source_host: str = "", target_host: str = "") -> str:
-        """Return the line that a user sees for the image (docs/specification.md section 6), without
-        hosts that the user has seen already.
-        """
+    def line(self, *, with_hosts: bool = True) -> str:
+        """Return the line that a user sees for the image (docs/specification.md section 6)."""
         if self.error is not None:
             return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
 
-        source = self.source.removeprefix(f"{source_host}/")
-        target = self.target.removeprefix(f"{target_host}/")
+        source = self.source
+        target = self.target
+        if not with_hosts:
+            _, source = split_full_name(source)
+            _, target = split_full_name(target)
         cost = f"{size_text(self.bytes)}, {duration_text(self.duration)}"
         return f"synced {source} -> {target} ({cost})"
 
@@ -364,8 +366,8 @@ def _cause_of(error: RegsyncError) -> str:
     the message: so one cause gives the same text for all images.
     """
     reference = getattr(error, "reference", None) or ""
-    host, _, rest = reference.partition("/")
-    repository = re.split("[@:]", rest)[0]
+    host, name = split_full_name(reference)
+    repository = re.split("[@:]", name)[0]
 
     cause = error.message
     if repository:

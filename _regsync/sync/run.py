@@ -21,6 +21,7 @@ import anyio.abc
 from _regsync.config.model import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.layout.repository import Layouts
+from _regsync.oci.reference import split_full_name
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.database import StateFile
@@ -784,7 +785,8 @@ class Run:
         if outcome.error is not None:
             outcome.error.drop_frames()
             reference = getattr(outcome.error, "reference", None) or outcome.target
-            self.scheduler.failures[reference.partition("/")[0]] += 1
+            host, _ = split_full_name(reference)
+            self.scheduler.failures[host] += 1
         self._report.outcomes.append(outcome)
         self._emit(outcome)
 
