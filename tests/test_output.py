@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import anyio
@@ -306,6 +306,30 @@ def test_a_document_is_json_on_a_stream_of_any_encoding() -> None:
         value = {"text": "caf\u00e9 \u2192 \U0001f600 \udc80"}
         console.document(value)
         assert json.loads(out.getvalue().decode(encoding)) == value
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_an_iterator_in_a_document_is_an_array(count: int) -> None:
+    screen = Screen(as_json=True)
+    items = [{"number": number, "text": "\u2192"} for number in range(count)]
+    screen.console.document({"schema": 1, "images": iter(items), "totals": {"images": count}})
+    whole = {"schema": 1, "images": items, "totals": {"images": count}}
+    assert screen.out.getvalue() == json.dumps(whole) + "\n"
+
+
+def test_a_large_report_is_never_whole_in_memory() -> None:
+    """Each item is written before many more are asked for."""
+    screen = Screen(as_json=True)
+    waiting = list[int]()
+
+    def items() -> Iterator[str]:
+        for number in range(1000):
+            waiting.append(1000 * number - len(screen.out.getvalue()))
+            yield "x" * 1000
+
+    screen.console.document({"schema": 1, "images": items()})
+    assert len(json.loads(screen.out.getvalue())["images"]) == 1000
+    assert max(waiting) < 70_000
 
 
 # --- progress

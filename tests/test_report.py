@@ -157,6 +157,7 @@ def document(made: Report) -> dict[str, Any]:
         requests={"t": {"manifest_put": 2, "blob_head": 1}, "s": {"blob_get": 4}},
         throttled={"t": 3},
     )
+    found["images"] = list(found["images"])
     assert json.loads(json.dumps(found)) == found
     return found
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from _regsync.app.display import Snapshot, progress_lines
@@ -29,6 +29,8 @@ NO_COLOUR = "\x1b[0m"
 CLEAR_BELOW = "\x1b[J"
 
 LONGEST_LINE = 2000  # characters: room for two references and a cause, which are cut before
+
+DOCUMENT_PIECE = 64 * 1024  # characters of a document that are written at once
 
 USUAL_COLUMNS = 80  # of a terminal that does not say
 USUAL_ROWS = 24
@@ -135,8 +137,18 @@ class Console:
             self.lines(report.summary(elapsed))
 
     def document(self, value: Mapping[str, object]) -> None:
-        """Write the one JSON document: ASCII, so that any stream takes it and no terminal obeys it."""
-        self._write_line(self._out, json.dumps(value))
+        """Write the one JSON document: ASCII, so that any stream takes it and no terminal obeys it.
+
+        An iterator in it becomes an array, one item after another: no report is ever whole in memory.
+        """
+        self.clear()
+        text = ""
+        for piece in _pieces_of(value):
+            text += piece
+            if len(text) >= DOCUMENT_PIECE:
+                self._write(self._out, text)
+                text = ""
+        self._write(self._out, text + "\n")
 
     def line(self, text: str) -> None:
         """Write a result."""
@@ -201,3 +213,19 @@ def timestamp() -> str:
     seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{whole}.{nanoseconds // 1_000_000:03d}Z"
+
+
+def _pieces_of(document: Mapping[str, object]) -> Iterator[str]:
+    """Yield the text of a JSON object in pieces; the items of an iterator in it one by one."""
+    before = "{"
+    for key, value in document.items():
+        yield f"{before}{json.dumps(key)}: "
+        before = ", "
+        if isinstance(value, Iterator):
+            yield "["
+            for number, item in enumerate(value):
+                yield f"{', ' if number else ''}{json.dumps(item)}"
+            yield "]"
+        else:
+            yield json.dumps(value)
+    yield "}"

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import closing
 from typing import Literal, NamedTuple
 
@@ -87,20 +86,19 @@ async def run(
 
     if report.interrupted:
         console.log("warning", "interrupted", report.undone_text())
-    document = report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
-    lines: Sequence[str] = ()
-    if kind == "analysis" and work.dry_run is not None:
-        document = work.dry_run.analysis()
-        lines = analysis_lines(document)
-    elif kind == "plan":
-        lines = report.plan()
-    elif image is None:
+    analysis = work.dry_run.analysis() if kind == "analysis" and work.dry_run is not None else None
+    if kind == "sync" and image is None:
         console.summary(report, elapsed)
 
     if console.as_json:
-        console.document(document)
-    else:
-        console.lines(lines)
+        console.document(
+            analysis
+            or report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
+        )
+    elif analysis is not None:
+        console.lines(analysis_lines(analysis))
+    elif kind == "plan":
+        console.lines(report.plan())
     return 128 + signals[0] if report.interrupted else report.exit_status()
 
 

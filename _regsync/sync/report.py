@@ -330,7 +330,8 @@ class Report:
     ) -> dict[str, Any]:
         """Return the JSON report, schema 1 of docs/design.md section 10.
 
-        `elapsed` is in seconds; `requests` counts by host and action, `throttled` by host.
+        `elapsed` is in seconds; `requests` counts by host and action, `throttled` by host. `images` is
+        an iterator, because their entries take three times the memory of the outcomes.
         """
         return {
             "schema": 1,
@@ -339,7 +340,7 @@ class Report:
             "duration_s": round(elapsed, 3),
             "interrupted": self.interrupted,
             "dry_run": self.is_dry_run,
-            "images": [outcome.as_json() for outcome in self.outcomes],
+            "images": (outcome.as_json() for outcome in self.outcomes),
             **({"undone": [image.as_json() for image in self.undone]} if self.undone else {}),
             "mappings": [selection.as_json() for _, selection in sorted(self.selections.items())],
             "totals": {
