@@ -320,7 +320,7 @@ def blob_of(body: bytes) -> Descriptor:
 
 
 async def put_blob(layout: Layout, body: bytes) -> BlobFile:
-    file = layout.begin_blob(blob_of(body))
+    file = await layout.begin_blob(blob_of(body))
     await file.write(memoryview(body))
     file.finish()
     return file
@@ -433,14 +433,14 @@ async def test_a_blob_for_which_there_is_no_room_is_refused_before_its_first_byt
     layout = open_layout(tmp_path / "disk")
     layout.begin_writing()
     monkeypatch.setattr(layout, "free_bytes", lambda: 1000)
-    under_way = layout.begin_blob(blob_of(b"a" * 600))
+    under_way = await layout.begin_blob(blob_of(b"a" * 600))
     try:
-        with pytest.raises(LayoutError, match="room for 400 B, the blob has 500 B") as caught:
-            layout.begin_blob(blob_of(b"b" * 500)).remove()
+        with pytest.raises(LayoutError, match="room for 400 B, the blob needs 500 B") as caught:
+            await layout.begin_blob(blob_of(b"b" * 500))
     finally:
         under_way.remove()
     assert "larger" in (caught.value.hint or "")
-    layout.begin_blob(blob_of(b"b" * 500)).remove()
+    (await layout.begin_blob(blob_of(b"b" * 500))).remove()
     assert not list((tmp_path / "disk" / "blobs" / "sha256").iterdir())
 
 
@@ -459,7 +459,7 @@ async def test_a_blob_too_large_for_the_file_system_is_refused_before_its_first_
     layout = open_layout(tmp_path / "disk")
     large = Descriptor("application/octet-stream", f"sha256:{'a' * 64}", 5 << 30)
     with pytest.raises(LayoutError, match=r"no files of 5\.4 GB"):
-        layout.begin_blob(large).remove()
+        await layout.begin_blob(large)
     assert not list((tmp_path / "disk" / "blobs" / "sha256").iterdir())
 
 
@@ -614,7 +614,7 @@ async def test_a_disk_that_fills_costs_the_blob_that_filled_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layout = open_layout(tmp_path / "disk")
-    file = layout.begin_blob(blob_of(b"a" * 100))
+    file = await layout.begin_blob(blob_of(b"a" * 100))
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     class Full:
@@ -623,6 +623,8 @@ async def test_a_disk_that_fills_costs_the_blob_that_filled_it(
 
         def close(self) -> None:
             pass
+
+        closed = False
 
     file._stream.close()
     monkeypatch.setattr(file, "_stream", Full())
@@ -649,7 +651,7 @@ async def test_what_is_not_whole_is_removed_in_the_end_unless_somebody_goes_on_w
 ) -> None:
     for sweep in (False, True):
         layout = open_layout(tmp_path / "disk")
-        file = layout.begin_blob(blob_of(b"a" * 100))
+        file = await layout.begin_blob(blob_of(b"a" * 100))
         await file.write(memoryview(b"a" * 50))
         file.pause()
         layout.close(sweep=sweep)

@@ -12,12 +12,14 @@ Follows: OCI image-spec 1.1 image-layout.md, docs/design.md section 13.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import shutil
 import stat
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import FileIO
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -26,10 +28,14 @@ from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import ContentError, Side, SyncError, WrongBytes
 from _regsync.files import PARTIAL_SUFFIX, WRITE_FLAGS, lock, open_safely, remove_if_possible
 from _regsync.layout.index import LARGEST_INDEX, Entry, Index, parse_index
+from _regsync.layout.room import Reserved
 from _regsync.net.http1 import PIECE
 from _regsync.oci.manifest import Descriptor, load_json
 from _regsync.oci.reference import split_digest
 from _regsync.text import printable, size_text
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 _VERSION_FILE = "oci-layout"
 _INDEX_FILE = "index.json"
@@ -48,6 +54,10 @@ _SLOW_PIECE = 0.02
 # Files of a group above which the whole system is asked first to write out what it holds: to wait
 # for each file by itself takes much longer.
 _MANY_FILES = 32
+
+# Seconds without a write after which a blob that is not whole is taken for a killed run's, where the
+# file system has no locks.
+_ABANDONED_SECONDS = 24 * 3600.0
 
 
 class LayoutError(SyncError):
@@ -116,8 +126,14 @@ class Layout:
         self._is_writing = False
         # Whether a file is replaced in one step here; set when writing begins.
         self._replaces_atomically = True
-        # By digest, the files of blobs that are not whole: of this run and of earlier ones.
-        self._partials = dict[str, str]()
+        # The end of a file's name while it is written, and the time since when somebody may still be
+        # writing such a file: with a lock, nobody is.
+        self._suffix = PARTIAL_SUFFIX
+        self._abandoned_before = math.inf
+        # By digest, what an earlier run had written of a blob.
+        self._leftovers = dict[str, str]()
+        # The files of blobs that are not whole: of this run and of earlier ones.
+        self._partials = set[str]()
 
         # The group to which puts are added, and the group that is being committed.
         self._group = _Group()
@@ -125,8 +141,7 @@ class Layout:
         self._committing = anyio.Lock()
         # Why nothing is written any more.
         self._failure: SyncError | None = None
-        # By digest, the bytes that open files are still to get.
-        self._expected = dict[str, int]()
+        self._reserved = Reserved()
 
     def __str__(self) -> str:
         return f"oci-layout:{self.path}"
@@ -329,36 +344,70 @@ class Layout:
             self._find_leftovers()
         self._is_writing = True
 
-    async def adopt_blob(self, blob: Descriptor) -> bool:
-        """Take over a blob that an earlier run had written, and not named, when it was killed; return
-        whether there was one. It is read and hashed first.
+    async def begin_blob(self, blob: Descriptor) -> BlobFile:
+        """Return the file of a blob that is to be written, behind what an earlier run had written of
+        it when it was killed: that is read and hashed first. LayoutError where there is no room.
         """
         self.begin_writing()
-        path = self._partials.get(blob.digest)
-        if path is None:
-            return False
-        with self.disk_errors():
-            is_whole = await anyio.to_thread.run_sync(_holds, path, blob)
-        if is_whole:
-            del self._partials[blob.digest]
-            self._group.blobs[blob.digest] = _Whole(path, blob.size)
-            self.on_put()
-        return is_whole
+        begun = None
+        leftover = self._leftovers.pop(blob.digest, None)
+        if leftover is not None:
+            with self.disk_errors():
+                begun = await anyio.to_thread.run_sync(_open_leftover, leftover, blob)
 
-    def begin_blob(self, blob: Descriptor) -> BlobFile:
-        """Return the file of a blob that is to be written. LayoutError where there is no room for it."""
+        rest = blob.size - (begun.size if begun is not None else 0)
+        room = self._room() + self._reserved.rest_of(blob.digest)
+        if rest > room:
+            if begun is not None:
+                begun.stream.close()
+            raise self._too_little_room(f"the blob needs {size_text(rest)}", room)
+
+        if begun is None:
+            with self.disk_errors():
+                path = self._place_for(blob.digest) + self._suffix
+                begun = _Begun(path, FileIO(_create(path), "w"), 0, None)
+        return BlobFile(self, blob, begun)
+
+    def reserve(self, sizes: Mapping[str, int]) -> Iterable[str]:
+        """Keep room for the blobs and manifests of an image, and return the digests of those that are
+        not here yet; LayoutError where there is too little. The caller gives them to `release`.
+        """
         self.begin_writing()
-        with self.disk_errors():
-            place = self._place_for(blob.digest)
-        room = self.free_bytes() - sum(self._expected.values())
-        if blob.size > room:
-            error = LayoutError(
-                f"{self.shown} has room for {size_text(max(room, 0))}, the blob has"
-                f" {size_text(blob.size)}"
-            )
-            error.hint = "free space on the device, or copy to a larger one"
-            raise error
-        return BlobFile(self, blob, place + PARTIAL_SUFFIX)
+        absent = {
+            digest: max(size - self._size_of_leftover(digest), 0)
+            for digest, size in sizes.items()
+            if self.size_of(digest) != size
+        }
+        needed = sum(size for digest, size in absent.items() if digest not in self._reserved)
+        # A new index.json is written beside the old one.
+        room = self._room() - len(self._bytes)
+        if needed > room:
+            raise self._too_little_room(f"the image needs {size_text(needed)}", room)
+        self._reserved.add(absent)
+        return absent.keys()
+
+    def release(self, digests: Iterable[str]) -> None:
+        """Give back what `reserve` has kept."""
+        self._reserved.remove(digests)
+
+    def _size_of_leftover(self, digest: str) -> int:
+        try:
+            return os.lstat(self._leftovers[digest]).st_size
+        except (KeyError, OSError):
+            return 0
+
+    def _room(self) -> int:
+        """Return the bytes that are free and that nobody has reserved."""
+        return self.free_bytes() - self._reserved.total
+
+    def _too_little_room(self, needed: str, room: int) -> LayoutError:
+        text = f"{self.shown} has room for {size_text(max(room, 0))}, {needed}"
+        if self._reserved.total:
+            others = size_text(self._reserved.total)
+            text += f" ({size_text(self.free_bytes())} are free, {others} are for images under way)"
+        error = LayoutError(text)
+        error.hint = "free space on the device, or copy to a larger one"
+        return error
 
     def free_bytes(self) -> int:
         """Return the bytes that are free on the layout's device, 0 where it cannot be reached."""
@@ -439,7 +488,7 @@ class Layout:
         """
         # Only a process that has the lock may remove files.
         if self._is_writing and sweep:
-            for path in self._partials.values():
+            for path in self._partials:
                 remove_if_possible(path)
             self._partials.clear()
         if self._lock is not None:
@@ -452,7 +501,7 @@ class Layout:
             # Nothing is left behind on the disk by a lock of the directory itself.
             descriptor = os.open(self.path, os.O_RDONLY)
         except OSError:  # Windows opens no directories
-            self._tell_no_locks()
+            self._go_without_lock()
             return
         try:
             lock(descriptor)
@@ -462,10 +511,13 @@ class Layout:
             busy.hint = "wait until it has ended, or copy to another directory"
             raise busy from error
         except OSError:
-            self._tell_no_locks()
+            self._go_without_lock()
         self._lock = descriptor
 
-    def _tell_no_locks(self) -> None:
+    def _go_without_lock(self) -> None:
+        """Leave the files of another process alone that may be writing too."""
+        self._abandoned_before = time.time() - _ABANDONED_SECONDS
+        self._suffix = f".{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
         text = f"{self.shown}: its file system has no locks, so let one process write it at a time"
         self._log("info", "layout_lock", text)
 
@@ -483,14 +535,19 @@ class Layout:
         return True
 
     def _find_leftovers(self) -> None:
-        for algorithm in DIGEST_HEX_LENGTHS:
+        """Find what killed runs have left of blobs."""
+        for algorithm, length in DIGEST_HEX_LENGTHS.items():
             folder = self._folder(algorithm)
             if folder is None:
                 continue
             for name in os.listdir(folder):
-                if name.endswith(PARTIAL_SUFFIX):
-                    digest = f"{algorithm}:{name.removesuffix(PARTIAL_SUFFIX)}"
-                    self._partials[digest] = os.path.join(folder, name)
+                encoded, _, _ = name.partition(".")
+                if not name.endswith(PARTIAL_SUFFIX) or len(encoded) != length:
+                    continue
+                path = os.path.join(folder, name)
+                if os.lstat(path).st_mtime < self._abandoned_before:
+                    self._leftovers[f"{algorithm}:{encoded}"] = path
+                    self._partials.add(path)
 
     # In a worker thread.
 
@@ -498,7 +555,7 @@ class Layout:
         with self.disk_errors():
             partials = [(digest, blob.path) for digest, blob in group.blobs.items()]
             for digest, body in group.manifests.items():
-                path = self._place_for(digest) + PARTIAL_SUFFIX
+                path = self._place_for(digest) + self._suffix
                 with FileIO(_create(path), "w") as stream:
                     _write_all(stream, body)
                 partials.append((digest, path))
@@ -520,7 +577,7 @@ class Layout:
         if self._replaces_atomically:
             self._write_file(_INDEX_FILE, index)
             return
-        partial = path + PARTIAL_SUFFIX
+        partial = path + self._suffix
         with FileIO(_create(partial), "w") as stream:
             _write_all(stream, index)
         _sync(partial)
@@ -533,7 +590,7 @@ class Layout:
     def _write_file(self, name: str, body: bytes) -> None:
         """Replace a file of the layout, which is whole at each instant."""
         path = os.path.join(self.path, name)
-        partial = path + PARTIAL_SUFFIX
+        partial = path + self._suffix
         with FileIO(_create(partial), "w") as stream:
             _write_all(stream, body)
         _sync(partial)
@@ -541,24 +598,44 @@ class Layout:
         _sync_folder(self.path)
 
 
-class BlobFile:
-    """A blob that is being written, beside its place. `offset`: how much of it there is."""
+class _Begun(NamedTuple):
+    """The file of a blob that is not whole: an earlier run's, or a new one."""
 
-    def __init__(self, layout: Layout, blob: Descriptor, path: str) -> None:
-        self.offset = 0
+    path: str
+    # Open behind its last byte.
+    stream: FileIO
+    # Bytes that an earlier run has written, and their hash; None for a new file.
+    size: int
+    hash: _Hash | None
+
+
+class BlobFile:
+    """A blob that is being written, beside its place.
+
+    `offset` is how much of it there is. `hash` is that of what an earlier run has written and of what
+    came behind; None where this run has begun the file, with bytes that were verified on their way.
+    """
+
+    def __init__(self, layout: Layout, blob: Descriptor, begun: _Begun) -> None:
+        self.offset = begun.size
+        self.hash = begun.hash
         self._layout = layout
         self._blob = blob
-        self._path = path
+        self._path = begun.path
+        self._stream = begun.stream
         self._is_disk_slow = False
-        with layout.disk_errors():
-            self._stream = FileIO(_create(path), "w")
-        layout._partials[blob.digest] = path
-        layout._expected[blob.digest] = blob.size
+        layout._partials.add(begun.path)
+        self._reserve()
         try:
             self._check_size()
         except LayoutError:
             self.remove()
             raise
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether nothing is missing: an earlier run had written all of it."""
+        return self.offset == self._blob.size
 
     def _check_size(self) -> None:
         """Raise LayoutError where the file system has no files of the blob's size (FAT: 4 GiB)."""
@@ -570,7 +647,14 @@ class BlobFile:
             too_large = LayoutError(text)
             too_large.hint = "format the device with another file system: exFAT, ext4, NTFS"
             raise too_large from error
-        os.lseek(self._stream.fileno(), 0, os.SEEK_SET)
+        os.lseek(self._stream.fileno(), self.offset, os.SEEK_SET)
+
+    def _reserve(self) -> None:
+        self._layout._reserved.add({self._blob.digest: 0})
+        self._set_rest()
+
+    def _set_rest(self) -> None:
+        self._layout._reserved.set_rest(self._blob.digest, self._blob.size - self.offset)
 
     async def write(self, piece: memoryview) -> None:
         """Write the next piece of the blob. After a LayoutError nothing of the blob is left."""
@@ -583,37 +667,45 @@ class BlobFile:
                     else:
                         written = self._stream.write(piece)
                     self._is_disk_slow = anyio.current_time() - began > _SLOW_PIECE
+                    if self.hash is not None:
+                        self.hash.update(piece[:written])
                     piece = piece[written:]
                     self.offset += written
-                    self._layout._expected[self._blob.digest] = self._blob.size - self.offset
+                    self._set_rest()
         except LayoutError:
             self.remove()
             raise
 
     def finish(self) -> None:
-        """Note that the blob is whole; it gets its name with the next group."""
+        """Note that the blob is whole; it gets its name with the next group. WrongBytes where what an
+        earlier run has left was not its beginning: nothing of it is left then.
+        """
+        if self.hash is not None and self.hash.hexdigest() != split_digest(self._blob.digest)[1]:
+            self.remove()
+            raise WrongBytes("what an earlier run has left of the blob is not its beginning")
         self.pause()
-        del self._layout._partials[self._blob.digest]
+        self._layout._partials.discard(self._path)
         self._layout.index().left_out.pop(self._blob.digest, None)
         self._layout._group.blobs[self._blob.digest] = _Whole(self._path, self._blob.size)
         self._layout.on_put()
 
     def pause(self) -> None:
         """Close the file; the bytes that were written stay."""
-        self._layout._expected.pop(self._blob.digest, None)
-        with self._layout.disk_errors():
-            self._stream.close()
+        if not self._stream.closed:
+            self._layout._reserved.remove([self._blob.digest])
+            with self._layout.disk_errors():
+                self._stream.close()
 
     def resume(self) -> None:
         """Open the file again, to write behind the bytes that it has."""
         with self._layout.disk_errors():
             self._stream = FileIO(self._path, "a", opener=open_safely)
-        self._layout._expected[self._blob.digest] = self._blob.size - self.offset
+        self._reserve()
 
     def remove(self) -> None:
         """Give the blob up."""
         self.pause()
-        self._layout._partials.pop(self._blob.digest, None)
+        self._layout._partials.discard(self._path)
         remove_if_possible(self._path)
 
 
@@ -624,16 +716,27 @@ def _check_version(body: bytes) -> None:
         raise ContentError(f"an image layout of version {shown}, which is not known here")
 
 
-def _holds(path: str, blob: Descriptor) -> bool:
-    """Say whether a file holds a blob."""
-    if not os.path.isfile(path) or os.path.islink(path) or os.path.getsize(path) != blob.size:
-        return False
+def _open_leftover(path: str, blob: Descriptor) -> _Begun | None:
+    """Open and hash what is left of a blob; None where it is not the blob's, as far as can be seen.
+
+    A file with a second name may be one outside of the layout, which is not to be written.
+    """
     algorithm, encoded = split_digest(blob.digest)
     running = new_hash(algorithm)
-    with FileIO(path, opener=open_safely) as stream:
+    try:
+        stream = FileIO(path, "r+", opener=open_safely)
+    except OSError:
+        return None  # a link, or a folder
+    status = os.fstat(stream.fileno())
+    size = 0
+    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1 and status.st_size <= blob.size:
         while piece := stream.read(PIECE):
             running.update(piece)
-    return running.hexdigest() == encoded
+            size += len(piece)
+    if size == 0 or (size == blob.size and running.hexdigest() != encoded):
+        stream.close()
+        return None
+    return _Begun(path, stream, size, running)
 
 
 def _make_folder(path: str) -> None:

@@ -14,6 +14,7 @@ import math
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from io import FileIO
+from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
@@ -33,6 +34,9 @@ from _regsync.providers import Pace, Row, UploadStyle
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.registry.transport import Transport
 from _regsync.text import Secrets
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 # Bytes of a manifest, as registries take it.
 _MANIFEST_LIMIT = 4 * 1024 * 1024
@@ -341,6 +345,20 @@ class LayoutRepository:
             stream.seek(start)
             yield _FileBody(self._layout, stream)
 
+    @contextmanager
+    def reserving(
+        self, reference: str, blobs: Iterable[Descriptor], manifests: Iterable[Manifest]
+    ) -> Iterator[None]:
+        """Keep room on the disk for an image; LayoutError where there is too little."""
+        sizes = {blob.digest: blob.size for blob in blobs if not self._is_assumed(blob)}
+        sizes.update((manifest.digest, manifest.size) for manifest in manifests)
+        with self.adding_place("write", self.reference(reference)):
+            reserved = self._layout.reserve(sizes)
+        try:
+            yield
+        finally:
+            self._layout.release(reserved)
+
     def begin_upload(self, blob: Descriptor, lease: Lease) -> _BlobWriting:
         """Return the writing of a blob, which has not begun."""
         return _BlobWriting(self, self._layout, lease, blob)
@@ -381,6 +399,7 @@ class _BlobWriting:
         self.session = ""
         self.broken_session = ""
         self.offset = 0
+        self.hash: _Hash | None = None
         self.style: UploadStyle = "put"
         self.is_refused = False
         self.has_begun = False
@@ -401,11 +420,14 @@ class _BlobWriting:
             if self._file is not None:
                 self._file.remove()
                 self._file = None
-            if await self._layout.adopt_blob(self._blob):
+            file = await self._layout.begin_blob(self._blob)
+            if file.is_whole:
+                file.finish()
                 return True
-            self._file = self._layout.begin_blob(self._blob)
+        self._file = file
         self.session = self._blob.digest
-        self.offset = 0
+        self.offset = file.offset
+        self.hash = file.hash
         self.has_begun = False
         return False
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncIterator, Collection
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Collection, Iterable
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 
 from _regsync.errors import (
     ContentError,
@@ -452,6 +452,12 @@ class RemoteRepository:
     def far_repository(self, digest: str) -> str | None:
         """Return None: a registry leaves nothing out."""
         return None
+
+    def reserving(
+        self, reference: str, blobs: Iterable[Descriptor], manifests: Iterable[Manifest]
+    ) -> AbstractContextManager[None]:
+        """Keep nothing: a registry does not tell its room."""
+        return nullcontext()
 
     def begin_upload(self, blob: Descriptor, lease: Lease) -> Upload:
         """Return the upload of a blob, which has not begun."""

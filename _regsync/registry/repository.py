@@ -7,8 +7,9 @@ Follows: OCI distribution-spec 1.1, docs/design.md sections 7 and 13.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.net.http1 import Pieces
@@ -18,6 +19,9 @@ from _regsync.providers import Row, UploadStyle
 from _regsync.registry.host import Host
 from _regsync.registry.throttle import Demand
 from _regsync.state.knowledge import RepositoryKey
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 
 class BlobBody(Protocol):
@@ -37,6 +41,10 @@ class BlobUpload(Protocol):
     style: UploadStyle
     is_refused: bool
     has_begun: bool
+
+    @property
+    def hash(self) -> _Hash | None:
+        """The hash of the first `offset` bytes, where an earlier run has sent the first of them."""
 
     async def start(self, mount_from: str | None = None) -> bool: ...
 
@@ -155,6 +163,11 @@ class Repository(Protocol):
         self, blob: Descriptor, start: int = 0, *, fresh: bool = False
     ) -> AbstractAsyncContextManager[BlobBody]:
         """Give a blob from byte `start` on; with `fresh` not by the way that brought wrong bytes."""
+
+    def reserving(
+        self, reference: str, blobs: Iterable[Descriptor], manifests: Iterable[Manifest]
+    ) -> AbstractContextManager[None]:
+        """Return a block that keeps room for an image; it raises SyncError where there is too little."""
 
     def begin_upload(self, blob: Descriptor, lease: Lease) -> BlobUpload:
         """Return the upload of a blob, which has not begun."""

@@ -67,6 +67,8 @@ class Place(Protocol):
 class Upload:
     """The upload of one blob, all over one `lease`: a PUT goes over the connection of its POST."""
 
+    hash = None  # no session of an earlier run is known
+
     def __init__(
         self, repository: Place, transport: Transport, lease: Lease, blob: Descriptor
     ) -> None:

@@ -10,10 +10,11 @@ Follows: docs/design.md sections 6 and 10 ("Dry run").
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
-from _regsync.oci.manifest import Manifest
+from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge, RepositoryKey
@@ -142,6 +143,10 @@ class DryRun(BlobTransfer):
         if known_body(step.blob) is None and not is_kept:
             self._forecasts[read.host].blob_gets += 1
         self._blobs_read.add(read)
+
+    def reserving(self, image: Image, blobs: Iterable[Descriptor]) -> AbstractContextManager[None]:
+        """Keep no room: what all images would need is compared in the end."""
+        return nullcontext()
 
     async def _put_root(self, image: Image) -> None:
         """Count a manifest that a run would put."""

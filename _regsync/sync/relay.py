@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from _regsync.crypto import new_hash
-from _regsync.errors import Disconnected, SyncError, WireError, WrongBytes
+from _regsync.errors import (
+    Disconnected,
+    ProtocolBroken,
+    RegistryError,
+    SyncError,
+    WireError,
+    WrongBytes,
+)
 from _regsync.net.http1 import Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
@@ -84,10 +91,7 @@ class Relay(Pieces):
         """Give the body of what follows `offset`, where the target's part ends."""
         while self._checkpoints[-1].offset > offset:
             self._checkpoints.pop()
-        checkpoint = self._checkpoints[-1]
-        self._count = checkpoint.offset
-        self._hash = checkpoint.hash.copy()
-
+        self._go_back_to(self._checkpoints[-1])
         self._skip = offset
         self._until = self._blob.size + 1  # one more shows that a blob is too long
         self.length = self._blob.size - offset
@@ -95,13 +99,20 @@ class Relay(Pieces):
         with self._transport.buffers.lending(self._blob.size + 1) as self._buffer:
             async with self._stack:
                 if not self.complete:
-                    await self._open()
+                    await self._open_first()
                 yield self
 
     def adopt_checkpoints(self, other: Relay) -> None:
         """Take over from where another reading of the same blob can be gone on with."""
         if other._checkpoints[-1].offset > self._checkpoints[-1].offset:
             self._checkpoints = list(other._checkpoints)
+
+    def begin_behind(self, offset: int, hash: _Hash) -> None:
+        """Have a blob read from byte `offset` on: an earlier run has sent what comes before, and `hash`
+        is the hash of it.
+        """
+        if self._checkpoints[-1].offset < offset:
+            self._checkpoints.append(_Checkpoint(offset, hash.copy()))
 
     async def next(self) -> memoryview:
         """Return the next verified piece, valid until the next call; empty at the end.
@@ -131,6 +142,22 @@ class Relay(Pieces):
     def chunk(self, body: memoryview, offset: int) -> MemoryPieces:
         """Return the body of a request that sends what `read_until` has returned."""
         return MemoryPieces(body, offset)
+
+    def _go_back_to(self, checkpoint: _Checkpoint) -> None:
+        self._count = checkpoint.offset
+        self._hash = checkpoint.hash.copy()
+
+    async def _open_first(self) -> None:
+        """Open the body; a source that gives no ranges gives all of the blob once more."""
+        try:
+            await self._open()
+        except (ProtocolBroken, RegistryError) as error:
+            gives_no_range = isinstance(error, ProtocolBroken) or error.status == 416
+            if not self._count or not gives_no_range:
+                raise
+            del self._checkpoints[1:]
+            self._go_back_to(self._checkpoints[0])
+            await self._open()
 
     async def _open(self) -> None:
         await self._stack.aclose()

@@ -19,6 +19,7 @@ import enum
 import heapq
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import ExitStack
 from functools import partial
 
 import anyio
@@ -381,14 +382,15 @@ class Scheduler:
         # Copy the blobs whose claims this image owns. A step may come late: when the claim of a
         # failed image passes to this one, or when another image has committed a blob elsewhere on
         # the host, from where it can be mounted now.
-        async with anyio.create_task_group() as blobs:
-            while step := await promoted.next_step():
-                if image.elsewhere is None:
-                    await self._find_lacking(image, claims)
-                if image.error is None:
-                    blobs.start_soon(self._copy_blob, promoted, step)
-                else:
-                    self._end_step(promoted)
+        with ExitStack() as room:
+            async with anyio.create_task_group() as blobs:
+                while step := await promoted.next_step():
+                    if image.elsewhere is None:
+                        await self._prepare(image, claims, room)
+                    if image.error is None:
+                        blobs.start_soon(self._copy_blob, promoted, step)
+                    else:
+                        self._end_step(promoted)
         if promoted.phase is Phase.ABANDONED:
             return  # it holds no slot; it stays in `_promoted`, so that the run knows of it
 
@@ -418,9 +420,10 @@ class Scheduler:
             self._start_again(image)
         self.advance()
 
-    async def _find_lacking(self, image: Image, claims: ImageClaims) -> None:
-        """Look at the target for the blobs that the source is known to lack, before anything of the
-        image is written. The image fails where one of them is nowhere.
+    async def _prepare(self, image: Image, claims: ImageClaims, room: ExitStack) -> None:
+        """Before anything of an image is written: look at the target for the blobs that the source is
+        known to lack, and have the target keep room for the others until `room` is closed. The image
+        fails where a blob is nowhere, or where there is too little room.
         """
         image.elsewhere = {}
         lacking = [
@@ -431,6 +434,7 @@ class Scheduler:
         ]
         try:
             places = await gather(partial(self._find_elsewhere, image, blob) for blob in lacking)
+            room.enter_context(self._transfer.reserving(image, claims.blobs.values()))
         except SyncError as error:
             image.error = error
             return

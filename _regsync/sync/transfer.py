@@ -13,8 +13,13 @@ Follows: docs/design.md section 6 (rules 10 to 14 and 16) and section 9.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from functools import partial
 from typing import Literal
 
@@ -297,6 +302,8 @@ class BlobTransfer:
             put = copy.target.demand_of_writing()
             await self._transport.gate.take(permit, get, put, lease=upload.lease)
             self._staging.make_way()
+            if upload.hash is not None:
+                copy.relay.begin_behind(upload.offset, upload.hash)
             async with copy.relay.opened(upload.offset):
                 return await self._send(copy, copy.relay)
 
@@ -770,7 +777,12 @@ class BlobTransfer:
                 del remaining[child.digest]
         await self._put_root(image)
 
-    # A dry run counts manifests instead.
+    # A dry run counts instead.
+
+    def reserving(self, image: Image, blobs: Iterable[Descriptor]) -> AbstractContextManager[None]:
+        """Return a block in which the target keeps room for these blobs, and for the manifests."""
+        manifests = (image.tree.root, *image.tree.children)
+        return image.target.reserving(image.reference, blobs, manifests)
 
     async def _put_child(self, target: Repository, child: Manifest) -> None:
         await target.put_child(child)

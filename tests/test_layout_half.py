@@ -1,0 +1,209 @@
+"""A run into a layout goes on with what a killed run has left of a blob (docs/design.md section 13)."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from _regsync.layout import directory
+from conformance.content.images import Image, Seed
+from conformance.registry.app import App
+from conformance.server.exchange import Answer, Reception, Request
+from conformance.server.memory import Link, Place
+from tests.ends import Virtual, document, held, tags, virtual
+from tests.layouts import blob_path, check_layout, make_layout
+from tests.test_signals import stopped_at
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+SIZE = 3_000_000
+HALF = SIZE // 2
+
+
+class Scene:
+    """A registry with one image, whose large layer a killed run has begun to write to a disk."""
+
+    def __init__(self, directory: Path, world: Virtual, **listening: Any) -> None:
+        seed = Seed(88)
+        self.world = world
+        self.place: Place = world.registry("source.test", **listening)
+        self.load(seed)
+        self.disk = make_layout(directory / "disk", {})
+        self.partial = blob_path(self.disk, self.digest).with_suffix(".partial")
+
+    def load(self, seed: Seed) -> None:
+        layer = seed.blob(SIZE)
+        self.image: Image = seed.image(layers=[layer])
+        self.image.load_into(self.place.app, "app", tag="v1")
+        self.digest = max(self.image.blobs, key=lambda each: len(self.image.blobs[each]))
+        self.body = self.image.blobs[self.digest]
+
+    async def sync(self, *more: str, **targets: Any) -> Any:
+        file = self.disk.parent / "mirror.yaml"
+        registries = {
+            "source": {"url": "http://source.test"},
+            "disk": {"url": f"oci-layout:{self.disk}"},
+            **targets,
+        }
+        file.write_text(document(registries, {"from": "app", "tags": tags("v1")}))
+        return await self.world.run("sync", "--json", "-q", "-c", str(file), *more)
+
+    @property
+    def asked(self) -> list[str]:
+        pulls = self.place.journal.matching("GET", "blob", reference=self.digest)
+        return [pull.header("range") for pull in pulls]
+
+    @property
+    def sent(self) -> int:
+        pulls = self.place.journal.matching("GET", "blob", reference=self.digest)
+        return sum(pull.response_bytes for pull in pulls)
+
+    def check(self) -> None:
+        assert check_layout(self.disk) == set(self.image.contents())
+        assert not list(self.disk.rglob("*.partial"))
+
+
+async def test_half_a_blob_is_hashed_and_the_rest_alone_is_asked_for(tmp_path: Path) -> None:
+    async with virtual() as world:
+        scene = Scene(tmp_path, world)
+        scene.partial.write_bytes(scene.body[:HALF])
+        assert (await scene.sync()).statuses() == ["synced"]
+        assert scene.asked == [f"bytes={HALF}-"]
+        assert scene.sent == SIZE - HALF
+        scene.check()
+
+
+@pytest.mark.parametrize("at", [0, HALF - 1])
+async def test_a_wrong_half_is_found_out_and_the_blob_is_written_anew(
+    tmp_path: Path, at: int
+) -> None:
+    """A power cut may leave zeros where bytes were written."""
+    async with virtual() as world:
+        scene = Scene(tmp_path, world)
+        left = bytearray(scene.body[:HALF])
+        left[at] ^= 1
+        scene.partial.write_bytes(left)
+        assert (await scene.sync()).statuses() == ["synced"]
+        assert scene.asked == [f"bytes={HALF}-", ""]
+        scene.check()
+
+
+@pytest.mark.parametrize("left", [b"", b"x" * SIZE, b"x" * (SIZE + 1)], ids=["", "wrong", "long"])
+async def test_what_cannot_be_its_beginning_costs_no_request(tmp_path: Path, left: bytes) -> None:
+    async with virtual() as world:
+        scene = Scene(tmp_path, world)
+        scene.partial.write_bytes(left)
+        assert (await scene.sync()).statuses() == ["synced"]
+        assert scene.asked == [""]
+        scene.check()
+
+
+class _Whole(App):
+    """A registry without ranges: 200, and all of it."""
+
+    def start(self, request: Request) -> Answer | Reception:
+        request.headers = [
+            (name, value) for name, value in request.headers if name.lower() != "range"
+        ]
+        return super().start(request)
+
+
+@pytest.mark.parametrize("how", ["whole", "refused"])
+async def test_a_source_without_ranges_gives_the_blob_from_its_first_byte(
+    tmp_path: Path, how: str
+) -> None:
+    async with virtual() as world:
+        scene = Scene(tmp_path, world)
+        if how == "whole":
+            scene.place = world.listen(_Whole(), "whole.test")
+            scene.image.load_into(scene.place.app, "app", tag="v1")
+        else:
+            scene.place.app.faults.on("GET", "blob", header={"Range": "*"}).status(416)
+        scene.partial.write_bytes(scene.body[:HALF])
+        ran = await scene.sync(source={"url": scene.place.url})
+        assert ran.statuses() == ["synced"]
+        assert scene.asked == [f"bytes={HALF}-", ""]
+        scene.check()
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+async def test_half_a_blob_that_comes_from_staging_is_verified_as_a_whole(
+    tmp_path: Path, is_right: bool
+) -> None:
+    async with virtual() as world:
+        scene = Scene(tmp_path, world)
+        other = world.registry("other.test")
+        scene.partial.write_bytes(scene.body[:HALF] if is_right else b"x" * HALF)
+        ran = await scene.sync(other={"url": "http://other.test"})
+        assert ran.statuses() == ["synced"] * 2, ran.err
+        assert scene.asked == [""]
+        assert held(other, "app", scene.image)
+        scene.check()
+
+
+async def test_a_file_with_a_name_elsewhere_is_not_written(tmp_path: Path) -> None:
+    async with virtual() as world:
+        scene = Scene(tmp_path, world)
+        outside = tmp_path / "outside"
+        outside.write_bytes(scene.body[:HALF])
+        os.link(outside, scene.partial)
+        assert (await scene.sync()).statuses() == ["synced"]
+        assert outside.read_bytes() == scene.body[:HALF]
+        assert scene.asked == [""]
+        scene.check()
+
+
+async def test_a_run_that_was_stopped_is_gone_on_with_where_it_stood(tmp_path: Path) -> None:
+    async with virtual() as world:
+        scene = Scene(tmp_path, world, down=Link(bandwidth=20_000))
+        async with stopped_at(60.0):
+            ran = await scene.sync()
+        assert ran.status == 128 + signal.SIGTERM
+        written = scene.partial.stat().st_size
+        assert 0 < written < SIZE
+        ran = await scene.sync()
+        assert ran.statuses() == ["synced"]
+        assert scene.asked == ["", f"bytes={written}-"]
+        scene.check()
+
+
+async def test_without_locks_a_file_that_another_process_may_be_writing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_locks(_: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(directory, "lock", no_locks)
+    async with virtual() as world:
+        scene = Scene(tmp_path, world)
+        scene.partial.write_bytes(scene.body[:HALF])
+        assert (await scene.sync()).statuses() == ["synced"]
+        assert scene.asked == [""]
+        assert scene.partial.read_bytes() == scene.body[:HALF]
+        assert check_layout(scene.disk) == set(scene.image.contents())
+
+        scene.load(Seed(89))
+        scene.partial = blob_path(scene.disk, scene.digest).with_suffix(".ab.partial")
+        scene.partial.write_bytes(scene.body[:HALF])
+        long_ago = scene.partial.stat().st_mtime - 2 * 24 * 3600
+        os.utime(scene.partial, (long_ago, long_ago))
+        assert (await scene.sync()).statuses() == ["synced"]
+        assert scene.asked == [f"bytes={HALF}-"]
+        assert not scene.partial.exists()
+
+
+async def test_only_what_is_called_as_ours_is_swept(tmp_path: Path) -> None:
+    async with virtual() as world:
+        scene = Scene(tmp_path, world)
+        theirs = scene.partial.with_name("theirs.partial")
+        theirs.write_bytes(b"x")
+        ours = scene.partial.with_name(f"{'0' * 64}.partial")
+        ours.write_bytes(b"x")
+        assert (await scene.sync()).statuses() == ["synced"]
+        assert theirs.exists()
+        assert not ours.exists()
