@@ -717,11 +717,10 @@ def _check_version(body: bytes) -> None:
 
 
 def _open_leftover(path: str, blob: Descriptor) -> _Begun | None:
-    """Open and hash what is left of a blob; None where it is not the blob's, as far as can be seen.
-
-    A file with a second name may be one outside of the layout, which is not to be written.
+    """Open and hash what is left of a blob; None where nothing is, or where the file may not be written:
+    one with a second name may be outside of the layout.
     """
-    algorithm, encoded = split_digest(blob.digest)
+    algorithm, _ = split_digest(blob.digest)
     running = new_hash(algorithm)
     try:
         stream = FileIO(path, "r+", opener=open_safely)
@@ -733,7 +732,7 @@ def _open_leftover(path: str, blob: Descriptor) -> _Begun | None:
         while piece := stream.read(PIECE):
             running.update(piece)
             size += len(piece)
-    if size == 0 or (size == blob.size and running.hexdigest() != encoded):
+    if size == 0:
         stream.close()
         return None
     return _Begun(path, stream, size, running)
