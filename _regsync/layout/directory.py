@@ -680,7 +680,8 @@ class BlobFile:
         """Note that the blob is whole; it gets its name with the next group. WrongBytes where what an
         earlier run has left was not its beginning: nothing of it is left then.
         """
-        if self.hash is not None and self.hash.hexdigest() != split_digest(self._blob.digest)[1]:
+        _, encoded = split_digest(self._blob.digest)
+        if self.hash is not None and self.hash.hexdigest() != encoded:
             self.remove()
             raise WrongBytes("what an earlier run has left of the blob is not its beginning")
         self.pause()
