@@ -128,7 +128,8 @@ def answers(archive: Archive) -> list[object]:
     return [
         [archive.blob(where, key) for where in WHERES for key in KEYS],
         [archive.manifest(where, key) for where in WHERES for key in KEYS],
-        [archive.snapshot(name) for name in NAMES],
+        [archive.manifest_moments(where, KEYS) for where in WHERES],
+        archive.snapshots(NAMES),
         [archive.artifact_check(name) for name in NAMES],
         [sorted(map(repr, archive.facts_of(host))) for host in ("host:5000", "else")],
         holders,

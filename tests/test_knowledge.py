@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from _regsync.state.knowledge import (
     BlobEntry,
     Fact,
+    Holder,
     Knowledge,
     ManifestEntry,
     Notes,
     ProbeAnswers,
     RepositoryKey,
     Snapshot,
+    SnapshotEntry,
     digest_like,
     hashed_key,
     key_of,
@@ -229,9 +233,9 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life_only() -> 
         knowledge = known(archive, now)
         knowledge.record_snapshot(name, *keys)
         assert knowledge.snapshot(name) == keys
-        assert archive.snapshots[name].confirmed == (written or now)
+        assert archive.tags[name].confirmed == (written or now)
     known(archive, NOW + 7 * HOUR).record_snapshot(name, keys.source, keys.source)
-    assert archive.snapshots[name].confirmed == NOW + 7 * HOUR
+    assert archive.tags[name].confirmed == NOW + 7 * HOUR
     assert known(archive, NOW + 40 * HOUR).snapshot(name) is None
 
 
@@ -261,6 +265,60 @@ def test_a_name_that_no_repository_has_is_never_mounted_from(name: str) -> None:
     archive = Notes()
     archive.put_blob((HOST, name), key_of(BLOB), BlobEntry(NOW - HOUR, True))
     assert known(archive).mount_source(B, BLOB) is None
+
+
+class Counted(Notes):
+    """An archive that knows what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked_for_holders = 0
+        self.asked_for_snapshots = list[list[bytes]]()
+        super().__init__()
+
+    def holders_of(self, host: str, key: bytes) -> list[Holder]:
+        self.asked_for_holders += 1
+        return super().holders_of(host, key)
+
+    def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
+        names = list(names)
+        self.asked_for_snapshots.append(names)
+        return super().snapshots(names)
+
+
+def test_the_archive_is_asked_once_who_holds_a_blob() -> None:
+    archive = Counted()
+    held(archive)
+    archive.put_blob(B, key_of(BLOB), BlobEntry(NOW, True))
+    knowledge = known(archive)
+    for _ in range(4):
+        assert list(knowledge.holders(HOST, BLOB)) == ["a", "b/one"]
+    assert archive.asked_for_holders == 1
+    knowledge.forget(A, BLOB)
+    assert list(knowledge.holders(HOST, BLOB)) == ["b/one"]
+    knowledge.set_populated(B, False)
+    assert list(knowledge.holders(HOST, BLOB)) == []
+    knowledge.commit(A, CHILD, [BLOB])
+    assert list(knowledge.holders(HOST, BLOB)) == ["a"]
+    assert archive.asked_for_holders == 1
+
+
+def test_snapshots_are_read_once_and_what_the_run_records_counts_from_then_on() -> None:
+    archive = Counted()
+    names = [hashed_key(text) for text in "abc"]
+    old = Snapshot(key_of(TOP), key_of(TOP))
+    new = Snapshot(key_of(CHILD), key_of(CHILD))
+    for name in names[:2]:
+        known(archive, NOW - HOUR).record_snapshot(name, *old)
+    archive.asked_for_snapshots.clear()
+
+    knowledge = known(archive)
+    knowledge.recall_snapshots(names)
+    assert [knowledge.snapshot(name) for name in names] == [old, old, None]
+    knowledge.record_snapshot(names[0], *old)
+    knowledge.record_snapshot(names[1], *new)
+    knowledge.record_snapshot(names[2], *new)
+    assert archive.asked_for_snapshots == [names]
+    assert [knowledge.snapshot(name) for name in names] == [old, new, new]
 
 
 # What a tag's answer teaches (docs/design.md section 6, rule 4).

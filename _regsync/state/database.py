@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import anyio
 
@@ -50,6 +50,9 @@ _BUSY_SECONDS = 2.0
 # The same for other commits, which must not hold up the event loop: their entries stay in memory
 # until the next commit.
 _WRITER_BUSY_SECONDS = 0.05
+
+# Keys in one query; SQLite takes 999 values at least (https://www.sqlite.org/limits.html).
+_MOST_KEYS = 500
 
 # Repositories from which the mount of one blob is tried at most.
 _HOLDERS_LIMIT = 32
@@ -304,6 +307,15 @@ class StateFile:
                 self._let_go()
             return []
 
+    def _select_each(
+        self, query: str, values: Sequence[object], keys: Sequence[bytes]
+    ) -> Iterator[_Row]:
+        """Yield the rows of a query, to which `IN (keys)` is added, for any number of keys."""
+        for start in range(0, len(keys), _MOST_KEYS):
+            some = keys[start : start + _MOST_KEYS]
+            marks = ", ".join("?" * len(some))
+            yield from self._select(f"{query} IN ({marks})", *values, *some)
+
     @property
     def swept(self) -> int:
         match self._select("SELECT moment FROM swept"):
@@ -336,6 +348,21 @@ class StateFile:
                 return ManifestEntry(confirmed, _split_keys(blobs), _split_keys(children))
         return None
 
+    def manifest_moments(self, where: RepositoryKey, keys: Iterable[bytes]) -> dict[bytes, int]:
+        keys = list(keys)
+        query = (
+            "SELECT digest, confirmed FROM manifest WHERE host = ? AND repository = ? AND digest"
+        )
+        moments = dict[bytes, int]()
+        for row in self._select_each(query, where, keys):
+            match row:
+                case (bytes(key), int(confirmed)):
+                    moments[key] = confirmed
+        for key in keys:
+            if (where, key) in self._notes.manifests:
+                moments.pop(key, None)
+        return moments | self._notes.manifest_moments(where, keys)
+
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
         query = (
             "SELECT repository, confirmed FROM blob WHERE host = ? AND digest = ? AND is_mountable"
@@ -349,13 +376,15 @@ class StateFile:
                     holders.append(Holder(repository, confirmed))
         return holders
 
-    def snapshot(self, name: bytes) -> SnapshotEntry | None:
-        if name in self._notes.snapshots:
-            return self._notes.snapshot(name)
-        match self._select("SELECT confirmed, source, pushed FROM snapshot WHERE name = ?", name):
-            case [(int(confirmed), bytes(source), bytes(pushed))]:
-                return SnapshotEntry(confirmed, Snapshot(source, pushed))
-        return None
+    def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
+        names = list(names)
+        query = "SELECT name, confirmed, source, pushed FROM snapshot WHERE name"
+        snapshots = dict[bytes, SnapshotEntry]()
+        for row in self._select_each(query, (), names):
+            match row:
+                case (bytes(name), int(confirmed), bytes(source), bytes(pushed)):
+                    snapshots[name] = SnapshotEntry(confirmed, Snapshot(source, pushed))
+        return snapshots | self._notes.snapshots(names)
 
     def artifact_check(self, name: bytes) -> ArtifactCheck | None:
         if name in self._notes.artifact_checks:
@@ -470,9 +499,7 @@ def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
     yield "DELETE FROM manifest WHERE host = ? AND repository = ? AND digest = ?", deleted_manifests
     yield "INSERT OR REPLACE INTO manifest VALUES (?, ?, ?, ?, ?, ?)", manifests
 
-    snapshots = [
-        (name, entry.confirmed, *entry.snapshot) for name, entry in notes.snapshots.items()
-    ]
+    snapshots = [(name, entry.confirmed, *entry.snapshot) for name, entry in notes.tags.items()]
     yield "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?)", list[_Row](snapshots)
 
     checks = [(name, *check) for name, check in notes.artifact_checks.items()]

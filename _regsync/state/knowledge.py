@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from _regsync.crypto import hash_hex
@@ -52,6 +53,8 @@ COMPLETE = 32
 COPIED = 64
 
 
+# An image's digests are asked for some twenty times while it is copied, and soon after each other.
+@lru_cache(4096)
 def key_of(digest: str) -> bytes:
     """Return the 33 bytes that stand for a digest.
 
@@ -154,10 +157,14 @@ class Archive(Protocol):
 
     def manifest(self, where: RepositoryKey, key: bytes) -> ManifestEntry | None: ...
 
+    def manifest_moments(self, where: RepositoryKey, keys: Iterable[bytes]) -> dict[bytes, int]:
+        """Return when each of these manifests was confirmed, as far as there are entries."""
+
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
         """Return repositories of a host where a blob is mountable, the last confirmed first."""
 
-    def snapshot(self, name: bytes) -> SnapshotEntry | None: ...
+    def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
+        """Return the snapshots with these names, as far as there are any."""
 
     def artifact_check(self, name: bytes) -> ArtifactCheck | None: ...
 
@@ -194,13 +201,14 @@ class Notes:
         # By host and key, then by repository.
         self.blobs: defaultdict[tuple[str, bytes], dict[str, BlobEntry | None]] = defaultdict(dict)
         self.manifests: dict[tuple[RepositoryKey, bytes], ManifestEntry | None] = {}
-        self.snapshots: dict[bytes, SnapshotEntry] = {}
+        # By name, the snapshots.
+        self.tags: dict[bytes, SnapshotEntry] = {}
         self.artifact_checks: dict[bytes, ArtifactCheck] = {}
         # By host, then by name and segment.
         self.facts: defaultdict[str, dict[tuple[str, str], Fact]] = defaultdict(dict)
 
     def __bool__(self) -> bool:
-        tables = (self.blobs, self.manifests, self.snapshots, self.artifact_checks, self.facts)
+        tables = (self.blobs, self.manifests, self.tags, self.artifact_checks, self.facts)
         return any(tables)
 
     def blob(self, where: RepositoryKey, key: bytes) -> BlobEntry | None:
@@ -210,6 +218,10 @@ class Notes:
     def manifest(self, where: RepositoryKey, key: bytes) -> ManifestEntry | None:
         return self.manifests.get((where, key))
 
+    def manifest_moments(self, where: RepositoryKey, keys: Iterable[bytes]) -> dict[bytes, int]:
+        entries = ((key, self.manifest(where, key)) for key in keys)
+        return {key: entry.confirmed for key, entry in entries if entry is not None}
+
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
         entries = self.blobs.get((host, key), {})
         return [
@@ -218,8 +230,8 @@ class Notes:
             if entry is not None and entry.is_mountable
         ]
 
-    def snapshot(self, name: bytes) -> SnapshotEntry | None:
-        return self.snapshots.get(name)
+    def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
+        return {name: self.tags[name] for name in names if name in self.tags}
 
     def artifact_check(self, name: bytes) -> ArtifactCheck | None:
         return self.artifact_checks.get(name)
@@ -241,7 +253,7 @@ class Notes:
             self.manifests[where, key] = None
 
     def put_snapshot(self, name: bytes, entry: SnapshotEntry) -> None:
-        self.snapshots[name] = entry
+        self.tags[name] = entry
 
     def put_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:
         self.artifact_checks[name] = check
@@ -350,6 +362,11 @@ class Knowledge:
         self._said_present: set[tuple[RepositoryKey, str]] = set()
         # By host and blob, the repositories with a committed manifest that names it, oldest first.
         self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+        # What the archive says of the same. Several decisions on a blob ask for it; what this run adds
+        # is in the tables above, and what it forgets in `_forgotten`.
+        self._archived_holders = lru_cache(4096)(self._read_holders)
+        # Snapshots that were read ahead, None where there is none, until the run has looked at the tag.
+        self._recalled = dict[bytes, SnapshotEntry | None]()
         # Manifests that this run put into the archive.
         self._archived: set[tuple[RepositoryKey, bytes]] = set()
 
@@ -616,12 +633,17 @@ class Knowledge:
                 given[repository] = None
                 yield repository
 
-        for holder in self._archive_of(host).holders_of(host, key):
-            # The file has no checksum, and the name becomes a part of a URL.
-            if holder.repository in given or not is_repository(holder.repository):
+        for holder in self._archived_holders(host, key):
+            where = (host, holder.repository)
+            if holder.repository in given or (where, key) in self._forgotten:
                 continue
-            if self._is_believed((host, holder.repository), key, holder.confirmed, False):
+            if self._is_believed(where, key, holder.confirmed, False):
                 yield holder.repository
+
+    def _read_holders(self, host: str, key: bytes) -> tuple[Holder, ...]:
+        holders = self._archive_of(host).holders_of(host, key)
+        # The file has no checksum, and the name becomes a part of a URL.
+        return tuple(holder for holder in holders if is_repository(holder.repository))
 
     def mounts(self, host: str) -> bool | None:
         """Say whether a host mounts, None where no mount has been answered yet."""
@@ -745,10 +767,20 @@ class Knowledge:
 
     def snapshot(self, name: bytes) -> Snapshot | None:
         """Return what a tag named when its target last held it; None where that is not known."""
-        entry = self._archive.snapshot(name) if name else None
+        entry = self._snapshot_entry(name)
         if entry is None or not self._is_young(entry.confirmed, self._ttl or math.inf):
             return None
         return entry.snapshot
+
+    def _snapshot_entry(self, name: bytes) -> SnapshotEntry | None:
+        if name in self._recalled:
+            return self._recalled[name]
+        return self._archive.snapshots([name]).get(name) if name else None
+
+    def recall_snapshots(self, names: Collection[bytes]) -> None:
+        """Read the snapshots of many tags at once, which the run will look at soon."""
+        entries = self._archive.snapshots(names)
+        self._recalled.update((name, entries.get(name)) for name in names)
 
     def record_snapshot(self, name: bytes, source: bytes, pushed: bytes) -> None:
         """Note what a tag names at its source, and what at its target: the keys of both digests. Nothing
@@ -757,7 +789,8 @@ class Knowledge:
         if not name:
             return
         snapshot = Snapshot(source, pushed)
-        old = self._archive.snapshot(name)
+        old = self._snapshot_entry(name)
+        self._recalled.pop(name, None)
         # An unchanged tag is written again only after a quarter of `ttl`, so that most runs without
         # changes write nothing.
         is_recent = (
@@ -793,11 +826,15 @@ class Knowledge:
     # The end of a run.
 
     def finish(self) -> None:
-        """Renew the entries that this run's tags vouch for; remove old entries once a day."""
+        """Renew the entries that this run's tags vouch for, once a quarter of `ttl` has passed; remove old
+        entries once a day.
+        """
         if self._ttl:
             for where, manifests in self._vouched.items():
-                for key in manifests:
-                    self._renew(where, key)
+                moments = self._archive_of(_host_of(where)).manifest_moments(where, manifests)
+                for key, moment in moments.items():
+                    if not self._is_young(moment, self._ttl / 4):
+                        self._renew(where, key)
 
         now = int(self._now())
         if not self._is_young(self._archive.swept, _SWEEP_SECONDS):
@@ -809,10 +846,7 @@ class Knowledge:
             )
 
     def _renew(self, where: RepositoryKey, root: bytes) -> None:
-        """Confirm a vouched manifest and what it names, once a quarter of `ttl` has passed."""
-        entry = self._archive_of(_host_of(where)).manifest(where, root)
-        if entry is None or self._is_young(entry.confirmed, self._ttl / 4):
-            return
+        """Confirm a vouched manifest, and what it names at any depth."""
         now = int(self._now())
         unread = [root]
         while unread:

@@ -108,6 +108,8 @@ async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
     Raises the first SyncError, but only when all have ended.
     """
     calls = list(asks)
+    if len(calls) <= 1:
+        return [await ask() for ask in calls]
     answers = dict[int, _T]()
     errors = list[SyncError]()
 

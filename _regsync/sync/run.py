@@ -435,27 +435,29 @@ class Run:
         """List each target repository whose listing could spare looking up two tags or more
         (docs/design.md section 6, rule 6).
         """
-        counts: Counter[Repository] = Counter()
+        # By target, how many tags its listing may spare a request: a tag that never moves may be there,
+        # and a tag without a snapshot is probably absent.
+        counts = Counter[Repository]()
+        snapshot_keys = defaultdict[Repository, list[bytes]](list)
         for wanted in tags:
+            source = self._discovery.source_of(wanted.mapping)
             for target in self._targets(wanted):
-                if counts[target] < 2 and self._would_use_listing(wanted, target):
+                if self._never_moves(wanted.mapping, wanted.tag):
                     counts[target] += 1
+                else:
+                    key = self._discovery.snapshot_key(
+                        wanted.mapping, source, target, wanted.tag, wanted.tag
+                    )
+                    snapshot_keys[target].append(key)
+        for target, keys in snapshot_keys.items():
+            self._knowledge.recall_snapshots(keys)
+            counts[target] += sum(map(self._discovery.is_probably_absent, keys))
 
-        worth_listing = [target for target, count in counts.items() if count == 2]
+        worth_listing = [target for target, count in counts.items() if count >= 2]
         # An error is not lost here: the discovery keeps it, and raises it for each image that needs
         # the listing.
         with suppress(SyncError):
             await gather(partial(self._discovery.target_tags, target) for target in worth_listing)
-
-    def _would_use_listing(self, wanted: WantedTag, target: Repository) -> bool:
-        """Say whether a target's listing could spare a request for a tag. It may show that a tag that
-        never moves is there, or that a tag without a snapshot is absent, as is probable.
-        """
-        if self._never_moves(wanted.mapping, wanted.tag):
-            return True
-        source = self._discovery.source_of(wanted.mapping)
-        key = self._discovery.snapshot_key(wanted.mapping, source, target, wanted.tag, wanted.tag)
-        return self._discovery.is_probably_absent(key)
 
     def _targets(self, wanted: WantedTag) -> list[Repository]:
         name = wanted.mapping.target_repository
@@ -584,10 +586,12 @@ class Run:
         """Say whether a tag that never moves is looked up all the same, for its artifacts. Renews its
         snapshot, because no look-up may do so.
         """
+        if not mapping.artifacts.enabled:
+            return False
         source = self._discovery.source_of(mapping)
         key = self._discovery.snapshot_key(mapping, source, target, tag, reference)
         snapshot = self._knowledge.snapshot(key)
-        if snapshot is None or not mapping.artifacts.enabled:
+        if snapshot is None:
             return False
 
         self._knowledge.record_snapshot(key, *snapshot)

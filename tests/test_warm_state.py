@@ -1,0 +1,53 @@
+"""What a run asks of the state on disk: few queries, however many tags there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from _regsync.state.database import StateFile
+from tests.ends import Start, tags
+from tests.test_warm import load, sync
+
+
+@pytest.fixture
+def queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the texts of all queries that are sent to state files."""
+    sent = list[str]()
+    select = StateFile._select
+
+    def noted(self: StateFile, query: str, *values: Any) -> Any:
+        sent.append(query)
+        return select(self, query, *values)
+
+    monkeypatch.setattr(StateFile, "_select", noted)
+    return sent
+
+
+def test_unchanged_tags_are_read_from_the_state_at_once(
+    tmp_path: Path, serve: Start, queries: list[str]
+) -> None:
+    source, target = serve(), serve()
+    load(source, "app", 20)
+    ends = {"source": source, "target": target}
+    mapping = {"from": "app", "tags": tags("*"), "artifacts": {"enabled": False}}
+    assert sync(tmp_path, ends, mapping).status == 0
+    queries.clear()
+    assert set(sync(tmp_path, ends, mapping).statuses()) == {"skipped"}
+    tables = sorted(query.partition(" FROM ")[2].split()[0] for query in queries)
+    # Facts of both hosts, when the file was swept, all snapshots, the ages of all manifests.
+    assert tables == ["fact", "fact", "manifest", "snapshot", "swept"]
+
+
+def test_who_holds_a_blob_is_read_once_for_each_blob(
+    tmp_path: Path, serve: Start, queries: list[str]
+) -> None:
+    source, target = serve(), serve()
+    images = load(source, "app", 3)
+    mapping = {"from": "app", "tags": tags("*"), "artifacts": {"enabled": False}}
+    ran = sync(tmp_path, {"source": source, "target": target}, mapping)
+    assert ran.status == 0
+    blobs = {digest for image in images for digest in image.contents() if digest != image.top}
+    assert sum("is_mountable" in query and "ORDER" in query for query in queries) == len(blobs)
