@@ -17,7 +17,7 @@ import pytest
 
 from conformance.content.images import Seed
 from conformance.registry.app import App
-from tests.ends import Start
+from tests.ends import ROOT, Start
 
 # As the interpreter runs the built file, and then what is there. `threads` are those that were ever
 # started.
@@ -33,14 +33,19 @@ except SystemExit as end:
 print(json.dumps([status, sorted(sys.modules), len(threads)]))
 """
 
-# What only other commands, or those who use a registry of a cloud, need.
+# What only other commands need, or those who use a registry of a cloud, a lock or an image layout.
 NEEDLESS_OURS = {
-    *("app.watch", "app.health", "config.expansion"),
-    *("auth.aws", "auth.azure", "auth.google"),
+    *("app.access", "app.auditing", "app.locking", "app.version", "app.watch", "app.health"),
+    *("app.report_file", "app.report_forms", "app.report_page", "config.expansion"),
+    *("auth.aws", "auth.azure", "auth.google", "auth.sigv4"),
+    *("layout.assumed", "layout.directory", "layout.index", "layout.repository", "layout.room"),
+    *("sync.audit", "sync.dry_run", "sync.findings", "sync.retry"),
+    *("sync.locked", "sync.lockfile", "sync.locking"),
 }
 # Of the standard library, whose modules load others as each version likes: what a run used to load
 # without need.
 NEEDLESS = {
+    "bz2",
     "ctypes",
     "decimal",
     "difflib",
@@ -49,7 +54,11 @@ NEEDLESS = {
     "fractions",
     "hmac",
     "http",
+    "lzma",
+    "pathlib",
+    "platform",
     "random",
+    "shutil",
     "stringprep",
 }
 
@@ -137,4 +146,9 @@ def test_version_loads_nothing_of_a_run(pyz: Path, tmp_path: Path) -> None:
     modules, _ = loaded(pyz, tmp_path, "version")
     rooms = {name.split(".")[1] for name in modules if name.startswith("_regsync.")}
     assert rooms == {"app", "errors", "files", "fips", "text"}
-    assert modules & {"anyio", "asyncio", "difflib", "h11", "ssl", "yaml"} == set()
+    assert modules & {"anyio", "asyncio", "h11", "ssl", "yaml", *NEEDLESS} == set()
+
+
+def test_the_modules_that_are_not_loaded_are_there() -> None:
+    for name in NEEDLESS_OURS:
+        assert (ROOT / "_regsync" / f"{name.replace('.', '/')}.py").is_file(), name

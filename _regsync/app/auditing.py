@@ -23,7 +23,6 @@ from _regsync.files import replacing
 from _regsync.state.seen import first_seen_for
 from _regsync.sync.audit import Audit
 from _regsync.sync.findings import AuditReport, Finding
-from _regsync.sync.locked import known_ages
 from _regsync.sync.lockfile import Lock
 from _regsync.sync.report import Outcome
 from _regsync.text import printable
@@ -49,7 +48,7 @@ async def audit(
 
     report = AuditReport()
     with closing(connect(console)) as transport:
-        known = known_ages(lock) if lock is not None else None
+        known = lock.first_seen_times() if lock is not None else None
         wall = transport.machine.wall
         first_seen = first_seen_for(config, wall, console.log, keep=False, known=known)
         work = Audit(transport, config, tell, report, read=read, first_seen=first_seen, lock=lock)

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import errno
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from _regsync.app import commands
-from _regsync.app.console import Console
+from _regsync.app.console import Console, terminal_size
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.files import lost_output
 from _regsync.fips import REMEDY
@@ -134,8 +135,19 @@ def make_parser(prog: str, description: str, statuses: str) -> Parser:
         epilog="\n".join(["exit status:", *statuses.splitlines()]),
         # `--jso` would count as --json here, but not in `main`, which looks at the words themselves.
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=help_width()),
     )
+
+
+def help_width() -> int:
+    """Return the columns that help may take: those that argparse takes, which imports `shutil` and
+    three compressors to learn them, for every command line.
+    """
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given) > 0:
+        return int(given) - 2
+    columns, _ = terminal_size(sys.stdout)
+    return columns - 2
 
 
 def add_global_arguments(parser: Parser) -> None:

@@ -163,24 +163,16 @@ class Console:
         if not self.live:
             self._log_line(f"still running: {now}", "info", "heartbeat", str(now), **now._asdict())
             return
-        columns, rows = self._terminal_size()
+        columns, rows = terminal_size(self._err)
         lines = progress_lines(now, columns, self._marks)[: max(1, rows - 1)]
         if lines != self._display:
             self.clear("\n".join(lines))
             self._display = lines
 
-    def _terminal_size(self) -> tuple[int, int]:
-        try:
-            columns, rows = os.get_terminal_size(self._err.fileno())
-        except (OSError, ValueError):
-            return USUAL_COLUMNS, USUAL_ROWS
-        # Some terminals say that they have no columns and rows.
-        return columns or USUAL_COLUMNS, rows or USUAL_ROWS
-
     def clear(self, replacement: str = "") -> None:
         """Take the live display away, and write something in its place."""
         if self._display:
-            columns, _ = self._terminal_size()
+            columns, _ = terminal_size(self._err)
             # A terminal that was made narrower has wrapped the lines of the display.
             height = sum(max(1, -(-len(line) // columns)) for line in self._display)
             up = f"\x1b[{height - 1}A" if height > 1 else ""
@@ -206,6 +198,16 @@ class Console:
             # A full disk with the log on it must not stop a mirror; lost results must.
             if stream is not self._err:
                 raise
+
+
+def terminal_size(stream: TextIO) -> tuple[int, int]:
+    """Return the columns and rows of the terminal that a stream writes to."""
+    try:
+        columns, rows = os.get_terminal_size(stream.fileno())
+    except (OSError, ValueError):
+        return USUAL_COLUMNS, USUAL_ROWS
+    # Some terminals say that they have no columns and rows.
+    return columns or USUAL_COLUMNS, rows or USUAL_ROWS
 
 
 def timestamp() -> str:

@@ -12,7 +12,7 @@ import os
 import signal
 from collections import Counter
 from contextlib import closing
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 
@@ -24,12 +24,13 @@ from _regsync.errors import Side
 from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import first_seen_for
 from _regsync.sync.discovery import Discovery
-from _regsync.sync.locked import known_ages
-from _regsync.sync.lockfile import Lock
 from _regsync.sync.report import Report, analysis_lines
-from _regsync.sync.retry import Retry
 from _regsync.sync.run import Run
 from _regsync.tags import TagRule, check_glob
+
+if TYPE_CHECKING:
+    from _regsync.sync.lockfile import Lock
+    from _regsync.sync.retry import Retry
 
 
 class SingleImage(NamedTuple):
@@ -66,7 +67,7 @@ async def run(
         first_seen = None
         if kind != "analysis":  # which is about all that is selected, held back or not
             wall = transport.machine.wall
-            known = known_ages(lock) if lock is not None else None
+            known = lock.first_seen_times() if lock is not None else None
             first_seen = first_seen_for(config, wall, console.log, keep=kind == "sync", known=known)
         work = Run(
             transport,

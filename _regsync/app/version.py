@@ -7,7 +7,6 @@ Follows: docs/design.md sections 1 and 10.
 from __future__ import annotations
 
 import json
-import platform
 import sys
 
 from _regsync import FIPS_BUILD, IS_STATIC, __version__, fips
@@ -43,12 +42,18 @@ def describe(closed: str) -> dict[str, object]:
         "schema": 1,
         "version": __version__,
         "build": build,
-        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "python": python_version(),
         "openssl": openssl_version(),
         "gate": gate,
         "gate_holds": provider is not None,
         "provider": provider,
     }
+
+
+def python_version() -> str:
+    name = sys.implementation.name
+    version, *_ = sys.version.split()
+    return f"{'CPython' if name == 'cpython' else name} {version}"
 
 
 def openssl_version() -> str:

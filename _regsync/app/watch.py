@@ -29,7 +29,6 @@ from _regsync.config.reader import ConfigFile
 from _regsync.errors import ConfigError
 from _regsync.state.database import StateFile
 from _regsync.state.seen import FirstSeen, first_seen_for
-from _regsync.sync.locked import known_ages
 from _regsync.sync.lockfile import Lock, compare
 from _regsync.sync.report import Outcome, Report
 from _regsync.sync.run import Run
@@ -291,7 +290,7 @@ class Watch:
         self._record_cycle(report, started_at, duration)
 
     def _first_seen_for(self, config: Config, lock: Lock | None) -> FirstSeen | None:
-        known = known_ages(lock) if lock is not None else None
+        known = lock.first_seen_times() if lock is not None else None
         return first_seen_for(config, self.transport.machine.wall, self._log.log, known=known)
 
     def _state_in(self, cache_dir: str | None) -> StateFile:

@@ -1,7 +1,6 @@
 """The repositories of image layouts, as copies see them (`registry.repository.Repository`).
 
-Owns: what a tag or digest names in a layout, how blobs are read from it and written to it, the
-    layouts of a run.
+Owns: what a tag or digest names in a layout, how blobs are read from it and written to it.
 May not know: requests, which image is copied when.
 Invariants: a manifest that is returned has the digest that was asked for (I3); one is taken only
     when all that it names is there or is known to be at the far side (I1).
@@ -11,7 +10,7 @@ Follows: docs/design.md section 13.
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from io import FileIO
 from typing import TYPE_CHECKING
@@ -54,11 +53,19 @@ _ROW = Row(
     listing_has_digests=True,
 )
 
-# Seconds between two replacements of `index.json`, which wear a disk out and take their time.
-_COMMIT_SECONDS = 10.0
-
 # Seconds for one piece after which the disk is slow: the next one is read by a worker thread.
 _SLOW_PIECE = 0.02
+
+
+def open_layout(registry: Registry, transport: Transport, on_put: Callable[[], None]) -> LayoutHost:
+    """Return the layout that a registry of the configuration is; `on_put` is called when something
+    was put that is not safe yet.
+    """
+    limits = RegistryLimits(_CONCURRENCY, _ROW.paces)
+    transport.gate.limits[registry.authority] = limits
+    demand = Demand(registry.authority, meters=limits.meters_of("", "blob_get", "upload_body"))
+    layout = Layout(registry.host, transport.machine.log, on_put)
+    return LayoutHost(registry, layout, demand, transport.count_sent)
 
 
 class LayoutHost:
@@ -81,7 +88,7 @@ class LayoutHost:
         # Whether it is known of all entries what they refer to.
         self.has_read_subjects = False
         # By digest, a repository at the far side that holds the blob.
-        self.assumed: Mapping[str, str] = {}
+        self.assumed = dict[str, str]()
         # By digest, the bytes of blobs that were not written because the far side has them.
         self.saved = dict[str, int]()
 
@@ -92,6 +99,15 @@ class LayoutHost:
 
     def redact(self, text: str) -> str:
         return text
+
+    def assume(self, paths: Iterable[str], log: Callable[..., None]) -> None:
+        """Read what the far side holds from receipts and layouts; ConfigError where one of them
+        cannot be read.
+        """
+        self.assumed.update(read_assumed(paths, log))
+
+    def repository(self, name: str, side: Side) -> LayoutRepository:
+        return LayoutRepository(self, name, side)
 
 
 class LayoutRepository:
@@ -474,64 +490,3 @@ class _BlobWriting:
             self._file.remove()
         self._file = None
         self.session = ""
-
-
-class Layouts:
-    """The layouts of a run, each read once."""
-
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
-        self._gate = transport.gate
-        self._log = transport.machine.log
-        # By path.
-        self._hosts = dict[str, LayoutHost]()
-        # Set when something was put that is not safe yet.
-        self._has_put = anyio.Event()
-
-    def prepare(self, registry: Registry) -> None:
-        """Read what the far side of a layout is assumed to hold; ConfigError where that cannot be
-        read.
-        """
-        if registry.is_layout:
-            host = self._host(registry)
-            host.assumed = {**host.assumed, **read_assumed(registry.assume, self._log)}
-
-    def repository(self, registry: Registry, name: str, side: Side) -> LayoutRepository:
-        """Return a repository of the layout that a registry of the configuration is."""
-        return LayoutRepository(self._host(registry), name, side)
-
-    def _host(self, registry: Registry) -> LayoutHost:
-        path = registry.host
-        if path not in self._hosts:
-            limits = RegistryLimits(_CONCURRENCY, _ROW.paces)
-            self._gate.limits[registry.authority] = limits
-            demand = Demand(
-                registry.authority, meters=limits.meters_of("", "blob_get", "upload_body")
-            )
-            layout = Layout(path, self._log, lambda: self._has_put.set())
-            self._hosts[path] = LayoutHost(registry, layout, demand, self._transport.count_sent)
-        return self._hosts[path]
-
-    def written_to(self, registries: Iterable[Registry]) -> list[LayoutHost]:
-        """Return the layouts among these registries, each once."""
-        paths = dict.fromkeys(registry.host for registry in registries if registry.is_layout)
-        return [self._hosts[path] for path in paths if path in self._hosts]
-
-    async def commit_regularly(self) -> None:
-        """Make what was put safe now and then, until cancelled."""
-        while True:
-            await self._has_put.wait()
-            with anyio.move_on_after(_COMMIT_SECONDS):
-                await anyio.sleep_forever()
-            self._has_put = anyio.Event()
-            await self.commit()
-
-    async def commit(self) -> None:
-        """Make what was put safe."""
-        for host in self._hosts.values():
-            await host.layout.commit()
-
-    def close(self, *, sweep: bool) -> None:
-        """Give the locks back; with `sweep` remove what killed runs have left."""
-        for host in self._hosts.values():
-            host.layout.close(sweep=sweep)

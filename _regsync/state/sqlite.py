@@ -13,7 +13,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from urllib.parse import quote
 
 from _regsync.files import _SAFE, open_safely, remove_if_possible
 from _regsync.text import printable
@@ -235,7 +235,8 @@ def _connect(path: str, mode: str, busy_seconds: float) -> sqlite3.Connection:
     `PRAGMA quick_check` would read the whole file in each run. What is damaged is found when it is
     read, and an entry that is wrong costs requests only (I5).
     """
-    uri = f"{Path(path).absolute().as_uri()}?mode={mode}"
+    place = os.path.join(os.getcwd(), path).replace(os.sep, "/").lstrip("/")
+    uri = f"file:///{quote(os.fsencode(place))}?mode={mode}"
     connection = sqlite3.connect(uri, uri=True, timeout=busy_seconds, isolation_level=None)
     connection.text_factory = _decoded
     if sys.version_info >= (3, 11):

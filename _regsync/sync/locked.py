@@ -15,17 +15,15 @@ from functools import partial
 
 from _regsync.config.model import MappingRule
 from _regsync.errors import ContentError, RegistryError
-from _regsync.layout.repository import Layouts
+from _regsync.layout.layouts import Layouts
 from _regsync.oci.manifest import Descriptor, Manifest, by_digest_alone, referrer_entry
-from _regsync.oci.reference import split_full_name
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge, hashed_key
-from _regsync.state.seen import SeenKey
 from _regsync.sync.artifact_checks import Look, is_due_without_state
 from _regsync.sync.discovery import Discovery, Named, TagLookup, TargetTag, gather
 from _regsync.sync.image import ImageCopy
-from _regsync.sync.lockfile import Lock, LockedArtifact, LockedImage, SourceKey, source_key
+from _regsync.sync.lockfile import Lock, LockedArtifact, LockedImage, source_key
 from _regsync.sync.referrers import (
     Artifact,
     FoundArtifacts,
@@ -225,20 +223,6 @@ class LockedReferrers(Referrers):
             search.mapping, artifact.digest, artifact.tag, search.targets, silent=search.new_targets
         )
         return _artifact(artifact, lookup)
-
-
-def known_ages(lock: Lock) -> dict[SeenKey, int]:
-    """Return when the digests of a lock were first seen, in seconds since 1970."""
-    ages = dict[SeenKey, int]()
-    for image in lock:
-        key = seen_key(image.source, image.digest)
-        ages[key] = min(image.first_seen, ages.get(key, image.first_seen))
-    return ages
-
-
-def seen_key(source: SourceKey, digest: str) -> SeenKey:
-    """Return the key of a digest among first-seen times."""
-    return SeenKey(split_full_name(source.repository), digest)
 
 
 def _artifact(artifact: LockedArtifact, lookup: TagLookup | None) -> Artifact:

@@ -18,7 +18,8 @@ from _regsync.config.model import ArtifactRule, MappingRule
 from _regsync.crypto import hash_hex
 from _regsync.errors import ConfigError, ContentError, Problem
 from _regsync.oci.manifest import parse_platform
-from _regsync.oci.reference import check_digest, is_tag
+from _regsync.oci.reference import check_digest, is_tag, split_full_name
+from _regsync.state.seen import SeenKey
 from _regsync.tags import TagRule
 from _regsync.text import parse_time, printable, time_text
 
@@ -60,6 +61,10 @@ class SourceKey(NamedTuple):
 
     def sort_key(self) -> _SortKey:
         return self.repository, self.platforms or ()
+
+    def seen_key(self, digest: str) -> SeenKey:
+        """Return the key of one of its digests among first-seen times."""
+        return SeenKey(split_full_name(self.repository), digest)
 
 
 class LockedMapping(NamedTuple):
@@ -145,6 +150,14 @@ class Lock:
     def images_of(self, source: SourceKey) -> Mapping[str, LockedImage]:
         """Return the images of a source by their tags."""
         return self._images.get(source, {})
+
+    def first_seen_times(self) -> dict[SeenKey, int]:
+        """Return when each digest was first seen, in seconds since 1970."""
+        times = dict[SeenKey, int]()
+        for image in self:
+            key = image.source.seen_key(image.digest)
+            times[key] = min(image.first_seen, times.get(key, image.first_seen))
+        return times
 
     def check(self, mappings: Iterable[MappingRule]) -> None:
         """Raise ConfigError unless the lock was made under the rules of all these mappings."""

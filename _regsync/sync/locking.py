@@ -21,7 +21,6 @@ from _regsync.registry.transport import Transport
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.discovery import Discovery, Once, gather
 from _regsync.sync.image import Savings
-from _regsync.sync.locked import known_ages, seen_key
 from _regsync.sync.lockfile import (
     Lock,
     LockedArtifact,
@@ -136,7 +135,7 @@ class Locking:
         self._old_lines = dict[tuple[SourceKey, str], LockedImage]()
         for image in old:
             self._old_lines.setdefault((image.source, image.digest), image)
-        self._old_ages = known_ages(old)
+        self._old_ages = old.first_seen_times()
         # Sources whose old lines have the artifacts that mappings take now.
         before = _artifacts_taken(old.mappings)
         now_taken = _artifacts_taken(map(locked_mapping, mappings))
@@ -243,7 +242,7 @@ class Locking:
 
     def _first_seen_at(self, source: SourceKey, digest: str) -> int:
         """Return when a digest was first seen in a repository, under whichever tag."""
-        key = seen_key(source, digest)
+        key = source.seen_key(digest)
         times = [self._now, self._old_ages.get(key)]
         if self._first_seen is not None:
             times.append(self._first_seen.time_of(key))

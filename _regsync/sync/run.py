@@ -13,35 +13,36 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import anyio
 import anyio.abc
 
 from _regsync.config.model import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
-from _regsync.layout.repository import Layouts
+from _regsync.layout.layouts import Layouts
 from _regsync.oci.reference import split_full_name
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import COPIED, Knowledge, key_of
-from _regsync.state.seen import FirstSeen
 from _regsync.sync.artifact_checks import Look, flags_after
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag, gather
-from _regsync.sync.dry_run import DryRun
 from _regsync.sync.image import Image, ImageCopy
-from _regsync.sync.locked import LockedDiscovery, LockedReferrers
-from _regsync.sync.lockfile import Lock
 from _regsync.sync.mappings import WantedTag, assign, grouped
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers
 from _regsync.sync.report import MappingSelection, Outcome, Report, Room, Undone
-from _regsync.sync.retry import Retry
 from _regsync.sync.schedule import Scheduler
 from _regsync.sync.staging import Staging
 from _regsync.sync.transfer import BlobTransfer
 from _regsync.tags import compile_glob
 from _regsync.text import time_text
+
+if TYPE_CHECKING:
+    from _regsync.state.seen import FirstSeen
+    from _regsync.sync.dry_run import DryRun
+    from _regsync.sync.lockfile import Lock
+    from _regsync.sync.retry import Retry
 
 # docs/specification.md section 1.6: what is under way may end in this time.
 DRAIN_SECONDS = 25.0
@@ -124,9 +125,14 @@ class Run:
         self._knowledge = knowledge
 
         self._layouts = Layouts(transport)
-        # Here alone a run from a lock differs from others.
-        make_discovery = Discovery if lock is None else partial(LockedDiscovery, lock)
-        make_referrers = Referrers if lock is None else LockedReferrers
+        make_discovery: Callable[..., Discovery] = Discovery
+        make_referrers: Callable[..., Referrers] = Referrers
+        if lock is not None:
+            # Here alone a run from a lock differs from others.
+            from _regsync.sync.locked import LockedDiscovery, LockedReferrers
+
+            make_discovery = partial(LockedDiscovery, lock)
+            make_referrers = LockedReferrers
         self._discovery = make_discovery(
             transport,
             knowledge,
@@ -138,7 +144,11 @@ class Run:
             self._discovery, knowledge, machine.wall, has_state=self._state.is_used, recheck=recheck
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
-        self.dry_run = DryRun(transport, knowledge, self._staging) if is_dry_run else None
+        self.dry_run: DryRun | None = None
+        if is_dry_run:
+            from _regsync.sync.dry_run import DryRun  # other runs do without
+
+            self.dry_run = DryRun(transport, knowledge, self._staging)
         self.scheduler = Scheduler(
             self.dry_run or BlobTransfer(transport, knowledge, self._staging),
             knowledge,
