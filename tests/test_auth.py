@@ -1039,25 +1039,15 @@ async def test_a_401_without_challenge_to_a_token_renews_it() -> None:
             False,
             id="redirect",
         ),
-        pytest.param(Answer(200, {}, b""), USER, "without a usable token", False, id="empty"),
+        pytest.param(Answer(200, {}, b""), USER, "usable token", False, id="empty"),
+        pytest.param(Answer(200, {}, b"[" * 200_000), USER, "usable token", False, id="deep"),
+        pytest.param(answer(200, []), USER, "usable token", False, id="list"),
+        pytest.param(answer(200, {"token": ""}), USER, "usable token", False, id="empty-token"),
+        pytest.param(answer(200, {"token": 5}), USER, "usable token", False, id="number"),
         pytest.param(
-            Answer(200, {}, b"[" * 200_000), USER, "without a usable token", False, id="deep"
+            answer(200, {"token": "a\r\nX: b"}), USER, "usable token", False, id="line-break"
         ),
-        pytest.param(answer(200, []), USER, "without a usable token", False, id="list"),
-        pytest.param(
-            answer(200, {"token": ""}), USER, "without a usable token", False, id="empty-token"
-        ),
-        pytest.param(answer(200, {"token": 5}), USER, "without a usable token", False, id="number"),
-        pytest.param(
-            answer(200, {"token": "a\r\nX: b"}),
-            USER,
-            "without a usable token",
-            False,
-            id="line-break",
-        ),
-        pytest.param(
-            answer(200, {"token": "ü"}), USER, "without a usable token", False, id="not-ascii"
-        ),
+        pytest.param(answer(200, {"token": "ü"}), USER, "usable token", False, id="not-ascii"),
     ],
 )
 async def test_what_the_token_service_refuses_is_said_once_and_clean(

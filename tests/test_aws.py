@@ -1229,7 +1229,7 @@ async def test_nonsense_is_an_error_that_says_so(world: World, body: bytes) -> N
     environment(world)
     answering(world, *[(200, dict[str, str](), body)] * 3)
     error = await refused(world)
-    assert "answered without a usable token" in str(error) or ": status 200" in str(error)
+    assert "usable token" in str(error) or ": status 200" in str(error)
     world.environ.clear()
     web_identity(world)
     answering(world, *[(200, dict[str, str](), body)] * 3)

@@ -396,7 +396,7 @@ def test_quiet_still_says_what_failed(source: Server, target: Server) -> None:
     assert ran.status == 2
     failed, hint = ran.err.splitlines()
     assert failed.startswith("failed ")
-    assert hint == f"hint: check the name: `regsync tags {source.address}/app` shows what is there"
+    assert f"`regsync tags {source.address}/app`" in hint
     assert call("-q", "copy", "x").err.startswith("error: ")
 
 
@@ -619,7 +619,7 @@ def test_a_terminal_without_utf_8_gets_its_lines(source: Server, target: Server)
     assert (process.returncode, out) == (4, "")
     failed, hint = err.splitlines()
     assert failed.startswith("failed ")
-    assert hint.startswith("hint: no credentials are in use: log in with a container client")
+    assert "container client" in hint
 
 
 @pytest.mark.slow

@@ -823,7 +823,7 @@ DOCUMENTS = [
     ("mappings: []".encode("utf-16"), "not UTF-8"),
     (b"a: 1\nmappings: \x01", "c.yaml:2:11: control character U+0001"),
     (b'mappings: "\\UFFFFFFFF"', "a number out of range"),
-    (b"mappings:\n\t- from: a", "c.yaml:2:1: malformed YAML: a tab cannot stand here"),
+    (b"mappings:\n\t- from: a", "c.yaml:2:1: malformed YAML: a tab"),
     (b"mappings: [", "c.yaml:1:12: malformed YAML"),
     (b"mappings: []\nx: *\n", "has to be quoted"),
     (b"registries: {a: {url: ${HOST}}}\nmappings: []", "inside { } and [ ] a '${NAME}' has to be quoted"),

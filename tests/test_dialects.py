@@ -830,7 +830,7 @@ async def test_a_missing_ecr_repository_is_told_with_the_command_that_creates_it
         ran = await mirror(world, source, ECR)
         assert (ran.status, ran.statuses()) == (2, ["failed"])
         assert "TARGET_ERROR" in only(ran.failed)
-        assert "aws ecr create-repository --repository-name team/app" in ran.err
+        assert "--repository-name team/app" in ran.err
         # One upload start finds out; no source blob is opened, and nobody else asks.
         target.journal.matching("POST", "upload_start").at_most(2)
         source.journal.matching("GET", "blob").none()

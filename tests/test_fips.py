@@ -217,7 +217,7 @@ def test_a_server_that_speaks_chacha20_only_shares_no_cipher(
             server.kill()
     assert "TLS" not in other.stderr, other.stderr
     assert done.returncode == 2
-    assert "refused the TLS handshake" in done.stderr
+    assert "TLS handshake" in done.stderr
 
 
 @pytest.mark.parametrize("python", PYTHONS)

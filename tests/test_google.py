@@ -448,7 +448,7 @@ BROKEN: dict[str, tuple[Callable[[Host], Any], str]] = {
     "mail-is-a-number": (lambda host: host.google.service_account(client_email=1), "client_email"),
     "no-pem": (
         lambda host: host.google.service_account(private_key="abc"),
-        "private_key is not an RSA key in PEM",
+        "private_key an RSA key in PEM",
     ),
     "no-refresh-token": (
         lambda host: host.google.authorized_user(refresh_token=None),

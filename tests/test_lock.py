@@ -580,7 +580,7 @@ async def test_a_lock_that_cannot_be_read_is_a_configuration_error(tmp_path: Pat
         for command in (["lock"], ["sync", "--locked"]):
             ran = await mirror.run(*command)
             assert ran.status == 3
-            assert f"{mirror.lock}:2:1: a merge left its conflict marks" in ran.err
+            assert f"{mirror.lock}:2:1: conflict marks" in ran.err
             assert ran.report["problems"][0]["line"] == 2
         mirror.lock.unlink()
         mirror.lock.mkdir()

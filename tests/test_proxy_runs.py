@@ -196,33 +196,27 @@ def leads_nowhere(connected: socket.socket) -> None:
 
 NASTY = b"\x1b[31m<h1>\x07pr%xy c4nary</h1>"
 LENGTH = b"Content-Length: %d\r\n\r\n" % len(NASTY)
-UNOPENED = "the proxy http://P did not open a tunnel"
-NAMED = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach without it"
+NAMED = "HTTPS_PROXY"
 
 
 @pytest.mark.parametrize(
-    ("script", "cause", "hint"),
+    ("script", "ending", "remedy"),
     [
         pytest.param(
             says(b"HTTP/1.1 502 \x1b[31mBad\r\n" + LENGTH + NASTY),
-            f"the proxy http://P refused a tunnel to {NAME}:443 (502) (waited for 0.4s)",
+            "(502) (waited for 0.4s)",
             NAMED,
             id="502",
         ),
-        pytest.param(
-            says(b"HTTP/1.1 403 No\r\n" + LENGTH + NASTY),
-            f"the proxy http://P refused a tunnel to {NAME}:443 (403)",
-            NAMED,
-            id="403",
-        ),
+        pytest.param(says(b"HTTP/1.1 403 No\r\n" + LENGTH + NASTY), "(403)", NAMED, id="403"),
         pytest.param(
             says(
                 b'HTTP/1.1 407 No\r\nProxy-Authenticate: Basic realm="\x1b[31mx"\r\n'
                 + LENGTH
                 + NASTY
             ),
-            f"the proxy http://P refused a tunnel to {NAME}:443 (407), it takes Basic",
-            "check the user and password in the proxy's URL",
+            "(407), it takes Basic",
+            "user and password",
             id="407-basic",
         ),
         pytest.param(
@@ -230,8 +224,8 @@ NAMED = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach witho
                 b"HTTP/1.1 407 No\r\nProxy-Authenticate: Negotiate\r\nProxy-Authenticate: NTLM abc\r\n"
                 + LENGTH
             ),
-            f"the proxy http://P refused a tunnel to {NAME}:443 (407), it takes Negotiate or NTLM",
-            "only Basic is spoken here: put a proxy before it",
+            "(407), it takes Negotiate or NTLM",
+            "only Basic",
             id="407-without-basic",
         ),
         pytest.param(
@@ -239,8 +233,8 @@ NAMED = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach witho
                 f"HTTP/1.1 407 No\r\nProxy-Authenticate: {basic(GATE, GATE_SECRET)}, NTLM\r\n".encode()
                 + LENGTH
             ),
-            f"the proxy http://P refused a tunnel to {NAME}:443 (407), it takes NTLM",
-            "only Basic is spoken here: put a proxy before it",
+            "(407), it takes NTLM",
+            "only Basic",
             id="407-that-repeats-the-login",
         ),
         pytest.param(
@@ -248,51 +242,36 @@ NAMED = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach witho
                 f"HTTP/1.1 407 No\r\nProxy-Authenticate: {GATE_SECRET} realm=x\r\n".encode()
                 + LENGTH
             ),
-            f"the proxy http://P refused a tunnel to {NAME}:443 (407)",
-            "only Basic is spoken here: put a proxy before it",
+            "(407)",
+            "only Basic",
             id="407-that-repeats-the-password",
         ),
         pytest.param(
             says(b"HTTP/1.1 407 No\r\nProxy-Authenticate: negotiate, Basic realm=x\r\n" + LENGTH),
-            f"the proxy http://P refused a tunnel to {NAME}:443 (407), it takes negotiate or Basic",
-            "check the user and password in the proxy's URL",
+            "(407), it takes negotiate or Basic",
+            "user and password",
             id="407-two-in-one-line",
         ),
-        pytest.param(
-            hangs,
-            f"{UNOPENED}: no answer from P within 0.05 s (waited for 0.4s)",
-            NAMED,
-            id="hangs",
-        ),
+        pytest.param(hangs, "within 0.05 s (waited for 0.4s)", NAMED, id="hangs"),
         pytest.param(
             says(b"\x1b[31m<h1>\x07" * 30 + b"\r\n\r\n"),
-            f"{UNOPENED}: P does not speak HTTP/1.1 (waited for 0.4s)",
+            "HTTP/1.1 (waited for 0.4s)",
             NAMED,
             id="garbage",
         ),
-        pytest.param(
-            says(b""),
-            f"{UNOPENED}: the connection ended before the end of an answer (waited for 0.4s)",
-            NAMED,
-            id="hangs-up",
-        ),
-        pytest.param(
-            says(OPEN + NASTY),
-            "the proxy http://P sent bytes before the tunnel was used",
-            None,
-            id="speaks-out-of-turn",
-        ),
+        pytest.param(says(b""), "answer (waited for 0.4s)", NAMED, id="hangs-up"),
+        pytest.param(says(OPEN + NASTY), "was used", None, id="speaks-out-of-turn"),
         pytest.param(
             leads_nowhere,
-            f"through the proxy http://P: {NAME} closed the connection during the TLS handshake (waited for 0.4s)",
-            "if it serves plain HTTP, its url has to begin with http://",
+            "TLS handshake (waited for 0.4s)",
+            "plain HTTP",
             id="tunnel-leads-nowhere",
         ),
     ],
 )
 @pytest.mark.in_process
 def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
-    scene: Scene, script: Callable[[socket.socket], None], cause: str, hint: str | None
+    scene: Scene, script: Callable[[socket.socket], None], ending: str, remedy: str | None
 ) -> None:
     address = scene.speaker(script)
     env = {"HTTPS_PROXY": f"http://{GATE}:{QUOTED}@{address}"}
@@ -300,10 +279,11 @@ def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
     assert ran.status == 2
     said = ran.err.replace(address, "P").splitlines()
     failed, *more = [line for line in said if not line.startswith("warning: waiting for ")]
-    assert failed.rpartition(f"{NAME}/app:v1: ")[2] == cause
-    assert ([line for line in more if line.startswith("hint: ")] or [None])[0] == (
-        hint and f"hint: {hint}"
-    )
+    assert "NETWORK_ERROR" in failed
+    assert "the proxy http://P" in failed
+    assert failed.endswith(ending)
+    hints = [line for line in more if line.startswith("hint: ")]
+    assert [remedy in line for line in hints] == ([True] if remedy else [])
     assert "\x1b" not in ran.err
     assert not [each for each in (GATE_SECRET, QUOTED, basic(GATE, GATE_SECRET)) if each in ran.err]
     assert scene.app.journal.entries == []
@@ -311,7 +291,8 @@ def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
 
 def test_no_proxy_is_no_remedy_where_the_configuration_names_the_proxy(scene: Scene) -> None:
     ran = scene.copy(proxy=f"http://{scene.speaker(says(b'HTTP/1.1 403 No' + LENGTH))}")
-    assert "hint: this proxy is named by proxy in the configuration" in ran.err.splitlines()
+    assert "proxy in the configuration" in ran.err
+    assert "NO_PROXY" not in ran.err
 
 
 def test_an_authority_that_is_unknown_inside_a_tunnel_is_told_with_the_proxy(scene: Scene) -> None:
@@ -319,10 +300,7 @@ def test_an_authority_that_is_unknown_inside_a_tunnel_is_told_with_the_proxy(sce
     _, address = scene.proxy()
     ran = scene.copy(env={"HTTPS_PROXY": address}, ca_file=None)
     assert ran.status == 2
-    assert (
-        f"through the proxy http://{address}: {NAME} is not trusted: its certificate comes from"
-        in ran.err
-    )
+    assert f"through the proxy http://{address}: {NAME} is not trusted" in ran.err
     assert "`ca_file`" in ran.err
 
 
@@ -330,18 +308,8 @@ def test_an_authority_that_is_unknown_inside_a_tunnel_is_told_with_the_proxy(sce
     ("certificate", "trusted", "said"),
     [
         pytest.param(None, True, "localhost does not speak TLS", id="plain-http"),
-        pytest.param(
-            "elsewhere.example",
-            True,
-            "localhost is not trusted: its certificate is not valid",
-            id="name",
-        ),
-        pytest.param(
-            "localhost",
-            False,
-            "localhost is not trusted: its certificate comes from an unknown",
-            id="ca",
-        ),
+        pytest.param("elsewhere.example", True, "localhost is not trusted", id="name"),
+        pytest.param("localhost", False, "localhost is not trusted", id="ca"),
     ],
 )
 def test_a_tls_proxy_that_is_not_what_it_should_be_gets_no_login(

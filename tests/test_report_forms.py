@@ -422,7 +422,7 @@ def test_what_is_wrong_with_a_report_is_named(
         ("nothing", "standard input is no JSON document"),
         ("[" * 100_000, "standard input is no JSON document"),
         ("[]", "standard input is no object"),
-        ('{"schema": 1}\n{"schema": 1}\n', "a document on each line, as `watch` writes them"),
+        ('{"schema": 1}\n{"schema": 1}\n', "a document on each line"),
         (
             '{"schema": 1, "error": {"code": "CONFIG_ERROR", "message": "no such file"}}',
             "attempted nothing: no such file",

@@ -75,21 +75,18 @@ def broken(change: Callable[[list[str]], list[str]]) -> str:
 
 
 REFUSED = {
-    "empty": (lambda: "", "is not an RSA key"),
-    "text": (lambda: "secret-secret", "is not an RSA key"),
-    "no-end": (lambda: broken(lambda lines: lines[:-1]), "is not an RSA key"),
+    "empty": (lambda: "", "not an RSA key"),
+    "text": (lambda: "secret-secret", "not an RSA key"),
+    "no-end": (lambda: broken(lambda lines: lines[:-1]), "not an RSA key"),
     "cut": (lambda: broken(lambda lines: lines[:10] + lines[-1:]), "does not parse"),
     "no-base64": (lambda: broken(lambda lines: [*lines[:2], "-", *lines[2:]]), "does not parse"),
-    "certificate": (
-        lambda: make_key().pem.replace("PRIVATE KEY", "CERTIFICATE"),
-        "is not an RSA key",
-    ),
-    "public": (lambda: openssl("rsa", "-pubout", text=make_key().pem), "is not an RSA key"),
+    "certificate": (lambda: make_key().pem.replace("PRIVATE KEY", "CERTIFICATE"), "not an RSA key"),
+    "public": (lambda: openssl("rsa", "-pubout", text=make_key().pem), "not an RSA key"),
     "elliptic": (
         lambda: openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"),
         "is not an RSA",
     ),
-    "edwards": (lambda: openssl("genpkey", "-algorithm", "ED25519"), "is not an RSA key"),
+    "edwards": (lambda: openssl("genpkey", "-algorithm", "ED25519"), "not an RSA key"),
     "encrypted": (
         lambda: openssl("pkcs8", "-topk8", "-passout", "pass:x", text=make_key().pem),
         "is encrypted",
@@ -129,7 +126,7 @@ def test_the_static_file_signs_by_its_own_module(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "ctypes", None)
     key = make_key().pem
     assert sign_rs256(key, b"message") == b"signature"
-    with pytest.raises(ValueError, match="is not an RSA key"):
+    with pytest.raises(ValueError, match="not an RSA key"):
         sign_rs256("text", b"message")
     assert asked == [(key.encode(), b"message")]
 

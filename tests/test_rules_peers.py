@@ -152,7 +152,7 @@ def lead(kind: str, place: str) -> Callable[[Request], Answer | None]:
 
 REFUSALS = (
     "refused",
-    "not an http or https URL",
+    "http or https URL",
     "is not https",
     "is not a URL",
     "another origin",

@@ -26,7 +26,7 @@ from conformance.content.images import Seed
 from conformance.messages import Request, Response
 from conformance.registry.app import App
 from conformance.server.sockets import Server
-from tests.ends import ROOT, Ran, Start, document, held, run_regsync, tags
+from tests.ends import ROOT, Ran, Start, document, held, only, run_regsync, tags
 from tests.forwarding import Speaker
 
 HOME = "127.0.0.1"
@@ -159,110 +159,51 @@ def versioned(version: ssl.TLSVersion) -> Callable[[Scene], Server]:
     return demanding
 
 
-CLOCK = "check this host's clock; if it is right, the registry's certificate must be renewed"
-TRUST = "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE"
-SHOW = "give client_cert and client_key of the registry, or put the pair into a container client's certs.d"
-CHECK = (
-    "check client_cert and client_key of the registry, and by which authority it knows its clients"
-)
+CLOCK = "clock"
+TRUST = "SSL_CERT_FILE"
+SHOW = "certs.d"
+CHECK = "which authority"
 STRANGER: dict[str, Any] = {"by": trustme.CA()}
-UNTRUSTED = "127.0.0.1 is not trusted: its certificate"
 V12, V13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
 @pytest.mark.parametrize(
-    ("start", "client", "message", "hint"),
+    ("start", "client", "words", "remedy"),
     [
         pytest.param(
-            lambda scene: scene.registry(not_after=day(2021)),
-            "",
-            f"{UNTRUSTED} has expired",
-            CLOCK,
-            id="expired",
+            lambda scene: scene.registry(not_after=day(2021)), "", "expired", CLOCK, id="expired"
         ),
         pytest.param(
-            lambda scene: scene.registry(not_before=day(2037)),
-            "",
-            f"{UNTRUSTED} is not valid yet",
-            CLOCK,
-            id="future",
+            lambda scene: scene.registry(not_before=day(2037)), "", "valid yet", CLOCK, id="future"
         ),
         pytest.param(
             lambda scene: scene.registry(**STRANGER),
             "",
-            f"{UNTRUSTED} comes from an unknown authority",
+            "unknown authority",
             TRUST,
             id="unknown authority",
         ),
-        pytest.param(self_signed, "", f"{UNTRUSTED} is self-signed", TRUST, id="self-signed"),
+        pytest.param(self_signed, "", "self-signed", TRUST, id="self-signed"),
+        pytest.param(weak, "", "too weak", "2048 bits", id="weak key"),
         pytest.param(
-            weak,
-            "",
-            f"{UNTRUSTED}, or the authority's, is too weak",
-            "have it reissued with an RSA key of 2048 bits or more, or ECDSA, and signed over SHA-256",
-            id="weak key",
+            lambda scene: weak(scene, "rsa:2048", "-md5"), "", "too weak", "2048 bits", id="MD5"
         ),
+        pytest.param(old, "", "TLS version", "TLS 1.2", id="TLS too old"),
+        pytest.param(versioned(V13), "", "client certificate", SHOW, id="certificate, 1.3"),
         pytest.param(
-            lambda scene: weak(scene, "rsa:2048", "-md5"),
-            "",
-            f"{UNTRUSTED}, or the authority's, is too weak",
-            "have it reissued with an RSA key of 2048 bits or more, or ECDSA, and signed over SHA-256",
-            id="MD5",
+            versioned(V12), "", "TLS handshake", "client certificate", id="certificate, 1.2"
         ),
+        pytest.param(versioned(V13), "stranger", "this client's certificate", CHECK, id="of whom"),
+        pytest.param(versioned(V13), "expired", "this client's certificate", CHECK, id="past it"),
         pytest.param(
-            old,
-            "",
-            "127.0.0.1 shares no TLS version with us",
-            "TLS 1.2 or newer is needed",
-            id="TLS too old",
+            versioned(V12), "stranger", "this client's certificate", CHECK, id="whom, 1.2"
         ),
-        pytest.param(
-            versioned(V13),
-            "",
-            "the registry asks for a client certificate",
-            SHOW,
-            id="certificate, 1.3",
-        ),
-        pytest.param(
-            versioned(V12),
-            "",
-            "127.0.0.1 refused the TLS handshake",
-            "it may want other ciphers or a client certificate",
-            id="certificate, 1.2",
-        ),
-        pytest.param(
-            versioned(V13),
-            "stranger",
-            "the registry refused this client's certificate",
-            CHECK,
-            id="of whom",
-        ),
-        pytest.param(
-            versioned(V13),
-            "expired",
-            "the registry refused this client's certificate",
-            CHECK,
-            id="past it",
-        ),
-        pytest.param(
-            versioned(V12),
-            "stranger",
-            "127.0.0.1 refused this client's certificate",
-            CHECK,
-            id="whom, 1.2",
-        ),
-        pytest.param(
-            versioned(V12),
-            "expired",
-            "127.0.0.1 refused this client's certificate",
-            CHECK,
-            id="past, 1.2",
-        ),
+        pytest.param(versioned(V12), "expired", "this client's certificate", CHECK, id="past, 1.2"),
     ],
 )
 def test_a_registry_that_tls_does_not_let_us_use_is_told_with_a_remedy(
-    scene: Scene, start: Callable[[Scene], Server], client: str, message: str, hint: str
+    scene: Scene, start: Callable[[Scene], Server], client: str, words: str, remedy: str
 ) -> None:
     """Once, without another attempt, and nothing was asked of it."""
     shown = {
@@ -273,9 +214,12 @@ def test_a_registry_that_tls_does_not_let_us_use_is_told_with_a_remedy(
     server = start(scene)
     ran = scene.copy(server, ca_file=scene.ca_file, **shown)
     assert ran.status == 2
-    failed, *more = ran.err.splitlines()
-    assert failed.rpartition("/app:v1: ")[2] == message
-    assert more == [f"hint: {hint}"]
+    failed, hint = ran.err.splitlines()
+    assert failed.startswith(f"failed {server.address}/app:v1 ")
+    assert "NETWORK_ERROR" in failed or "SOURCE_ERROR" in failed
+    assert words in failed
+    assert hint.startswith("hint: ")
+    assert remedy in hint
     assert server.journal.entries == []
 
 
@@ -283,8 +227,8 @@ def test_a_certificate_for_another_name_is_told(scene: Scene) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     scene.ca.issue_cert("elsewhere.example").configure_cert(context)
     ran = scene.copy(scene.registry(context), ca_file=scene.ca_file)
-    assert f"{UNTRUSTED} is not valid for this name" in ran.err
-    assert "hint: use a name in the certificate, or have it reissued" in ran.err
+    assert "for this name" in only(ran.failed)
+    assert "reissued" in ran.err
 
 
 def test_tls_on_a_plain_port_and_plain_http_on_a_tls_port_are_told(
@@ -295,12 +239,12 @@ def test_tls_on_a_plain_port_and_plain_http_on_a_tls_port_are_told(
         connected.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
     ran = scene.copy(f"https://{speaker(plain)}", ca_file=scene.ca_file)
-    assert "127.0.0.1 does not speak TLS" in ran.err
-    assert "hint: if it serves plain HTTP, its url has to begin with http://" in ran.err
+    assert "speak TLS" in only(ran.failed)
+    assert "http://" in ran.err
     secure = scene.registry()
     ran = scene.copy(f"http://{secure.address}")
     assert ran.status == 2
-    assert f"hint: if it serves HTTPS, write https://{secure.address} as its url" in ran.err
+    assert f"https://{secure.address} " in ran.err
 
 
 def test_the_hint_for_a_tls_registry_on_loopback_is_a_reference_as_it_is(
@@ -311,7 +255,7 @@ def test_the_hint_for_a_tls_registry_on_loopback_is_a_reference_as_it_is(
     target = f"{scene.target.address}/app"
     ran = run_regsync("copy", "--no-artifacts", f"{secure.address}/app:v1", target)
     assert ran.status == 2
-    (hint,) = re.findall(r"hint: if it serves HTTPS, write (\S+) as its url", ran.err)
+    (hint,) = re.findall(rf"hint: .*(https://{secure.address})", ran.err)
     ran = run_regsync("copy", "--no-artifacts", f"{hint}/app:v1", target)
     assert (ran.status, ran.err) == (0, "")
     assert ran.out.startswith(f"synced {secure.address}/app:v1 -> {target}:v1 ")
@@ -331,7 +275,7 @@ def test_nginx_that_asks_for_a_client_certificate_in_http_is_understood(
     server.app.intercept = lambda request: Response(400, [("Content-Type", "text/html")], page)
     ran = scene.copy(server, ca_file=scene.ca_file)
     assert ran.status == 2
-    assert ran.err.splitlines()[1] == f"hint: {SHOW}"
+    assert SHOW in ran.err.splitlines()[1]
 
 
 # Who is shown which certificate.
@@ -428,7 +372,7 @@ def test_what_podman_trusts_and_shows_needs_no_configuration(scene: Scene) -> No
 def test_fields_of_the_configuration_replace_their_part_of_the_directory(scene: Scene) -> None:
     server = scene.registry(clients=True)
     directory = scene.certs_d(server, scene.client("stranger", trustme.CA()), scene.ca)
-    assert "refused this client's certificate" in scene.copy(server).err
+    assert "this client's certificate" in scene.copy(server).err
     assert scene.copy(server, **scene.client("alice")).status == 0, (
         "whose authority is still in the directory"
     )
