@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from conformance.tests.fixtures import *  # noqa: F403
 from tests import ends, fuzzing
@@ -27,6 +28,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--file", help="run this executable in place of the checkout, and only the tests that can"
+    )
+    parser.addoption(
+        "--order-seed",
+        type=int,
+        default=0,
+        help="run ready tasks of virtual-time tests in the order that this number gives",
     )
 
 
@@ -84,6 +91,28 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
         items[:] = wanted
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Begin each test on the virtual clock with the same dice.
+
+    trio shuffles the tasks that are ready at one moment. hypothesis, whose plugin is always there,
+    has it sort them first, so that these dice alone decide.
+    """
+    if item.get_closest_marker("virtual_time"):
+        trio._core._run._r.seed(item.config.getoption("--order-seed"))
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Say with a failure on the virtual clock in which order its tasks ran."""
+    report = yield
+    if report.failed and item.get_closest_marker("virtual_time"):
+        seed = item.config.getoption("--order-seed")
+        report.sections.append(("Order of tasks", f"run it again with --order-seed {seed}"))
+    return report
 
 
 @pytest.fixture(autouse=True)
