@@ -338,10 +338,7 @@ def targets(scene: Scene) -> None:
         "credentials": {"username": USER, "password": "${CONFIG_PASSWORD}"},
     }
     for name in ("target", "second"):
-        app = App(
-            auth=BasicAuth({USER: password}), single_post=name != "target"
-        )  # both ways of uploading
-        scene.listen(app, f"{name}.test")
+        scene.listen(App(auth=BasicAuth({USER: password})), f"{name}.test")
         scene.registries[name] = {"url": f"http://{name}.test", **login}
     for scheme in ("http", "https"):
         scene.listen(Storage(scene.blobs), STORAGE, scheme=scheme)

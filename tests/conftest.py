@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import trio
 
 from conformance.tests.fixtures import *  # noqa: F403
 from tests import ends, fuzzing
@@ -101,7 +100,9 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
     has it sort them first, so that these dice alone decide.
     """
     if item.get_closest_marker("virtual_time"):
-        trio._core._run._r.seed(item.config.getoption("--order-seed"))
+        from trio._core import _run  # hypothesis warns where trio is imported first
+
+        _run._r.seed(item.config.getoption("--order-seed"))
     return (yield)
 
 

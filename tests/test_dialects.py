@@ -219,9 +219,7 @@ async def test_a_chunk_that_broke_goes_again_from_memory(answers: str, number: i
     """From where the registry says that it has it; else all of it, to where it went."""
     async with virtual() as world:
         source = world.registry("source.test")
-        target = (
-            App(single_post=False) if answers == "all that came" else _Atomic(single_post=False)
-        )
+        target = App() if answers == "all that came" else _Atomic()
         world.listen(target, ACR, scheme="https")
         image = load(source, BIG)
         target.faults.on("PATCH", "upload").nth(number).drop(after=BROKEN, reset=True)
@@ -260,7 +258,7 @@ async def test_a_registry_that_claims_more_than_was_sent_is_not_believed() -> No
 
     async with virtual() as world:
         source = world.registry("source.test")
-        target = _Atomic(single_post=False)
+        target = _Atomic()
         target.amend = claim
         world.listen(target, ACR, scheme="https")
         image = load(source, BIG)
@@ -295,7 +293,7 @@ async def test_a_registry_that_loses_the_answer_to_each_chunk_gets_every_byte_on
     """What it has by then is progress: the attempts are those of one chunk."""
     monkeypatch.setitem(ROWS, "acr", ROWS["acr"]._replace(put_limit=4 * MIB))
     async with virtual() as world:
-        source, target = world.registry("source.test"), App(single_post=False)
+        source, target = world.registry("source.test"), App()
         world.listen(target, ACR, scheme="https")
         image = load(source, BIG)
         target.faults.on("PATCH", "upload").drop(at="answer")
@@ -393,7 +391,7 @@ async def test_a_login_that_expires_between_chunks_is_renewed_until_fresh_ones_f
 ) -> None:
     async with virtual() as world:
         source = world.registry("source.test")
-        target = world.registry(ACR, auth=TokenService({"u": "p"}), single_post=False)
+        target = world.registry(ACR, auth=TokenService({"u": "p"}))
         image = load(source, BIG)
         expired = target.app.faults.on("PATCH", "upload", header={"Content-Range": SPANS[1]}).first(
             times
@@ -517,10 +515,7 @@ async def test_a_limit_of_size_says_nothing_of_smaller_bodies(tmp_path: Path) ->
     PUT.
     """
     async with virtual() as world:
-        source, target = (
-            world.registry("source.test"),
-            world.registry("target.test", single_post=False),
-        )
+        source, target = (world.registry("source.test"), world.registry("target.test"))
         load(source, 3 * MIB, 70_000)
         large = target.app.faults.on(
             "PUT", "upload", where=lambda asked: (asked.length() or 0) > 2 * MIB
@@ -564,10 +559,7 @@ async def test_what_was_learnt_of_a_registry_is_forgotten_when_it_holds_no_more(
     tmp_path: Path,
 ) -> None:
     async with virtual() as world:
-        source, target = (
-            world.registry("source.test"),
-            world.registry("target.test", single_post=False),
-        )
+        source, target = (world.registry("source.test"), world.registry("target.test"))
         load(source, 3 * MIB)
         refused = target.app.faults.on("PUT", "upload", where=lambda asked: asked.has_body).first()
         refused.status(405, early=True)
@@ -586,10 +578,7 @@ async def test_what_was_learnt_of_a_registry_is_forgotten_when_it_holds_no_more(
 
 async def test_a_registry_that_takes_no_start_is_not_tried_by_other_ways() -> None:
     async with virtual() as world:
-        source, target = (
-            world.registry("source.test"),
-            world.registry("target.test", single_post=False),
-        )
+        source, target = (world.registry("source.test"), world.registry("target.test"))
         load(source, 3 * MIB)
         target.app.faults.on("POST", "upload_start").status(405)
         ran = await mirror(world, source, target)

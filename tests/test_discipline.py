@@ -115,10 +115,9 @@ SHAPES = {
     "repeated": repeated,
 }
 REGISTRIES: Mapping[str, Mapping[str, Any]] = {
-    "single POST": {},
-    "no single POST": {"single_post": False},
-    "no mounts": {"mounts": False, "single_post": False},
-    "no referrers": {"referrers_api": False, "single_post": False},
+    "all of the specification": {},
+    "no mounts": {"mounts": False},
+    "no referrers": {"referrers_api": False},
 }
 
 
@@ -207,7 +206,7 @@ def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
 
 
 def test_two_aliases_of_one_host_are_asked_and_filled_once(tmp_path: Path, serve: Start) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     images = several(Seed(6))
     load(source, images)
     ends = {"source": source, "one": target, "two": target}
@@ -230,7 +229,7 @@ def test_two_aliases_of_one_host_are_asked_and_filled_once(tmp_path: Path, serve
 
 
 def test_of_a_moved_index_only_the_new_child_moves(tmp_path: Path, serve: Start) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     seed = Seed(7)
     kept, old, new = (seed.image(architecture=name) for name in ("amd64", "arm64", "arm64"))
     load(source, {"app": {"v1": seed.index([kept, old])}})
@@ -327,7 +326,7 @@ def test_what_an_unchanged_tag_names_is_mounted_without_a_state(
     tmp_path: Path, serve: Start, lose: Callable[[Path], None], make: Callable[[Seed], Held]
 ) -> None:
     """A state that is empty or too old: the target's own answer says what is there."""
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     images = make(Seed(61))
     load(source, images)
     ends = {"source": source, "target": target}
@@ -355,7 +354,7 @@ def test_what_an_unchanged_tag_names_is_not_brought_again_to_its_repository(
     tmp_path: Path, serve: Start
 ) -> None:
     """A layer of an image, and a child of an index with all that it names."""
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     seed = Seed(62)
     base = seed.layer(LARGE)
     old, new = (seed.image(layers=[base, seed.layer(LARGE)]) for _ in range(2))
@@ -385,7 +384,7 @@ def test_a_registry_that_has_lost_what_its_manifest_names_is_healed_without_a_st
     tmp_path: Path, serve: Start, to: str
 ) -> None:
     """In its own repository the manifest is refused, beside it the mount is: both are made good."""
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     seed = Seed(63)
     base = seed.layer(LARGE)
     old, new = (seed.image(layers=[base, seed.layer(LARGE)]) for _ in range(2))
@@ -414,7 +413,7 @@ def test_a_registry_that_has_lost_what_its_manifest_names_is_healed_without_a_st
 def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(
     tmp_path: Path, serve: Start
 ) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     image = Seed(11).image(sizes=(LARGE, LARGE))
     load(source, {"one": {"v1": image}, "two": {"v1": image}})
     ends = {"source": source, "target": target}
@@ -434,7 +433,7 @@ def test_a_mount_asks_for_the_right_to_read_where_an_earlier_run_has_put_the_blo
     tmp_path: Path, serve: Start
 ) -> None:
     source = serve()
-    target = serve(single_post=False, auth=TokenService({"u": "p"}))
+    target = serve(auth=TokenService({"u": "p"}))
     image = Seed(11).image(sizes=(LARGE, LARGE))
     load(source, {"one": {"v1": image}, "two": {"v1": image}})
     login = {"username": "u", "password": "p"}
@@ -451,7 +450,7 @@ def test_a_mount_asks_for_the_right_to_read_where_an_earlier_run_has_put_the_blo
 def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(
     tmp_path: Path, serve: Start
 ) -> None:
-    source, target = serve(), serve(single_post=False, mounts=False)
+    source, target = serve(), serve(mounts=False)
     images = several(Seed(12))
     load(source, images)
     ends = {"source": source, "target": target}
@@ -481,7 +480,7 @@ def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(
 def test_a_refused_mount_that_rested_on_the_state_is_followed_by_one_head_and_its_own_session(
     tmp_path: Path, serve: Start
 ) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     image = Seed(13).image(layers=[Seed(14).layer(LARGE)])
     load(source, {"one": {"v1": image}, "two": {"v1": image}})
     ends = {"source": source, "target": target}
@@ -505,7 +504,7 @@ def test_a_refused_mount_that_rested_on_the_state_is_followed_by_one_head_and_it
 def test_a_probe_that_was_seen_to_work_replaces_the_heads_of_the_next_run(
     tmp_path: Path, serve: Start
 ) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     seed = Seed(15)
     there = [seed.layer(LARGE) for _ in range(3)]
     load(source, {"app": {"v1": seed.image(layers=there)}})
@@ -552,7 +551,7 @@ def changed(
 def test_one_question_for_a_blob_that_is_there_saves_the_heads_for_those_that_are_not(
     tmp_path: Path, serve: Start
 ) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     image, ran = changed(tmp_path, target, source, 24)
     assert ran.statuses() == ["synced"]
     assert held(target, "app", image)
@@ -570,7 +569,7 @@ def test_one_question_for_a_blob_that_is_there_saves_the_heads_for_those_that_ar
 
 
 def test_one_new_blob_is_asked_for_by_head(tmp_path: Path, serve: Start) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     seed = Seed(66)
     ends = {"source": source, "target": target}
     load(source, {"app": {"v1": seed.image(sizes=(LARGE,))}})
@@ -588,7 +587,7 @@ def test_where_the_question_gets_another_answer_heads_ask_and_its_session_is_use
     tmp_path: Path, serve: Start
 ) -> None:
     """It costs nothing then: the session takes a blob that is absent."""
-    source, target = serve(), serve(single_post=False, mounts=False)
+    source, target = serve(), serve(mounts=False)
     for new in (24, 23):
         image, ran = changed(tmp_path, target, source, new)
         assert ran.statuses() == ["synced"]
@@ -603,7 +602,7 @@ def test_where_the_question_gets_another_answer_heads_ask_and_its_session_is_use
 def test_a_registry_that_says_201_to_anything_is_asked_by_head(
     tmp_path: Path, serve: Start
 ) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
 
     def intercept(request: Request) -> Answer | None:
         if request.method != "POST" or "mount" not in dict(request.query):
@@ -626,7 +625,7 @@ def test_a_registry_that_says_201_to_anything_is_asked_by_head(
 def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(
     tmp_path: Path, serve: Start
 ) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     changed(tmp_path, target, source, 3)
     image = Seed(68).image(sizes=(900, 900))
     wrong = image.document["layers"][0]["digest"]
@@ -651,7 +650,7 @@ def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(
 @pytest.mark.provokes("manifest_names_absent")
 def test_a_target_is_healed_once(tmp_path: Path, serve: Start) -> None:
     """What refuses a manifest whose blobs it was sent anew is not sent it a third time."""
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     changed(tmp_path, target, source, 3)
     image = Seed(68).image(sizes=(900, 900))
     wrong = image.document["layers"][0]["digest"]
@@ -699,7 +698,7 @@ def test_what_hangs_on_an_artifact_that_failed_is_not_put(tmp_path: Path, serve:
 def test_harbor_is_asked_by_head(tmp_path: Path, serve: Start) -> None:
     """It is known by the service of its tokens."""
     source = serve()
-    target = serve(single_post=False, auth=TokenService({"u": "p"}, service="harbor-registry"))
+    target = serve(auth=TokenService({"u": "p"}, service="harbor-registry"))
     entry = {
         "url": target.url,
         "auth_type": "basic",
@@ -712,7 +711,7 @@ def test_harbor_is_asked_by_head(tmp_path: Path, serve: Start) -> None:
 
 
 def test_a_dry_run_asks_no_such_question(tmp_path: Path, serve: Start) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     _, ran = changed(tmp_path, target, source, 24)
     assert ran.status == 0
     load(source, {"app": {"v1": Seed(67).image(sizes=(900,) * 5)}})
@@ -724,7 +723,7 @@ def test_a_dry_run_asks_no_such_question(tmp_path: Path, serve: Start) -> None:
 
 def test_an_empty_repository_is_asked_for_no_blob(tmp_path: Path, serve: Start) -> None:
     """An interrupted run's blobs are found by the POST that would start the upload."""
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     seed = Seed(16)
     images = {f"v{number}": seed.image(sizes=(LARGE,)) for number in range(2)}
     load(source, {"app": images})
@@ -746,7 +745,7 @@ def test_an_empty_repository_is_asked_for_no_blob(tmp_path: Path, serve: Start) 
 def test_a_small_blob_costs_a_post_and_a_put_where_one_request_would_do(
     tmp_path: Path, serve: Start
 ) -> None:
-    source, target = serve(), serve(single_post=True)
+    source, target = serve(), serve()
     images = {f"v{number}": Seed(17 + number).image(sizes=(500, LARGE)) for number in range(2)}
     load(source, {"app": images})
     ends = {"source": source, "target": target}
@@ -765,7 +764,7 @@ def test_a_small_blob_costs_a_post_and_a_put_where_one_request_would_do(
 def test_a_listing_without_tags_makes_the_state_of_its_repository_weak(
     tmp_path: Path, serve: Start
 ) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     seed = Seed(22)
     base = seed.layer(LARGE)
     images = {f"v{number}": seed.image(layers=[base, seed.layer(LARGE)]) for number in range(3)}

@@ -95,7 +95,7 @@ def kill_at(target: Server, running: list[subprocess.Popen[str]], request: int) 
 def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(
     tmp_path: Path, serve: Start, number: int
 ) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     images = family(source)
     file = written(
         tmp_path,
@@ -136,7 +136,7 @@ def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(
 @pytest.mark.slow
 def test_a_kill_before_the_last_manifest_loses_nothing(tmp_path: Path, serve: Start) -> None:
     """All that was answered half a second before is in the state, though the run never ended."""
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     image = Seed(32).image(sizes=(LARGE, LARGE, LARGE)).load_into(app(source), "app", tag="v1")
     file = written(
         tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
@@ -185,7 +185,7 @@ def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(
 def test_a_second_run_beside_the_first_says_so_and_spoils_nothing(
     tmp_path: Path, serve: Start
 ) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     images = family(source)
     held_up = source.app.faults.on("GET", "blob").first()
     held_up.stall(after=100)

@@ -89,9 +89,7 @@ async def test_a_google_project_is_rationed_apart_from_its_neighbour(seed: Seed)
     async with virtual() as world:
         source = world.registry("source.test", up=NEAR, down=NEAR)
         images = {name: images_at(source, seed, 40, 10, 20, name=name) for name in ("one", "two")}
-        target = world.listen(
-            App(single_post=False), "europe-docker.pkg.dev", scheme="https", up=NEAR, down=NEAR
-        )
+        target = world.listen(App(), "europe-docker.pkg.dev", scheme="https", up=NEAR, down=NEAR)
         registries = {
             "source": source,
             "t": {"url": "europe-docker.pkg.dev", "auth_type": "anonymous"},

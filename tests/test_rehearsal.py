@@ -55,7 +55,7 @@ def changed_nothing(*servers: Server) -> bool:
 
 
 def test_a_dry_run_foretells_what_the_run_then_does(tmp_path: Path, serve: Start) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     mappings, ends = shared_base(source), {"source": source, "target": target}
     foretold = command(tmp_path, "dry", ends, *mappings)
     assert foretold.status == 0, foretold.err
@@ -116,7 +116,7 @@ def test_a_dry_run_asks_for_no_more_than_pull(tmp_path: Path, serve: Start) -> N
 def test_an_analysis_counts_shares_mounts_and_requests(
     tmp_path: Path, serve: Start, filled: bool
 ) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     mappings, ends = shared_base(source), {"source": source, "target": target}
     if filled:
         command(tmp_path, "sync", ends, *mappings)
@@ -141,7 +141,7 @@ def test_an_analysis_counts_shares_mounts_and_requests(
 def test_an_analysis_of_a_fan_out_counts_each_read_of_the_source_once(
     tmp_path: Path, serve: Start
 ) -> None:
-    source, one, two = serve(), serve(single_post=False), serve(single_post=False)
+    source, one, two = serve(), serve(), serve()
     mappings, ends = shared_base(source), {"source": source, "one": one, "two": two}
     found = json.loads(command(tmp_path, "analyze", ends, *mappings).out)
     assert changed_nothing(source, one, two)
@@ -166,7 +166,7 @@ def test_an_analysis_is_readable(tmp_path: Path, serve: Start) -> None:
 
 
 def test_what_no_run_fetches_is_not_foretold(tmp_path: Path, serve: Start) -> None:
-    source, target = serve(), serve(single_post=False)
+    source, target = serve(), serve()
     assert isinstance(source.app, App)
     Seed(4).artifact().load_into(source.app, "app", tag="v1")
     ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}

@@ -634,7 +634,7 @@ async def test_whatever_breaks_the_target_has_the_right_bytes_or_none(
     monkeypatch.setattr(relay, "_CHECKPOINT", 1 << 18)
     async with virtual() as world:
         source = world.registry("source.test")
-        target = world.registry("target.test", resumable=resumable, single_post=False)
+        target = world.registry("target.test", resumable=resumable)
         image, _ = load(source, size)
         _broken(data, source, "GET", "blob", size, "response")
         _broken(data, target, "PUT", "upload", size, "request")

@@ -309,7 +309,7 @@ async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     async with virtual() as world:
-        source, target = ends(world, up=Link(bandwidth=10_000), single_post=False)
+        source, target = ends(world, up=Link(bandwidth=10_000))
         image = Seed(1).image(sizes=(10_000, 200_000)).load_into(source.app, "app", tag="v1")
         file = written(tmp_path, {"from": "app", "tags": tags("v1")})
         async with stopped_at(10.0, 11.0, number=number):

@@ -143,11 +143,7 @@ def places_of(world: Virtual, random: Random) -> tuple[list[Place], list[str]]:
             Link(latency=random.choice([0, 0.02, 0.2]), bandwidth=random.choice([1e5, 1e7]))
             for _ in range(2)
         ]
-        app = App(
-            mounts=random.random() < 0.5,
-            single_post=random.random() < 0.5,
-            referrers_api=random.random() < 0.7,
-        )
+        app = App(mounts=random.random() < 0.5, referrers_api=random.random() < 0.7)
         scheme = "http" if name.endswith(".test") else "https"
         places.append(world.listen(app, name, scheme=scheme, up=lines[0], down=lines[1]))
     return places, [KINDS[name] for name in chosen]

@@ -59,16 +59,6 @@ def cold(blobs: int, manifests: int = 1) -> tuple[dict[str, int], dict[str, int]
 # Lower bounds.
 
 
-@pytest.fixture
-def serve(serve: Start) -> Start:
-    """Start registries that take a blob by POST and PUT only, as distribution does."""
-
-    def start(site: Any = None, **options: Any) -> Server:
-        return serve(site, **(options if site else {"single_post": False, **options}))
-
-    return start
-
-
 @pytest.mark.parametrize("format", ["oci", "docker"])
 def test_a_cold_image_costs_its_lower_bound(
     source: Server, target: Server, seed: Seed, format: Any
