@@ -446,10 +446,7 @@ BROKEN: dict[str, tuple[Callable[[Host], Any], str]] = {
         "there is no client_email",
     ),
     "mail-is-a-number": (lambda host: host.google.service_account(client_email=1), "client_email"),
-    "no-pem": (
-        lambda host: host.google.service_account(private_key="abc"),
-        "private_key an RSA key in PEM",
-    ),
+    "no-pem": (lambda host: host.google.service_account(private_key="abc"), "an RSA key in PEM"),
     "no-refresh-token": (
         lambda host: host.google.authorized_user(refresh_token=None),
         "there is no refresh_token",
