@@ -740,8 +740,8 @@ def _open_leftover(path: str, blob: Descriptor) -> _Begun | None:
 
 
 def _make_folder(path: str) -> None:
-    """Make a folder that others may read, where there is none. Its parent has to be there: else a disk
-    is not mounted.
+    """Make a folder that others may read, where there is none, and bring its name to the disk. Its
+    parent has to be there: else a disk is not mounted.
     """
     try:
         os.mkdir(path)
@@ -749,6 +749,7 @@ def _make_folder(path: str) -> None:
         return
     with contextlib.suppress(OSError):
         os.chmod(path, _FOLDER_MODE)
+    _sync_folder(os.path.dirname(path))
 
 
 def _create(path: str) -> int:

@@ -1,0 +1,162 @@
+"""Power cuts while a layout is written: what was not synced is lost, or torn (I11)."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from _regsync.layout.directory import Layout
+from conformance.client.attachments import SBOM
+from conformance.content.images import Seed
+from tests.ends import document, run_regsync
+from tests.layouts import blob_path, check_layout, files_of, make_layout, names_of
+from tests.power_cuts import After, Moment, Recording, after_a_cut, recording, write_out
+
+
+class Scene:
+    """A layout as source, a folder `usb` with the layout to be written, and what that may name."""
+
+    def __init__(self, directory: Path, beginning: str) -> None:
+        seed = Seed(78)
+        self.usb = directory / "usb"
+        self.disk = self.usb / "disk"
+        self.usb.mkdir()
+        shared = seed.layer(9_000)
+        v1 = seed.image(layers=[shared, seed.layer(300)])
+        new = {
+            "app:v1": v1,
+            "app:v2": seed.index(platforms=("linux/amd64", "linux/arm64")),
+            "app:latest": seed.image(layers=[shared]),
+            "": seed.artifact(v1, SBOM),
+        }
+        old = {"app:v1": seed.image(), "app:latest": seed.image()} if beginning == "old" else {}
+        self.was_there = beginning != "nothing"
+        if self.was_there:
+            make_layout(self.disk, old)
+        if beginning == "half":
+            digest = max(v1.blobs, key=lambda each: len(v1.blobs[each]))
+            half = v1.blobs[digest][: len(v1.blobs[digest]) // 2]
+            blob_path(self.disk, digest).with_suffix(".partial").write_bytes(half)
+        make_layout(directory / "source", new)
+        self.tops = {
+            name: {images[name].top for images in (old, new) if name in images}
+            for name in new
+            if name
+        }
+        registries = {
+            "source": {"url": "oci-layout:source"},
+            "disk": {"url": "oci-layout:usb/disk"},
+        }
+        self.config = directory / "mirror.yaml"
+        mapping = {"from": "app", "source": "source", "targets": ["disk"]}
+        self.config.write_text(document(registries, mapping))
+
+    def sync(self) -> Any:
+        return run_regsync("sync", "-q", "-c", str(self.config))
+
+    def record(self) -> Recording:
+        with recording(self.usb) as record:
+            assert self.sync().status == 0
+        return record
+
+    def check_cut(self, *, has_old_index: bool) -> None:
+        """What a reader finds is old or new, and whole. A layout that was there is not gone."""
+        if not self.was_there and not list(self.disk.glob("index.json*")):
+            return
+        if has_old_index and not self.is_readable():
+            shutil.copy(self.disk / "index.json.old", self.disk / "index.json")
+        index = Layout(str(self.disk), lambda *_: None).index()
+        assert all(entry.name.partition("@")[0] in {*self.tops, ""} for entry in index)
+        names = names_of(self.disk)
+        assert all(names[name] in self.tops[name] for name in names)
+        check_layout(self.disk)
+
+    def is_readable(self) -> bool:
+        try:
+            json.loads((self.disk / "index.json").read_bytes())
+        except (FileNotFoundError, ValueError):
+            return False
+        return True
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is cut off from the disk of the tests: what is synced is recorded alone."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refused)
+
+
+def _cuts(record: Recording) -> Iterator[After]:
+    """Give each disk once."""
+    seen = set[frozenset[tuple[str, bytes | None]]]()
+    for moment in record.moments:
+        for after in after_a_cut(moment):
+            key = frozenset(after.items())
+            if key not in seen:
+                seen.add(key)
+                yield after
+
+
+def _lost(moment: Moment) -> After:
+    """Return the disk on which nothing is that was not synced."""
+    return next(after_a_cut(dataclasses.replace(moment, pending=[], written={})))
+
+
+def _try_all(scene: Scene, *, every: int, has_old_index: bool = False) -> int:
+    record = scene.record()
+    complete = (scene.disk / "index.json").read_bytes()
+    files = files_of(scene.disk) - {"index.json.old"}
+
+    write_out(_lost(record.moments[-1]), scene.usb)
+    assert (scene.disk / "index.json").read_bytes() == complete, "what was reported is lost"
+    check_layout(scene.disk)
+    assert files_of(scene.disk) >= files
+
+    count = 0
+    for count, after in enumerate(_cuts(record), 1):
+        if count % min(every, 5):
+            continue
+        write_out(after, scene.usb)
+        scene.check_cut(has_old_index=has_old_index)
+        if count % every == 0:
+            write_out(after, scene.usb)
+            ran = scene.sync()
+            assert ran.status == 0, ran.err
+            check_layout(scene.disk)
+            assert (scene.disk / "index.json").read_bytes() == complete
+            assert files_of(scene.disk) - {"index.json.old"} == files
+    return count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("beginning", ["nothing", "empty", "old", "half"])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.thorough), 75])
+def test_a_layout_is_whole_after_a_power_cut_and_the_next_run_completes_it(
+    tmp_path: Path, beginning: str, every: int
+) -> None:
+    assert _try_all(Scene(tmp_path, beginning), every=every) > 100
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_links")
+@pytest.mark.parametrize("beginning", ["nothing", "old"])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.thorough), 75])
+def test_so_is_one_on_a_disk_without_atomic_replacement(
+    tmp_path: Path, beginning: str, every: int
+) -> None:
+    assert _try_all(Scene(tmp_path, beginning), every=every, has_old_index=True) > 100
