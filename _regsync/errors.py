@@ -243,20 +243,23 @@ def _remedy(status: int, side: Side, reference: str) -> str | None:
         if status != 404 or digest:
             return None
         if tag:
-            return f"check the name: `regsync tags {host}/{repository}` shows what is there"
+            return f"check the name: `regsync tags {host}/{repository}` lists what is there"
         return "check the name of the repository"
 
     if status == 404:
         return _remedy_for_missing_repository(host, repository)
     if status == 405:
-        return "is it read-only, or a pull-through cache? name the registry that takes pushes"
+        return "name a registry that accepts pushes: this one may be read-only, or a cache"
     if status == 413:
-        return "the registry or a proxy before it limits requests (nginx: client_max_body_size)"
+        return (
+            "raise the size limit for requests, at the registry or at a proxy in front of it"
+            " (nginx: client_max_body_size)"
+        )
     return None
 
 
 def _remedy_for_missing_repository(host: str, repository: str) -> str:
-    remedy = "create the repository, or the project that it is in, there first"
+    remedy = "create the repository, or the project that it belongs to, at the target first"
     ecr = re.match(_ECR_HOST, host)
     if ecr is None:
         return remedy

@@ -125,7 +125,7 @@ def _activate() -> CDLL:
         return crypto
     if is_late:
         raise ValueError(
-            "comes too late: OpenSSL was loaded before regsync began; start it by `python3 -I -S`"
+            "comes too late: OpenSSL was loaded before regsync began; start it with `python3 -I -S`"
         )
     _load(crypto, _find(crypto, own_settings_path), own_settings_path)
     return crypto
@@ -198,7 +198,7 @@ def _load(crypto: CDLL, module: _Module, own_settings_path: str | None) -> None:
             tried += f", after OPENSSL_CONF={own_settings_path!r},"
         reason = _reported_errors(crypto)
         raise ValueError(
-            f"{tried} does not load ({reason}): one is damaged, or not made for the other"
+            f"{tried} does not load ({reason}): one of the two is damaged, or they do not belong together"
         )
 
     # `base` reads keys and certificates, and computes nothing.
@@ -216,10 +216,10 @@ def _check(crypto: CDLL) -> None:
 
     digest = pointer(crypto, "EVP_MD_fetch", None, b"SHA256", None)
     if _provider_of(crypto, "EVP_MD_get0_provider", digest) != b"fips":
-        raise ValueError("is not what computes SHA-256")
+        raise ValueError("does not compute SHA-256")
 
     if _provider_of(crypto, "EVP_RAND_get0_provider", _random_generator(crypto)) != b"fips":
-        raise ValueError("is not what computes random numbers")
+        raise ValueError("does not make the random numbers")
 
     _check_hashlib()
     _check_ssl()
@@ -253,7 +253,7 @@ def _check_hashlib() -> None:
         _hashlib.openssl_md5(b"")
     except ValueError:
         return
-    raise ValueError("is not alone: OpenSSL still computes MD5")
+    raise ValueError("is not the only provider: OpenSSL still computes MD5")
 
 
 def _check_ssl() -> None:
@@ -262,7 +262,7 @@ def _check_ssl() -> None:
 
     ciphers = _ssl._SSLContext(_ssl.PROTOCOL_TLS_CLIENT).get_ciphers()
     if any("CHACHA20" in cipher["name"] for cipher in ciphers):
-        raise ValueError("is not alone: TLS still offers ChaCha20")
+        raise ValueError("is not the only provider: TLS still offers ChaCha20")
 
 
 # libcrypto.
@@ -289,7 +289,7 @@ def libcrypto() -> CDLL:
         if version is not None and version() == _ssl.OPENSSL_VERSION_NUMBER:
             return crypto
     raise ValueError(
-        "cannot be used: this Python does not show its libcrypto; run regsync with the system's Python"
+        "cannot be used: this Python does not expose its libcrypto; run regsync with the system's Python"
     )
 
 

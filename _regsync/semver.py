@@ -135,7 +135,7 @@ def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: 
 def parse_range(text: str) -> Range:
     """Parse a range; ValueError says what is wrong and what to write instead."""
     if len(text) > _MAX_LENGTH:
-        raise ValueError(f"a range of more than {_MAX_LENGTH} characters")
+        raise ValueError(f"a range is limited to {_MAX_LENGTH} characters")
     return tuple(
         tuple(_comparator(word.strip(" \t")) for word in alternative.split(","))
         for alternative in text.split("||")
@@ -179,8 +179,8 @@ def _trouble_with(word: str) -> str:
     if hyphen is not None:
         instead = f">={hyphen['low']},<={hyphen['high']}"
         return f"hyphen ranges are not supported: write '{instead}'"
-    forms = "write '*', 1.x, 1.2 or 1.2.3, if need be after = == != > >= < <= ^ ~"
-    return f"{word!r} is no comparator: {forms}; join comparators with a comma"
+    forms = "write '*', 1.x, 1.2 or 1.2.3, optionally after = == != > >= < <= ^ ~"
+    return f"{word!r} is not a comparator: {forms}; join comparators with a comma"
 
 
 def _end_of_span(version: Version, numbers: list[int], operator: str | None) -> Version:

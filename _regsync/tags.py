@@ -132,7 +132,7 @@ def _character_set(pattern: str, members: str, is_negated: bool) -> _CharacterSe
     if not members:
         raise ValueError(f"{pattern!r} has an empty set of characters")
     if members.startswith("^") and not is_negated:
-        raise ValueError(f"{pattern!r}: a set is negated by '!', as in [!a-z]")
+        raise ValueError(f"{pattern!r}: negate a set by '!', as in [!a-z]")
     spans: list[_Span] = []
     for first, last in _SET_MEMBER.findall(members):
         low = first[-1]  # without its backslash
@@ -259,7 +259,7 @@ class Selection(NamedTuple):
         """Give what a user should hear of the selection, as event and text."""
         count = len(self.kept)
         if count < self.floor:
-            text = f"{source}: {count} tags were found, min_tags asks for {self.floor}"
+            text = f"{source}: only {count} tags were found, min_tags asks for {self.floor}"
             yield "min_tags", text
         if not count:
             yield "nothing_selected", f"{source}: the mapping selects no tag"

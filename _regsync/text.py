@@ -197,5 +197,5 @@ def time_text(seconds: float) -> str:
 def parse_time(text: str) -> int:
     """Return the seconds since 1970 of what `time_text` has written; ValueError for another text."""
     if not re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}Z", text):
-        raise ValueError(f"{text!r} is no time like 2026-11-22T12:00:00Z")
+        raise ValueError(f"{text!r} is not a time like 2026-11-22T12:00:00Z")
     return int(datetime.fromisoformat(f"{text[:-1]}+00:00").timestamp())

@@ -664,7 +664,7 @@ VARIANTS: Mapping[str, tuple[str, str, str]] = {
     "of files": ("web identity", "federated", "account"),
     "of containers": ("container", "service", "subject"),
     "of logins": ("sso", "session", "workforce"),
-    "of profiles": ("profile", "session's token", "impersonation"),
+    "a valid AWS": ("profile", "session's token", "impersonation"),
     "of a pod": ("container file", "secret", "user"),
     "of machines": ("imds", "imds", "metadata"),
 }

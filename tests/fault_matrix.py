@@ -55,7 +55,7 @@ PROVOKED = (
 )
 # What is told where a referrer is not found: that it is not there, or that nobody here knows of
 # referrers.
-LEFT_OUT = ("is listed as a referrer of", "no referrers API and no fallback tag")
+LEFT_OUT = ("is listed as a referrer of", "no artifacts found")
 USER, PASSWORD = "robot", "correct-horse-battery"
 TIMES = {"once": 1, "three": 3, "ever": None}
 _DAY = 86_400

@@ -427,7 +427,7 @@ def test_a_second_run_reads_and_leaves_nothing_behind(tmp_path: Path) -> None:
             first.commit()
             assert blobs(second) == {2}
         assert said == [
-            ("warning", f"another run uses {tmp_path}: this one leaves no state behind")
+            ("warning", f"another run uses {tmp_path}: this one reads the state and saves nothing")
         ]
         assert sorted(listing(tmp_path)) == sorted(before)
     with opened(tmp_path) as after:
@@ -579,7 +579,7 @@ def test_damage_that_is_met_later_ends_the_file_and_not_the_run(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("PRAGMA user_version = 4", "it is of a newer version of this program"),
+        ("PRAGMA user_version = 4", "it was written by a newer version of regsync"),
         ("PRAGMA application_id = 77", "state.db is another program's"),
     ],
 )

@@ -307,7 +307,7 @@ async def test_a_tag_that_is_not_there(tmp_path: Path) -> None:
             "digest": None,
             "expected": image.top,
             "size": None,
-            "message": f"{image.top} is expected",
+            "message": f"expected {image.top}",
         }
         assert stage.asked_target() == {"GET manifest": 1}
 
@@ -363,7 +363,7 @@ async def test_an_artifact_that_is_lost(tmp_path: Path) -> None:
         ran = await stage.audit()
         assert found(ran) == [("artifact_missing", signature.top)]
         message = only(ran.report["findings"])["message"]
-        assert message == f"{signature.top} ({SIGNED}) of {bill.top} is not there"
+        assert message == f"{signature.top} ({SIGNED}) of {bill.top} is missing"
         # The source is asked whether it holds what it lists: a run cannot bring what it has lost.
         assert stage.source.journal.matching("HEAD", "manifest").exactly(2)
         lose_manifest(app(stage.source), signature.top)
@@ -420,7 +420,7 @@ async def test_what_only_the_target_lists_has_to_be_there_too(tmp_path: Path) ->
         stage.target.intercept = lists_anyway(image, bill)
         ran = await stage.audit()
         assert found(ran) == [("artifact_missing", bill.top)]
-        assert only(ran.report["findings"])["message"].endswith("is listed, and is not there")
+        assert only(ran.report["findings"])["message"].endswith("is listed, but missing")
         stage.target.intercept = None
         bill.load_into(stage.target, "app")
         lost = next(iter(bill.blobs))

@@ -118,7 +118,7 @@ async def test_an_artifact_that_a_target_does_not_list_is_found_and_mended(tmp_p
         assert {each["finding"] for each in ran.report["findings"]} == {"artifact_missing"}
         assert len(ran.report["findings"]) == len(scene.made.travelling)
         for finding in ran.report["findings"]:
-            assert finding["message"].endswith("is there, and the target does not list it")
+            assert finding["message"].endswith("exists, but the target does not list it")
 
         await world.run("sync", "-q", "--recheck", "-c", file)
         assert whole(await world.run("audit", "--json", "-q", "-c", file)) == 1
@@ -402,9 +402,9 @@ def test_an_audit_that_finds_nothing_says_nothing_and_findings_are_lines(
     names = f"{source.address}/app:v1 -> {target.address}/app:v1"
     assert ran.status == 1
     assert ran.out.splitlines()[:3] == [
-        f"incomplete {names}: blob {lost} ({size_text(size)}) is not there",
-        "Images: 0 whole, 1 with findings, 0 not looked at whole",
-        f"There: 1 manifests, {len(image.blobs) - 1} blobs, 0 artifacts",
+        f"incomplete {names}: blob {lost} ({size_text(size)}) is missing",
+        "Images: 0 whole, 1 with findings, 0 not checked completely",
+        f"Present: 1 manifests, {len(image.blobs) - 1} blobs, 0 artifacts",
     ]
     assert ran.err == ""
 

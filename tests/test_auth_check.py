@@ -121,9 +121,9 @@ async def test_lines_for_people_say_the_same(cloud: Cloud) -> None:
         assert (ran.status, ran.err) == (0, "")
         assert sorted(ran.out.splitlines()) == [
             f"ok  {ECR}/one  pull  (a cloud of the tests, until {A_HOUR_LATER})",
-            f"ok  target.test/one  pull,push  (anonymous, not asked for: {ORIGIN})",
-            f"ok  target.test/two  -  (anonymous, not asked for: {ORIGIN}, "
-            "not there yet, so no push was tried)",
+            f"ok  target.test/one  pull,push  (anonymous, no login needed, found: {ORIGIN})",
+            f"ok  target.test/two  -  (anonymous, no login needed, found: {ORIGIN}, "
+            "the repository does not exist yet, so no push was tried)",
         ]
 
 
@@ -167,7 +167,7 @@ async def test_who_has_no_login_at_a_cloud_is_told_how_to_see_why(cloud: Cloud) 
         )
         assert (ran.status, rows[f"{ECR}/app"]["error"]["code"]) == (4, "AUTH_ERROR")
         assert (
-            "hint: set auth_type (ecr, gar, acr) to see why no cloud logs in, or log in with"
+            "hint: set auth_type (ecr, gar, acr) to see why the cloud's login fails, or log in with"
             in ran.err
         )
 
@@ -402,7 +402,8 @@ async def test_what_the_keys_may_not_ask_is_not_known_and_no_failure() -> None:
         ran = await check_ecr(world, environ, "team/there", as_json=False)
         assert ran.status == 0
         assert (
-            "not known whether blobs are mounted between repositories: AWS_ACCESS_KEY_ID" in ran.out
+            "cannot tell whether blobs are mounted between repositories: AWS_ACCESS_KEY_ID"
+            in ran.out
         )
         assert "allow this identity ecr:GetAccountSetting" in ran.out
 
@@ -434,7 +435,7 @@ async def test_where_templates_are_not_known_the_hint_names_them() -> None:
             identity.may_not = frozenset({"DescribeRepositoryCreationTemplates"})
         ran = await check_ecr(world, environ, "team/new", as_json=False)
         assert ran.status == 4
-        assert "hint: a repository creation template for CREATE_ON_PUSH may do it, else " in ran.err
+        assert "hint: add a repository creation template for CREATE_ON_PUSH, or " in ran.err
 
 
 # Logins where anybody may read.

@@ -960,14 +960,20 @@ FAILURES: dict[str, tuple[Source, str]] = {
     "line break": (broken(nothing, AWS_ACCESS_KEY_ID="A\nB", AWS_SECRET_ACCESS_KEY="x"), "AWS_ACCESS_KEY_ID"),
     "no such profile": (broken(config_file, AWS_PROFILE="gone"), "there is no profile 'gone' in ~/.aws/config and"),
     "no token file": (without(web_identity, "token"), "AWS_WEB_IDENTITY_TOKEN_FILE: "),
-    "no role": (broken(web_identity, AWS_ROLE_ARN=""), "no AWS_ROLE_ARN or role_arn as text"),
-    "role that is no text": (broken(web_identity, AWS_ROLE_ARN="\udcff"), "no AWS_ROLE_ARN or role_arn as text"),
+    "no role": (broken(web_identity, AWS_ROLE_ARN=""), "AWS_ROLE_ARN or role_arn is missing, or is not text"),
+    "role that is no text": (
+        broken(web_identity, AWS_ROLE_ARN="\udcff"),
+        "AWS_ROLE_ARN or role_arn is missing, or is not text",
+    ),
     "key that is no text": (
         broken(nothing, AWS_ACCESS_KEY_ID="A", AWS_SECRET_ACCESS_KEY="\udcff"),
-        "AWS_ACCESS_KEY_ID gives no AWS credentials: the key or its secret is missing, or no text",
+        "AWS_ACCESS_KEY_ID gives no AWS credentials: the access key or its secret is missing, or is not",
     ),
     "foreign token": (foreign_web_token, "InvalidIdentityToken no provider knows ***"),
-    "not a file of profiles": (broken(nothing, "aws_access_key_id\n"), "~/.aws/config is not a file of profiles"),
+    "no file of profiles": (
+        broken(nothing, "aws_access_key_id\n"),
+        "~/.aws/config is not a valid AWS configuration file",
+    ),
     "program": (broken(nothing, "[default]\ncredential_process = /bin/keys --secret s3cret\n"), "credential_process"),
     "login": (broken(nothing, "[default]\nlogin_session = arn:aws:iam::1:user/x\n"), "has login_session"),
     "mfa": (broken(nothing, f"[default]\n{ROLE}source_profile = a\nmfa_serial = x\n"), "mfa_serial"),
@@ -1000,7 +1006,7 @@ FAILURES: dict[str, tuple[Source, str]] = {
     "sso without the role": (sso_without_the_role, "403 ForbiddenException No access"),
     "sso in half": (broken(nothing, "[default]\nsso_account_id = 1\n"), "sso_start_url, sso_region, sso_role_name"),
     "sso told twice": (broken(sso, AWS_PROFILE="b", config="[profile b]\nsso_session = corp\nsso_account_id = 1\n"
-        "sso_role_name = x\nsso_region = us-east-1\n"), "not as its sso-session has it: sso_region"),
+        "sso_role_name = x\nsso_region = us-east-1\n"), "or different in its sso-session: sso_region"),
     "container elsewhere": (
         broken(nothing, AWS_CONTAINER_CREDENTIALS_FULL_URI="http://10.0.0.1/keys"),
         "http://10.0.0.1/keys is neither https nor a metadata address",
@@ -1033,7 +1039,7 @@ async def test_what_may_help_is_said(world: World) -> None:
     expired_sso(world)
     assert "aws sso login" in str((await refused(world)).hint)
     stranger(world)
-    assert (await refused(world)).hint == "check the role's name, and who may assume it"
+    assert (await refused(world)).hint == "check the role's ARN, and its trust policy"
     denied(world)
     assert (await refused(world)).hint == "allow this identity ecr:GetAuthorizationToken"
     public = await refused(world, "public.ecr.aws")
@@ -1099,7 +1105,7 @@ def test_a_file_with_a_region_alone_is_no_identity(world: World) -> None:
     )
     assert not is_configured(world.machine)
     world.write(".aws/credentials", "nonsense")
-    with pytest.raises(AuthError, match="is not a file of profiles"):
+    with pytest.raises(AuthError, match="is not a valid AWS configuration file"):
         is_configured(world.machine)
 
 

@@ -341,7 +341,7 @@ async def test_a_federated_token_that_is_not_there_is_an_error() -> None:
     world = World()
     by_file(world)
     world.files["/var/token"] = b"\n"
-    assert "/var/token, which AZURE_FEDERATED_TOKEN_FILE names" in (await world.refused()).message
+    assert "AZURE_FEDERATED_TOKEN_FILE names /var/token" in (await world.refused()).message
 
 
 async def test_a_service_without_its_header_is_an_error() -> None:
@@ -604,7 +604,7 @@ async def test_the_session_is_the_default_subscriptions_in_the_registrys_cloud()
         "azureProfile.json",
         lambda profile: profile["subscriptions"].__delitem__(slice(0, 3, 2)),
     )
-    assert "no identity at Azure" in (await world.refused()).message
+    assert "no Azure identity" in (await world.refused()).message
 
 
 async def test_the_newest_refresh_token_of_the_account_is_taken() -> None:
@@ -698,7 +698,7 @@ async def test_a_session_without_its_tokens_is_an_error(text: bytes) -> None:
     by_command_line(world)
     world.files[f"{HOME}/.azure/msal_token_cache.json"] = text
     error = await world.refused()
-    assert error.message == "az login has left no token in its files"
+    assert error.message == "`az login` has left no usable token in its files"
     assert "core.encrypt_token_cache=false" in (error.hint or "")
 
 
@@ -1101,7 +1101,7 @@ async def test_nothing_found_stops_the_registry_and_tells_what_a_pod_needs() -> 
             Seed(1).image().load_into(provider, name, tag="v1")
         ran = await sync(world, "one", "two", auth_type="acr")
         assert ran.status == 4
-        assert "no identity at Azure; looked at AZURE_CLIENT_SECRET," in ran.err
+        assert "no Azure identity; looked at AZURE_CLIENT_SECRET," in ran.err
         assert "azure.workload.identity/client-id" in ran.err
         assert {each["error"]["code"] for each in ran.images} == {"AUTH_ERROR"}
         assert (exchange.exchanges, exchange.requests) == (0, 0)

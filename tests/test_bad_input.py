@@ -637,13 +637,13 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
     "tags that are no tags": (
         "source",
         CONTENT,
-        "no tag can have",
+        "an invalid tag",
         listing(Response(200, [], json.dumps({"tags": ["v1", "../../etc\x1b[1m"]}).encode())),
     ),
     "tags that are numbers": (
         "source",
         CONTENT,
-        "no tag",
+        "an invalid tag",
         listing(Response(200, [], b'{"tags": [1]}')),
     ),
     "a listing without end": (
@@ -655,7 +655,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
     "a next page elsewhere": (
         "source",
         NETWORK,
-        "another origin",
+        "not in this repository",
         listing(
             Response(
                 200,
@@ -667,7 +667,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
     "a next page of another repository": (
         "source",
         NETWORK,
-        "another origin",
+        "not in this repository",
         listing(Response(200, [("Link", '</v2/other/tags/list>; rel="next"')], b'{"tags":["a"]}')),
     ),
     "a next page that leads to itself": (

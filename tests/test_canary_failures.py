@@ -232,7 +232,7 @@ async def test_a_watch_its_reloads_and_its_probes_show_no_secret(
             ran = await scene.run("watch", "-c", str(file), *more)
             tasks.cancel_scope.cancel()
         assert "reload_failed" in ran.err or "stays in force" in ran.err
-        assert "no user or password here" in "".join(bodies), (
+        assert "a user or password cannot stand here" in "".join(bodies), (
             "a probe tells why a file was not taken"
         )
         assert "***" in ran.err, "what the registry repeated"

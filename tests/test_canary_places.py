@@ -137,7 +137,7 @@ def test_a_broken_configuration_is_told_without_its_secret(
 # Credential files.
 
 FILES: dict[str, str] = {
-    "no JSON": f'{{"auths": {{"127.0.0.1:1": {{"auth": "{SECRET}',
+    "not JSON": f'{{"auths": {{"127.0.0.1:1": {{"auth": "{SECRET}',
     "a list": f'["{SECRET}"]',
     "an entry that is text": f'{{"auths": {{"127.0.0.1:1": "{SECRET}"}}}}',
     "an auth that is no base64": f'{{"auths": {{"127.0.0.1:1": {{"auth": "{SECRET}"}}}}}}',
@@ -193,7 +193,7 @@ async def test_a_broken_profile_is_told_without_its_secret(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-@pytest.mark.parametrize("kind", ["no JSON", "a type", "a key", "a url", "a source"])
+@pytest.mark.parametrize("kind", ["not JSON", "a type", "a key", "a url", "a source"])
 async def test_a_broken_google_file_is_told_without_its_secret(
     kind: str, clean_env: Path, traces: Traces
 ) -> None:
@@ -204,7 +204,7 @@ async def test_a_broken_google_file_is_told_without_its_secret(
         "refresh_token": SECRET,
     }
     texts = {
-        "no JSON": f'{{"type": "authorized_user", "refresh_token": "{SECRET}',
+        "not JSON": f'{{"type": "authorized_user", "refresh_token": "{SECRET}',
         "a type": json.dumps({**user, "type": 7}),
         "a key": json.dumps(
             {

@@ -529,7 +529,7 @@ def test_an_interrupted_run_says_that_mappings_were_not_listed(
     assert [(each["source"], each["target"]) for each in json.loads(out)["undone"]] == [
         (f"{source.address}/app:*", f"{target.address}/{name}:*") for name in ("one", "two")
     ]
-    words = "images left undone: 0, and those of mappings that were not listed: 2"
+    words = "images left undone: 0; mappings not listed: 2"
     assert f"interrupted, {words}\n" in err
 
 

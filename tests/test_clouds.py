@@ -138,7 +138,8 @@ async def test_its_own_variables_or_files_come_before_the_docker_config(cloud: C
 
 
 @pytest.mark.parametrize(
-    "broken", [ConfigError("/x cannot be read"), AuthError("no file of profiles", fatal=True)]
+    "broken",
+    [ConfigError("/x cannot be read"), AuthError("not a valid AWS configuration file", fatal=True)],
 )
 async def test_its_own_broken_file_is_a_file_of_its_own(
     cloud: Cloud, broken: SyncError | ConfigError
@@ -225,7 +226,7 @@ async def test_a_host_of_nobody_looks_at_no_cloud(cloud: Cloud, host: str) -> No
 
 @pytest.mark.rule("R9")
 async def test_a_clouds_login_never_goes_over_plain_http(cloud: Cloud) -> None:
-    with pytest.raises(AuthError, match="plain http") as caught:
+    with pytest.raises(AuthError, match="plain HTTP") as caught:
         found("registry.example", scheme="http", auth_type="ecr")
     assert caught.value.fatal
     assert found(ECR, scheme="http") is None

@@ -143,7 +143,8 @@ def test_paths_are_relative_to_the_file(written: str, absolute: str) -> None:
 def test_a_home_that_nobody_knows_is_no_folder_of_that_name(written: str, home: str | None) -> None:
     text = f"mappings: []\nglobal: {{cache_dir: '{written}'}}".encode()
     with pytest.raises(
-        ConfigError, match=r"c.yaml:2:21: .*no home directory is known: set HOME, or write it out"
+        ConfigError,
+        match=r"c.yaml:2:21: .*no home directory is known: set HOME, or write the whole path",
     ):
         load(ConfigFile(text, name="c.yaml", environ={}, base_dir="/etc/rs", home=home))
 
@@ -284,7 +285,7 @@ mappings:
 def test_all_platforms_are_no_default() -> None:
     (found,) = problems("defaults: {platforms: all}\nmappings: []")
     assert found == (
-        "c.yaml:1:23: defaults.platforms: 'all' undoes a default, and this is one: omit the field"
+        "c.yaml:1:23: defaults.platforms: 'all' undoes a default and means nothing in `defaults`: omit the field"
     )
 
 
@@ -370,47 +371,47 @@ def test_all_problems_come_in_one_go_and_in_order() -> None:
 
 
 MAPPING_PROBLEMS = [
-    ("tags: {glob: 1.20}", "tags.glob: text is needed, not a decimal number: put it in quotes"),
-    ("tags: {glob: [a, 2024-01-02]}", "tags.glob[1]: text is needed, not a date"),
-    ("tags: {glob: yes}", "not a truth value: put it in quotes"),
-    ("tags: {glob: {a, b}}", "text is needed, not a mapping"),
-    ("tags: {glob: [[a]]}", "glob[0]: text is needed, not a list"),
-    ("tags: {glob: [~]}", "glob[0]: text is needed, not empty"),
-    ("tags: {glob: []}", "glob: an empty list: omit it to take every tag"),
+    ("tags: {glob: 1.20}", "tags.glob: must be text, not a decimal number: put it in quotes"),
+    ("tags: {glob: [a, 2024-01-02]}", "tags.glob[1]: must be text, not a date"),
+    ("tags: {glob: yes}", "not true or false: put it in quotes"),
+    ("tags: {glob: {a, b}}", "must be text, not a mapping"),
+    ("tags: {glob: [[a]]}", "glob[0]: must be text, not a list"),
+    ("tags: {glob: [~]}", "glob[0]: must be text, not empty"),
+    ("tags: {glob: []}", "glob: the list is empty: omit it to take every tag"),
     ("tags: {glob: ''}", "must not be empty"),
     ("tags: {glob: '[a'}", "without ']'"),
     ("tags: {exclude: ['a', '{b']}", "exclude[1]: '{b' has a '{' without '}'"),
     ("tags: {immutable_tags: '['}", "immutable_tags: "),
     ("tags: {semver: 1.2}", "put it in quotes"),
     ("tags: {semver: '>=1 <2'}", "join comparators with a comma"),
-    ("tags: {semver_prerelease: maybe}", "'maybe' is none of include, exclude, only"),
-    ("tags: {sort: date}", "'date' is none of semver, alpha"),
-    ("tags: {sort: alpha, latest: 0}", "latest: a whole number from 1"),
-    ("tags: {sort: alpha, latest: 1.20}", "whole number without quotes is needed, not a decimal number"),
-    ("tags: {sort: alpha, latest: ~x}", "latest: a whole number without quotes is needed, not text"),
+    ("tags: {semver_prerelease: maybe}", "'maybe' is not one of include, exclude, only"),
+    ("tags: {sort: date}", "'date' is not one of semver, alpha"),
+    ("tags: {sort: alpha, latest: 0}", "latest: must be a whole number from 1"),
+    ("tags: {sort: alpha, latest: 1.20}", "must be a whole number without quotes, not a decimal number"),
+    ("tags: {sort: alpha, latest: ~x}", "latest: must be a whole number without quotes, not text"),
     ("tags: {latest: 3}", "latest: needs `sort` or `semver`"),
     ("tags: {min_tags: -1}", "a whole number from 0"),
-    ("tags: {min_tags: '3'}", "a whole number without quotes is needed, not text"),
-    ("tags: {min_tags: 1e9}", "a whole number without quotes is needed, not text"),
+    ("tags: {min_tags: '3'}", "must be a whole number without quotes, not text"),
+    ("tags: {min_tags: 1e9}", "must be a whole number without quotes, not text"),
     ("tags: {min_tags: 017}", "a whole number from 0"),
     ("tags: {min_tags: 99999999999999999999}", "a whole number from 0"),
-    ("tags: [v1]", "tags: a mapping is needed, not a list: write `tags: {glob: [v1]}`"),
-    ("tags: latest", "tags: a mapping is needed, not text: write `tags: {glob: latest}`"),
+    ("tags: [v1]", "tags: must be a mapping, not a list: write `tags: {glob: [v1]}`"),
+    ("tags: latest", "tags: must be a mapping, not text: write `tags: {glob: latest}`"),
     ("tags: 1.20", "not a decimal number: write `tags: {glob: \"1.20\"}`"),
     ("tags: [1.20, v2, on]", "not a list: write `tags: {glob: [\"1.20\", v2, \"on\"]}`"),
     ("tags: []", "not a list: write `tags: {glob: [...]}`"),
     ("tags: [a, {b: c}]", "not a list: write `tags: {glob: [...]}`"),
     ("tags: a value that could be anything", "not text: write `tags: {glob: ...}`"),
     ("tags: {globs: a}", "globs: unknown key: did you mean 'glob'?"),
-    ("platforms: [all]", "platforms[0]: 'all' is no platform: omit the field"),
-    ("platforms: []", "platforms: an empty list: omit it"),
-    ("platforms: linux/amd64", "platforms: a list is needed, not text"),
-    ("platforms: All", "platforms: a list is needed, not text"),
-    ("platforms: '${NOWHERE}'", "platforms: a list is needed, not text"),
+    ("platforms: [all]", "platforms[0]: 'all' is not a platform: omit the field"),
+    ("platforms: []", "platforms: the list is empty: omit it"),
+    ("platforms: linux/amd64", "platforms: must be a list, not text"),
+    ("platforms: All", "platforms: must be a list, not text"),
+    ("platforms: '${NOWHERE}'", "platforms: must be a list, not text"),
     ("platforms: [linux]", "platforms[0]: "),
     ("artifacts: {enabled: false, require_artifacts: true}", "require_artifacts: contradicts"),
-    ("artifacts: {enabled: 1}", "enabled: true or false without quotes is needed, not a whole number"),
-    ("artifacts: {enabled: 'true'}", "true or false without quotes is needed, not text"),
+    ("artifacts: {enabled: 1}", "enabled: must be true or false without quotes, not a whole number"),
+    ("artifacts: {enabled: 'true'}", "must be true or false without quotes, not text"),
     ("to: Team/App", "capitals, which registries refuse: write 'team/app'"),
     ("to: a:1.0", "has a tag or digest"),
     ("to: /a", "no repository"),
@@ -431,15 +432,15 @@ def test_problem_of_a_mapping(body: str, message: str) -> None:
 REGISTRY_PROBLEMS = [
     ("head_first: true", "registries.r.url: required"),
     ("url: null", "registries.r.url: required"),
-    ("url: a.example, auth_type: kerberos", "'kerberos' is none of ecr,"),
+    ("url: a.example, auth_type: kerberos", "'kerberos' is not one of ecr,"),
     ("url: a.example, auth_type: basic", "auth_type: basic needs `credentials`"),
     ("url: a.example, auth_type: static_token", "auth_type: static_token needs `token`"),
-    ("url: a.example, token: t", "token: goes with `auth_type: static_token` only"),
+    ("url: a.example, token: t", "token: is only valid with `auth_type: static_token` only"),
     (
         "url: a.example, credentials: {username: u, password: p}",
-        "goes with `auth_type: basic` only",
+        "is only valid with `auth_type: basic`",
     ),
-    ("url: a.example, auth_type: ghcr, token: t", "token: goes with"),
+    ("url: a.example, auth_type: ghcr, token: t", "token: is only valid with"),
     (
         "url: a.example, auth_type: basic, credentials: {username: u}",
         "credentials.password: required",
@@ -454,16 +455,16 @@ REGISTRY_PROBLEMS = [
     ),
     ('url: a.example, auth_type: static_token, token: "abc\\n"', "line break"),
     ("url: a.example, auth_type: static_token, token: a b", "blank"),
-    ("url: a.example, cloud_profile: p", "cloud_profile: goes with `auth_type: ecr` only"),
+    ("url: a.example, cloud_profile: p", "cloud_profile: is only valid with `auth_type: ecr` only"),
     (
         "url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p",
-        "aws_profile: goes with `auth_type: ecr`",
+        "aws_profile: is only valid with `auth_type: ecr`",
     ),
     (
         "url: a.example, auth_type: ecr, cloud_profile: p, aws_profile: p",
         "the same field as `cloud_profile`",
     ),
-    ("url: a.example, max_concurrent: 0", "max_concurrent: a whole number from 1"),
+    ("url: a.example, max_concurrent: 0", "max_concurrent: must be a whole number from 1"),
     ("url: a.example, client_key: k", "client_key: needs `client_cert`"),
     ("url: a.example, proxy: 'socks5://u:pw@h'", "socks5"),
     ("url: a.example, urll: b", "unknown key: did you mean 'url'?"),
@@ -484,24 +485,24 @@ def test_problem_of_a_registry(body: str, message: str) -> None:
 WHOLE_PROBLEMS = [
     ("registries: {}", "c.yaml:1:1: mappings: required"),
     ("mappings: null", "c.yaml:1:1: mappings: required"),
-    ("mappings: {a: b}", "mappings: a list is needed, not a mapping"),
-    ("mappings: [a]", "mappings[0]: a mapping is needed, not text"),
+    ("mappings: {a: b}", "mappings: must be a list, not a mapping"),
+    ("mappings: [a]", "mappings[0]: must be a mapping, not text"),
     ("mappings: []\nmapings: []", "c.yaml:2:1: mapings: unknown key: did you mean 'mappings'?"),
-    ("- a", "a mapping is needed, not a list"),
-    ("registries: [a]\nmappings: []", "registries: a mapping is needed, not a list"),
+    ("- a", "must be a mapping, not a list"),
+    ("registries: [a]\nmappings: []", "registries: must be a mapping, not a list"),
     (
         "registries: {1: {url: a.example}}\nmappings: []",
-        "registries.1: a name is needed, not a whole number: put it in quotes",
+        "registries.1: must be a name, not a whole number: put it in quotes",
     ),
-    (f"{REGISTRIES}target_groups: {{g: []}}\nmappings: []", "target_groups.g: an empty list"),
-    (f"{REGISTRIES}target_groups: {{g: one}}\nmappings: []", "target_groups.g: a list is needed"),
+    (f"{REGISTRIES}target_groups: {{g: []}}\nmappings: []", "target_groups.g: the list is empty"),
+    (f"{REGISTRIES}target_groups: {{g: one}}\nmappings: []", "target_groups.g: must be a list"),
     (
         f"{REGISTRIES}target_groups: {{g: [uno]}}\nmappings: []",
         "target_groups.g[0]: no registry or group is named 'uno'",
     ),
     ("mappings: []\nglobal: {max_concurrent_transfers: 0}", "a whole number from 1"),
-    ("mappings: []\nglobal: {cache_ttl: 12 h}", "is no duration: write 0, seconds (90)"),
-    ("mappings: []\nglobal: {staging_size_limit: 5 XB}", "is no size: write 0"),
+    ("mappings: []\nglobal: {cache_ttl: 12 h}", "is not a duration: write 0, seconds (90)"),
+    ("mappings: []\nglobal: {staging_size_limit: 5 XB}", "is not a size: write 0"),
 ]
 
 
@@ -515,15 +516,15 @@ def test_problem_of_the_document(text: str, message: str) -> None:
 
 
 ROUTES = [
-    ("{from: a, targets: two}", "mappings[0].source: required, here or in `defaults`"),
-    ("{from: a, source: one}", "mappings[0].targets: required, here or in `defaults`"),
+    ("{from: a, targets: two}", "mappings[0].source: is missing: set it here or in `defaults`"),
+    ("{from: a, source: one}", "mappings[0].targets: is missing: set it here or in `defaults`"),
     ("{from: a, source: three, targets: two}", "source: no registry or group is named 'three'"),
-    ("{from: a, source: one, targets: []}", "targets: an empty list"),
+    ("{from: a, source: one, targets: []}", "targets: the list is empty"),
     ("{from: a, source: one, targets: none}", "no registry or group is named 'none'"),
     ("{from: a, source: one, targets: both}", "'both' is both a group and a registry"),
     (
         "{from: a, source: one, targets: [group]}",
-        "targets[0]: 'group' is a group, which stands alone",
+        "targets[0]: 'group' is a group, which can only be",
     ),
     ("{from: a, source: one, targets: one}", "the same repository of one.example"),
     ("{from: a, to: a, source: one, targets: group}", "the same repository of one.example"),
@@ -532,8 +533,8 @@ ROUTES = [
         "{from: alpine, to: library/alpine, source: hub, targets: hub}",
         "the same repository of docker.io",
     ),
-    ("{from: a, to: b, source: tight, targets: tight}", "max_concurrent is 1: allow 2"),
-    ("{from: a, to: b, source: tight, targets: loose}", "max_concurrent is 1: allow 2"),
+    ("{from: a, to: b, source: tight, targets: tight}", "max_concurrent is 1: set it to 2"),
+    ("{from: a, to: b, source: tight, targets: loose}", "max_concurrent is 1: set it to 2"),
 ]
 
 
@@ -594,7 +595,7 @@ def test_credentials_over_plain_http_warn() -> None:
     basic = "auth_type: basic, credentials: {username: u, password: p}"
     text = f"registries: {{a: {{url: 'http://a.example', {basic}}}}}\nmappings: []"
     (warning,) = read(text).warnings
-    assert "registries.a.url: credentials travel over plain HTTP to a.example" in warning
+    assert "registries.a.url: credentials are sent unencrypted to a.example" in warning
     assert not read("registries: {a: {url: 'http://a.example'}}\nmappings: []").warnings
     assert not read(f"registries: {{a: {{url: localhost:5000, {basic}}}}}\nmappings: []").warnings
 
@@ -645,14 +646,14 @@ DOUBTFUL_TAGS = [
     ),
     (
         "semver: '>=1.0'",
-        "semver: '>=1.0' has no end, so that all versions are copied for ever: add `latest`",
+        "semver: '>=1.0' has no upper bound, so that every future version is copied: add `latest`",
     ),
-    ("semver: '*', glob: 'v*'", "has no end"),
-    ("semver: '1.x || >=3'", "has no end"),
-    ("glob: [latest], immutable_tags: '*'", "immutable_tags: 'latest' moves as a rule"),
-    ("glob: ['1.27', '1.27.3'], immutable_tags: '1.*'", "immutable_tags: '1.27' moves as a rule"),
-    ("glob: ['v1-alpine'], immutable_tags: 'v*'", "'v1-alpine' moves as a rule"),
-    ("immutable_tags: latest", "'latest' moves as a rule"),
+    ("semver: '*', glob: 'v*'", "has no upper bound"),
+    ("semver: '1.x || >=3'", "has no upper bound"),
+    ("glob: [latest], immutable_tags: '*'", "immutable_tags: 'latest' usually moves"),
+    ("glob: ['1.27', '1.27.3'], immutable_tags: '1.*'", "immutable_tags: '1.27' usually moves"),
+    ("glob: ['v1-alpine'], immutable_tags: 'v*'", "'v1-alpine' usually moves"),
+    ("immutable_tags: latest", "'latest' usually moves"),
 ]
 ORDINARY_TAGS = [
     "glob: '3.*', sort: semver, latest: 3",
@@ -703,7 +704,7 @@ HUB = "registries: {hub: {url: registry.hub.docker.com}, quay: {url: quay.io}, m
     [
         (
             "from: quay.io/org/app, source: quay, targets: m",
-            "from: 'quay.io/org/app' begins with its registry's own name, which is no part of it: "
+            "from: 'quay.io/org/app' begins with the registry's own host, which does not belong here: "
             "write 'org/app'",
         ),
         ("from: docker.io/library/alpine, source: hub, targets: m", "write 'library/alpine'"),
@@ -735,9 +736,9 @@ def test_a_doubtful_rule_that_many_inherit_is_told_once() -> None:
 
 def test_an_age_that_no_tag_reaches_or_no_run_notices_is_doubted() -> None:
     (found,) = doubts_of("min_age: 7")
-    assert "mappings[0].min_age: 7 seconds hold nothing back from a run that comes later" in found
+    assert "mappings[0].min_age: 7 seconds have passed before the next run" in found
     (found,) = doubts_of("min_age: 1d, tags: {glob: [edge, nightly-alpine, '1.2', latest]}")[:1]
-    assert "min_age: 'edge' moves within a day as a rule, so that none of its digests gets" in found
+    assert "min_age: 'edge' usually moves within a day, so that none of its digests gets" in found
     assert len(doubts_of("min_age: 1d, tags: {glob: [edge, nightly-alpine, latest]}")) == 2
     assert not doubts_of(
         "min_age: 1m", "min_age: 12h, tags: {glob: edge}", "min_age: 7d", "min_age: 0"
@@ -759,7 +760,7 @@ def test_an_age_is_inherited_undone_and_bounded() -> None:
     (found,) = problems(f"{text}[{{from: a, min_age: 3651d}}]")
     assert "mappings[0].min_age: '3651d' is too long: write 3650d at most" in found
     (found,) = problems(f"{text}[{{from: a, min_age: a week}}]")
-    assert "'a week' is no duration" in found
+    assert "'a week' is not a duration" in found
 
 
 BASIC = "auth_type: basic, credentials: {username: u, password: '${P}'}"
@@ -788,7 +789,7 @@ def test_a_secret_in_clear_is_told_and_not_shown() -> None:
         "registries.b.token",
         "registries.c.proxy",
     ]
-    assert all("a secret is written out: write ${NAME}" in line for line in found)
+    assert all("the secret stands here in plain text: write ${NAME}" in line for line in found)
     assert "s3cret" not in "".join(found)
     assert not doubts(
         text.replace("u:s3cret@", "u:${P}@").replace(" s3cret", " '${P}'"), {"P": "s3cret"}
@@ -818,7 +819,7 @@ DOCUMENTS = [
     (b"", "c.yaml:1:1: the document is empty"),
     (b"# only a comment\n", "c.yaml:1:1: the document is empty"),
     (b"---\n", "c.yaml:1:1: the document is empty"),
-    (b"mappings: []\n---\nmappings: []\n", "c.yaml:2:1: a second document"),
+    (b"mappings: []\n---\nmappings: []\n", "c.yaml:2:1: a second YAML document"),
     (b"mappings: [\xff]", "c.yaml:1:12: not UTF-8"),
     ("mappings: []".encode("utf-16"), "not UTF-8"),
     (b"a: 1\nmappings: \x01", "c.yaml:2:11: control character U+0001"),
@@ -902,7 +903,7 @@ def test_a_bomb_of_lists_is_read_in_no_time() -> None:
         f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)
     ]
     found = problems("\n".join([*lines, "mappings: *a29"]))
-    assert any("mappings[0]: a mapping is needed" in line for line in found)
+    assert any("mappings[0]: must be a mapping" in line for line in found)
 
 
 # --- small grammars ----------------------------------------------------------------------------
@@ -1039,7 +1040,7 @@ def test_a_scheme_finds_the_registry_that_has_it() -> None:
     assert registry_for("https://a.example", found).alias == "tls"
     assert registry_for("http://a.example", found).alias == "plain"
     assert registry_for("http://localhost:5000", found).alias == "local"
-    with pytest.raises(ConfigError, match="the configuration has http:// for 'local'"):
+    with pytest.raises(ConfigError, match="the configuration says http:// for registry 'local'"):
         registry_for("https://localhost:5000", found)
     assert registry_for("https://localhost:5001", found).scheme == "https"
 
@@ -1047,7 +1048,7 @@ def test_a_scheme_finds_the_registry_that_has_it() -> None:
 def test_an_unconfigured_reference_gets_the_scheme_that_its_host_implies() -> None:
     assert registry_for("localhost:5000", None).scheme == "http"
     assert registry_for("ghcr.io", None).kind == "ghcr"
-    with pytest.raises(ConfigError, match="no registry address"):
+    with pytest.raises(ConfigError, match="not a registry address"):
         registry_for("a/b", None)
 
 

@@ -96,7 +96,7 @@ def test_absent_auth_type_gives_githubs_token_to_ghcr_only(
 @pytest.mark.rule("R9")
 def test_githubs_token_does_not_travel_in_clear() -> None:
     environ = {"GITHUB_TOKEN": "hunter2"}
-    with pytest.raises(AuthError, match="not sent over plain http"):
+    with pytest.raises(AuthError, match="not sent over plain HTTP"):
         find(registry("ghcr.io", 80, scheme="http"), environ=environ)
     assert (
         find(registry("127.0.0.1", 5000, scheme="http", auth_type="ghcr"), environ=environ)

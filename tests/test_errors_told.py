@@ -37,11 +37,14 @@ from tests.ends import QUICK, Ran, Start, document, run_regsync, sync, tags, unt
 USER, SECRET = "captain", "hunter2"
 ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
 LOGIN = "log in with a container client (docker login {}), or configure auth_type: basic"
-ANONYMOUS = f"no credentials are in use: {LOGIN}; or check the name, absent may look private"
-UNREACHED = "check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?"
-PROXY = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach without it"
-WRONG = "check the user name, and whether the password or token has expired or is too narrow"
-PLAIN = "if it serves plain HTTP, its url has to begin with http://"
+ANONYMOUS = (
+    f"{LOGIN}, since no credentials are in use; or check the name: "
+    "a missing repository may look like a private one"
+)
+UNREACHED = "check host, port and firewalls; set HTTPS_PROXY if a proxy leads there"
+PROXY = "check the proxy, which HTTPS_PROXY names; list hosts to reach without it in NO_PROXY"
+WRONG = "check the user name, and whether the password or token has expired or lacks rights"
+PLAIN = "write http:// before the host if it serves plain HTTP"
 
 
 @dataclass
@@ -379,7 +382,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
         pytest.param(
             basic,
             4,
-            "AUTH_ERROR: look up T/app:v1: T asks for user name and password, none are configured or found",
+            "AUTH_ERROR: look up T/app:v1: T asks for a user name and password, and none are configured or found",
             LOGIN.format("T"),
             id="401, no docker config",
         ),
@@ -424,7 +427,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             denied_to_us,
             4,
             f"AUTH_ERROR: push blob T/app@DIGEST: status 403: {REFUSED}",
-            "check what the credentials (credentials of registry 'it') are allowed to do there",
+            "check which rights the credentials (credentials of registry 'it') have there",
             id="403",
         ),
         pytest.param(
@@ -440,7 +443,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             docker_config_delegates,
             4,
             "AUTH_ERROR: look up T/app:v1: DIR/config.json delegates T to the credential helper "
-            "docker-credential-ecr-login (credHelpers), and this program starts no other programs",
+            "docker-credential-ecr-login (credHelpers), and regsync starts no other programs",
             "use auth_type: basic with credentials, or write an auths entry to a separate file and point "
             "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous",
             id="docker config delegates",
@@ -449,13 +452,13 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             no_tag,
             2,
             "SOURCE_ERROR: fetch manifest S/app:v1: status 404: MANIFEST_UNKNOWN manifest unknown",
-            "check the name: `regsync tags S/app` shows what is there",
+            "check the name: `regsync tags S/app` lists what is there",
             id="404, no such tag",
         ),
         pytest.param(
             no_repository_to_list,
             2,
-            "SOURCE_ERROR: list tags of S/nothing: the registry knows no such repository",
+            "SOURCE_ERROR: list tags of S/nothing: the registry has no such repository",
             "check the name of the repository",
             id="404, no such repository",
         ),
@@ -471,7 +474,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             no_repository_at_ecr,
             2,
             f"TARGET_ERROR: push blob T/app@DIGEST: status 404: NAME_UNKNOWN {MISSING}",
-            "create the repository, or the project that it is in, there first: "
+            "create the repository, or the project that it belongs to, at the target first: "
             "aws ecr create-repository --repository-name app --registry-id 123456789012 --region eu-west-1",
             id="404 at ECR",
         ),
@@ -479,22 +482,22 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             no_project,
             2,
             "TARGET_ERROR: push blob T/app@DIGEST: status 404: NOT_FOUND project app not found",
-            "create the repository, or the project that it is in, there first",
+            "create the repository, or the project that it belongs to, at the target first",
             id="404 at Harbor",
         ),
         pytest.param(
             quota,
             2,
             f"SOURCE_ERROR: fetch manifest S/app:v1: status 429: TOOMANYREQUESTS {LIMIT} "
-            "(asks to wait 2h00m, longer than a run waits)",
-            f"who logs in may ask more often: {LOGIN.format('S')}",
+            "(asks to wait 2h00m: longer than a run waits)",
+            f"{LOGIN.format('S')}, for a higher limit",
             id="429, anonymous",
         ),
         pytest.param(
             quota_of_ours,
             2,
             f"SOURCE_ERROR: fetch manifest S/app:v1: status 429: TOOMANYREQUESTS {LIMIT} "
-            "(asks to wait 2h00m, longer than a run waits)",
+            "(asks to wait 2h00m: longer than a run waits)",
             None,
             id="429",
         ),
@@ -502,14 +505,15 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             too_large,
             2,
             "TARGET_ERROR: push blob T/app@DIGEST: status 413",
-            "the registry or a proxy before it limits requests (nginx: client_max_body_size)",
+            "raise the size limit for requests, at the registry or at a proxy in front of it "
+            "(nginx: client_max_body_size)",
             id="413",
         ),
         pytest.param(
             read_only,
             2,
             "TARGET_ERROR: push blob T/app@DIGEST: status 405: UNSUPPORTED The operation is unsupported.",
-            "is it read-only, or a pull-through cache? name the registry that takes pushes",
+            "name a registry that accepts pushes: this one may be read-only, or a cache",
             id="405",
         ),
         pytest.param(
@@ -575,14 +579,14 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             http_to_https_that_hangs_up,
             2,
             "NETWORK_ERROR: look up T/app:v1: the connection broke: Connection reset by peer (waited for 0.4s)",
-            "if it serves HTTPS, write https://T as its url",
+            "write https://T if it serves HTTPS",
             id="http to https",
         ),
         pytest.param(
             http_to_https_of_go,
             2,
             "SOURCE_ERROR: fetch manifest S/app:v1: status 400: Client sent an HTTP request to an HTTPS server.",
-            "if it serves HTTPS, write https://S as its url",
+            "write https://S if it serves HTTPS",
             id="http to https, Go",
         ),
         pytest.param(
@@ -605,7 +609,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             2,
             "NETWORK_ERROR: fetch manifest S/app:v1: the name S could not be resolved: Name or service not known "
             "(tried 3 times)",
-            "check the name and this machine's name servers; set HTTPS_PROXY where a proxy leads out",
+            "check the name and this machine's name servers; set HTTPS_PROXY if a proxy leads there",
             id="name not resolved",
         ),
         pytest.param(
@@ -688,7 +692,7 @@ def test_a_full_disk_fails_nothing_and_is_said_once(
     assert ran.status == 0, ran.err
     assert [line for line in ran.err.splitlines() if "artifacts" not in line] == [
         "warning: blobs cannot be staged in the staging directory: No space left on device; "
-        "targets that keep pace share a reading"
+        "the targets share one download instead, at the pace of the slowest"
     ]
 
 

@@ -402,7 +402,7 @@ def test_another_provider_by_the_same_name_is_refused(
         setup = SETUP.format(settings=copy / "fipsmodule.cnf", section="other")
         (tmp_path / "own.cnf").write_text(f"{setup}[other]\nmodule = {LEGACY}\nactivate = 1\n")
         variables["OPENSSL_CONF"] = tmp_path / "own.cnf"
-    refused(run("validate", "x", **variables), "is not what computes SHA-256")
+    refused(run("validate", "x", **variables), "does not compute SHA-256")
 
 
 def test_random_numbers_of_another_provider_are_refused(
@@ -417,7 +417,7 @@ def test_random_numbers_of_another_provider_are_refused(
     )
     (tmp_path / "own.cnf").write_text(f"{setup}[chance]\nrandom = CTR-DRBG\nproperties = -fips\n")
     done = run("validate", "x", OPENSSL_MODULES=modules, OPENSSL_CONF=tmp_path / "own.cnf")
-    refused(done, "is not what computes random numbers")
+    refused(done, "does not make the random numbers")
 
 
 def test_openssl_that_began_before_the_gate_is_refused(
@@ -467,10 +467,12 @@ class _SSLContext(real._SSLContext):
         pytest.param(
             _hashlib,
             "openssl_md5 = real.openssl_sha256",
-            "is not alone: OpenSSL still computes MD5",
+            "is not the only provider: OpenSSL still computes MD5",
             id="MD5",
         ),
-        pytest.param(_ssl, CHACHA, "is not alone: TLS still offers ChaCha20", id="ChaCha20"),
+        pytest.param(
+            _ssl, CHACHA, "is not the only provider: TLS still offers ChaCha20", id="ChaCha20"
+        ),
     ],
 )
 def test_an_extension_that_computes_elsewhere_is_refused(
@@ -653,7 +655,7 @@ def test_a_library_inside_the_interpreter_that_shows_nothing_is_refused(
 
     monkeypatch.setattr("ctypes.CDLL", nowhere)
     assert fips.closed().startswith(
-        "the FIPS provider cannot be used: this Python does not show its libcrypto"
+        "the FIPS provider cannot be used: this Python does not expose its libcrypto"
     )
 
 

@@ -434,34 +434,34 @@ def test_without_a_home_there_is_no_well_known_file(host: Host) -> None:
 # Files that are of no use.
 
 BROKEN: dict[str, tuple[Callable[[Host], Any], str]] = {
-    "no-object": (lambda host: [], "type 'None' is none of authorized_user, external"),
-    "no-type": (lambda host: {}, "type 'None' is none of"),
+    "no-object": (lambda host: [], "type 'None' is not one of authorized_user, external"),
+    "no-type": (lambda host: {}, "type 'None' is not one of"),
     "odd-type": (
         lambda host: {"type": "gdch_service_account"},
-        "type 'gdch_service_account' is none of",
+        "type 'gdch_service_account' is not one of",
     ),
-    "no-key": (lambda host: host.google.service_account(private_key=""), "there is no private_key"),
+    "no-key": (lambda host: host.google.service_account(private_key=""), "private_key is missing"),
     "no-mail": (
         lambda host: host.google.service_account(client_email=None),
-        "there is no client_email",
+        "client_email is missing",
     ),
     "mail-is-a-number": (lambda host: host.google.service_account(client_email=1), "client_email"),
     "no-pem": (lambda host: host.google.service_account(private_key="abc"), "an RSA key in PEM"),
     "no-refresh-token": (
         lambda host: host.google.authorized_user(refresh_token=None),
-        "there is no refresh_token",
+        "refresh_token is missing",
     ),
     "no-client": (
         lambda host: host.google.authorized_user(client_secret=""),
-        "there is no client_secret",
+        "client_secret is missing",
     ),
     "no-token-url": (
         lambda host: host.google.external_user(token_url=None),
-        "there is no token_url",
+        "token_url is missing",
     ),
     "no-source": (
         lambda host: host.google.external_account({}),
-        "nothing is not supported; use a file or url",
+        "nothing is not supported: use `file` or `url`",
     ),
     "source-is-text": (
         lambda host: by_file(host) | {"credential_source": "x"},
@@ -483,14 +483,14 @@ BROKEN: dict[str, tuple[Callable[[Host], Any], str]] = {
     ),
     "token-file-gone": (
         lambda host: host.google.external_account({"file": "/gone"}),
-        "there is no token",
+        "token is missing",
     ),
-    "token-url-gone": (by_gone_url, "there is no token"),
+    "token-url-gone": (by_gone_url, "token is missing"),
     "json-without-field": (
         lambda host: (
             by_file(host) | {"credential_source": {"file": FILE, "format": {"type": "json"}}}
         ),
-        "there is no subject_token_field_name",
+        "subject_token_field_name is missing",
     ),
     "field-gone": (
         lambda host: (
@@ -502,7 +502,7 @@ BROKEN: dict[str, tuple[Callable[[Host], Any], str]] = {
                 }
             }
         ),
-        "there is no gone",
+        "gone is missing",
     ),
     "no-source-credentials": (
         lambda host: host.google.impersonated({}),
@@ -512,7 +512,7 @@ BROKEN: dict[str, tuple[Callable[[Host], Any], str]] = {
         lambda host: host.google.impersonated(
             host.google.authorized_user(), service_account_impersonation_url=None
         ),
-        "there is no service_account_impersonation_url",
+        "service_account_impersonation_url is missing",
     ),
 }
 
@@ -611,7 +611,7 @@ async def test_a_named_file_that_is_gone_is_no_reason_to_look_elsewhere(host: Ho
     host.environ["GOOGLE_APPLICATION_CREDENTIALS"] = NAMED
     host.write(host.google.authorized_user(), WELL_KNOWN)
     error = await host.refused()
-    assert error.message == f"{NAMED} (GOOGLE_APPLICATION_CREDENTIALS): there is no such file"
+    assert error.message == f"{NAMED} (GOOGLE_APPLICATION_CREDENTIALS): the file does not exist"
     assert "unset" in (error.hint or "")
     assert host.asked == []
 
@@ -636,7 +636,7 @@ def echo(text: bytes, status: int = 400) -> Response:
         pytest.param(
             lambda host: host.google.keys.clear(),
             "account not found",
-            "is the key good",
+            "check the key",
             id="account",
         ),
         pytest.param(

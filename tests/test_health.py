@@ -294,14 +294,14 @@ def refused(bind: str, port: int) -> ConfigError:
         raise AssertionError("it serves")
     assert threading.active_count() <= threads
     assert found.value.exit_status == 3
-    assert found.value.message.startswith("no health listener on ")
-    assert found.value.hint == "--health-bind and --health-port take another"
+    assert found.value.message.startswith("health probes: cannot listen on ")
+    assert found.value.hint == "choose another address or port with --health-bind and --health-port"
     return found.value
 
 
 def test_an_address_in_use_is_named(address: Address) -> None:
     assert refused("127.0.0.1", address[1]).message == (
-        f"no health listener on 127.0.0.1 port {address[1]}: address already in use"
+        f"health probes: cannot listen on 127.0.0.1 port {address[1]}: address already in use"
     )
 
 

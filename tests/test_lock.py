@@ -381,7 +381,7 @@ async def test_a_registry_that_fails_half_way_writes_no_first_lock(tmp_path: Pat
         (failure,) = ran.report["failed"]
         assert (failure["source"], failure["keeps_lines"]) == ("source.example/app", False)
         said = await mirror.world.run("lock", "-c", str(mirror.file))
-        assert f"{mirror.lock} is not written: it would lack source.example/app" in said.err
+        assert f"{mirror.lock} was not written: it would lack source.example/app" in said.err
 
 
 async def test_a_registry_that_fails_half_way_leaves_the_old_lines(tmp_path: Path) -> None:
@@ -475,7 +475,7 @@ async def test_only_some_repositories(tmp_path: Path) -> None:
 
         ran = await mirror.run("lock", "--only", "nothing")
         assert ran.status == 3
-        assert "--only nothing: no mapping is from there" in ran.err
+        assert "--only nothing: no mapping has this repository as `from`" in ran.err
 
 
 async def test_what_the_configuration_no_longer_names_leaves_the_lock(tmp_path: Path) -> None:
@@ -546,7 +546,7 @@ async def test_a_full_disk_leaves_the_old_lock(
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
         monkeypatch.setattr(os, "fsync", full)
-        text = "is not written, and stays as it was: No space left on device"
+        text = "was not written and is unchanged: No space left on device"
         with pytest.raises(RegsyncError, match=text):
             await mirror.run("lock")
         assert mirror.lock.read_text() == before
@@ -561,14 +561,14 @@ async def test_of_two_processes_one_writes(tmp_path: Path) -> None:
         file = locking.open_lock(str(mirror.lock))
         await mirror.succeed("lock")
         theirs = mirror.lock.read_text()
-        with pytest.raises(RegsyncError, match="somebody else has written it") as refused:
+        with pytest.raises(RegsyncError, match="something else changed it") as refused:
             locking.write(file, Lock())
         assert refused.value.hint == "run `regsync lock` again"
         assert mirror.lock.read_text() == theirs
 
         file = locking.open_lock(str(mirror.lock))
         mirror.lock.unlink()
-        with pytest.raises(RegsyncError, match="somebody else"):
+        with pytest.raises(RegsyncError, match="something else"):
             locking.write(file, Lock())
 
 
@@ -667,7 +667,7 @@ async def test_a_lock_that_is_not_for_this_configuration_stops_the_run_before_an
         mirror.write({"from": "app", "tags": tags("v*")})
         ran = await mirror.run("sync", "--locked")
         assert ran.status == 3
-        assert f"there is no lock {mirror.lock}" in ran.err
+        assert f"the lock file {mirror.lock} does not exist" in ran.err
         assert "run `regsync lock`" in ran.err
 
         await mirror.succeed("lock")
@@ -697,7 +697,7 @@ async def test_a_path_for_the_lock_means_a_run_from_it(tmp_path: Path) -> None:
         assert mirror.held() == {"v1": image.top}
         ran = await world.run("sync", "--locked", "-c", "-", stdin=mirror.file.read_text())
         assert ran.status == 3
-        assert "--lock PATH is needed" in ran.err
+        assert "--lock PATH is required" in ran.err
 
 
 async def test_a_digest_that_is_gone_fails_its_image_alone(tmp_path: Path) -> None:
@@ -930,7 +930,10 @@ async def test_an_index_that_is_trimmed_otherwise_fails_its_image(tmp_path: Path
         assert mirror.held() == {}
         error = ran.images[0]["error"]
         assert error["code"] == "CONTENT_ERROR"
-        assert f"the index is {pushed}, in the lock {other}" in error["message"]
+        assert (
+            f"the index trimmed to `platforms` is {pushed}, but {other} in the lock"
+            in error["message"]
+        )
         assert "run `regsync lock --recheck`" in error["hint"]
         await mirror.succeed("lock", "--recheck")
         assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
@@ -961,7 +964,7 @@ async def test_an_image_that_requires_an_artifact_and_has_none_in_the_lock_fails
         mirror.attach(image)
         ran = await mirror.run("sync", "--locked")
         assert ran.statuses() == ["failed"]
-        assert "it has no artifact" in ran.images[0]["error"]["message"]
+        assert "the image has no artifact" in ran.images[0]["error"]["message"]
         await mirror.succeed("lock", "--recheck")
         assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
 

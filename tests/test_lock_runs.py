@@ -78,7 +78,7 @@ async def test_a_watch_reads_the_lock_before_each_cycle(tmp_path: Path) -> None:
         assert moved_on[0]["GET manifest"] == 1
         assert kept == still_kept == quiet
         assert back[1]["PUT manifest"] == 1
-        assert lines(ran, "images that are new, gone or others in the lock: 1")
+        assert lines(ran, "images added, removed or changed in the lock: 1")
         assert lines(ran, "CONFIG_ERROR", "conflict marks", "stays in force")
         assert lines(ran, "there is no lock")
         for source, _ in stage.asked:
@@ -99,7 +99,7 @@ async def test_a_configuration_that_the_lock_is_not_for_leaves_the_last_good_one
             stage.write({"from": "app", "tags": tags("*")}, **{"global": {}})
 
         ran = await stage.watch(change, more=("--locked",))
-        assert lines(ran, "has other rules in the lock", "stays in force")
+        assert lines(ran, "has changed since the lock was written", "stays in force")
         assert stage.asked[1] == ({}, {"HEAD manifest": 2})
 
 
@@ -129,7 +129,7 @@ async def test_a_lock_tells_ages_where_nothing_is_kept(tmp_path: Path) -> None:
             "source.example/app:v2": "skipped",
         }
         assert mirror.held() == {"v1": old.top}
-        with pytest.raises(ConfigError, match="nothing that this run sees"):
+        with pytest.raises(ConfigError, match="this run keeps nothing"):
             await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
 
 

@@ -164,29 +164,29 @@ def test_blank_lines_and_the_order_of_platforms_mean_nothing() -> None:
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("{", "no JSON"),
+        ("{", "not JSON"),
         (b"\xff", "utf-8"),
-        ("[" * 100_000, "no JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[]", "not a JSON object"),
-        ("{}", "neither an image nor a mapping"),
-        (HEAD, "neither an image nor a mapping"),
-        ('{"source": "a.test/b:1", "source": "a.test/b:2"}', "a field is there twice"),
-        (LINE, "the same as in line 3"),
-        (MAPPING, "the same as in line 2"),
+        ("{}", "neither `source` nor `mapping`"),
+        (HEAD, "neither `source` nor `mapping`"),
+        ('{"source": "a.test/b:1", "source": "a.test/b:2"}', "a field appears twice"),
+        (LINE, "the same as line 3"),
+        (MAPPING, "the same as line 2"),
         (altered(source="a.test/b:1"), "a.test/b:1: the lock has no such mapping"),
         (altered(platforms=["linux/s390x"]), "(linux/s390x): the lock has no such mapping"),
         (altered(platforms=[]), "`platforms` is not a list of platforms"),
         (altered(platforms=["linux"]), "'linux' is not OS/ARCH"),
         (altered(platforms=[[]]), "is not OS/ARCH"),
         (altered(source="docker.io/library/alpine"), "`source` does not end with a tag"),
-        (altered(source=1), "`source` is missing, or not a text"),
+        (altered(source=1), "`source` is missing, or is not text"),
         (altered(digest=None), "`digest` is missing"),
         (altered(digest="sha256:12"), "'sha256:12' is not a digest"),
         (altered(pushed="sha512:12"), "is not a digest"),
         (altered(first_seen=None), "`first_seen` is missing"),
-        (altered(first_seen="yesterday"), "is no time like"),
+        (altered(first_seen="yesterday"), "is not a time like"),
         (altered(first_seen="2026-02-30T00:00:00Z"), "day is out of range"),
-        (altered(size=1), "'size' is no field of such a line"),
+        (altered(size=1), "unknown field 'size'"),
         (altered(artifacts={}), "`artifacts` is not a list"),
         (altered(artifacts=[1]), "an artifact is not a JSON object"),
         (altered(artifacts=[{"digest": digest(1)}]), "`subject` is missing"),
@@ -221,15 +221,15 @@ def test_the_marks_of_a_merge_are_one_clear_error(mark: str) -> None:
 @pytest.mark.parametrize(
     ("first", "text"),
     [
-        ('{"lock": 2}', "has version 2, and this program reads version 1 alone"),
-        ('{"lock": true}', 'the first line of a lock is {"lock": 1}'),
-        (MAPPING, 'the first line of a lock is {"lock": 1}'),
-        ("mappings: []", "no JSON"),
+        ('{"lock": 2}', "has version 2, and this regsync reads only version 1"),
+        ('{"lock": true}', 'the first line of a lock must be {"lock": 1}'),
+        (MAPPING, 'the first line of a lock must be {"lock": 1}'),
+        ("mappings: []", "not JSON"),
     ],
 )
 def test_the_first_line_says_what_the_file_is(first: str, text: str) -> None:
     assert text in problems(first, "{}")[0]
-    assert problems(b"", "") == ["0: an empty file is no lock"]
+    assert problems(b"", "") == ["0: the file is empty"]
 
 
 @fuzz()
@@ -276,8 +276,11 @@ def test_a_lock_is_for_the_rules_it_was_made_under() -> None:
         found.check(load(same).mappings)
 
     for other, text in (
-        ({**mapping, "tags": {"glob": "3.*", "exclude": "*-rc"}}, "has other rules in the lock"),
-        ({**mapping, "artifacts": {"exclude": ["a/b"]}}, "has other rules in the lock"),
+        (
+            {**mapping, "tags": {"glob": "3.*", "exclude": "*-rc"}},
+            "has changed since the lock was written",
+        ),
+        ({**mapping, "artifacts": {"exclude": ["a/b"]}}, "has changed since the lock was written"),
         ({**mapping, "platforms": ["linux/arm64"]}, "is not in the lock"),
         ({**mapping, "source": "a"}, "is not in the lock"),
     ):

@@ -287,8 +287,8 @@ async def test_a_mapping_of_which_all_is_held_is_a_warning(mirror: Mirror) -> No
     mirror.push("v1")
     mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
     ran = await mirror.sync(mapping, options=("--no-progress",))
-    told = "min_age holds back all that the mapping selects (tags: 1), until 2026-01-04T00:00:00Z"
-    assert ran.err.endswith(f"warning: source.test/app -> app: {told} at least\n")
+    told = "min_age holds back everything that the mapping selects (tags: 1), until 2026-01-04T00:00:00Z"
+    assert ran.err.endswith(f"warning: source.test/app -> app: {told} at the earliest\n")
     assert (ran.status, ran.out) == (0, "")
 
     # One image of the mapping is there: its targets get something.
@@ -361,7 +361,7 @@ async def test_a_line_that_is_damaged_is_told_and_makes_no_digest_older(mirror: 
     mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
     ran = await mirror.sync(mapping, options=("--json", "--no-progress"))
     assert sorted(ran.statuses()) == ["skipped", "synced"]
-    assert "seen.jsonl: 2 lines are no entries, the first is line 2" in ran.err
+    assert "seen.jsonl: 2 lines are not entries, the first is line 2" in ran.err
     again = await mirror.sync(mapping, options=("--json", "--no-progress"))
     assert ("no entries" in again.err, mirror.seen.read_text().count("\n")) == (False, 3)
 
@@ -555,8 +555,8 @@ async def test_watch_holds_back_and_copies_when_it_is_due(tmp_path: Path) -> Non
         until = "held back by min_age until 2026-01-01T03:00:00Z"
         assert lines(ran, "min_age") == [
             f"info: source.test/app:v1: {until}",
-            "warning: source.test/app -> app: min_age holds back all that the mapping selects "
-            "(tags: 1), until 2026-01-01T03:00:00Z at least",
+            "warning: source.test/app -> app: min_age holds back everything that the mapping selects "
+            "(tags: 1), until 2026-01-01T03:00:00Z at the earliest",
         ]
 
 

@@ -30,7 +30,7 @@ def run(file: Path, *options: str, env: Any = None, **top: Any) -> Ran:
     return run_regsync("sync", "--json", *options, "-c", str(file), env={"CI": "", **(env or {})})
 
 
-UNKEPT = "mappings[0] has `min_age`, and nothing that this run sees would be kept for the next one"
+UNKEPT = "mappings[0] has `min_age`, but this run keeps nothing for the next one"
 
 
 def test_without_a_directory_nothing_is_attempted() -> None:

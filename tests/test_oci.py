@@ -277,13 +277,15 @@ def test_reference_may_name_its_scheme(text: str, registry: str, repository: str
         pytest.param("[::1/a", "or [IPV6][:PORT]", id="open-bracket"),
         pytest.param("[fe80::1%eth0]/a", "or [IPV6][:PORT]", id="zone"),
         pytest.param("[zz]/a", "'[zz]/a' is not a repository", id="no-address"),
-        pytest.param("[1.2.3.4]/a", "IPv6 is missing in the brackets", id="ipv4-in-brackets"),
+        pytest.param(
+            "[1.2.3.4]/a", "write an IPv6 address inside the brackets", id="ipv4-in-brackets"
+        ),
         pytest.param("example.com:/a", "write NAME[:PORT]", id="empty-port"),
         pytest.param("example.com:0/a", "port 0 does not exist", id="port-0"),
         pytest.param("example.com:65536/a", "port 65536 does not exist", id="port-too-high"),
         pytest.param("example.com:٣/a", "write NAME[:PORT]", id="foreign-digits"),
         pytest.param("-a.com/b", "'-a.com' is not a host", id="bad-host"),
-        pytest.param("a..b/c", "'a..b' is no registry address", id="empty-label"),
+        pytest.param("a..b/c", "'a..b' is not a registry address", id="empty-label"),
         pytest.param("a_b.c/d", "'a_b.c' is not a host", id="underscore"),
     ],
 )
@@ -298,7 +300,7 @@ def test_reference_is_refused_with_a_remedy(text: str, words: str) -> None:
 
 @pytest.mark.parametrize("text", ["https://me:secret@example.com/a", "me:secret@example.com/a:b"])
 def test_reference_with_a_password_is_refused_without_showing_it(text: str) -> None:
-    with pytest.raises(ConfigError, match="no user name or password") as caught:
+    with pytest.raises(ConfigError, match="cannot hold a user name or password") as caught:
         parse_reference(text)
     assert "secret" not in str(caught.value)
 

@@ -400,10 +400,10 @@ BUSY = Snapshot(
         pytest.param(BUSY, 10, "#-", ["images 1~", "data   3~", "1m05s  c~"], id="hardly any room"),
         pytest.param(BUSY, 1, "#-", ["~", "~", "~"], id="one column"),
         pytest.param(
-            Snapshot(0, 0, 0, 0, 0.0, 0.3, "asking what there is"),
+            Snapshot(0, 0, 0, 0, 0.0, 0.3, "listing tags"),
             60,
             "#-",
-            ["images ---------- 0 of 0", "0.3s   asking what there is"],
+            ["images ---------- 0 of 0", "0.3s   listing tags"],
             id="nothing known yet",
         ),
         pytest.param(
@@ -563,7 +563,7 @@ async def test_the_rate_is_that_of_the_last_seconds() -> None:
 @pytest.mark.parametrize(
     ("known", "names", "doing"),
     [
-        (1, [], "asking what there is"),
+        (1, [], "listing tags"),
         (4, [], "comparing tags"),
         (4, ["s/app:1"], "copying s/app:1"),
         (4, ["s/app:1", "b", "c"], "3 under way, first s/app:1"),

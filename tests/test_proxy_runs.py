@@ -215,7 +215,7 @@ NAMED = "HTTPS_PROXY"
                 + LENGTH
                 + NASTY
             ),
-            "(407), it takes Basic",
+            "(407), it accepts Basic",
             "user and password",
             id="407-basic",
         ),
@@ -224,8 +224,8 @@ NAMED = "HTTPS_PROXY"
                 b"HTTP/1.1 407 No\r\nProxy-Authenticate: Negotiate\r\nProxy-Authenticate: NTLM abc\r\n"
                 + LENGTH
             ),
-            "(407), it takes Negotiate or NTLM",
-            "only Basic",
+            "(407), it accepts Negotiate or NTLM",
+            "accepts Basic",
             id="407-without-basic",
         ),
         pytest.param(
@@ -233,8 +233,8 @@ NAMED = "HTTPS_PROXY"
                 f"HTTP/1.1 407 No\r\nProxy-Authenticate: {basic(GATE, GATE_SECRET)}, NTLM\r\n".encode()
                 + LENGTH
             ),
-            "(407), it takes NTLM",
-            "only Basic",
+            "(407), it accepts NTLM",
+            "accepts Basic",
             id="407-that-repeats-the-login",
         ),
         pytest.param(
@@ -243,12 +243,12 @@ NAMED = "HTTPS_PROXY"
                 + LENGTH
             ),
             "(407)",
-            "only Basic",
+            "accepts Basic",
             id="407-that-repeats-the-password",
         ),
         pytest.param(
             says(b"HTTP/1.1 407 No\r\nProxy-Authenticate: negotiate, Basic realm=x\r\n" + LENGTH),
-            "(407), it takes negotiate or Basic",
+            "(407), it accepts negotiate or Basic",
             "user and password",
             id="407-two-in-one-line",
         ),

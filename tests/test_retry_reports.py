@@ -30,14 +30,14 @@ def refused(directory: Path, report: bytes) -> str:
 @pytest.mark.parametrize(
     ("report", "words"),
     [
-        (b"", "is no JSON document: it is empty"),
-        (b"synced a -> b", "is no JSON document"),
-        (b"[" * 100_000, "is no JSON document"),
+        (b"", "is not a JSON document: it is empty"),
+        (b"synced a -> b", "is not a JSON document"),
+        (b"[" * 100_000, "is not a JSON document"),
         (b'{"schema": 1}\n{"schema": 1}\n', "on each line"),
         (b'{"schema": 2, "images": []}', "`schema` is 2"),
-        (b'{"schema": 1, "error": {"message": "no file"}}', "attempted nothing: no file"),
-        (b'{"schema": 1, "repository": "a", "tags": []}', ": totals is no object"),
-        (b'{"schema": 1, "images": {"a": 1}, "totals": {}}', ": images is no list"),
+        (b'{"schema": 1, "error": {"message": "no file"}}', "before it tried any: no file"),
+        (b'{"schema": 1, "repository": "a", "tags": []}', ": totals is not an object"),
+        (b'{"schema": 1, "images": {"a": 1}, "totals": {}}', ": images is not a list"),
     ],
     ids=range(8),
 )

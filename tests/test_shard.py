@@ -84,7 +84,7 @@ def test_a_shard_is_named(text: str, environ: dict[str, str], shard: tuple[int, 
     "text", ["", "/", "1", "4/4", "5/4", "0/0", "-1/4", "1/4/2", "a/b", "1 / 4", "0/1000", "٣/4"]
 )
 def test_what_names_no_shard_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--shard .*I from 0 and below N") as refused:
+    with pytest.raises(ConfigError, match=r"^--shard .*I from 0 to N-1") as refused:
         parse(text, {})
     assert refused.value.hint is not None
     assert "0/4" in refused.value.hint

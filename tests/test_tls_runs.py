@@ -381,7 +381,9 @@ def test_fields_of_the_configuration_replace_their_part_of_the_directory(scene: 
     assert scene.copy(server, ca_file=scene.ca_file, **scene.client("alice")).status == 0
 
 
-NAMING = "a client's certificate and key are *.cert and *.key, an authority's certificate is *.crt"
+NAMING = (
+    "name a client's certificate and key *.cert and *.key, and an authority's certificate *.crt"
+)
 
 
 @pytest.mark.parametrize(
@@ -402,7 +404,7 @@ NAMING = "a client's certificate and key are *.cert and *.key, an authority's ce
         pytest.param(
             lambda directory: (directory / "ca.crt").write_text("junk"),
             "ca_file DIR/ca.crt cannot be used: no certificate or crl found",
-            "PEM files are needed, keys without passphrase, RSA of 2048 bits at least",
+            "use PEM files, and a key without a passphrase (RSA: at least 2048 bits)",
             id="junk",
         ),
         pytest.param(
@@ -416,7 +418,7 @@ NAMING = "a client's certificate and key are *.cert and *.key, an authority's ce
                 trustme.CA().private_key_pem.bytes()
             ),
             "client_cert DIR/client.cert with client_key DIR/client.key cannot be used: key values mismatch",
-            "PEM files are needed, keys without passphrase, RSA of 2048 bits at least",
+            "use PEM files, and a key without a passphrase (RSA: at least 2048 bits)",
             id="another key",
         ),
     ],
@@ -484,7 +486,7 @@ def test_a_file_that_this_user_may_not_read_is_named(
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith(".key"))
     ran = scene.copy(server)
     assert ran.status == 3
-    assert f"{directory}/client.key may not be read by this user" in ran.err
+    assert f"{directory}/client.key is not a file, or this user may not read it" in ran.err
     assert "hint: name another file, or make this one readable" in ran.err
 
 

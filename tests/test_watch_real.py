@@ -113,7 +113,7 @@ def test_tags_move_mappings_come_and_go_and_a_kill_loses_nothing(
     push_http(two[0], source, "two", "v1")
     configure(file, source, target, "one")
     with watching(pyz, file) as process:
-        probes = process.until("probes are answered at")
+        probes = process.until("health probes at")
         process.until("synced", "/one:v1")
         assert holds(target, "one", first)
         process.until("info: cycle 1: ")
@@ -152,6 +152,8 @@ def test_an_address_that_is_taken_ends_it_before_it_asks_anything(
     file = tmp_path / "mirror.yaml"
     configure(file, "http://registry.invalid", "http://other.invalid", "one")
     with watching(pyz, file, "--health-port", taken) as process:
-        assert process.until("error: CONFIG_ERROR: ", "health listener", f"127.0.0.1 port {taken}")
+        assert process.until(
+            "error: CONFIG_ERROR: ", "health probes: cannot listen", f"127.0.0.1 port {taken}"
+        )
         assert process.ended() == 3
     assert not (tmp_path / ".regsync").exists()

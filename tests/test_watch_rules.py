@@ -100,12 +100,15 @@ def test_states_follow_cycles() -> None:
         (["-c", "-"], "needs a file"),
         (["-c", "/nowhere/mirror.yaml"], "cannot be read"),
         (["-c", "FILE", "--interval", "0"], "above 0"),
-        (["-c", "FILE", "--interval", "often"], "--interval: 'often' is no duration"),
+        (["-c", "FILE", "--interval", "often"], "--interval: 'often' is not a duration"),
         (
             ["-c", "FILE", "--health-port", "http"],
             "argument --health-port: invalid int value: 'http'",
         ),
-        (["-c", "FILE", "--health-port", "70000"], "127.0.0.1 port 70000: ports end at 65535"),
+        (
+            ["-c", "FILE", "--health-port", "70000"],
+            "127.0.0.1 port 70000: the highest port is 65535",
+        ),
         (["-c", "FILE", "--health-bind", "192.0.2.1"], "192.0.2.1 port 8080"),
         (["-c", "FILE", "--shard", "2/2"], "--shard 2/2"),
         (["-c", "WRONG"], "wrong.yaml:1:11"),

@@ -393,7 +393,9 @@ def test_sources_have_no_inventory_and_say_so() -> None:
         PYTHONPATH=os.pathsep.join(sys.path),
     )
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.startswith("error: CONFIG_ERROR: only a built file has an inventory")
+    assert done.stderr.startswith(
+        "error: CONFIG_ERROR: --sbom: a checkout has no inventory, only a built file has one"
+    )
 
 
 def test_bundle_has_the_versions_of_the_metadata() -> None:

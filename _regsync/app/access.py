@@ -138,11 +138,11 @@ def tell(access: Access, console: Console) -> None:
     login = access.repository.host.authenticator
     remarks = [access.source or "anonymous"]
     if access.source is None and not login.is_anonymous:
-        remarks.append(f"not asked for: {login.credential.origin}")
+        remarks.append(f"no login needed, found: {login.credential.origin}")
     if access.expires:
         remarks.append(f"until {access.expires}")
     if access.upload == "absent":
-        remarks.append("not there yet, so no push was tried")
+        remarks.append("the repository does not exist yet, so no push was tried")
 
     account = access.account
     if account is not None:
@@ -158,7 +158,7 @@ def tell(access: Access, console: Console) -> None:
 def mounting_remark(account: EcrAccount) -> str:
     """Say whether blobs are mounted between the repositories of an account in ECR."""
     if account.mounts is None:
-        return f"not known whether blobs are mounted between repositories: {account.reason}"
+        return f"cannot tell whether blobs are mounted between repositories: {account.reason}"
     if account.mounts:
         return "blobs are mounted between repositories"
     return "blobs are not mounted between repositories: the account setting BLOB_MOUNTING is off"
@@ -196,8 +196,8 @@ class AccessCheck:
             is_missing = isinstance(error, RegistryError) and error.status == 404
             if is_missing and access.account and access.account.created_on_push is None:
                 # The usual hint ends with a command, so the other remedy goes in front.
-                template = "a repository creation template for CREATE_ON_PUSH may do it"
-                error.hint = f"{template}, else {error.hint}"
+                template = "add a repository creation template for CREATE_ON_PUSH"
+                error.hint = f"{template}, or {error.hint}"
 
         return access
 
@@ -244,7 +244,7 @@ class AccessCheck:
         async with self._locks[host]:
             if host not in self._accounts:
                 account = EcrAccount(
-                    reason="only AWS's own keys may ask for the account's settings"
+                    reason="only AWS's own credentials can read the account's settings"
                 )
                 if login is not None:
                     account = await read_account(login.machine, host.registry)

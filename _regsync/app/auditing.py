@@ -95,5 +95,5 @@ def write_lines(path: str, lines: list[str]) -> None:
         reason = printable(error.strerror or str(error))
         raise RegsyncError(
             f"{printable(path)} cannot be written: {reason}",
-            hint="what was there before has not changed; name a file on another disk",
+            hint="name a file on another disk; what the file held before is unchanged",
         ) from error

@@ -464,7 +464,7 @@ def report_error(console: Console, error: BaseException) -> int:
         shown = RegsyncError(f"the output of this command cannot be written: {reason}")
     else:
         message = f"{type(error).__name__}: {printable(str(error))}"
-        shown = RegsyncError(message, hint="this is a defect; run again with -vv for its place")
+        shown = RegsyncError(message, hint="report this defect, with the output of a run with -vv")
 
     # A broken pipe is not reported: the reader of the output has left.
     if not isinstance(error, BrokenPipeError):

@@ -87,7 +87,9 @@ def lock_path(arguments: Namespace) -> str:
     if arguments.lock is not None:
         return str(arguments.lock)
     if arguments.config == "-":
-        raise ConfigError("with the configuration on standard input, --lock PATH is needed")
+        raise ConfigError(
+            "--lock PATH is required when the configuration comes from standard input"
+        )
     name, _ = os.path.splitext(arguments.config)
     return f"{name}.lock"
 
@@ -102,7 +104,10 @@ def lock_for(arguments: Namespace, config: Config) -> Lock | None:
 
     file = open_lock(lock_path(arguments))
     if file.stamp is None:
-        raise ConfigError(f"there is no lock {printable(file.path)}", hint="run `regsync lock`")
+        raise ConfigError(
+            f"the lock file {printable(file.path)} does not exist",
+            hint="run `regsync lock` to write it",
+        )
     file.lock.check(config.mappings)
     return file.lock
 
@@ -122,7 +127,7 @@ def check_has_repository(reference: Reference) -> None:
     """Raise ConfigError for an image layout without a repository in it."""
     if not reference.repository:
         hint = f"write {reference.registry}//REPO:TAG"
-        raise ConfigError(f"reference {str(reference)!r}: a repository is needed", hint=hint)
+        raise ConfigError(f"reference {str(reference)!r}: the repository is missing", hint=hint)
 
 
 def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Config:
@@ -138,7 +143,7 @@ def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Con
     targets = [target for mapping in config.mappings for target in mapping.targets]
     if any(layout in targets for layout in layouts):
         raise ConfigError(
-            "--shard with an image layout as target: one process writes a layout",
+            "--shard cannot be used with an image layout as target: only one process may write it",
             hint="leave --shard out, or give each part a configuration and a directory of its own",
         )
     number, total = parse_shard(shard, os.environ)
@@ -166,9 +171,8 @@ def run_copy(arguments: Namespace, console: Console) -> int:
         console.log("info", "default_tag", f"{source}: no tag given, taking latest")
     if target.digest is not None and (target.digest != source.digest or platforms):
         raise ConfigError(
-            "the digest of the target must be that of the source, "
-            "given as a digest, without --platform",
-            hint="name a tag at the target, or leave the digest out",
+            "DST: a digest is allowed only where SRC has the same digest and --platform is not used",
+            hint="give DST a tag, or leave the digest out",
         )
 
     mapping = MappingRule(
@@ -183,8 +187,9 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     )
     if mapping.source.origin == mapping.targets[0].origin and mapping.source.max_concurrent == 1:
         raise ConfigError(
-            f"a copy reads and writes {mapping.source.authority}, whose max_concurrent is 1",
-            hint="allow 2 at least: one request reads while the other writes",
+            f"{mapping.source.authority}: max_concurrent is 1, but a copy within one registry reads"
+            " and writes at the same time",
+            hint="set max_concurrent to 2 or more",
         )
     image = SingleImage(mapping, reference, target.digest or target.tag or reference)
     return run_async(run, config._replace(mappings=(mapping,)), console, "sync", image)
@@ -213,12 +218,19 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
 
     path = arguments.retry_from
     if path == arguments.config == "-":
-        raise ConfigError("configuration and report cannot both come from standard input")
+        raise ConfigError(
+            "configuration and report cannot both come from standard input",
+            hint="name a file for one of the two",
+        )
     name = "standard input" if path == "-" else printable(path)
     report = read_report(read_bytes(path, LARGEST_REPORT), name)
     images = [(image.source, image.target) for image in report.with_status("failed", "undone")]
     if not images:
-        log("info", "nothing_to_retry", f"{name}: nothing failed, and nothing was left undone")
+        log(
+            "info",
+            "nothing_to_retry",
+            f"{name}: nothing to retry: no image failed or was left undone",
+        )
 
     retry = Retry(images)
     unselected = retry.unselected(config)
@@ -226,7 +238,7 @@ def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -
         shown = "; ".join(unselected[:MOST_NAMED])
         if len(unselected) > MOST_NAMED:
             shown += f"; and {len(unselected) - MOST_NAMED} more"
-        text = f"{name}: no mapping selects these any more, so they are not asked for: {shown}"
+        text = f"{name}: not retried, because no mapping selects them any more: {shown}"
         log("warning", "retry_unselected", text, images=len(unselected))
     return retry
 
@@ -261,10 +273,10 @@ def run_audit(arguments: Namespace, console: Console) -> int:
     from _regsync.app.environment import run_async
 
     if arguments.read < 0:
-        raise ConfigError("--read needs a number from 0", hint="see `regsync audit --help`")
+        raise ConfigError("--read: N must be 0 or more", hint="see `regsync audit --help`")
     receipt = arguments.receipt
     if receipt is not None and not os.path.isdir(os.path.dirname(receipt) or "."):
-        raise ConfigError(f"{printable(receipt)} cannot be written: its directory is not there")
+        raise ConfigError(f"{printable(receipt)} cannot be written: its directory does not exist")
     config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
     lock = lock_for(arguments, config)
     return run_async(audit, config, console, arguments.read, receipt, lock)
@@ -290,8 +302,10 @@ def run_watch(arguments: Namespace, console: Console) -> int:
         interval = parse_duration(arguments.interval or DEFAULT_INTERVAL)
     except ValueError as error:
         raise ConfigError(f"--interval: {error}") from error
-    if not interval or arguments.config == "-":
-        raise ConfigError("watch needs a file, not -, and an --interval above 0")
+    if not interval:
+        raise ConfigError("--interval must be above 0", hint="write a duration such as 15m")
+    if arguments.config == "-":
+        raise ConfigError("watch needs a file, not -, because it reads the configuration again")
     address = arguments.health_bind or DEFAULT_HEALTH_ADDRESS
     port = DEFAULT_HEALTH_PORT if arguments.health_port is None else arguments.health_port
     read = partial(read_file, arguments.config)
@@ -310,8 +324,8 @@ def run_tags(arguments: Namespace, console: Console) -> int:
     check_has_repository(where)
     if where.tag or where.digest:
         raise ConfigError(
-            f"reference {str(where)!r}: a repository is needed",
-            hint="leave out the tag or digest; --glob chooses tags",
+            f"reference {str(where)!r}: only a repository can be listed",
+            hint="leave out the tag or digest, and select tags with --glob",
         )
 
     options: dict[str, Any] = {}

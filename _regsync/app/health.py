@@ -89,7 +89,7 @@ def open_listeners(bind: str, port: int) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
         if not 0 <= port < 65536:
-            raise ValueError("ports end at 65535")
+            raise ValueError("the highest port is 65535")
         addresses = socket.getaddrinfo(
             bind.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
@@ -109,8 +109,8 @@ def open_listeners(bind: str, port: int) -> list[socket.socket]:
         reason = printable(getattr(error, "strerror", None) or str(error), 100)
         reason = reason.partition(" (while")[0].lower()  # `create_server` adds the address
         raise ConfigError(
-            f"no health listener on {printable(bind, 100) or '*'} port {port}: {reason}",
-            hint="--health-bind and --health-port take another",
+            f"health probes: cannot listen on {printable(bind, 100) or '*'} port {port}: {reason}",
+            hint="choose another address or port with --health-bind and --health-port",
         ) from error
     return listeners
 

@@ -112,7 +112,7 @@ def write(file: LockFile, lock: Lock) -> None:
     try:
         status = os.stat(path) if os.path.exists(path) else None
         if (status and stamp_of(status)) != file.stamp:
-            text = f"{shown} is not written: somebody else has written it since it was read"
+            text = f"{shown} was not written: something else changed it in the meantime"
             raise RegsyncError(text, hint="run `regsync lock` again")
 
         mode = status.st_mode & 0o777 if status else MODE
@@ -122,7 +122,7 @@ def write(file: LockFile, lock: Lock) -> None:
             os.fsync(stream.fileno())
     except OSError as error:
         reason = printable(error.strerror or str(error))
-        raise RegsyncError(f"{shown} is not written, and stays as it was: {reason}") from error
+        raise RegsyncError(f"{shown} was not written and is unchanged: {reason}") from error
 
 
 # The answers.
@@ -192,7 +192,10 @@ def mappings_from(names: Sequence[str], config: Config) -> Sequence[MappingRule]
     }
     for name in names:
         if not any(name in known for known in names_of.values()):
-            raise ConfigError(f"--only {printable(name)}: no mapping is from there")
+            raise ConfigError(
+                f"--only {printable(name)}: no mapping has this repository as `from`",
+                hint="write the repository as the mapping's `from` has it",
+            )
     return [rule for rule in config.mappings if names_of[rule.index].intersection(names)]
 
 
@@ -207,9 +210,9 @@ def tell_failures(file: LockFile, new: NewLock, console: Console) -> None:
         console.log("error", "lock_failed", text, code=error.code, hint=error.hint)
     for failure in new.failed_mappings:
         if failure.keeps_lines:
-            text = f"{failure.name}: its lines stay as they were"
+            text = f"{failure.name}: keeps its old lines in the lock"
         else:
-            text = f"{printable(file.path)} is not written: it would lack {failure.name}"
+            text = f"{printable(file.path)} was not written: it would lack {failure.name}"
         console.log("warning", "lock_incomplete", text)
 
 

@@ -30,7 +30,7 @@ _LARGEST_NUMBER = 2**53
 
 _STATUSES = ("synced", "skipped", "failed", "would_sync")
 
-_HINT = "give it what `regsync sync --json` or `regsync copy --json` wrote"
+_HINT = "use what `regsync sync --json` or `regsync copy --json` wrote"
 
 
 class Failure(NamedTuple):
@@ -154,7 +154,7 @@ def read_report(data: bytes, name: str) -> ReportedRun:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{name} is no JSON document: {_reason(data, error)}", hint=_HINT
+            f"{name} is not a JSON document: {_reason(data, error)}", hint=_HINT
         ) from error
 
     report = _Value(document, name)
@@ -162,13 +162,13 @@ def read_report(data: bytes, name: str) -> ReportedRun:
     if schema != 1:
         shown = printable(repr(schema), 40)
         raise ConfigError(
-            f"{name} is no report of a run: its `schema` is {shown}, this program reads 1",
+            f"{name} is not a report of a run: its `schema` is {shown}, and only 1 can be read",
             hint=_HINT,
         )
     if "error" in report:
         error_text = report["error"]["message"].text()
         raise ConfigError(
-            f"{name} is of a command that attempted nothing: {error_text}", hint=_HINT
+            f"{name} has no images: its command ended before it tried any: {error_text}", hint=_HINT
         )
     return _run(report)
 
@@ -176,7 +176,7 @@ def read_report(data: bytes, name: str) -> ReportedRun:
 def _reason(data: bytes, error: Exception) -> str:
     lines = data.strip().split(b"\n")
     if len(lines) > 1 and all(line.startswith(b"{") for line in lines[:2]):
-        return "it has a document on each line, as `watch` writes them; take one of the lines"
+        return "it has a document on each line, as `watch` writes them; use one of the lines"
     return printable(str(error), 100) if data.strip() else "it is empty"
 
 
@@ -188,7 +188,7 @@ class _Value:
         self._path = path
 
     def wrong(self, kind: str) -> ConfigError:
-        return ConfigError(f"{self._path} is no {kind}", hint=_HINT)
+        return ConfigError(f"{self._path} is not {kind}", hint=_HINT)
 
     def __contains__(self, key: str) -> bool:
         """Whether an object has a field that is not null."""
@@ -200,7 +200,7 @@ class _Value:
 
     def _fields(self) -> dict[str, object]:
         if not isinstance(self.value, dict):
-            raise self.wrong("object")
+            raise self.wrong("an object")
         return self.value
 
     def items(self) -> Iterator[tuple[str, _Value]]:
@@ -209,7 +209,7 @@ class _Value:
 
     def elements(self) -> Iterator[_Value]:
         if not isinstance(self.value, list):
-            raise self.wrong("list")
+            raise self.wrong("a list")
         for number, element in enumerate(self.value):
             yield _Value(element, f"{self._path}[{number}]")
 
@@ -232,17 +232,17 @@ class _Value:
         value = self.value
         # A bool is an int to Python.
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.wrong("number")
+            raise self.wrong("a number")
         if not 0 <= value < _LARGEST_NUMBER:  # NaN is not either
-            raise self.wrong("number of seconds")
+            raise self.wrong("a number of seconds")
         return float(value)
 
     def count(self) -> int:
         value = self.value
         if isinstance(value, bool) or not isinstance(value, int):
-            raise self.wrong("whole number")
+            raise self.wrong("a whole number")
         if not 0 <= value < _LARGEST_NUMBER:
-            raise self.wrong("count")
+            raise self.wrong("a count")
         return value
 
     def counts(self) -> dict[str, int]:
@@ -279,7 +279,7 @@ def _run(report: _Value) -> ReportedRun:
 def _image(image: _Value) -> ReportedImage:
     status = image["status"].text()
     if status not in _STATUSES:
-        raise image["status"].wrong("status that this program knows")
+        raise image["status"].wrong("a status that this version knows")
     blobs = image["blobs"]
     return ReportedImage(
         source=image["source"].text(),

@@ -58,8 +58,8 @@ async def run(
     started_at = utc_now()
     run_id = os.urandom(8).hex()
     if kind == "sync" and config.cache_dir is None:
-        message = "nothing is kept for the next run: that takes a configuration with a cache_dir"
-        console.log("info", "no_state", f"{message}, on standard input an absolute one")
+        message = "nothing is kept for the next run: there is no configuration file"
+        console.log("info", "no_state", f"{message}, and no absolute cache_dir")
 
     report = Report()
     with closing(connect(console)) as transport:
@@ -160,14 +160,14 @@ async def list_tags(registry: Registry, repository: str, rule: TagRule, console:
     literals = [check_glob(pattern) for pattern in rule.glob]
     missing = [tag for tag in literals if tag and tag not in dropped and tag not in kept]
     for tag in missing:
-        console.log("warning", "tag_missing", f"{source}: there is no tag {tag!r}", tag=tag)
+        console.log("warning", "tag_missing", f"{source}: tag {tag!r} does not exist", tag=tag)
 
     if kept:
         console.log("info", "selected", message)
     else:
         console.log("warning", "nothing_selected", message)
     if len(kept) < min_tags:
-        message = f"{source}: min_tags asks for {min_tags}, not {len(kept)}"
+        message = f"{source}: only {len(kept)} tags were found, min_tags asks for {min_tags}"
         console.log("warning", "min_tags", message)
 
     if console.as_json:

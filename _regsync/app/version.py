@@ -72,7 +72,8 @@ def inventory() -> int:
     loader = globals()["__loader__"]
     if not hasattr(loader, "archive"):
         raise ConfigError(
-            "only a built file has an inventory", hint="tools/build_zipapp.py makes one"
+            "--sbom: a checkout has no inventory, only a built file has one",
+            hint="build a file with tools/build_zipapp.py",
         )
     sys.stdout.write(loader.get_data(f"{loader.archive}/sbom.cdx.json").decode())
     sys.stdout.flush()

@@ -230,12 +230,12 @@ class Watch:
             self._text = None
             self._health = self._health._replace(reload_error=str(error))
             for problem in error.problems or [error]:
-                text = f"{error.code}: {problem}; what was good last stays in force"
+                text = f"{error.code}: {problem}; the last valid configuration stays in force"
                 self._log.log("error", "reload_failed", text, code=error.code, hint=error.hint)
             return
         if has_other_lock:
             moved = compare(self._lock or Lock(), lock or Lock())
-            text = f"images that are new, gone or others in the lock: {len(moved)}"
+            text = f"images added, removed or changed in the lock: {len(moved)}"
             self._console.log("info", "lock_changed", text)
             self._lock = lock
         if not has_changed:
@@ -348,8 +348,8 @@ async def run(
             await anyio.lowlevel.checkpoint()
             port = addresses[0][1]
             text = (
-                f"a cycle every {duration_text(interval)}, "
-                f"probes are answered at {address}, port {port}"
+                f"waiting {duration_text(interval)} between cycles; "
+                f"health probes at {address} port {port}"
             )
             console.log("info", "listening", text)
             await watch.run_cycles()

@@ -191,8 +191,8 @@ async def _find_keys(
         if keys is None:
             raise _error(
                 f"no AWS credentials for {registry.host}; looked at {', '.join(chain.looked_at)}",
-                "give this machine or container a role, set AWS_PROFILE or AWS_ACCESS_KEY_ID "
-                "with AWS_SECRET_ACCESS_KEY",
+                "give this machine or container a role, or set AWS_PROFILE, "
+                "or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
             )
 
     # The chain asked STS and SSO as the settings say. The registry's API is asked as the name of its
@@ -244,7 +244,7 @@ async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAcco
         value = (json_object(answer.encode()) or {}).get("value")
         if value in ("ENABLED", "DISABLED"):
             return account._replace(mounts=value == "ENABLED")
-        return account._replace(reason="ECR does not tell")
+        return account._replace(reason="ECR did not say")
     except (AuthError, ConfigError) as error:
         hint = f" ({error.hint})" if error.hint else ""
         return account._replace(reason=f"{error.message}{hint}")
@@ -305,7 +305,7 @@ def _keys_in(document: Mapping[str, object], origin: str, *secrets: str) -> Cred
     is_ascii = re.fullmatch("[ -~]+", access_key + secret_key + session)
     if access_key and secret_key and is_ascii:
         return Credential(access_key, secret_key, session, origin=origin)
-    default = "the key or its secret is missing, or no text of ASCII"
+    default = "the access key or its secret is missing, or is not ASCII text"
     reason = fields.get("message") or fields.get("code") or default
     raise _error(f"{origin} gives no AWS credentials: {printable(redact(reason, secrets), 200)}")
 
@@ -353,7 +353,7 @@ class _Settings:
         try:
             parser.read_string(self.read(path))
         except configparser.Error:  # its message would quote the line
-            raise _error(f"{path} is not a file of profiles as AWS's programs read it") from None
+            raise _error(f"{path} is not a valid AWS configuration file") from None
         for name in parser.sections():
             if is_config and name != "default":
                 # `[profile "NAME"]`: names may be quoted, after any number of blanks.
@@ -410,7 +410,7 @@ class _Client:
     ) -> Request:
         """Return a request to a service of AWS in a region; AuthError where no region is known."""
         if not re.fullmatch("[a-z0-9-]+", region):
-            raise _error(f"no region: {region!r}", "set AWS_REGION")
+            raise _error(f"{region!r} is not an AWS region", "set AWS_REGION")
         url = f"https://{endpoint(service, region, self.fips, self.dual)}{path}"
         method = "POST" if body else "GET"
         return Request(method, url, headers, body, service, region)
@@ -440,7 +440,7 @@ class _Client:
             if not failure.may_pass:
                 break
 
-        who = keys.origin if keys else "no keys"
+        who = keys.origin if keys else "without keys"
         host = request.url.split("/")[2]
         reason = printable(redact(failure.text, all_secrets), 300)
         raise _error(f"{who}: {host}: {reason}", failure.hint, failure.code)
@@ -560,7 +560,7 @@ class _KeyChain:
         role = fields.get("role_arn", "")
         session = fields.get("role_session_name") or f"regsync-{self._machine.wall():.0f}"
         if not role or not (role + session).isprintable():
-            raise _error(f"{origin}: no AWS_ROLE_ARN or role_arn as text")
+            raise _error(f"{origin}: AWS_ROLE_ARN or role_arn is missing, or is not text")
         return [("Version", "2011-06-15"), ("RoleArn", role), ("RoleSessionName", session)]
 
     async def _assume(
@@ -576,7 +576,7 @@ class _KeyChain:
         headers = [("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")]
         region = self._settings.sts_region or self._region
         request = self._client.request("sts", region, headers, body)
-        hint = "check the role's name, and who may assume it"
+        hint = "check the role's ARN, and its trust policy"
         answer = await self._client.ask(request, hint, keys=keys, secrets=secrets)
         origin = f"role {printable(fields['role_arn'], 200)} ({origin})"
         sent = secrets if keys is None else keys.secrets
@@ -597,7 +597,10 @@ class _KeyChain:
         self.looked_at.append(place)
         if profile is None:
             if way or settings.named_profile:
-                raise _error(f"there is no {place}", "`aws configure list-profiles` shows them")
+                raise _error(
+                    f"there is no {place}",
+                    "check the name: `aws configure list-profiles` lists them",
+                )
             return None
 
         has_keys = "aws_access_key_id" in profile
@@ -615,7 +618,7 @@ class _KeyChain:
 
         if unable := {"login_session", "credential_process"} & profile.keys():
             raise _error(
-                f"{origin} has {unable.pop()}, which needs another program, and this one starts none",
+                f"{origin} has {unable.pop()}, which needs another program, and regsync starts none",
                 "set the variables that `aws configure export-credentials` prints",
             )
         if way or settings.required_profile:
@@ -636,7 +639,10 @@ class _KeyChain:
         if name in way:
             raise _error(f"{origin} is its own source: {printable(' -> '.join((*way, name)))}")
         if "mfa_serial" in profile:
-            raise _error(f"{origin} has mfa_serial, and nobody is here to type a code")
+            raise _error(
+                f"{origin} has mfa_serial, and regsync cannot ask for a code",
+                "set the variables that `aws configure export-credentials` prints",
+            )
 
         names_one_source = bool(source_profile) != bool(credential_source)
         if not names_one_source or not (source_profile or credential_source in sources):
@@ -664,7 +670,7 @@ class _KeyChain:
         ]
         if unusable:
             raise _error(
-                f"{origin}: missing, or not as its sso-session has it: {', '.join(unusable)}"
+                f"{origin}: missing, or different in its sso-session: {', '.join(unusable)}"
             )
 
         hint = f"run `aws sso login` for {origin}"
@@ -726,7 +732,9 @@ class _KeyChain:
 
         headers = [("Authorization", token)] if token else []
         request = Request("GET", url, headers)
-        answer = await self._client.ask(request, f"{origin} leads there", secrets=(token,))
+        answer = await self._client.ask(
+            request, f"check {origin}, which names this address", secrets=(token,)
+        )
         return _keys_in(_flatten(answer), origin, token)
 
     async def from_instance(self) -> Credential | None:

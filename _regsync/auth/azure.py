@@ -50,14 +50,18 @@ _TOKEN_USER = "00000000-0000-0000-0000-000000000000"
 _UNKNOWN_AUDIENCE = "AADSTS(?:500011|65001)|invalid_resource"
 
 _ROLE_HINT = (
-    "AZURE_CLIENT_ID chooses an identity, to which the cloud's operator grants AcrPull (at targets AcrPush); for "
-    "public images use auth_type: anonymous"
+    "grant the identity AcrPull (AcrPush at targets), and choose it by AZURE_CLIENT_ID if there are several; "
+    "for public images use auth_type: anonymous"
 )
 _IDENTITY_HINT = (
-    "in Kubernetes the service account needs the annotation azure.workload.identity/client-id, the pod the label "
-    f'azure.workload.identity/use: "true"; elsewhere set {_SECRET_VARIABLE}, or run az login; {_ROLE_HINT}'
+    f"set {_SECRET_VARIABLE}, or run `az login`; in Kubernetes, give the service account the annotation "
+    'azure.workload.identity/client-id and the pod the label azure.workload.identity/use: "true"; '
+    f"{_ROLE_HINT}"
 )
-_COMMAND_LINE_HINT = "run az login again as a user (a keyring? before it, az config set core.encrypt_token_cache=false)"
+_COMMAND_LINE_HINT = (
+    "run `az login` again as a user; where a keyring encrypts its tokens, "
+    "run `az config set core.encrypt_token_cache=false` first"
+)
 
 
 class _Cloud(NamedTuple):
@@ -236,7 +240,7 @@ def _federated_token(machine: CloudEnvironment) -> str:
     token = (machine.read(path) or b"").decode("utf-8", "replace").strip()
     if not token:
         raise AuthError(
-            f"{printable(path)}, which {_FILE_VARIABLE} names, is not there",
+            f"{_FILE_VARIABLE} names {printable(path)}, which is missing or empty",
             hint=_IDENTITY_HINT,
             fatal=True,
         )
@@ -293,7 +297,7 @@ async def _command_line_token(
         if subscription is None:
             places = ", ".join((*looked_at, "az login's ~/.azure"))
             raise AuthError(
-                f"no identity at Azure; looked at {places}", hint=_IDENTITY_HINT, fatal=True
+                f"no Azure identity; looked at {places}", hint=_IDENTITY_HINT, fatal=True
             )
 
         access_tokens = _entries(cache, "AccessToken", subscription, cloud)
@@ -305,7 +309,7 @@ async def _command_line_token(
         source = _refresh_source(refresh_tokens, subscription, cloud)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         raise AuthError(
-            "az login has left no token in its files", hint=_COMMAND_LINE_HINT, fatal=True
+            "`az login` has left no usable token in its files", hint=_COMMAND_LINE_HINT, fatal=True
         ) from None
 
     return _DirectoryToken(source.origin, await _token(machine, source, cloud.audiences))

@@ -109,9 +109,9 @@ def _objection_to(
     if not host or not realm.isascii() or not realm.isprintable() or " " in realm:
         return _Objection("which is not a URL")
     if "@" in parts.netloc or "#" in realm:
-        return _Objection("with user info or a fragment, refused")
+        return _Objection("which holds user info or a fragment: refused")
     if parts.scheme not in ("https", scheme):
-        hint = "the registry's operator has to correct its realm"
+        hint = "ask the registry's operator to correct its realm"
         return _Objection("which is not https", hint)
 
     # The ports of one machine are one owner's, whichever of its names is used.
@@ -119,10 +119,10 @@ def _objection_to(
     if host == registry or is_same_machine:
         return None
     if is_private(host):
-        return _Objection("a private address, refused")
+        return _Objection("which is a private address: refused")
     if has_credentials and not _has_same_owner(host, registry):
         return _Objection(
-            "a host that may have another owner: the credentials are not sent",
+            "which may have another owner: the credentials are not sent",
             "use auth_type: anonymous if the images are public",
         )
     return None

@@ -269,7 +269,9 @@ def _cloud_for(registry: Registry) -> str | None:
         return cloud
     if registry.auth_type is not None:
         raise AuthError(
-            f"{registry.alias}: a cloud's login is not sent over plain http", fatal=True
+            f"registry {registry.alias!r}: a cloud login is not sent over plain HTTP",
+            hint="write https:// in its url",
+            fatal=True,
         )
     return None
 

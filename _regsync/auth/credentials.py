@@ -116,7 +116,11 @@ def _github_credential(registry: Registry, environ: Mapping[str, str]) -> Creden
         return None
     if registry.scheme != "https" and not is_loopback(registry.host):
         where = f"registry {registry.alias!r}"
-        raise AuthError(f"{where}: GITHUB_TOKEN is not sent over plain http", fatal=True)
+        raise AuthError(
+            f"{where}: GITHUB_TOKEN is not sent over plain HTTP",
+            hint="write https:// in its url",
+            fatal=True,
+        )
     # Any user name goes with a token (docs/protocol-facts.md section 7.1); Actions sets the real
     # one.
     username = environ.get("GITHUB_ACTOR") or "regsync"
@@ -178,7 +182,11 @@ def _parse_file(place: str, text: bytes) -> _CredentialFile:
         helpers = document.get("credHelpers") or {}
         if isinstance(auths, dict) and isinstance(helpers, dict):
             return _CredentialFile(place, is_legacy, auths, helpers, document.get("credsStore"))
-    raise AuthError(f"{place} is not a container client's credential file", fatal=True)
+    raise AuthError(
+        f"{place} is not a credential file of docker or podman",
+        hint="correct it, or remove it and log in again",
+        fatal=True,
+    )
 
 
 def _look_up(
@@ -239,7 +247,7 @@ def _refuse_credential_program(
         return
     helper = f"credential helper docker-credential-{printable(str(program), 40)} ({section})"
     raise AuthError(
-        f"{place} delegates {registry.authority} to the {helper}, and this program starts no other programs",
+        f"{place} delegates {registry.authority} to the {helper}, and regsync starts no other programs",
         hint="use auth_type: basic with credentials, or write an auths entry to a separate file and point "
         "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous",
         fatal=True,
@@ -248,7 +256,7 @@ def _refuse_credential_program(
 
 def _read_entry(place: str, entry: object, registry: Registry) -> Credential | None:
     """Read an entry of `auths`; None for the empty one that stands for a login in a store."""
-    broken = AuthError(f"{place}: the entry for {registry.authority} does not parse", fatal=True)
+    broken = AuthError(f"{place}: the entry for {registry.authority} cannot be read", fatal=True)
     names = ("auth", "username", "password", "identitytoken", "registrytoken")
     if not isinstance(entry, dict):
         raise broken

@@ -81,7 +81,7 @@ _KINDS = {
         _TOKENS_URL,
         f"{_URN}grant-type:jwt-bearer",  # RFC 7523
         (),
-        "is the key good, the clock right?",
+        "check the key, and the clock of this machine",
     ),
     "external_account": _Kind(
         "token_url",
@@ -136,7 +136,7 @@ async def log_in(
         places = f"the environment variable {_FILE_VARIABLE}, {path}, {error}"
         raise AuthError(
             f"registry {registry.alias!r}: no Google identity for {registry.authority}; looked at {places}",
-            hint=f"{_LOGIN_HINT}, name a key file by {_FILE_VARIABLE}, or {_ATTACH_HINT}; "
+            hint=f"{_LOGIN_HINT}, name a key file in {_FILE_VARIABLE}, or {_ATTACH_HINT}; "
             "for public images use auth_type: anonymous",
             fatal=True,
         ) from error
@@ -156,7 +156,7 @@ def _find_file(machine: CloudEnvironment) -> _CredentialFile | None:
         return _CredentialFile(machine, where, json_object(text) or {})
     if named:
         missing = _CredentialFile(machine, where, {})
-        raise missing.error("there is no such file", f"correct or unset {_FILE_VARIABLE}")
+        raise missing.error("the file does not exist", f"correct or unset {_FILE_VARIABLE}")
     return None
 
 
@@ -174,7 +174,7 @@ async def _ask_metadata(machine: CloudEnvironment, probing: bool) -> Login:
     answer = await server.ask("GET", url, [("Metadata-Flavor", "Google")], pauses=pauses)
     # Another server may answer at this address, so the answer has to say that it is Google's.
     if answer.headers.get("metadata-flavor") != "Google":
-        raise server.error("not Google's")
+        raise server.error("the answer is not Google's")
     return server.read_token(answer, _ATTACH_HINT)
 
 
@@ -197,7 +197,7 @@ class _CredentialFile(NamedTuple):
         value = self.fields.get(name) or default
         if isinstance(value, str) and re.fullmatch(pattern, value):
             return value
-        raise self.error(f"{name} is not an https URL" if value else f"there is no {name}")
+        raise self.error(f"{name} is not an https URL" if value else f"{name} is missing")
 
     def google_url(self, name: str, default: str = "") -> str:
         """Return the field of a URL that secrets are sent to: Google's, that of the universe which
@@ -293,7 +293,7 @@ class _CredentialFile(NamedTuple):
         if kind not in _KINDS:
             known = ", ".join(_KINDS)
             raise self.error(
-                f"type {mask_unless_word(kind)!r} is none of {known}, impersonated_service_account"
+                f"type {mask_unless_word(kind)!r} is not one of {known}, impersonated_service_account"
             )
         login = await self._exchange(kind)
         if _IMPERSONATION in self.fields:
@@ -386,7 +386,9 @@ class _CredentialFile(NamedTuple):
             content = answer.body if answer.status == 200 else b""
         else:
             field_names = ", ".join(self.fields) or "nothing"
-            raise self.error(f"{field_names} is not supported; use a file or url")
+            raise self.error(
+                f"a credential_source with {field_names} is not supported: use `file` or `url`"
+            )
 
         content_format = self.part("format")
         if content_format.fields.get("type") == "json":

@@ -267,9 +267,7 @@ class Authenticator:
         self.cloud_login: CloudLogin | None = None
         if isinstance(credential, CloudLogin):
             self.cloud_login = credential
-            self.login_hint = (
-                f"set auth_type (ecr, gar, acr) to see why no cloud logs in, or {self.login_hint}"
-            )
+            self.login_hint = f"set auth_type (ecr, gar, acr) to see why the cloud's login fails, or {self.login_hint}"
             credential = None
         self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)
         self._set_credential(credential)
@@ -292,12 +290,12 @@ class Authenticator:
         self._refresh_token = self.credential.identity_token
         if credential is None:
             self.denied_hint = (
-                f"no credentials are in use: {self.login_hint}; "
-                "or check the name, absent may look private"
+                f"{self.login_hint}, since no credentials are in use; or check the name: "
+                "a missing repository may look like a private one"
             )
         else:
             self.denied_hint = (
-                f"check what the credentials ({credential.origin}) are allowed to do there"
+                f"check which rights the credentials ({credential.origin}) have there"
             )
 
     async def _renew_cloud_login(self, refused: Credential | None = None) -> bool:
@@ -512,7 +510,7 @@ class Authenticator:
             lack = f"{self.credential.origin} has none"
             if self.is_anonymous:
                 lack = "none are configured or found"
-            message = f"{self._authority} asks for user name and password, {lack}"
+            message = f"{self._authority} asks for a user name and password, and {lack}"
             raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
         if used == self.credential.basic and not await self._renew_cloud_login(self.credential):
             raise self._refused_error(self._authority)
@@ -534,7 +532,7 @@ class Authenticator:
         return Refusal.UNPROVEN
 
     def _refused_error(self, who: str, *, fatal: bool = True) -> AuthError:
-        hint = "check the user name, and whether the password or token has expired or is too narrow"
+        hint = "check the user name, and whether the password or token has expired or lacks rights"
         message = f"{who} refused the credentials ({self.credential.origin})"
         return AuthError(message, hint=hint, fatal=fatal)
 

@@ -44,9 +44,7 @@ class _Expansion:
     def plain(self, node: Node, field: Field) -> Any:
         self.expanded += 1
         if self.expanded > _MAX_EXPANDED:
-            raise ConfigError(
-                f"the configuration has over {_MAX_EXPANDED:,} values when it is expanded"
-            )
+            raise ConfigError(f"the configuration expands to more than {_MAX_EXPANDED:,} values")
         match field.type:
             case "section":
                 return self.plain_section(node, field)

@@ -53,7 +53,7 @@ def parse_duration(text: str) -> float:
     """Return seconds; ValueError shows the grammar."""
     if not re.fullmatch("[0-9]{1,9}|(?:[0-9]{1,9}[smhd])+", text):
         raise ValueError(
-            f"{text!r} is no duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)"
+            f"{text!r} is not a duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)"
         )
     parts = re.findall(r"([0-9]+)([smhd]?)", text)
     return float(sum(int(number) * _SECONDS[unit] for number, unit in parts))
@@ -72,7 +72,7 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"0|([0-9]{1,15}(?:\.[0-9]{1,15})?) *([kmgt]i?|)b", text.strip().lower())
     if match is None:
         raise ValueError(
-            f"{text!r} is no size: write 0, or a number with B, KB, MB, GB, TB or KiB, MiB, GiB, TiB"
+            f"{text!r} is not a size: write 0, or a number with B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
         )
     number, prefix = match.groups("")
     base = 1024 if prefix.endswith("i") else 1000
@@ -97,12 +97,12 @@ def parse_registry_url(text: str) -> RegistryAddress:
         return RegistryAddress(LAYOUT_SCHEME, directory, 0)
     if "@" in text:
         # Not shown: what stands before the @ is a secret.
-        raise ValueError("no user or password here: use auth_type and credentials")
+        raise ValueError("a user or password cannot stand here: use auth_type and credentials")
     match = re.fullmatch(_URL, text) if len(text) <= _MAX_URL else None
     if match is None:
         path = re.search("[/?]", text.rpartition("://")[2])
         remedy = "remove the path and query" if path else "write HOST, HOST:PORT or http://HOST"
-        raise ValueError(f"{text.partition('?')[0]!r} is no registry address: {remedy}")
+        raise ValueError(f"{text.partition('?')[0]!r} is not a registry address: {remedy}")
 
     written_scheme = match["scheme"] and match["scheme"].lower()
     if written_scheme not in (None, "http", "https"):
@@ -126,7 +126,7 @@ def _without_brackets(host: str) -> str:
         return ipaddress.IPv6Address(host[1:-1]).compressed
     except ValueError:
         raise ValueError(
-            f"{host} is no registry address: IPv6 is missing in the brackets"
+            f"{host} is not a registry address: write an IPv6 address inside the brackets"
         ) from None
 
 
@@ -147,7 +147,9 @@ def _check_repository(text: str) -> None:
     if is_repository(text.lower()):
         remedy = f"write {text.lower()!r}"
         raise ValueError(f"{text!r} has capitals, which registries refuse: {remedy}")
-    raise ValueError(f"{text!r} is no repository: write a path such as team/app, without host")
+    raise ValueError(
+        f"{text!r} is not a repository: write a path such as team/app, without the host"
+    )
 
 
 def _check_proxy(text: str) -> None:
@@ -212,7 +214,7 @@ class Field(NamedTuple):
         if not text.isprintable():  # it would break a line, a header or a path
             raise ValueError("has a line break or another control character: remove it")
         if self.choices and text not in self.choices:
-            raise ValueError(f"{mask_unless_word(text)!r} is none of {', '.join(self.choices)}")
+            raise ValueError(f"{mask_unless_word(text)!r} is not one of {', '.join(self.choices)}")
         if self.refuses and re.search(self.refuses.pattern, text):
             raise ValueError(self.refuses.why)
         if self.check:
@@ -226,12 +228,12 @@ class Field(NamedTuple):
 
     def _flag(self, text: str) -> bool:
         if text.lower() not in _TRUTH_VALUES:
-            raise ValueError("true or false is needed")
+            raise ValueError("must be true or false")
         return _TRUTH_VALUES[text.lower()]
 
     def _count(self, text: str) -> int:
         if not re.fullmatch("0|[1-9][0-9]{0,8}", text) or int(text) < self.least:
-            raise ValueError(f"a whole number from {self.least} to {_MAX_COUNT} is needed")
+            raise ValueError(f"must be a whole number from {self.least} to {_MAX_COUNT}")
         return int(text)
 
 
@@ -255,7 +257,7 @@ _INHERITED = (
         "targets",
         "targets",
         "a group or alias, or a list of aliases; required here or in `defaults`",
-        empty="name one registry at least",
+        empty="name at least one registry",
         example='["mine"]',
     ),
     Field("tags", "section", "which tags", of="tags"),
@@ -272,7 +274,7 @@ _INHERITED = (
         "all_or_texts",
         "only these platforms of an index, each `os/arch[/variant]`; `all` undoes a default",
         parse=parse_platform,
-        refuses=Refusal("^all$", "'all' is no platform: omit the field to copy every platform"),
+        refuses=Refusal("^all$", "'all' is not a platform: omit the field to copy every platform"),
         empty="omit it to copy all platforms",
         example='["linux/amd64", "linux/arm/v7"]',
     ),
@@ -295,7 +297,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "names",
             "named lists of registries",
             default="{}",
-            empty="name one registry at least",
+            empty="name at least one registry",
             example='{"all": ["mine"]}',
         ),
         Field(
@@ -326,7 +328,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             secret=True,
             auth="static_token",
             refuses=Refusal(
-                "[^!-~]", "has a blank or a character outside ASCII, which no token has"
+                "[^!-~]", "has a blank or a character outside ASCII, which a token cannot have"
             ),
             example="${REGISTRY_TOKEN}",
         ),

@@ -71,7 +71,7 @@ def _impossible_patterns(rule: TagRule) -> Iterator[Doubt]:
     if rule.immutable_tags:
         patterns.append(("immutable_tags", rule.immutable_tags))
 
-    why = "matches no tag: tags are letters, digits, _ . - and begin with no . or -"
+    why = "matches no tag: tags are letters, digits, _ . - and do not begin with . or -"
     for field, pattern in patterns:
         bare = re.sub(_GROUPS, "*", pattern, flags=re.DOTALL).replace("\\", "")
         if re.fullmatch(_POSSIBLE, bare) is None:
@@ -102,8 +102,8 @@ def _endless_range(rule: TagRule) -> Iterator[Doubt]:
     if rule.semver is None or not takes_every_version:
         return
     if admits(parse_range(rule.semver), _FAR_VERSION):
-        trouble = f"{rule.semver!r} has no end, so that all versions are copied for ever"
-        yield Doubt("semver", f"{trouble}: add `latest`, or an upper bound such as '<2'")
+        trouble = f"{rule.semver!r} has no upper bound, so that every future version is copied"
+        yield Doubt("semver", f"{trouble}: add `latest`, or a bound such as '<2'")
 
 
 def _immutable_tags_that_move(rule: TagRule) -> Iterator[Doubt]:
@@ -114,7 +114,7 @@ def _immutable_tags_that_move(rule: TagRule) -> Iterator[Doubt]:
     is_immutable = compile_glob(rule.immutable_tags)
     for tag in tags:
         if re.fullmatch(_MOVING_TAG, tag) and is_immutable(tag):
-            why = "moves as a rule, and would never be copied again: leave it out"
+            why = "usually moves, and would never be updated: leave it out"
             yield Doubt("immutable_tags", f"{tag!r} {why}")
 
 
@@ -145,14 +145,14 @@ def _host_in_repository(
     hosts = [registry.host for registry in registries]
     # A host without a dot may well be the name of a team.
     if "." in first and rest and canonical_host(first) in hosts:
-        trouble = f"begins with its registry's own name, which is no part of it: write {rest!r}"
+        trouble = f"begins with the registry's own host, which does not belong here: write {rest!r}"
         yield Doubt(field, f"{repository!r} {trouble}")
 
 
 def doubts_of_age(seconds: float) -> Iterator[Doubt]:
     """Warn of a `min_age` that was meant in another unit."""
     if 0 < seconds < _LEAST_AGE:
-        trouble = f"{seconds:.0f} seconds hold nothing back from a run that comes later"
+        trouble = f"{seconds:.0f} seconds have passed before the next run"
         yield Doubt("min_age", f"{trouble}: write {seconds:.0f}d for days")
 
 
@@ -162,7 +162,7 @@ def tags_never_old_enough(rule: MappingRule) -> Iterator[Doubt]:
         return
     for tag in _literals(rule.tags):
         if re.fullmatch(_RESTLESS_TAG, tag):
-            why = "moves within a day as a rule, so that none of its digests gets old enough"
+            why = "usually moves within a day, so that none of its digests gets old enough"
             yield Doubt("min_age", f"{tag!r} {why}: give it a mapping with `min_age: 0`")
 
 

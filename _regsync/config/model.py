@@ -169,7 +169,7 @@ def registry_for(written: str, config: Config | None) -> Registry:
             continue
         if names_scheme and registry.scheme != address.scheme:
             raise ConfigError(
-                f"{written!r}: the configuration has {registry.scheme}:// for {registry.alias!r}",
+                f"{written!r}: the configuration says {registry.scheme}:// for registry {registry.alias!r}",
                 hint="leave the scheme out here, or change it there",
             )
         return registry

@@ -57,7 +57,7 @@ _LONE_VARIABLE = r"\$\{[^{}]*\}"
 DOCUMENT = Field("", "section", "", of="config")
 MAPPING = Field("", "section", "", of="mapping")
 REGISTRY = Field("", "section", "", of="registry")
-_ALIAS = Field("", "alias", "", empty="name one registry at least")
+_ALIAS = Field("", "alias", "", empty="name at least one registry")
 
 # Values of `auth_type` that need fields of their own.
 _LOGINS_WITH_FIELDS = ("basic", "static_token")
@@ -273,7 +273,7 @@ class Reader:
         """Return whether a node is the mapping or list that `tag` requires; note if it is not."""
         if node.tag != tag:
             wanted = "a mapping" if tag == "map" else "a list"
-            self.note(node, path, f"{wanted} is needed, not {node.kind}{remedy}")
+            self.note(node, path, f"must be {wanted}, not {node.kind}{remedy}")
         return node.tag == tag
 
     def is_all(self, node: Node) -> bool:
@@ -347,7 +347,7 @@ class Reader:
             if entry.key.tag == "str" and name and name.isprintable():
                 named.append((name, entry.value))
             else:
-                message = f"a name is needed, not {entry.key.kind}: put it in quotes"
+                message = f"must be a name, not {entry.key.kind}: put it in quotes"
                 self.note(entry.key, f"{path}.{name[:_SHOWN_NAME]}", message)
         return named
 
@@ -361,7 +361,7 @@ class Reader:
         if not self.require(node, "seq", path):
             return None
         if not node.items and field.empty:
-            self.note(node, path, f"an empty list: {field.empty}")
+            self.note(node, path, f"the list is empty: {field.empty}")
             return None
         values = [
             self.read_scalar(item, field, f"{path}[{index}]")
@@ -397,14 +397,14 @@ class Reader:
         remedy = ""
         if "str" in form.tags and node.is_scalar and node.tag != "null":
             remedy = ": put it in quotes"
-        raise ValueError(f"{form.wanted} is needed, not {node.kind}{remedy}")
+        raise ValueError(f"must be {form.wanted}, not {node.kind}{remedy}")
 
     def record_secret(self, node: Node, path: str) -> None:
         names = variable_names(node.text)
         self.secret_variables |= names
         if self.lint and not names:
             remedy = "write ${NAME}, and set NAME in the environment"
-            self.warn(node, path, f"a secret is written out: {remedy}")
+            self.warn(node, path, f"the secret stands here in plain text: {remedy}")
 
     def meaning(self, text: str, field: Field) -> Any:
         """Return what a text, in which variables are replaced, means as a field; ValueError says
@@ -437,7 +437,7 @@ class Reader:
             return self.registries[text]
         if text in self.groups:
             raise ValueError(
-                f"{text!r} is a group, which stands alone and in `targets`: name a registry"
+                f"{text!r} is a group, which can only be the whole of `targets`: name a registry"
             )
         question = self.did_you_mean(text, [*self.registries, *self.groups])
         raise ValueError(f"no registry or group is named {text!r}{question}")
@@ -448,7 +448,9 @@ class Reader:
             home = self.file.home
             if home and home != "~":
                 return home + text[1:]
-            raise ValueError(f"{text!r}: no home directory is known: set HOME, or write it out")
+            raise ValueError(
+                f"{text!r}: no home directory is known: set HOME, or write the whole path"
+            )
         if self.file.base_dir is None or _is_absolute(text):
             return text
         return f"{self.file.base_dir.rstrip('/')}/{text}"
@@ -462,7 +464,9 @@ class Reader:
         match name:
             case "defaults":
                 if section.values.get("platforms") == ():
-                    message = "'all' undoes a default, and this is one: omit the field"
+                    message = (
+                        "'all' undoes a default and means nothing in `defaults`: omit the field"
+                    )
                     self.note_field(section, "platforms", message)
                 self.defaults = section
                 return None
@@ -510,7 +514,7 @@ class Reader:
         if address.scheme == LAYOUT_SCHEME:
             return self.build_layout(section, address.host)
         if "assume" in section.nodes:
-            self.note_field(section, "assume", "goes with `url: oci-layout:PATH` only")
+            self.note_field(section, "assume", "is only valid with `url: oci-layout:PATH`")
         auth_type = values.get("auth_type")
         kind = kind_of(address.host, auth_type)
         registry = Registry("", address.scheme, address.host, address.port, kind, **values)
@@ -518,7 +522,9 @@ class Reader:
         has_login = auth_type not in (None, "anonymous")
         if registry.scheme == "http" and has_login and not is_loopback(registry.host):
             where = registry.authority
-            message = f"credentials travel over plain HTTP to {where}: use https:// if it can"
+            message = (
+                f"credentials are sent unencrypted to {where}: write https:// if it supports that"
+            )
             self.warn_of_field(section, "url", message)
         return registry
 
@@ -528,7 +534,7 @@ class Reader:
         """
         for name in section.nodes:
             if name not in ("url", "assume"):
-                self.note_field(section, name, "says nothing of an image layout: remove it")
+                self.note_field(section, name, "means nothing for an image layout: remove it")
         try:
             path = posixpath.normpath(self.absolute_path(written_path))
             assume = tuple(self.absolute_path(each) for each in section.values.get("assume", ()))
@@ -547,7 +553,7 @@ class Reader:
         if not auth_type_is_wrong:
             for field in SECTIONS["registry"]:
                 if field.auth and field.auth != auth_type and field.name in nodes:
-                    message = f"goes with `auth_type: {field.auth}` only"
+                    message = f"is only valid with `auth_type: {field.auth}`"
                     self.note_field(section, field.name, message)
                 is_needed = field.auth == auth_type and auth_type in _LOGINS_WITH_FIELDS
                 if is_needed and field.name not in nodes:
@@ -561,7 +567,11 @@ class Reader:
         values = self.defaults.values | section.values
         for name in ("source", "targets"):
             if name not in section.nodes and name not in self.defaults.nodes:
-                self.note(section.node, f"{section.path}.{name}", "required, here or in `defaults`")
+                self.note(
+                    section.node,
+                    f"{section.path}.{name}",
+                    "is missing: set it here or in `defaults`",
+                )
         if not section.is_valid or not {"from", "source", "targets"} <= values.keys():
             return None
 
@@ -590,7 +600,7 @@ class Reader:
         """Return a mapping's `min_age`; note one whose source is an image layout."""
         age: float = values.get("min_age", 0.0)
         if age and values["source"].is_layout:
-            message = "an image layout is filled by hand: what is in it has no age (`min_age: 0`)"
+            message = "images in an image layout have no age: write `min_age: 0`"
             node = section.nodes.get("min_age", section.node)
             self.note(node, f"{section.path}.min_age", message)
         return age
@@ -615,5 +625,7 @@ class Reader:
             alias for alias in self.registries.values() if alias and alias.origin == source.origin
         ]
         if any(alias.max_concurrent == 1 for alias in aliases):
-            message = f"reads and writes {host}, whose max_concurrent is 1: allow 2 at least"
+            message = (
+                f"reads and writes {host} at once, whose max_concurrent is 1: set it to 2 or more"
+            )
             self.note(section.node, section.path, message)

@@ -41,7 +41,7 @@ _KINDS = {
     "str": "text",
     "int": "a whole number",
     "float": "a decimal number",
-    "bool": "a truth value",
+    "bool": "true or false",
     "null": "empty",
     "timestamp": "a date",
     "merge": "a merge key",
@@ -126,7 +126,7 @@ def _remedy(error: yaml.MarkedYAMLError) -> str:
     """Return PyYAML's message, with the usual reason for it."""
     message: str = error.problem or "cannot be parsed"
     if "'\\t'" in message:
-        return "a tab cannot stand here: indent with spaces"
+        return "a tab is not allowed here: indent with spaces"
     if "got '{'" in message:
         return f"{message}: inside {{ }} and [ ] a '${{NAME}}' has to be quoted"
     if "alias" in (error.context or ""):
@@ -160,7 +160,9 @@ class _Composer:
         root: Node | None = None
         for event in self.events_before(yaml.StreamEndEvent):
             if isinstance(event, yaml.DocumentStartEvent) and root is not None:
-                raise _unreadable_at(event.start_mark, "a second document: keep one in a file")
+                raise _unreadable_at(
+                    event.start_mark, "a second YAML document: keep one in each file"
+                )
             if isinstance(event, yaml.NodeEvent):
                 root = self.node(event, "", 1)
         return root
@@ -304,7 +306,7 @@ def _value_of(variable: re.Match[str], environ: Mapping[str, str]) -> str:
     name = variable["name"]
     if name is None:
         forms = "${NAME}, ${NAME:-default} or ${NAME:?message}"
-        raise ValueError(f"malformed '${{': write {forms}, none in another, and $$ for a lone $")
+        raise ValueError(f"malformed '${{': write {forms}, not nested, and $$ for a single $")
 
     value = environ.get(name)
     operator = variable["operator"]

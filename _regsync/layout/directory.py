@@ -176,7 +176,7 @@ class Layout:
             except (FileNotFoundError, NotADirectoryError):
                 return None
         if not stat.S_ISREG(status.st_mode):
-            raise LayoutError(f"{digest} is no regular file in {self.shown}, refused")
+            raise LayoutError(f"{digest} is not a regular file in {self.shown}")
         return status.st_size
 
     def read(self, digest: str, most: int) -> bytes | None:
@@ -246,7 +246,7 @@ class Layout:
                     except (FileNotFoundError, NotADirectoryError):
                         return None
                 if not stat.S_ISDIR(status.st_mode):
-                    raise LayoutError(f"{printable(each)} is no directory, refused")
+                    raise LayoutError(f"{printable(each)} is not a directory")
             self._folders[algorithm] = folder
         return self._folders[algorithm]
 
@@ -257,14 +257,16 @@ class Layout:
         if version is None and body is None and older is None and may_be_new:
             return Index()
         if version is None:
-            error = LayoutError(f"{self.shown} is no image layout: it has no file oci-layout")
+            error = LayoutError(f"{self.shown} is not an image layout: it has no file oci-layout")
             error.hint = "check the path, and whether the disk is mounted"
             raise error
         _check_version(version)
         if body is None and older is None:
             if may_be_new:  # a run was killed before its first images were there
                 return Index()
-            raise LayoutError(f"{self.shown} is no whole image layout: it has no index.json")
+            error = LayoutError(f"{self.shown} is an incomplete image layout: it has no index.json")
+            error.hint = "copy the layout again, or name another directory"
+            raise error
 
         try:
             index = parse_index(body if body is not None else b"")
@@ -282,7 +284,7 @@ class Layout:
             error.hint = "copy the layout again, or name another directory"
             raise error
         index = parse_index(older)
-        text = f"{self.shown}: index.json cannot be read, index.json.old is taken instead"
+        text = f"{self.shown}: index.json cannot be read, index.json.old is used instead"
         self._log("warning", "layout_index", text)
         return index
 
@@ -295,7 +297,7 @@ class Layout:
             except (FileNotFoundError, NotADirectoryError):
                 return None
             if not stat.S_ISREG(status.st_mode):
-                raise LayoutError(f"{printable(path)} is no regular file, refused")
+                raise LayoutError(f"{printable(path)} is not a regular file")
             with FileIO(path, opener=open_safely) as stream:
                 size = os.fstat(stream.fileno()).st_size
                 if size > most:
@@ -476,7 +478,9 @@ class Layout:
     def _fail(self, group: _Group, error: SyncError) -> None:
         """Write nothing more, because memory and disk may differ now."""
         error.drop_frames()
-        error.hint = error.hint or "the tags in it are as they were before"
+        error.hint = (
+            error.hint or "run again when the cause is removed; the layout's tags are unchanged"
+        )
         self._failure = error
         group.error = error
 
@@ -518,7 +522,7 @@ class Layout:
         """Leave the files of another process alone that may be writing too."""
         self._abandoned_before = time.time() - _ABANDONED_SECONDS
         self._suffix = f".{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
-        text = f"{self.shown}: its file system has no locks, so let one process write it at a time"
+        text = f"{self.shown}: its file system has no locks: let only one process write to it"
         self._log("info", "layout_lock", text)
 
     def _has_hard_links(self) -> bool:
@@ -643,7 +647,7 @@ class BlobFile:
             os.lseek(self._stream.fileno(), self._blob.size, os.SEEK_SET)
         except OSError as error:
             size = size_text(self._blob.size)
-            text = f"the file system of {self._layout.shown} has no files of {size}"
+            text = f"the file system of {self._layout.shown} cannot store a file of {size}"
             too_large = LayoutError(text)
             too_large.hint = "format the device with another file system: exFAT, ext4, NTFS"
             raise too_large from error
@@ -714,7 +718,7 @@ def _check_version(body: bytes) -> None:
     version = load_json(body, "oci-layout").get("imageLayoutVersion")
     if not isinstance(version, str) or version.partition(".")[0] != "1":
         shown = printable(str(version), 40)
-        raise ContentError(f"an image layout of version {shown}, which is not known here")
+        raise ContentError(f"the image layout has version {shown}, which is not supported")
 
 
 def _open_leftover(path: str, blob: Descriptor) -> _Begun | None:

@@ -353,7 +353,7 @@ def _read_lines(text: str, repository_of: Callable[[str], str]) -> dict[str, str
         except ContentError as error:
             raise ContentError(f"line {number}: {error.message}") from error
         if not is_repository(repository):
-            raise ContentError(f"line {number}: DIGEST REPO is needed")
+            raise ContentError(f"line {number}: expected DIGEST REPO")
         repositories.setdefault(digest, repository)
     return repositories
 

@@ -149,7 +149,7 @@ class LayoutRepository:
             yield
         except SyncError as error:
             if isinstance(error, RegistryError) and error.status == 404 and error.hint is None:
-                error.hint = f"check the name: `regsync tags {self}` shows what is there"
+                error.hint = f"check the name: `regsync tags {self}` lists what is there"
             error.with_place(self.side, operation, reference)
             raise
 
@@ -339,8 +339,8 @@ class LayoutRepository:
 
     def _absence_of(self, blob: Descriptor) -> LayoutError:
         if self.far_repository(blob.digest) is None:
-            error = LayoutError("the layout does not hold it, and neither does the target")
-            error.hint = "make the layout again: something of it was lost"
+            error = LayoutError("neither the layout nor the target holds it")
+            error.hint = "make the layout again, because a part of it is lost"
             return error
         error = LayoutError("it was left out of the layout, and the target does not hold it")
         error.hint = "make the layout again without `assume`, or with a newer receipt"

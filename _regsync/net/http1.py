@@ -211,7 +211,7 @@ class Response:
             return
         if self.status in (200, 206) and method != "HEAD":
             raise ProtocolBroken(
-                f"the answer is in the coding {printable(coding, 40)!r}, which was not asked for (R15)"
+                f"the answer has Content-Encoding {printable(coding, 40)!r}, which was not asked for"
             )
 
     async def read_into(self, buffer: memoryview) -> int:
@@ -332,7 +332,7 @@ class _Pace:
         if self.waited < timeouts.slow_window:
             return
         if self.moved < self.waited * timeouts.slowest_bytes_per_second:
-            raise TimedOut(f"the body moved only {self.moved} bytes in {self.waited:.0f} s")
+            raise TimedOut(f"only {self.moved} bytes of the body moved in {self.waited:.0f} s")
         self.moved = 0
         self.waited = 0.0
 
@@ -624,9 +624,7 @@ def next_portion(framing: h11.Connection, arrived: bytes) -> bytes:
         return portion
     behind = portion.lstrip(b" \t")
     if run + len(portion) - len(behind) > _MOST_BLANKS:
-        raise ProtocolBroken(
-            f"the answer has more than {_MOST_BLANKS} blanks in a row outside its body"
-        )
+        raise ProtocolBroken(f"the head of the answer has more than {_MOST_BLANKS} blanks in a row")
     if behind.startswith((b"\r", b"\n")):
         # A body may begin behind the end of the line.
         line, newline, _ = portion.partition(b"\n")

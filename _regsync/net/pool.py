@@ -243,9 +243,9 @@ def _refusal_of_tunnel(proxy: Proxy, target: str, answer: Response) -> ConnectFa
     challenge = ", ".join(answer.headers.all("proxy-authenticate"))
     schemes = _PROXY_SCHEMES.findall(challenge)
     if schemes:
-        error.message += f", it takes {' or '.join(schemes)}"
+        error.message += f", it accepts {' or '.join(schemes)}"
     if challenge and "basic" not in [scheme.lower() for scheme in schemes]:
-        error.hint = "only Basic is spoken here: put a proxy before it"
+        error.hint = "use a proxy that accepts Basic: no other scheme is supported"
     elif proxy.username:
         error.hint = "check the user and password in the proxy's URL"
     else:

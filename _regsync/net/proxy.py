@@ -161,7 +161,7 @@ def _address(host: str) -> IPv4Address | IPv6Address | None:
 def _parse(setting: _Setting) -> Proxy:
     """Read a proxy's URL; ConfigError, which does not show it, when it is none."""
     malformed = ConfigError(
-        f"{setting.name}: not a proxy URL", hint="write http://HOST:PORT or https://HOST:PORT"
+        f"{setting.name} is not a proxy URL", hint="write http://HOST:PORT or https://HOST:PORT"
     )
     value = setting.value
     try:

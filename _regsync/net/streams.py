@@ -306,7 +306,7 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
             cause = f": {printable(error.strerror or str(error), 100).lower()}"
         raise ConnectFailed(
             f"no connection to {Origin('', host, port).authority}{cause}",
-            hint="check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?",
+            hint="check host, port and firewalls; set HTTPS_PROXY if a proxy leads there",
         ) from error
 
 
@@ -325,7 +325,7 @@ async def _resolve(host: str, port: int) -> list[_Address]:
         failure = ConnectFailed(
             f"the name {printable(host, 100)} could not be resolved: {reason}",
             hint="check the name and this machine's name servers;"
-            " set HTTPS_PROXY where a proxy leads out",
+            " set HTTPS_PROXY if a proxy leads there",
         )
         # A name server that is silent may come back: that is EAI_AGAIN.
         is_no_name = isinstance(error, ValueError) or error.errno in _UNKNOWN_NAME

@@ -200,8 +200,8 @@ def _pairs(files: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         if partner not in files:
             raise ConfigError(
                 f"{printable(path)} has no {printable(os.path.basename(partner))} beside it",
-                hint="a client's certificate and key are *.cert and *.key,"
-                " an authority's certificate is *.crt",
+                hint="name a client's certificate and key *.cert and *.key,"
+                " and an authority's certificate *.crt",
             )
         if kind == "cert":
             yield certificate, key
@@ -221,7 +221,7 @@ def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> 
             continue
         why = "does not exist"
         if os.path.exists(file):
-            why = "may not be read by this user, or is no file"
+            why = "is not a file, or this user may not read it"
         raise ConfigError(
             f"{what}: {printable(file)} {why}", hint="name another file, or make this one readable"
         )
@@ -235,7 +235,7 @@ def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> 
             reason = "it does not parse as PEM" if is_unparsed else str(error.strerror)
         raise ConfigError(
             f"{what} cannot be used: {reason.replace('_', ' ').lower()}",
-            hint="PEM files are needed, keys without passphrase, RSA of 2048 bits at least",
+            hint="use PEM files, and a key without a passphrase (RSA: at least 2048 bits)",
         ) from error
 
 
@@ -247,7 +247,7 @@ _AUTHORITY = "give the authority's PEM file as `ca_file` of the registry, or in 
 
 _NAME = "use a name in the certificate, or have it reissued"
 
-_PLAIN = "if it serves plain HTTP, its url has to begin with http://"
+_PLAIN = "write http:// before the host if it serves plain HTTP"
 
 CLIENT_CERT_HINT = (
     "give client_cert and client_key of the registry,"
@@ -255,10 +255,10 @@ CLIENT_CERT_HINT = (
 )
 
 _CLIENT = (
-    "check client_cert and client_key of the registry, and by which authority it knows its clients"
+    "check client_cert and client_key of the registry, and which authority it accepts for clients"
 )
 
-_STRONG = "have it reissued with an RSA key of 2048 bits or more, or ECDSA, and signed over SHA-256"
+_STRONG = "have the certificate reissued with an RSA key of 2048 bits or more, or ECDSA, and signed over SHA-256"
 
 
 class _Failure(NamedTuple):
@@ -284,7 +284,7 @@ _FAILURES = (
     _Failure(
         "26",
         "is not trusted: its certificate is not meant for a server",
-        "have it reissued for serverAuth",
+        "have the certificate reissued for serverAuth",
     ),
     _Failure(
         "66|67|68", "is not trusted: its certificate, or the authority's, is too weak", _STRONG
@@ -305,12 +305,12 @@ _FAILURES = (
     _Failure(
         ".*PROTOCOLS?(_VERSION|_AVAILABLE)?",
         "shares no TLS version with us",
-        "TLS 1.2 or newer is needed",
+        "enable TLS 1.2 or newer there",
     ),
     _Failure(
         ".*HANDSHAKE_FAILURE",
         "refused the TLS handshake",
-        "it may want other ciphers or a client certificate",
+        "check whether it requires a client certificate or other ciphers",
     ),
     _Failure(".*EOF.*", "closed the connection during the TLS handshake", _PLAIN),
 )

@@ -141,7 +141,8 @@ def parse_reference(text: str) -> Reference:
     is_digest = after_at.startswith(("sha256:", "sha512:"))
     if "/" in after_at or (at and ":" in before_at and not is_digest):
         raise ConfigError(
-            "a reference holds no user name or password (the configuration may); a digest is sha256:..."
+            "a reference cannot hold a user name or password: put them into the configuration; "
+            "a digest begins with sha256:"
         )
     try:
         reference = _parse_name(before_at)
@@ -166,7 +167,7 @@ def _parse_in_layout(text: str) -> Reference:
     if not path:
         shown = printable(text, 300)
         raise ConfigError(
-            f"reference {shown!r}: no directory; write {LAYOUT_SCHEME}:PATH//REPO:TAG"
+            f"reference {shown!r} names no directory; write {LAYOUT_SCHEME}:PATH//REPO:TAG"
         )
     if not name:
         return Reference(path, "", scheme=LAYOUT_SCHEME)

@@ -118,7 +118,7 @@ class RegistryClient:
         self.https_hint: str | None = None
         if registry.scheme == "http":
             secure = self.origin._replace(scheme="https")
-            self.https_hint = f"if it serves HTTPS, write {secure} as its url"
+            self.https_hint = f"write {secure} if it serves HTTPS"
 
     @property
     def secrets(self) -> Secrets:
@@ -169,7 +169,7 @@ class RegistryClient:
         login = self.authenticator
         body = answer.body
         if answer.status == 429 and login.is_anonymous:
-            return f"who logs in may ask more often: {login.login_hint}"
+            return f"{login.login_hint}, for a higher limit"
         if answer.status in (401, 403):
             return login.denied_hint
         if answer.status == 400 and b"SSL certificate" in body:
@@ -281,6 +281,6 @@ def _name_proxy(error: ConnectFailed, proxy: Proxy, reason: str, *, is_configure
     if str(proxy) not in error.message:
         error.message = f"through the proxy {proxy}: {error.message}"
     if error.hint is None or "HTTPS_PROXY" in error.hint:
-        error.hint = f"this proxy is named by {reason}"
+        error.hint = f"check the proxy, which {reason} names"
         if not is_configured:
-            error.hint += "; NO_PROXY names hosts to reach without it"
+            error.hint += "; list hosts to reach without it in NO_PROXY"

@@ -55,9 +55,10 @@ def check_foreign(base: Origin, origin: Origin) -> None:
         return
     if base.scheme == "https" and origin.scheme != "https":
         raise ProtocolBroken(
-            f"the registry sends us from https to http ({printable(origin.host, 100)}), refused"
+            f"the registry redirects from https to http ({printable(origin.host, 100)}): not followed"
         )
     if is_private(origin.host) and not is_private(base.host):
         raise ProtocolBroken(
-            f"the registry sends us to a private address ({printable(origin.host, 100)}), refused"
+            "the registry redirects to a private address"
+            f" ({printable(origin.host, 100)}): not followed"
         )

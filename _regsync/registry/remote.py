@@ -272,7 +272,7 @@ class RemoteRepository:
                 is_own = re.match(re.escape(self._base) + _BELOW, path) is not None
                 if origin != self.host.origin or not is_own:
                     raise ProtocolBroken(
-                        "the next page of the listing is on another origin, refused (R6)"
+                        "the next page of the listing is not in this repository at this host"
                     )
                 return path
         return None
@@ -343,7 +343,7 @@ class RemoteRepository:
                 return
             # A 200 without a digest may be anybody's.
             if await self.head_manifest(reference) not in (manifest.digest, ""):
-                raise ProtocolBroken("the registry answered 200 and does not hold the manifest")
+                raise ProtocolBroken("the registry answered 200, but does not hold the manifest")
 
     def check_stored_digest(self, answer: Response, digest: str) -> None:
         """Raise ContentError for an answer that names another digest than what was pushed."""
@@ -407,7 +407,7 @@ class RemoteRepository:
                     return tuple(referrers.values())
                 call = call._replace(path=following)
             raise ProtocolBroken(
-                f"the list names more than {_MOST_REFERRERS} referrers, or has as many KiB"
+                f"the list has more than {_MOST_REFERRERS} referrers, or more than that many KiB"
             )
 
     def has_unsafe(self) -> bool:
@@ -505,7 +505,7 @@ def _check_range(response: Response, blob: Descriptor, start: int) -> None:
         content_range = response.headers.get("content-range") or ""
         is_rest = response.status == 206 and content_range.startswith(f"bytes {start}-")
         if not is_rest or response.length not in (None, remaining):
-            raise ProtocolBroken("the registry does not continue the blob where it broke")
+            raise ProtocolBroken("the registry did not resume the blob where it broke off")
     if response.length not in (None, remaining):
         raise WrongBytes(f"the blob has {response.length} bytes, its descriptor says {blob.size}")
 
@@ -524,7 +524,7 @@ def _referrers_of(answer: Response, *, is_first: bool) -> tuple[Descriptor, ...]
     except ContentError as error:
         if not is_first or content_type.startswith(_INDEX):
             raise
-        raise RegistryError(f"a 200 that is no list: {error.message}", status=200) from error
+        raise RegistryError(f"status 200, but not a list: {error.message}", status=200) from error
     return page.children
 
 
@@ -539,9 +539,7 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
         tags = document["tags"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         beginning = clean_beginning(body, 60)
-        raise ContentError(
-            f"the tag listing is not what the specification says: {beginning}"
-        ) from error
+        raise ContentError(f"the tag listing is not valid: {beginning}") from error
     if tags is None:
         tags = []
     if not isinstance(tags, list):
@@ -552,9 +550,7 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
         if not tag or (isinstance(tag, str) and ":" in tag):
             continue
         if not isinstance(tag, str) or not is_tag(tag):
-            raise ContentError(
-                f"the tag listing holds a name that no tag can have: {printable(str(tag), 60)}"
-            )
+            raise ContentError(f"the tag listing holds an invalid tag: {printable(str(tag), 60)}")
         names[tag] = None
     if with_digests:
         _add_digests(names, document.get("manifest"))

@@ -480,7 +480,7 @@ class Transport:
         self.machine.log("trace", "request", trace)
         if response.status == 401 and hop.has_left and body is None:
             raise ProtocolBroken(
-                f"{hop.origin.authority}, where the registry sends us, asks for a login"
+                f"{hop.origin.authority}, to which the registry redirects, asks for a login"
             )
         return response
 
@@ -729,7 +729,7 @@ class Transport:
             self.throttled_windows[host.key] = turn.meter
         turn.meter.end(turn.number, status, now, asked, chance)
         if now - turn.meter.window.refused_since > THROTTLED_FOR:
-            refused = RegistryError("status 429 to everything for 10 minutes", status=429)
+            refused = RegistryError("status 429 to every request for 10 minutes", status=429)
             self._close(host, self.demand_of(host, call), refused, LONGEST_WAIT)
 
         remaining = parse_quota(header, wall)
@@ -790,7 +790,7 @@ class Transport:
         error.final = True
         moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.machine.wall() + seconds))
         error.message += (
-            f" (asks to wait {duration_text(seconds)}, until {moment}, longer than a run waits)"
+            f" (asks to wait {duration_text(seconds)}, until {moment}: longer than a run waits)"
         )
         reopens = anyio.current_time() + seconds
         if want is not None and want.discovers:

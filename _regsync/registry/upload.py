@@ -269,7 +269,7 @@ class Upload:
         may_move = base == home and self.repository.row.foreign_uploads
         if origin != base and not may_move:
             raise ProtocolBroken(
-                f"the registry sends the upload to another host ({printable(origin.host, 100)}), refused"
+                f"the registry moves the upload to another host ({printable(origin.host, 100)}): not followed"
             )
         self._origin = origin
         self.session = path

@@ -166,7 +166,7 @@ class StateFile:
             lock(descriptor)
         except BlockingIOError:
             os.close(descriptor)
-            text = f"another run uses {self._shown}: this one leaves no state behind"
+            text = f"another run uses {self._shown}: this one reads the state and saves nothing"
             self._log("warning", "state_locked", text)
             return False
         except OSError:

@@ -106,10 +106,9 @@ def first_seen_for(
 
     if config.seen_dir is None and known is None:
         raise ConfigError(
-            f"mappings[{aged.index}] has `min_age`, and nothing that this run sees would be kept for "
-            "the next one",
-            hint="set `cache_dir` in `global` to a directory that stays from run to run, an absolute "
-            "one where the configuration comes from standard input; or run from a lock (`--locked`)",
+            f"mappings[{aged.index}] has `min_age`, but this run keeps nothing for the next one",
+            hint="set `cache_dir` in `global` to a directory that stays from run to run (an absolute "
+            "one if the configuration comes from standard input), or run from a lock (`--locked`)",
         )
     first_seen = FirstSeen(config.seen_dir, now, log, keep=keep, known=known)
     first_seen.load()
@@ -206,8 +205,8 @@ class FirstSeen:
 
         if wrong_lines:
             self._has_changed = True
-            text = f"{len(wrong_lines)} lines are no entries, the first is line {wrong_lines[0]}"
-            what = "the age of what they named begins again"
+            text = f"{len(wrong_lines)} lines are not entries, the first is line {wrong_lines[0]}"
+            what = "the ages of what they named begin again"
             self._warn(f"{printable(self._path)}: {text}; {what}")
 
     def refresh(self) -> None:
@@ -263,7 +262,7 @@ class FirstSeen:
             fields = json_object(line) or {}
             if number == 1 and isinstance(fields.get("seen"), int):
                 if fields["seen"] > _VERSION:
-                    raise self._unusable("seen.jsonl is of a newer version of this program")
+                    raise self._unusable("seen.jsonl was written by a newer version of regsync")
                 continue
             try:
                 self._add(*_entry_of(fields))

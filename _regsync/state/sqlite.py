@@ -211,15 +211,15 @@ def _check_header(header: bytes) -> None:
     if not header:
         return
     if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
-        raise Damaged("it is no database")
+        raise Damaged("it is not a database")
     if int.from_bytes(header[_APPLICATION], "big") != _APPLICATION_ID:
         raise LeftAlone("state.db is another program's")
 
     version = int.from_bytes(header[_USER_VERSION], "big")
     if version > _VERSION:
-        raise LeftAlone("it is of a newer version of this program")
+        raise LeftAlone("it was written by a newer version of regsync")
     if version < _VERSION:
-        raise Damaged("it is of an earlier version of this program")
+        raise Damaged("it was written by an earlier version of regsync")
     # These bytes are different when a write-ahead log was switched on for the file. This program never
     # does that: such a log needs shared memory, which network disks lack.
     if header[_WRITE_AND_READ_VERSION] != _ROLLBACK_JOURNAL:

@@ -525,7 +525,7 @@ class Audit:
                 # The source may list what it does not hold: no run can bring that.
                 if not await self._referrers.is_at_source(image.wanted.mapping, artifact):
                     return []
-                look.flaws.append(Flaw("artifact_missing", f"{artifact} is not there", digest))
+                look.flaws.append(Flaw("artifact_missing", f"{artifact} is missing", digest))
             else:
                 below = await self._look_at_artifact(look, manifest)
                 if manifest.digest != digest:
@@ -533,7 +533,7 @@ class Audit:
                     look.flaws.append(differs(what, manifest.digest, digest))
                     return []
                 if artifact.entry is not None and digest not in listed:
-                    text = f"{artifact} is there, and the target does not list it"
+                    text = f"{artifact} exists, but the target does not list it"
                     look.flaws.append(Flaw("artifact_missing", text, digest))
 
         if not self._referrers.is_subject(image.wanted.mapping, image.wanted.tag, artifact):
@@ -552,7 +552,7 @@ class Audit:
 
     async def _look_at_listed(self, look: _Look, subject: str, entry: Descriptor) -> list[str]:
         """Look at an artifact that only the target lists; return the digests that may have artifacts."""
-        text = f"{entry.digest} of {subject} is listed, and is not there"
+        text = f"{entry.digest} of {subject} is listed, but missing"
         with look.judging("manifest", entry.digest, Flaw("artifact_missing", text, entry.digest)):
             manifest = await self._discovery.manifest(look.image.target, entry.digest, entry)
             return await self._look_at_artifact(look, manifest)

@@ -325,7 +325,7 @@ class Discovery:
         """Return what a rule selects of a source's tags; SyncError where they cannot be listed."""
         listing = await self.list_tags(source)
         if listing is None:
-            error = RegistryError("the registry knows no such repository", status=404)
+            error = RegistryError("the registry has no such repository", status=404)
             raise error.with_place(Side.SOURCE, "list tags of", str(source))
         return tags_module.select(listing, rule)
 
@@ -760,7 +760,7 @@ class Discovery:
         if not platforms:
             return top, {}
         if not top.is_index or (top.layers and not top.children):
-            text = f"{source}: not an index, copied whatever the platform filter"
+            text = f"{source}: not an index, so `platforms` does not apply and it is copied"
             self.say("debug", "no_index", text)
             return top, {}
 
@@ -782,7 +782,7 @@ class Discovery:
             self._missing_platforms[str(source), absent].add(reference)
         if trimmed.manifest is not top:
             digest = trimmed.manifest.digest
-            text = f"{source}: the index is trimmed to its platforms, its digest at the target is {digest}"
+            text = f"{source}: the index is trimmed to `platforms`, so its digest at the target is {digest}"
             self.say("info", "index_trimmed", text)
         indexes = [index.manifest for index in trimmed.nested.values()]
         return trimmed.manifest, {index.digest: index for index in indexes}
@@ -794,7 +794,7 @@ class Discovery:
             listed = ", ".join(names[:_MOST_NAMED])
             if len(names) > _MOST_NAMED:
                 listed += f" and {len(names) - _MOST_NAMED} more"
-            text = f"{source}: no {absent} in the source index of {listed}, the others are copied"
+            text = f"{source}: the index has {listed}, but not {absent}; the other platforms are copied"
             self.say("warning", "platform_missing", text)
 
     async def _fetch_tree(
@@ -835,8 +835,8 @@ def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
     """Raise ContentError for more manifests, or more bytes of them, than any image has."""
     size = sum(manifest.size for manifest in manifests)
     if len(manifests) > _MOST_MANIFESTS or size > _LARGEST_TREE:
-        text = f"more than {_MOST_MANIFESTS} manifests or {_LARGEST_TREE} bytes of them"
-        raise ContentError(f"the index comes to {text}")
+        text = f"more than {_MOST_MANIFESTS} manifests, or more than {_LARGEST_TREE} bytes of them"
+        raise ContentError(f"the index names {text}")
 
 
 async def _or_error(answer: Awaitable[_T]) -> _T | SyncError:

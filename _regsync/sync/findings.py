@@ -36,18 +36,18 @@ class Flaw(NamedTuple):
 
 def missing(expected: str) -> Flaw:
     """Return the flaw of a tag that names nothing."""
-    return Flaw("missing", f"{expected} is expected", expected=expected)
+    return Flaw("missing", f"expected {expected}", expected=expected)
 
 
 def differs(what: str, digest: str, expected: str) -> Flaw:
     """Return the flaw of a tag that names another digest; `what` stands before the text."""
-    text = f"{what}{digest} is there, {expected} is expected"
+    text = f"{what}found {digest}, expected {expected}"
     return Flaw("differs", text, digest=digest, expected=expected)
 
 
 def incomplete(what: str, part: Descriptor) -> Flaw:
     """Return the flaw of an image without one of its parts; `what` is "blob" or "manifest"."""
-    text = f"{what} {part.digest} ({size_text(part.size)}) is not there"
+    text = f"{what} {part.digest} ({size_text(part.size)}) is missing"
     return Flaw("incomplete", text, digest=part.digest, size=part.size)
 
 
@@ -122,7 +122,7 @@ class AuditReport:
 
     def undone_text(self) -> str:
         """Return what a user reads of an interrupted audit."""
-        return f"interrupted, images not looked at: {self.images_undone}"
+        return f"interrupted, images not checked: {self.images_undone}"
 
     def totals(self) -> dict[str, Any]:
         """Return how many images are whole, and what was looked at."""
@@ -150,8 +150,8 @@ class AuditReport:
         read = totals["read"]
         return [
             f"Images: {images['whole']} whole, {images['flawed']} with findings, "
-            f"{images['failed']} not looked at whole",
-            f"There: {totals['manifests']} manifests, {totals['blobs']} blobs, "
+            f"{images['failed']} not checked completely",
+            f"Present: {totals['manifests']} manifests, {totals['blobs']} blobs, "
             f"{totals['artifacts']} artifacts",
             f"Data: {size_text(read['bytes'])} of {read['blobs']} blobs read back",
             f"Time: {duration_text(elapsed)} elapsed",

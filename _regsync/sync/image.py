@@ -121,7 +121,7 @@ class Tree(NamedTuple):
                 first = blobs.setdefault(blob.digest, blob)
                 if first.size != blob.size:
                     raise ContentError(
-                        f"{blob.digest} is named with {first.size} and with {blob.size} bytes"
+                        f"{blob.digest} has two sizes in the image: {first.size} and {blob.size} bytes"
                     )
             for entry in manifest.children:
                 if entry.digest in lacking or is_committed(entry.digest):

@@ -95,7 +95,7 @@ class LockedDiscovery(Discovery):
             if error.status == 404:
                 is_artifact = ":" in reference
                 remedy = _REMEDY_FOR_LINE if is_artifact else _REMEDY
-                error.hint = f"the source has removed what the lock names: {remedy}"
+                error.hint = f"{remedy}: the source has removed what the lock names"
             raise
 
     async def _compare(
@@ -114,7 +114,7 @@ class LockedDiscovery(Discovery):
             return lookup
         locked_digest = self.locked_image(mapping, reference).digest_at_target
         if lookup.digest != locked_digest:
-            text = f"trimmed to its platforms the index is {lookup.digest}, in the lock {locked_digest}"
+            text = f"the index trimmed to `platforms` is {lookup.digest}, but {locked_digest} in the lock"
             error = ContentError(text, hint=_REMEDY_FOR_LINE)
             raise error.with_place(source.side, "filter platforms of", source.reference(reference))
         return lookup

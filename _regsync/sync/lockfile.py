@@ -167,7 +167,9 @@ class Lock:
             locked = locked_mapping(rule)
             if locked not in self.mappings:
                 is_known = locked.source in known
-                trouble = "has other rules in the lock" if is_known else "is not in the lock"
+                trouble = (
+                    "has changed since the lock was written" if is_known else "is not in the lock"
+                )
                 troubles.append(f"mappings[{rule.index}], from {locked.source}, {trouble}")
 
         if troubles:
@@ -289,10 +291,10 @@ def read_lock(lines: Iterable[bytes], name: str) -> Lock:
         strays = islice(reading.strays(), _MOST_PROBLEMS)
         problems = [Problem(name, number, 1, "", text) for number, text in strays]
     if not problems and not reading.has_head:
-        problems = [Problem(name, 0, 1, "", "an empty file is no lock")]
+        problems = [Problem(name, 0, 1, "", "the file is empty")]
 
     if problems:
-        hint = f"{_REMEDY} when the file is as it was committed, or removed"
+        hint = f"restore the file as it was committed, or remove it; then {_REMEDY}"
         raise ConfigError(f"{printable(name)} is not a lock", problems=tuple(problems), hint=hint)
     return Lock(reading.mappings, reading.images)
 
@@ -340,12 +342,12 @@ class _Reading:
             self._check_first((image.source, image.tag), number)
             self.images.append(image)
         else:
-            raise _WrongLine("neither an image nor a mapping: `source` or `mapping` is missing")
+            raise _WrongLine("the line has neither `source` nor `mapping`")
 
     def _check_first(self, key: object, number: int) -> None:
         first = self._number_of_line.setdefault(key, number)
         if first != number:
-            raise _WrongLine(f"the same as in line {first}")
+            raise _WrongLine(f"the same as line {first}")
 
     def _mapping(self, fields: Mapping[str, Any]) -> LockedMapping:
         _check_names(fields, _MAPPING_FIELDS)
@@ -390,7 +392,7 @@ def _distinct_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Return an object's fields; of two with one name a reader of the file might see the other."""
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise _WrongLine("a field is there twice")
+        raise _WrongLine("a field appears twice")
     return fields
 
 
@@ -401,9 +403,9 @@ def _fields_of(line: bytes) -> Mapping[str, Any]:
     try:
         fields = _DECODER.decode(line.decode())
     except json.JSONDecodeError as error:
-        raise _WrongLine(f"no JSON: {error.msg}, at column {error.colno}") from error
+        raise _WrongLine(f"not JSON: {error.msg}, at column {error.colno}") from error
     except RecursionError as error:
-        raise _WrongLine("no JSON that a lock could hold") from error
+        raise _WrongLine("not JSON that a lock can hold") from error
     if not isinstance(fields, dict):
         raise _WrongLine("not a JSON object")
     return fields
@@ -412,24 +414,24 @@ def _fields_of(line: bytes) -> Mapping[str, Any]:
 def _check_head(fields: Mapping[str, Any]) -> None:
     version = fields.get(_HEAD)
     if not isinstance(version, int) or isinstance(version, bool):
-        raise _Unreadable(f"the first line of a lock is {_line({_HEAD: _VERSION})}")
+        raise _Unreadable(f"the first line of a lock must be {_line({_HEAD: _VERSION})}")
     if version != _VERSION:
         raise _Unreadable(
-            f"the lock has version {version}, and this program reads version {_VERSION} alone:"
-            " take the program that wrote it"
+            f"the lock has version {version}, and this regsync reads only version {_VERSION}:"
+            " use the one that wrote it"
         )
 
 
 def _check_names(fields: Mapping[str, Any], names: frozenset[str]) -> None:
     if not fields.keys() <= names:
         unknown = min(fields.keys() - names)
-        raise _WrongLine(f"{unknown!r} is no field of such a line")
+        raise _WrongLine(f"unknown field {unknown!r}")
 
 
 def _text(fields: Mapping[str, Any], name: str) -> str:
     text = fields.get(name)
     if not isinstance(text, str):
-        raise _WrongLine(f"`{name}` is missing, or not a text")
+        raise _WrongLine(f"`{name}` is missing, or is not text")
     return text
 
 

@@ -143,5 +143,5 @@ def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:
     if are_numbers and int(number) < int(total):
         return int(number), int(total)
 
-    hint = "the first of four is 0/4, the last 3/4; /4 is for the pods of an Indexed Job"
-    raise ConfigError(f"--shard {shown}: I/N is needed, I from 0 and below N", hint=hint)
+    hint = "write 0/4 for the first of four, 3/4 for the last, or /4 in the pods of an Indexed Job"
+    raise ConfigError(f"--shard {shown}: expected I/N with I from 0 to N-1", hint=hint)

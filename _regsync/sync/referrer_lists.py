@@ -217,7 +217,7 @@ class ReferrerLists:
                     self._listed_digests[place] |= {entry.digest for entry in merged.children}
                     return added
 
-        text = "another writer replaces this list of referrers again and again"
+        text = "another client keeps replacing this list of referrers"
         conflict = RegistryError(text, status=409)
         raise conflict.with_place(target.side, "list referrers in", target.reference(tag))
 
@@ -232,7 +232,7 @@ class ReferrerLists:
         tag = referrers_tag(subject)
         held = await self._get_fallback(target, subject, self._discovery.names(target))
         if held is not None and not held.is_index:
-            text = "this tag is to list referrers and holds something else, which is left as it is"
+            text = "this fallback tag does not hold a list of referrers, and is left as it is"
             error = ContentError(text)
             raise error.with_place(target.side, "list referrers in", target.reference(tag))
 

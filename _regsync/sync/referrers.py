@@ -250,7 +250,7 @@ class Referrers:
         without_targets = Search(search.mapping, lookup.source)
         stripped = await self._artifacts_of(without_targets, left_out, deep=False)
         if stripped:
-            text = "what hangs on an index that is trimmed to its platforms stays behind: the target has another index"
+            text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
             place = f"{lookup.source} -> {mapping.target_repository}"
             self._discovery.say("warning", "artifacts_stripped", f"{place}: {text}")
 
@@ -457,7 +457,7 @@ class Referrers:
         cosign_tags = [referrers_tag(subject) + suffix for suffix in _COSIGN_SUFFIXES]
         tags = [tag for tag in cosign_tags if tries_all or tag in (source_tags or ())]
         if not (entries or tags or self.lists.has_api(source)):
-            text = f"{source}: no referrers API and no fallback tag, images without artifacts are copied as they are"
+            text = f"{source}: no artifacts found (no referrers API, no fallback tag); images are copied without"
             self._discovery.say("info", "no_referrers", text)
 
         look_at = partial(self._look_at, search, subject)
@@ -492,9 +492,7 @@ class Referrers:
                 raise
 
         if entry is not None:
-            text = (
-                f"{reference} is listed as a referrer of {subject} and is not there: it is left out"
-            )
+            text = f"{reference} is listed as a referrer of {subject}, but missing: it is left out"
             self._discovery.say("warning", "referrer_missing", f"{search.source}: {text}")
         return None
 
@@ -588,14 +586,14 @@ def fail_without_artifact(
     rule = mapping.artifacts
     if not rule.require_artifacts:
         return
-    text = "require_artifacts: it has no artifact"
+    text = "require_artifacts: the image has no artifact"
     if rule.include or rule.exclude:
-        text += " that include and exclude take"
+        text += " that include and exclude allow"
     if has_stripped:
-        text += "; what hangs on the index before it is trimmed does not count"
+        text += "; those of the index before it is trimmed do not count"
 
     error = RegistryError(text, status=404)
-    error.hint = "sign the image (with platforms: each platform's), or leave require_artifacts out"
+    error.hint = "sign the image (with `platforms`, each platform's), or remove require_artifacts"
     reference = lookup.source.reference(lookup.source_digest)
     error.with_place(lookup.source.side, "list referrers of", reference)
     for copy in copies:

@@ -281,7 +281,7 @@ class Report:
         """Return what a user reads of an interrupted run."""
         text = f"interrupted, images left undone: {self.images_undone}"
         if self.mappings_undone:
-            text += f", and those of mappings that were not listed: {self.mappings_undone}"
+            text += f"; mappings not listed: {self.mappings_undone}"
         return text
 
     def summary(self, elapsed: float) -> list[str]:

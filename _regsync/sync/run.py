@@ -272,7 +272,7 @@ class Run:
 
         Does not return: when the work has ended, `_conduct` cancels the group that this runs in.
         """
-        text = f"stopping: what is under way may end, for {DRAIN_SECONDS:.0f} s; a second signal ends it now"
+        text = f"stopping: copies under way have {DRAIN_SECONDS:.0f} s to end; a second signal stops at once"
         self._log("warning", "stopping", text)
         self.scheduler.drain()
         for scope in self._asking:
@@ -565,8 +565,8 @@ class Run:
             if moments and len(moments) == tags[mapping.index]:
                 place = f"{self._discovery.source_of(mapping)} -> {mapping.target_repository}"
                 text = (
-                    f"{place}: min_age holds back all that the mapping selects"
-                    f" (tags: {len(moments)}), until {time_text(min(moments))} at least"
+                    f"{place}: min_age holds back everything that the mapping selects"
+                    f" (tags: {len(moments)}), until {time_text(min(moments))} at the earliest"
                 )
                 self._log("warning", "all_held", text)
 

@@ -618,7 +618,7 @@ class Scheduler:
             lost = await image.target.missing_parts_of(image.tree.root, image.tree.children)
         if not lost:
             raise refusal
-        text = f"{refusal}; what was believed to be there is checked"
+        text = f"{refusal}; the blobs and manifests it names are checked again"
         self._discovery.say("debug", "healing", text)
         for digest in image.tree.with_ancestors(lost):
             self._knowledge.forget(image.target.pool, digest)

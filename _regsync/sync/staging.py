@@ -84,7 +84,7 @@ def _disk_errors() -> Iterator[None]:
     except OSError as error:
         place = printable(str(error.filename or "the staging directory"))
         why = printable(error.strerror or str(error))
-        hint = "several targets need disk: free space in global.cache_dir, or point it elsewhere"
+        hint = "free space in global.cache_dir, or set it to another disk"
         raise StagingFailed(f"blobs cannot be staged in {place}: {why}", hint=hint) from error
 
 

@@ -651,7 +651,7 @@ class BlobTransfer:
         if is_first_failure:
             self._disk_works = False
         level = "warning" if is_first_failure else "debug"
-        text = f"{error}; targets that keep pace share a reading"
+        text = f"{error}; the targets share one download instead, at the pace of the slowest"
         self._transport.machine.log(level, "staging", text)
 
     async def _prepare_second_reading(self, copy: _Copy, error: WrongBytes) -> bool:
