@@ -952,7 +952,7 @@ def foreign_web_token(world: World) -> str:
 
 ROLE = "role_arn = arn:aws:iam::1:role/x\n"
 FAILURES: dict[str, tuple[Source, str]] = {
-    "half the keys": (broken(nothing, AWS_ACCESS_KEY_ID="AKIA"), "AWS_ACCESS_KEY_ID gives no AWS credentials: the key"),
+    "half the keys": (broken(nothing, AWS_ACCESS_KEY_ID="AKIA"), "gives no AWS credentials: the access key"),
     "wrong secret": (wrong_secret, "AWS_ACCESS_KEY_ID: api.ecr.eu-west-1.amazonaws.com: status 400 Sig"),
     "expired keys": (expired_keys, "ExpiredTokenException The security token included"),
     "denied": (denied, "User: poor is not authorized to perform: ecr:GetAuthorizationToken"),
@@ -1054,7 +1054,7 @@ async def test_a_host_of_another_name_needs_a_region(world: World) -> None:
     assert await world.who("registry.corp.test", auth_type="ecr") == "user"
     assert world.aws.journal.entries[-1].headers["host"] == "api.ecr.eu-north-1.amazonaws.com"
     world.environ["AWS_REGION"] = "evil.test/"
-    assert "no region: 'evil.test/'" in str(
+    assert "'evil.test/' is not an AWS region" in str(
         await refused(world, "registry.corp.test", auth_type="ecr")
     )
 

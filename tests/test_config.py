@@ -414,7 +414,7 @@ MAPPING_PROBLEMS = [
     ("artifacts: {enabled: 'true'}", "must be true or false without quotes, not text"),
     ("to: Team/App", "capitals, which registries refuse: write 'team/app'"),
     ("to: a:1.0", "has a tag or digest"),
-    ("to: /a", "no repository"),
+    ("to: /a", "not a repository"),
     ("to: 'sha256:00'", "has a tag or digest"),
 ]  # fmt: skip
 
@@ -435,7 +435,7 @@ REGISTRY_PROBLEMS = [
     ("url: a.example, auth_type: kerberos", "'kerberos' is not one of ecr,"),
     ("url: a.example, auth_type: basic", "auth_type: basic needs `credentials`"),
     ("url: a.example, auth_type: static_token", "auth_type: static_token needs `token`"),
-    ("url: a.example, token: t", "token: is only valid with `auth_type: static_token` only"),
+    ("url: a.example, token: t", "token: is only valid with `auth_type: static_token`"),
     (
         "url: a.example, credentials: {username: u, password: p}",
         "is only valid with `auth_type: basic`",
@@ -455,7 +455,7 @@ REGISTRY_PROBLEMS = [
     ),
     ('url: a.example, auth_type: static_token, token: "abc\\n"', "line break"),
     ("url: a.example, auth_type: static_token, token: a b", "blank"),
-    ("url: a.example, cloud_profile: p", "cloud_profile: is only valid with `auth_type: ecr` only"),
+    ("url: a.example, cloud_profile: p", "cloud_profile: is only valid with `auth_type: ecr`"),
     (
         "url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p",
         "aws_profile: is only valid with `auth_type: ecr`",
