@@ -15,12 +15,13 @@ The archive is laid out like this:
     sbom.cdx.json             the same for inventories: CycloneDX 1.6, with the wheels' hashes and licences
     licenses/<package>/...    their licences
     h11/ anyio/ ... _regsync/ regsync.py     sources, importable with PYTHONPATH=regsync.pyz
-    cp311/...                 the same files again, beside each module its bytecode, and tools/tree_importer.py
+    cp311/...                 the same modules again, as bytecode, and tools/tree_importer.py
 
 Bytecode makes a start take 70 ms instead of 180. zipimport looks for `X.pyc` first. It takes the
 unchecked-hash kind (PEP 552) whatever the dates say. It has one place per module, hence one tree
-per CPython minor version. Sources stay beside the bytecode, because anyio reads its own to import
-lazily and because tracebacks show them. An interpreter without a tree runs from the sources.
+per CPython minor version. A tree has no sources: the interpreter reads the names of all entries at
+each start, 3 us a name. anyio reads its own source to import lazily, and tracebacks show sources:
+`tree_importer` takes them from the root. An interpreter without a tree runs from the sources.
 
 Bytecode is compiled in a fresh process that sees neither paths nor the environment. marshal marks
 an object as shared by its reference count, so a name that happens to be alive in the process would
@@ -57,6 +58,7 @@ LICENCE = "Apache-2.0"  # our own; SPDX's short name
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of the zip format
 NO_PYTHON = (0, 0)
 ANY_PYTHON = (99, 0)
+IMPORTER = "tree_importer.py"  # whose source is in each tree, and not at the root
 
 # What a build may leave in its directory, in the order of SHA256SUMS (tools/build_static.py makes the
 # last three).
@@ -249,6 +251,8 @@ def build(
     }
     for interpreter in interpreters:
         files.update(compile_tree(interpreter, sources_for(interpreter, wheels)))
+        # At the root `__main__.py` would take it for that of a tree.
+        files[f"{interpreter.tree}/{IMPORTER}"] = own_tool(IMPORTER)
 
     os.makedirs(out, exist_ok=True)
     paths = []
@@ -275,7 +279,7 @@ def sources_for(interpreter: Interpreter, wheels: Mapping[Wheel, str]) -> dict[s
     sources = {
         name: data for name, data in sources_of(chosen).items() if not name.startswith("licenses/")
     }
-    sources["tree_importer.py"] = own_tool("tree_importer.py")
+    sources[IMPORTER] = own_tool(IMPORTER)
     return sources
 
 
@@ -576,10 +580,10 @@ def probe(executable: str) -> Interpreter:
 
 
 def compile_tree(interpreter: Interpreter, sources: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the tree of one interpreter: its files, and beside each module its bytecode."""
+    """Return the tree of one interpreter: the bytecode of its modules, and other files."""
     tree = {f"{interpreter.tree}/{name}": data for name, data in sources.items()}
     names = sorted(name for name in tree if name.endswith(".py"))
-    modules = json.dumps([[name, tree[name].decode()] for name in names])
+    modules = json.dumps([[name, tree.pop(name).decode()] for name in names])
     _, *lines = run_isolated(interpreter.executable, COMPILER, modules).splitlines()
     header = interpreter.magic + UNCHECKED_HASH
     for name, line in zip(names, lines, strict=True):

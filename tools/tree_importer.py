@@ -1,8 +1,8 @@
 """Import from the tree that this module was imported from, reading each module once.
 
 zipimport reads and unmarshals a whole module to name its file, throws it away, and does both again
-to run it: a twentieth of a start. Here the name alone is made. It can be, because beside each
-source of a tree stands its bytecode.
+to run it: a twentieth of a start. Here the name alone is made. It can be, because each module of a
+tree is bytecode. Its source stands at the root of the archive, once for all trees.
 
 tools/build_zipapp.py puts this file into each tree, and `__main__.py` imports it.
 
@@ -31,6 +31,15 @@ class TreeImporter(zipimport.zipimporter):
         if self.is_package(fullname):
             return f"{path}{os.sep}__init__.pyc"
         return f"{path}.pyc"
+
+    def get_source(self, fullname: str) -> str | None:
+        """Return a module's source: from the tree, else from the root of the archive."""
+        source = super().get_source(fullname)
+        if source is None:
+            _, _, folder = self.prefix.partition(os.sep)
+            at_root = os.path.join(self.archive, folder).rstrip(os.sep)
+            source = zipimport.zipimporter(at_root).get_source(fullname)
+        return source
 
 
 def importer(path: str) -> TreeImporter:
