@@ -4,6 +4,7 @@ and 7).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from conformance.content.images import Image, Seed
+from conformance.messages import digest_of
 from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
@@ -109,6 +111,68 @@ def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(
     assert target.journal.count("PUT", "manifest", status=400) == 1
     assert target.journal.count("PUT", "manifest", status=201) == 1
     assert source.journal.count("GET", "blob", reference=lost) == 1
+
+
+@pytest.mark.provokes("manifest_names_absent")
+def test_a_target_that_names_one_lost_blob_at_a_time_is_healed_in_the_same_run(
+    tmp_path: Path, serve: Start
+) -> None:
+    source, target = serve(), serve()
+    assert isinstance(source.app, App)
+    assert isinstance(target.app, App)
+    made = Seed(5)
+    shared = [made.blob(500 + number) for number in range(4)]
+    made.image(layers=shared).load_into(source.app, "app", tag="v0")
+    image = made.image(layers=[*shared, made.blob(9)]).load_into(source.app, "app", tag="v1")
+    ends = {"source": source, "target": target}
+    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0")}).status == 0
+    for blob in shared:
+        del target.app.repositories["app"].blobs[digest_of(blob)]
+
+    def amend(request: Any, answer: Any) -> Any:
+        if request.method == "PUT" and request.kind == "manifest" and answer.status == 400:
+            first = json.loads(answer.body)["errors"][:1]
+            return type(answer)(400, [], json.dumps({"errors": first}).encode())
+        return answer
+
+    target.app.amend = amend
+    clear(source, target)
+    ran = sync(tmp_path, ends, {"from": "app", "tags": tags("v1")})
+    assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
+    assert held(target, "app", image)
+    # The first refusal brings what it names; the second one all that the state was believed of.
+    assert target.journal.count("PUT", "manifest", status=400) == 2
+    assert target.journal.count("PUT", "manifest", status=201) == 1
+    for blob in shared:
+        assert source.journal.count("GET", "blob", reference=digest_of(blob)) == 1
+        target.journal.matching("PUT", "upload", query={"digest": digest_of(blob)}).exactly(1)
+
+
+@pytest.mark.provokes("manifest_names_absent")
+def test_a_target_that_lost_blobs_of_two_platforms_is_healed_in_the_same_run(
+    tmp_path: Path, serve: Start
+) -> None:
+    source, target = serve(), serve()
+    assert isinstance(source.app, App)
+    assert isinstance(target.app, App)
+    made = Seed(6)
+    shared = [made.blob(500), made.blob(600), made.blob(700)]
+    for tag in ("v0", "v1"):
+        children = [
+            made.image(layers=[blob, made.blob(40)], architecture=architecture)
+            for blob, architecture in zip(shared, ("amd64", "arm64", "s390x"), strict=True)
+        ]
+        index = made.index(children).load_into(source.app, "app", tag=tag)
+    ends = {"source": source, "target": target}
+    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0")}).status == 0
+    for blob in shared[:2]:
+        del target.app.repositories["app"].blobs[digest_of(blob)]
+    clear(source, target)
+    ran = sync(tmp_path, ends, {"from": "app", "tags": tags("v1")})
+    assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
+    assert held(target, "app", index)
+    for blob, often in zip(shared, (1, 1, 0), strict=True):
+        assert source.journal.count("GET", "blob", reference=digest_of(blob)) == often
 
 
 @pytest.mark.parametrize(("status", "exit_status"), [(403, 4), (413, 2)])

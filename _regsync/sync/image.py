@@ -265,8 +265,8 @@ class Image:
 
     # Its number in the election; -1 before it stands for election.
     number: int = -1
-    # Whether the image has started again after a refusal. That happens once (I5).
-    has_been_healed: bool = False
+    # How often the image has started again after a refusal (I5, "Healing").
+    healings: int = 0
     # Whether the target does not let the tag move, which is no failure.
     is_kept_by_immutable_tag: bool = False
     # How many of its blobs were at the target, or other images copied there.

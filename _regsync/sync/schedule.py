@@ -47,6 +47,10 @@ _MAX_BLOB_TASKS = 16
 # again after so many seconds (I5).
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)
 
+# How often an image starts again after refusals: for what the first one names, for all that the state
+# was believed of, and for what only the answer to a POST said to be there.
+_MOST_HEALINGS = 3
+
 # Seconds for which an image waits for another image, which may be slow, to commit a blob: the blob
 # can be mounted then.
 _MOUNT_PATIENCE = 600.0
@@ -579,10 +583,12 @@ class Scheduler:
             except RegistryError as error:
                 if is_immutable(error) and await self._check_immutable_tag(image, error):
                     return None
-                if image.has_been_healed or not may_be_stale(error):
+                unconfirmed = self._unconfirmed(image, error)
+                is_healed = image.healings > 0 and not unconfirmed
+                if is_healed or image.healings == _MOST_HEALINGS or not may_be_stale(error):
                     raise
                 pause = next(pauses, None)
-                is_late = _denies_existence(error) and not self._unconfirmed(image, error)
+                is_late = _denies_existence(error) and not unconfirmed
                 if pause is None or not is_late:
                     return error
             await anyio.sleep(pause)
@@ -595,8 +601,10 @@ class Scheduler:
             self.advance()
 
     def _unconfirmed(self, image: Image, refusal: RegistryError) -> frozenset[str]:
-        """Return the digests of a refused image that no answer of this run has confirmed at the target;
-        only those that the refusal names, if it names any.
+        """Return the digests of a refused image that no answer of this run has confirmed at the target.
+
+        Of the first refusal only those that it names, if it names any. A second one shows that the first
+        did not name all that is lost.
         """
         where = image.target.pool
         unconfirmed = frozenset(
@@ -604,7 +612,8 @@ class Scheduler:
             for digest in image.tree.required_digests
             if not self._knowledge.is_confirmed(where, digest)
         )
-        return unconfirmed & refusal.digests or unconfirmed
+        named = frozenset() if image.healings else unconfirmed & refusal.digests
+        return named or unconfirmed
 
     async def _forget_lost(self, image: Image, refusal: RegistryError) -> None:
         """Forget the blobs and children that the target may have lost, and every manifest that names
@@ -622,7 +631,7 @@ class Scheduler:
         self._discovery.say("debug", "healing", text)
         for digest in image.tree.with_ancestors(lost):
             self._knowledge.forget(image.target.pool, digest)
-        image.has_been_healed = True
+        image.healings += 1
 
     async def _check_immutable_tag(self, image: Image, refusal: RegistryError) -> bool:
         """Ask what an immutable tag names; return whether it names the image already.
