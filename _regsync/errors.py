@@ -145,7 +145,9 @@ class Disconnected(WireError):
 
 
 class LoginExpired(SyncError):
-    """A body was refused for its login, and there is a new one: it has to be sent from its start."""
+    """A login was refused, to a body or to another request while this one waited: the exchange has
+    to begin again with another login.
+    """
 
     code = "AUTH_ERROR"
     retryable = True

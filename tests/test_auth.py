@@ -42,7 +42,13 @@ class Tokens:
         self.open.set()
 
     async def fetch(
-        self, method: str, url: str, headers: list[tuple[str, str]], body: bytes
+        self,
+        method: str,
+        url: str,
+        headers: list[tuple[str, str]],
+        body: bytes,
+        seconds: float | None = None,
+        confirm: Callable[[], None] | None = None,
     ) -> Answer:
         self.asked.append((method, url, headers, body))
         number = len(self.asked)
@@ -659,8 +665,40 @@ async def test_a_failure_is_shared_and_each_asker_gets_its_own_error(
     assert len({id(error) for error in errors}) == 20
     assert [error.reference for error in errors] == [f"reference {number}" for number in range(20)]
     assert len({(type(error), error.message, error.retryable) for error in errors}) == 1
-    # Nothing of the failure stays: the next asker tries again.
+    # Nothing of the failure stays, and the next asker tries again. But a refused password is not
+    # sent again in the same run.
+    if isinstance(failure, Answer) and failure.status == 401:
+        with pytest.raises(AuthError, match="refused the credentials"):
+            await at.authorization("team/app", "pull")
+        assert len(tokens.asked) == 1
+        at.begin()
     assert await at.authorization("team/app", "pull") == "Bearer t2"
+
+
+@pytest.mark.anyio
+async def test_a_refused_token_that_is_given_again_serves() -> None:
+    """Some services give one token until it ends. Without end it would be refused, and asked for."""
+    same = Answer(200, {}, json.dumps({"token": "same"}).encode())
+    at = await challenged(Tokens(same, same), USER)
+    used = await at.authorization("team/app", "pull")
+    assert used == "Bearer same"
+    at.record_success(used, "team/app", "GET")
+    assert await at.on_unauthorized([BEARER], used, "team/app", "pull") is Refusal.ENDED
+    assert [*at.refused] == [used]
+    assert await at.authorization("team/app", "pull") == used
+    assert not at.refused
+
+
+@pytest.mark.anyio
+async def test_one_token_for_two_uses_is_refused_for_both() -> None:
+    same = Answer(200, {}, json.dumps({"token": "same"}).encode())
+    tokens = Tokens(same, same)
+    at = await challenged(tokens, USER)
+    used = await at.authorization("team/app", "pull")
+    assert await at.authorization("team/other", "pull") == used
+    await at.on_unauthorized([BEARER], used, "team/other", "pull")
+    assert await at.authorization("team/app", "pull") == "Bearer t3"
+    assert [*at.refused] == [used]
 
 
 # Scopes

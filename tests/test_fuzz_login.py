@@ -198,7 +198,7 @@ def test_any_token_answers_give_a_header_or_one_error(
     asked: list[str] = []
     waiting = iter(answers)
 
-    async def fetch(method: str, url: str, headers: list[Pair], body: bytes) -> Answer:
+    async def fetch(method: str, url: str, headers: list[Pair], body: bytes, **_: object) -> Answer:
         asked.append(urlsplit(url).netloc)
         return Answer(*next(waiting, (404, {}, b"")))
 

@@ -12,7 +12,15 @@ import anyio.lowlevel
 import pytest
 
 from _regsync.addresses import Origin
-from _regsync.errors import ContentError, Disconnected, ProtocolBroken, Side, SyncError, TimedOut
+from _regsync.errors import (
+    ContentError,
+    Disconnected,
+    LoginExpired,
+    ProtocolBroken,
+    Side,
+    SyncError,
+    TimedOut,
+)
 from _regsync.net.http1 import LARGE_PIECE, PIECE, Buffers, Connection, Request, Response, State
 from _regsync.net.streams import WANT_READ, WANT_WRITE, Timeouts
 from tests.wires import NEVER, ORIGIN, Blob, End, Item, Pause, Wire, answer, connection, pool_of
@@ -273,6 +281,41 @@ async def test_connection_that_dies_while_the_source_begins_is_not_written_to() 
         assert (await lease.exchange(PUT, 300, Late(b"a", b"b"))).status == 201
     assert [seen.method for seen in old.requests] == ["POST"]
     assert old.closed
+
+
+def refuse() -> None:
+    raise LoginExpired("refused meanwhile")
+
+
+async def test_request_that_is_out_of_date_after_a_dial_is_not_sent_and_its_connection_kept() -> (
+    None
+):
+    wire = Wire(answers=((answer(b"x"),),))
+    pool = pool_of(wire)
+    async with pool.lease(ORIGIN) as lease:
+        with pytest.raises(LoginExpired):
+            await lease.exchange(GET, confirm=refuse)
+    assert (wire.requests, wire.closed) == ([], False)
+    async with pool.lease(ORIGIN) as lease:
+        assert await (await lease.exchange(GET)).read(10) == b"x"
+
+
+async def test_request_that_is_out_of_date_after_a_lost_connection_is_not_sent_again() -> None:
+    old, new = dying("eof-after-write"), Wire()
+    async with pool_of(old, new).lease(ORIGIN) as lease:
+        await lease.exchange(POST)
+        with pytest.raises(LoginExpired):
+            await lease.exchange(GET, confirm=refuse)
+    assert new.requests == []
+
+
+async def test_body_that_is_out_of_date_when_its_source_begins_is_not_sent() -> None:
+    wire = Wire(answers=((ACCEPTED,),))
+    async with pool_of(wire).lease(ORIGIN) as lease:
+        await lease.exchange(POST)
+        with pytest.raises(LoginExpired):
+            await lease.exchange(PUT, 300, Blob(b"first"), confirm=refuse)
+    assert [seen.method for seen in wire.requests] == ["POST"]
 
 
 async def test_dead_connection_is_replaced_for_a_request_in_memory() -> None:

@@ -37,11 +37,18 @@ class Answer(NamedTuple):
 class Fetch(Protocol):
     """One exchange with a login service; WireError where there is no answer.
 
-    No redirect is followed, and the answer's body is bounded. `seconds` is for all of it.
+    No redirect is followed, and the answer's body is bounded. `seconds` is for all of it. `confirm`
+    is called after each wait, before anything is sent, and may refuse by raising a SyncError.
     """
 
     def __call__(
-        self, method: str, url: str, headers: list[Pair], body: bytes, seconds: float | None = None
+        self,
+        method: str,
+        url: str,
+        headers: list[Pair],
+        body: bytes,
+        seconds: float | None = None,
+        confirm: Callable[[], None] | None = None,
     ) -> Awaitable[Answer]: ...
 
 

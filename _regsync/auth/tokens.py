@@ -3,7 +3,8 @@
 Owns: the challenge in force, tokens and their scopes, the exchange with the token service.
 May not know: sockets, permits, where a credential was found, how a cloud logs in.
 Invariants: a secret goes to its own registry, or to a realm that `check_realm` let pass; it is in
-no message and no log (I6). A refused password is not sent again: accounts get locked.
+no message and no log (I6). A refused password is not sent again: accounts get locked. No header is
+returned that is known as refused.
 Follows: docs/design.md sections 3, 6 and 9, docs/protocol-facts.md sections 2 and 9.2 (R2, R9, R18,
 R19).
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from enum import Enum, auto
 from typing import NamedTuple
 from urllib.parse import urlencode
@@ -23,7 +25,7 @@ from _regsync.addresses import Origin
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges, parse_error_body
 from _regsync.auth.cloud import Answer, CloudLogin, Fetch, life_of
 from _regsync.auth.credentials import Credential, Pair
-from _regsync.errors import AuthError, RegistryError, SyncError
+from _regsync.errors import AuthError, LoginExpired, RegistryError, SyncError
 from _regsync.net.http1 import parse_retry_after
 from _regsync.text import json_object, one_line, printable, redact
 
@@ -59,6 +61,9 @@ _SIGNATURES = "=([^&]{8,2048})"
 
 # How many dropped tokens are remembered: requests that carry them may be under way.
 _MOST_DROPPED = 64
+
+# How many refused logins are remembered: requests that wait may be about to send them.
+_MOST_REFUSED = 64
 
 # How often one request may find that a token which had worked has ended.
 _MOST_RENEWALS = 5
@@ -218,7 +223,7 @@ class _TokenCache:
         dropped = [
             key
             for key, token in self._tokens.items()
-            if token is refused
+            if token.value == refused.value
             or (token.requested_at <= refused.requested_at and self.has_rights(token, needed))
         ]
         return [self._drop(key).value for key in dropped]
@@ -242,7 +247,8 @@ class Authenticator:
 
     `login_hint` says how a credential gets here, `denied_hint` what may help where the registry
     does not let us do what we ask. `is_proven` says whether a request with the present credential
-    was let in.
+    was let in. `refused` are the logins that were refused lately, Authorization headers and refresh
+    tokens: whoever has waited looks there before it sends one.
     """
 
     def __init__(
@@ -269,6 +275,7 @@ class Authenticator:
             self.cloud_login = credential
             self.login_hint = f"set auth_type (ecr, gar, acr) to see why the cloud's login fails, or {self.login_hint}"
             credential = None
+        self.refused = deque[str](maxlen=_MOST_REFUSED)
         self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)
         self._set_credential(credential)
 
@@ -318,6 +325,7 @@ class Authenticator:
         """Begin another run: it declares its repositories anew, and is challenged anew."""
         self._planned_scopes = {}
         self._challenged_in_this_run = False
+        self.refused.clear()
 
     def plan_scope(self, repository: str, actions: str) -> None:
         """Declare that this run uses a repository, so that tokens cover it (rule 2: one token
@@ -399,7 +407,10 @@ class Authenticator:
             return None
         if challenge.scheme == "basic":
             await self._renew_cloud_login()
-            return self.credential.basic
+            basic = self.credential.basic
+            if basic in self.refused:  # the cloud has given the same password again
+                raise self._refused_error(self._authority)
+            return basic
 
         needed = {repository: actions}
         for name, rights in extra:
@@ -505,6 +516,8 @@ class Authenticator:
 
     async def _prepare_basic(self, used: str | None) -> None:
         """Renew a password that was refused in `used` or is due; AuthError where there is none."""
+        if used is not None and used == self.credential.basic:
+            self._record_refused(used)
         await self._renew_cloud_login()
         if self.credential.basic is None:
             lack = f"{self.credential.origin} has none"
@@ -531,6 +544,10 @@ class Authenticator:
             self._tokens.needs_exact = True
         return Refusal.UNPROVEN
 
+    def _record_refused(self, login: str) -> None:
+        if login not in self.refused:
+            self.refused.append(login)
+
     def _refused_error(self, who: str, *, fatal: bool = True) -> AuthError:
         hint = "check the user name, and whether the password or token has expired or lacks rights"
         message = f"{who} refused the credentials ({self.credential.origin})"
@@ -556,8 +573,11 @@ class Authenticator:
             self._scope_overrides[repository, actions] = scope
 
         if token is not None and self._tokens.is_in_use(token):
+            dropped = self._tokens.drop(token, {repository: actions})
             # An answer that comes later may repeat a dropped token.
-            self._secrets_seen.extend(self._tokens.drop(token, {repository: actions}))
+            self._secrets_seen.extend(dropped)
+            for value in dropped:
+                self._record_refused(f"Bearer {value}")
             # Some registries look only at the first scope of a token. They refuse a live token for
             # a use that it has never let in, and do not call it invalid.
             is_early = (
@@ -608,6 +628,8 @@ class Authenticator:
             else:
                 self._read_token(answer, token)
                 self._tokens.add(token)
+                with suppress(ValueError):  # a service may give a refused token again
+                    self.refused.remove(f"Bearer {token.value}")
         except SyncError as error:
             token.error = error
         finally:
@@ -663,7 +685,7 @@ class Authenticator:
         ]
         headers = [("Content-Type", "application/x-www-form-urlencoded")]
         body = urlencode(form, errors="surrogatepass").encode()
-        return await self._fetch("POST", challenge.realm, headers, body)
+        return await self._ask("POST", challenge.realm, headers, body, self._refresh_token)
 
     async def _get(self, challenge: Challenge, scope: str) -> Answer:
         query = _service_of(challenge)
@@ -675,7 +697,27 @@ class Authenticator:
             headers.append(("Authorization", basic))
         joint = "&" if "?" in challenge.realm else "?"
         url = f"{challenge.realm}{joint}{urlencode(query, errors='surrogatepass')}"
-        return await self._fetch("GET", url, headers, b"")
+        return await self._ask("GET", url, headers, b"", basic or "")
+
+    async def _ask(
+        self, method: str, url: str, headers: list[Pair], body: bytes, login: str
+    ) -> Answer:
+        """Ask the token service with a login, empty for none. One that is refused to another request
+        while this one waits is not sent: the answer would be 401 again.
+        """
+
+        def confirm() -> None:
+            if login in self.refused:
+                raise LoginExpired("the login was refused to another request")
+
+        try:
+            confirm()
+            answer = await self._fetch(method, url, headers, body, confirm=confirm)
+        except LoginExpired:
+            return Answer(401, {}, b"")
+        if answer.status == 401 and login:
+            self._record_refused(login)
+        return answer
 
     def _read_token(self, answer: Answer, token: _Token) -> None:
         """Fill `token` from a token service's answer: its value, and when to renew it.

@@ -131,14 +131,16 @@ class Lease:
         seconds: float | None = None,
         pieces: Pieces | None = None,
         *,
+        confirm: Callable[[], None] | None = None,
         now: float | None = None,
     ) -> Response:
         """Do one exchange and return its answer with the body unread.
 
         The body is that of the request or what `pieces` give. `seconds` (by default the policy's)
         bound the wait for the answer's head once the body is sent. An idle connection that turns
-        out to be dead is replaced by a new one, once. `now` is that of Pool.reuse. Raises as
-        Connection.exchange, ConnectFailed when no connection can be made.
+        out to be dead is replaced by a new one, once. `confirm` is called after each wait, before
+        anything is sent; where it raises, nothing is. `now` is that of Pool.reuse. Raises as
+        `confirm` and Connection.exchange, ConnectFailed when no connection can be made.
         """
         if seconds is None:
             seconds = self._pool.timeouts.head
@@ -152,6 +154,8 @@ class Lease:
         # a PUT goes over the connection of its POST.
         if self._connection is not None:
             await self.settle()
+        if pieces is not None and confirm is not None:
+            confirm()
         lost: Disconnected | None = None
         idle = None if self._is_fresh else self._pool.reuse(self.origin, now)
         if idle is not None:
@@ -168,8 +172,15 @@ class Lease:
             await self.settle()
 
         stream = await self._pool.dial(self.origin)
-        self._connection = Connection(self.origin, stream, self._pool.timeouts)
-        self._response = await self._connection.exchange(request, first, pieces, seconds)
+        fresh = Connection(self.origin, stream, self._pool.timeouts)
+        if confirm is not None:
+            try:
+                confirm()
+            except BaseException:
+                self._pool.keep(fresh)  # it serves the next exchange
+                raise
+        self._connection = fresh
+        self._response = await fresh.exchange(request, first, pieces, seconds)
         if lost is not None and pieces is not None and self._response.status in _SESSION_GONE:
             # The lost attempt may have ended the upload and its session. The caller then asks
             # whether the blob is there.

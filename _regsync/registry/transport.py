@@ -142,16 +142,17 @@ class Body(Pieces):
         # Called for each piece that follows LARGE_BODY bytes.
         self.on_under_way: Callable[[], None] = lambda: None
 
+        self.has_begun = False  # a piece of it was asked for
+
         self._pieces = pieces
         self._on_begin = on_begin
         self._transport = transport
-        self._has_begun = False
         self._taken = 0
 
     async def next(self) -> memoryview:
         """Return the next piece, as Pieces do."""
-        if not self._has_begun:
-            self._has_begun = True
+        if not self.has_begun:
+            self.has_begun = True
             self._on_begin()
         if self._taken >= LARGE_BODY:
             self.on_under_way()
@@ -409,14 +410,13 @@ class Transport:
 
             turn = await self.gate.enter(want, rank, lease)
             try:
-                self._check_open(host, want)  # it may have been stopped meanwhile
                 self._watch_body(call, turn, body, authorization)
-                response = await self._send(host, hop, turn, lease, body)
+                response = await self._send(host, want, hop, turn, lease, body)
                 while response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
                     await turn.settle()  # its connection serves others meanwhile
-                    hop = await self._next_hop(host, hop, response)
+                    hop = self._next_hop(host, hop, response)
                     turn.began = anyio.current_time()
-                    response = await self._send(host, hop, turn, lease, body)
+                    response = await self._send(host, want, hop, turn, lease, body)
                 self._record_pace(host, call, turn, response)
 
                 is_refused = response.status in (401, 403)
@@ -430,6 +430,12 @@ class Transport:
                     turn.response = response
                     return turn
                 await response.read(ERROR_BODY)
+            except LoginExpired:
+                # Nobody waits for another login while holding a permit (I8).
+                await turn.end()
+                if body is not None and body.has_begun:
+                    raise
+                continue
             except BaseException:
                 await turn.end()
                 raise
@@ -437,12 +443,19 @@ class Transport:
             await self.refresh_login(host, call, hop.authorization, response, refusals)
 
     async def _send(
-        self, host: RegistryClient, hop: _Hop, turn: Turn, lease: Lease | None, body: Body | None
+        self,
+        host: RegistryClient,
+        want: Demand,
+        hop: _Hop,
+        turn: Turn,
+        lease: Lease | None,
+        body: Body | None,
     ) -> Response:
         """Send one request of a chain, over the caller's `lease` where that leads there, and return
         its answer.
         """
         call = hop.call
+        self._check_serves(host, want, hop.authorization)
         is_home = hop.origin == host.origin
         connection = lease
         if connection is None or connection.origin != hop.origin:
@@ -459,7 +472,13 @@ class Transport:
         self._count(hop.origin if hop.number else host.origin, call.action)
         request = call.request(hop.authorization)
         try:
-            answering = connection.exchange(request, seconds, body, now=turn.began)
+            answering = connection.exchange(
+                request,
+                seconds,
+                body,
+                confirm=partial(self._check_serves, host, want, hop.authorization),
+                now=turn.began,
+            )
             if self.recovery.is_probing(hop.peer):
                 answering = self.recovery.limit(hop.peer, answering)
             response = await answering
@@ -484,7 +503,7 @@ class Transport:
             )
         return response
 
-    async def _next_hop(self, host: RegistryClient, hop: _Hop, response: Response) -> _Hop:
+    def _next_hop(self, host: RegistryClient, hop: _Hop, response: Response) -> _Hop:
         """Return where a redirect leads (R1, R4); ProtocolBroken where nobody should go."""
         location = response.headers.get("location")
         if location is None:
@@ -498,7 +517,7 @@ class Transport:
         # A chain that has left the registry stays without credentials, even when it comes back.
         call = hop.call._replace(path=path)
         has_left = hop.has_left or origin != host.origin
-        authorization = None if has_left else await self.login(host, call)
+        authorization = None if has_left else hop.authorization
         return _Hop(
             call, origin, self.recovery.peer(origin), authorization, hop.number + 1, has_left
         )
@@ -585,6 +604,14 @@ class Transport:
 
     # Logins.
 
+    def _check_serves(self, host: RegistryClient, want: Demand, authorization: str | None) -> None:
+        """Raise why a request that has waited is not sent with its login: that was refused meanwhile,
+        or the registry has stopped.
+        """
+        self._check_open(host, want)
+        if authorization in host.authenticator.refused:
+            raise LoginExpired("the login was refused to another request")
+
     async def login(
         self, host: RegistryClient, call: Call, *, before_body: bool = False
     ) -> str | None:
@@ -646,10 +673,12 @@ class Transport:
         headers: list[Pair],
         body: bytes,
         seconds: float | None = None,
+        confirm: Callable[[], None] | None = None,
     ) -> Answer:
         """Ask a login service: no permit (I8), no redirect (R2), a bounded body, within `seconds`.
 
-        `host` is the registry that named it, None for a cloud's own.
+        `host` is the registry that named it, None for a cloud's own. `confirm` is that of
+        Lease.exchange.
         """
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
         about = host or self._known.get(origin[:3])
@@ -661,7 +690,7 @@ class Transport:
         is_foreign = host is not None and origin != host.origin
         lease = (self.foreign_pool if is_foreign else self.pool).lease(origin)
         if host is None:
-            return await self._fetch_once(lease, request, seconds)
+            return await self._fetch_once(lease, request, seconds, confirm)
 
         # A cloud's own services are repeated by those who know them. A registry's are waited for.
         peer = self.recovery.peer(origin)
@@ -669,7 +698,7 @@ class Transport:
         self._check_reach(host, peer, can_repeat=True)
         began = anyio.current_time()
         try:
-            answering = self._fetch_once(lease, request, seconds)
+            answering = self._fetch_once(lease, request, seconds, confirm)
             if self.recovery.is_probing(peer):
                 answering = self.recovery.limit(peer, answering)
             answer = await answering
@@ -680,13 +709,19 @@ class Transport:
         self._record_reach(peer, answer.status, retry_after, anyio.current_time())
         return answer
 
-    async def _fetch_once(self, lease: Lease, request: Request, seconds: float | None) -> Answer:
+    async def _fetch_once(
+        self,
+        lease: Lease,
+        request: Request,
+        seconds: float | None,
+        confirm: Callable[[], None] | None,
+    ) -> Answer:
         """Make a request of `fetch`; TimedOut after `seconds`. With None only the time-outs of the
         connection apply.
         """
         with anyio.move_on_after(seconds):
             async with lease:
-                response = await lease.exchange(request)
+                response = await lease.exchange(request, confirm=confirm)
                 # The path is not logged, because it may be a secret: some metadata services give
                 # credentials to everybody who knows it.
                 trace = f"{request.method} {lease.origin} -> {response.status}"
