@@ -581,6 +581,26 @@ async def test_a_commit_that_fails_leaves_the_index_as_it_was_and_nothing_is_wri
 
 
 @pytest.mark.anyio
+async def test_a_directory_that_is_another_one_by_now_is_not_written(
+    seed: Seed, tmp_path: Path
+) -> None:
+    """A disk was taken away: the path leads to the folder below it."""
+    image = seed.image()
+    layout = open_layout(tmp_path / "disk")
+    await put_image(layout, image)
+    await layout.commit()
+    layout.add_manifest(image.top, image.body, image_entry(manifest_of(image), "app", "v2", ""))
+    (tmp_path / "disk").rename(tmp_path / "away")
+    (tmp_path / "disk").mkdir()
+    await layout.commit()
+    with pytest.raises(LayoutError, match="removed"):
+        await layout.wait_until_safe()
+    layout.close()
+    assert files_of(tmp_path / "disk") == set()
+    assert names_of(tmp_path / "away").keys() == {"app:v1"}
+
+
+@pytest.mark.anyio
 async def test_what_is_put_while_a_group_fails_fails_with_it(
     seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,7 @@ Follows: OCI image-spec 1.1 image-layout.md, docs/design.md section 13.
 from __future__ import annotations
 
 import contextlib
+import errno
 import math
 import os
 import shutil
@@ -58,6 +59,15 @@ _MANY_FILES = 32
 # Seconds without a write after which a blob that is not whole is taken for a killed run's, where the
 # file system has no locks.
 _ABANDONED_SECONDS = 24 * 3600.0
+
+# What to do about errors of the system.
+_REMEDIES = {
+    errno.EACCES: "let this user write there, or name another directory",
+    errno.EFBIG: "format the device with another file system: exFAT, ext4, NTFS",
+    errno.EIO: "check the device, and whether it is still there; then run again",
+    errno.ENOSPC: "free space on the device, or copy to a larger one",
+    errno.EROFS: "mount the device for writing, or copy to another one",
+}
 
 
 class LayoutError(SyncError):
@@ -319,7 +329,9 @@ class Layout:
         except OSError as error:
             place = printable(str(error.filename or self.path))
             why = printable(error.strerror or str(error))
-            raise LayoutError(f"{place}: {why}") from error
+            told = LayoutError(f"{place}: {why}")
+            told.hint = _REMEDIES.get(error.errno or 0)
+            raise told from error
 
     # Writing.
 
@@ -408,7 +420,7 @@ class Layout:
             others = size_text(self._reserved.total)
             text += f" ({size_text(self.free_bytes())} are free, {others} are for images under way)"
         error = LayoutError(text)
-        error.hint = "free space on the device, or copy to a larger one"
+        error.hint = _REMEDIES[errno.ENOSPC]
         return error
 
     def free_bytes(self) -> int:
@@ -557,6 +569,7 @@ class Layout:
 
     def _write_group(self, group: _Group, index: bytes) -> None:
         with self.disk_errors():
+            self._check_place()
             partials = [(digest, blob.path) for digest, blob in group.blobs.items()]
             for digest, body in group.manifests.items():
                 path = self._place_for(digest) + self._suffix
@@ -575,6 +588,15 @@ class Layout:
             if index != self._bytes:
                 self._replace_index(index)
                 self._bytes = index
+
+    def _check_place(self) -> None:
+        """Raise LayoutError where the path leads elsewhere by now: to what lies below a disk."""
+        if self._lock is not None and not os.path.samestat(
+            os.fstat(self._lock), os.stat(self.path)
+        ):
+            gone = LayoutError(f"the disk of {self.shown} was removed while it was written")
+            gone.hint = _REMEDIES[errno.EIO]
+            raise gone
 
     def _replace_index(self, index: bytes) -> None:
         path = os.path.join(self.path, _INDEX_FILE)
@@ -649,7 +671,7 @@ class BlobFile:
             size = size_text(self._blob.size)
             text = f"the file system of {self._layout.shown} cannot store a file of {size}"
             too_large = LayoutError(text)
-            too_large.hint = "format the device with another file system: exFAT, ext4, NTFS"
+            too_large.hint = _REMEDIES[errno.EFBIG]
             raise too_large from error
         os.lseek(self._stream.fileno(), self.offset, os.SEEK_SET)
 
