@@ -7,6 +7,7 @@
 SUBJECT is one of:
 
     skopeo      speed, CPU and memory beside skopeo's (also without a SUBJECT)
+    compare     requests, bytes, time and results beside those of every other tool that is found
     cost        CPU of a request, a byte and a second target, beside a bare loop of h11
     bytes       requests and bytes of whole runs, beside the least that they could be
     memory      memory under a hard limit, CPU, and what a broken connection costs
@@ -14,7 +15,7 @@ SUBJECT is one of:
     rates       a sync to a registry that keeps ECR's published rates
     artifacts   requests that signatures and SBOMs add to a run
     reading     the figures by which the source text is looked at
-    peers       what `skopeo` puts around the program; not to be called by hand
+    props       what other subjects put around a program; not to be called by hand
 
 Owns: the names of the subjects, and the end of a command that fails: one line, status 1.
 May not know: how anything is measured (tools/benches/).
@@ -40,7 +41,18 @@ from tools.fips_provider import ProviderError  # noqa: E402
 
 __all__ = ["DEFAULT", "SUBJECTS", "main"]
 
-SUBJECTS = ("skopeo", "cost", "bytes", "memory", "fips", "rates", "artifacts", "reading", "peers")
+SUBJECTS = (
+    "skopeo",
+    "compare",
+    "cost",
+    "bytes",
+    "memory",
+    "fips",
+    "rates",
+    "artifacts",
+    "reading",
+    "props",
+)
 DEFAULT = "skopeo"
 
 

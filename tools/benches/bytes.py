@@ -279,7 +279,7 @@ class Harness:
 
     def __init__(self, server: Server) -> None:
         self.address = server.address
-        self._server = server
+        self.server = server
 
     def announce(self, images: Images) -> None:
         """Learn nothing: the journal tells how much came."""
@@ -288,13 +288,17 @@ class Harness:
         """Hold images."""
         for repository, tagged in images.items():
             for tag, image in tagged.items():
-                image.load_into(app_of(self._server), repository, tag)
+                image.load_into(app_of(self.server), repository, tag)
 
-    def exchanges(self) -> list[Exchange]:
-        """Return what was asked since the last time."""
-        journal = self._server.journal
+    def exchanges(self, *, is_strict: bool = True) -> list[Exchange]:
+        """Return what was asked since the last time.
+
+        AssertionError when `is_strict` and something came that no correct client sends.
+        """
+        journal = self.server.journal
         entries = list(journal.entries)
-        journal.check()
+        if is_strict:
+            journal.check()
         journal.clear()
         exchanges = []
         for entry in entries:
@@ -306,7 +310,7 @@ class Harness:
                     entry.repository,
                     entry.query,
                     entry.status or 0,
-                    entry.response_bytes if pulls and entry.status == 200 else 0,
+                    entry.response_bytes if pulls and entry.status in (200, 206) else 0,
                     entry.request_bytes,
                 )
             )
@@ -350,8 +354,8 @@ class Debian:
                 for digest, body in image.contents().items():
                     self._sizes[digest] = len(body)
 
-    def exchanges(self) -> list[Exchange]:
-        """Return what was asked since the last time."""
+    def exchanges(self, *, is_strict: bool = True) -> list[Exchange]:
+        """Return what was asked since the last time; a log does not tell of mistakes."""
         text = self._log.read_text()[self._read :]
         self._read += len(text)
         lines = [line for line in text.splitlines() if 'msg="response completed' in line]
@@ -374,7 +378,7 @@ class Debian:
             request.repository,
             query,
             status,
-            int(fields["http.response.written"]) if pulls and status == 200 else 0,
+            int(fields["http.response.written"]) if pulls and status in (200, 206) else 0,
             self._pushed(method, request, query),
         )
 

@@ -2,7 +2,8 @@
 
 Registries are Debian's docker-registry processes on loopback, with their data in /dev/shm. CPU is
 the client's alone. A request's CPU leaves out start-up, which is what a sync of one unchanged tag
-takes. Function calls are those that cProfile counts in the main thread, start-up included.
+takes. Function calls are those that cProfile counts in the main thread, start-up included. Every
+other tool that is found (see peers.py) does the same work beside us, start-up included.
 
     requests  1,000 small images: unchanged, cold, and cold to three targets
     targets   320 MB in 96 images, to one target and to three, beside two more sends of the bytes
@@ -32,6 +33,7 @@ from typing import NamedTuple
 from conformance.client.copies import push_http
 from conformance.content.images import Seed
 from conformance.programs import docker_registry
+from tools.benches.peers import Job, Peer, add_peer_option, find_peers, run_job
 from tools.benches.runner import (
     CPU,
     MB,
@@ -39,6 +41,7 @@ from tools.benches.runner import (
     REGSYNC,
     ROOT,
     WALL,
+    BenchError,
     Figure,
     Spent,
     choose,
@@ -50,10 +53,11 @@ from tools.benches.runner import (
     write_config,
 )
 
-__all__ = ["add_options", "run"]
+__all__ = ["add_options", "joining", "run", "small_group"]
 
 SMALL_IMAGES = 1000
 REPOSITORY = "bench/cost"
+PEER_LIMIT = 300  # seconds for one run of another tool
 MEMORY = "/dev/shm"
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
@@ -132,10 +136,11 @@ print(time.process_time() - began)
 
 
 class Bench(NamedTuple):
-    """Where the registries keep their data, and how often each thing is measured."""
+    """Where the registries keep their data, how often each thing is measured, and beside what."""
 
     work: Path
     rounds: int
+    peers: Sequence[Peer]
 
     @contextmanager
     def registry(self) -> Iterator[str]:
@@ -143,6 +148,36 @@ class Bench(NamedTuple):
         directory = tempfile.TemporaryDirectory(dir=self.work)
         with directory as name, docker_registry(name) as address:
             yield address
+
+
+def beside(
+    bench: Bench,
+    name: str,
+    source: str,
+    targets: int = 1,
+    *,
+    is_again: bool = False,
+    before: Sequence[str] = (),
+) -> Iterator[Figure]:
+    """Let each other tool do the same: copy all tags to empty registries, or look at them again.
+
+    `before` is put in front of each command.
+    """
+    for peer in bench.peers:
+        runs = []
+        for _ in range(bench.rounds):
+            with ExitStack() as stack:
+                home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+                addresses = [stack.enter_context(bench.registry()) for _ in range(targets)]
+                job = Job(home, source, tuple(addresses), {REPOSITORY: REPOSITORY})
+                peer.forget(job)
+                ran = run_job(peer, job, PEER_LIMIT, before)
+                if is_again and not ran.status:
+                    ran = run_job(peer, job, PEER_LIMIT, before)
+            if ran.status:
+                raise BenchError(f"{peer.name} ended with {ran.status}: {ran.err[-500:]}")
+            runs.append(ran.spent)
+        yield Figure(f"{name}, {peer.name}", median(runs, CPU), "s of CPU", detail=show(runs))
 
 
 class Measured(NamedTuple):
@@ -218,11 +253,13 @@ def requests(bench: Bench) -> Iterator[Figure]:
             count = runs[0].sync.requests
             cpu = 1000 * (median((run.sync.spent for run in runs), CPU) - start) / count
             goal = None if cpu_goal is None else cpu_goal * bare_cpu
-            detail = f"{cpu / bare_cpu:.1f} x the bare loop, {count} requests"
+            detail = f"{cpu / bare_cpu:.1f} x the bare loop, {count} requests, in all "
+            detail += show([run.sync.spent for run in runs])
             yield Figure(f"{name}, CPU", cpu, "ms a request", goal, detail=detail)
 
             calls, count = count_small(bench, source, targets, is_again)
             yield Figure(f"{name}, calls", calls / count, "a request", call_goal)
+            yield from beside(bench, name, source, targets, is_again=is_again)
 
 
 class SmallSync(NamedTuple):
@@ -282,6 +319,7 @@ def targets(bench: Bench) -> Iterator[Figure]:
         fill(source, images, size // images)
         one = [sync_fresh(bench, source, 1) for _ in range(bench.rounds)]
         three = [sync_fresh(bench, source, 3) for _ in range(bench.rounds)]
+        others = [*beside(bench, "one target", source), *beside(bench, "three", source, 3)]
 
     two_sends = sorted(send_alone(2 * size) for _ in range(bench.rounds))[bench.rounds // 2]
     yield Figure("one target, CPU", median(one, CPU), "s", detail=show(one))
@@ -291,6 +329,7 @@ def targets(bench: Bench) -> Iterator[Figure]:
     wall = sorted(spent.wall for spent in three)[len(three) // 2]
     wall_of_one = sorted(spent.wall for spent in one)[len(one) // 2]
     yield Figure("three targets, wall", wall / wall_of_one, "x one target", 2.2)
+    yield from others
 
 
 def sync_fresh(bench: Bench, source: str, targets: int) -> Spent:
@@ -330,11 +369,13 @@ def bytes_(bench: Bench) -> Iterator[Figure]:
     with bench.registry() as source:
         push_http(Seed(2).image(sizes=[256 * MIB] * 8), source, REPOSITORY, "v1")
         runs = [sync_fresh(bench, source, 1) for _ in range(bench.rounds)]
+        others = list(beside(bench, "2 GiB", source))
 
     hashing = sorted(run_alone(HASH_ALONE) for _ in range(bench.rounds))[bench.rounds // 2]
     per_gb = median(runs, CPU) * 1e9 / size
     detail = f"{show(runs)}; SHA-256 alone {hashing * 1e9 / (1 << 30):.2f} s/GB"
     yield Figure("2 GiB", per_gb, "CPU s/GB", 1.25, detail=detail)
+    yield from others
 
 
 # ---------------------------------------------------------------- a pod
@@ -351,19 +392,29 @@ def pod(bench: Bench) -> Iterator[Figure]:
             with prepared(bench, source, 1, is_again=False) as (config, _):
                 cold.append(sync_within(group, config))
                 unchanged.append(sync_within(group, config))
+        others = []
+        if group is not None:
+            before = joining(group)
+            others = list(beside(bench, "pod, cold", source, before=before))
+            others += beside(bench, "pod, unchanged", source, is_again=True, before=before)
 
     for name, runs, goal in (("cold", cold, 0.6), ("unchanged", unchanged, 0.22)):
         detail = f"wall {spread(runs, WALL)} s" if group else "no control group could be made"
         yield Figure(f"pod, {name}", median(runs, CPU), "s of CPU", goal, detail=detail)
+    yield from others
 
 
 def sync_within(group: Path | None, config: Path) -> Spent:
     """Run the program once as a member of a control group."""
     command = REGSYNC.command("sync", "-q", "-c", str(config))
-    if group is not None:
-        join = 'echo $$ > "$0" && exec "$@"'
-        command = ["/bin/sh", "-c", join, str(group / "cgroup.procs"), *command]
-    return run_measured(command).spent
+    return run_measured([*joining(group), *command]).spent
+
+
+def joining(group: Path | None) -> list[str]:
+    """Return what makes the command behind it a member of a control group."""
+    if group is None:
+        return []
+    return ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group / "cgroup.procs")]
 
 
 @contextmanager
@@ -411,6 +462,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Say which options this takes."""
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("-n", type=int, default=3, metavar="N", help="rounds (%(default)s)")
+    add_peer_option(parser)
     parser.add_argument("--json", action="store_true", help="one JSON document")
 
 
@@ -418,7 +470,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure the chosen cases."""
     cases = choose(options.cases, CASES).values()
     with tempfile.TemporaryDirectory(dir=MEMORY if os.path.isdir(MEMORY) else None) as work:
-        bench = Bench(Path(work), options.n)
+        bench = Bench(Path(work), options.n, find_peers(options.peer))
         figures = chain.from_iterable(case(bench) for case in cases)
         print_figures(figures, as_json=options.json)
     return 0

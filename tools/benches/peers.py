@@ -1,274 +1,331 @@
-"""Be what `skopeo` puts around the program that it measures: a slow line, slow registries, a clock.
+"""The programs that are compared: where each is found, which version it is, how it is told what to do.
 
-    bench.py peers delay SECONDS HOST:PORT     a TCP line, SECONDS long in each direction
-    bench.py peers slow PAIRS                  registries whose large blobs never end
-    bench.py peers lag PYZ ARGUMENT...         the program, with a clock in its event loop
+A program is looked for on the PATH, or is where `--peer NAME=PATH` says. It is asked for its
+version, so that no other program of the same name is measured in its place. Each gets a home of its
+own, in which it keeps whatever it remembers from one run to the next.
 
-Each is a process of its own, so that its time and memory are not the client's. Only the standard
-library is needed; `lag` imports anyio from the .pyz that it runs.
+Every program that can be told so keeps CONCURRENCY requests to a registry in flight at most; what
+cannot be told keeps its own limit. Everything else is as it comes. The rest of what each was told
+is in `settings`, which `compare` prints.
 
-Owns: the peers.
-May not know: what is measured with them.
-Invariants: the first line on standard output is the address (or addresses) to talk to; everything
-ends when its standard input ends, so that nothing outlives the benchmark.
+Owns: the programs' command lines and configurations.
+May not know: what is measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import hashlib
 import json
-import re
-import sys
-import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, NamedTuple
 
-__all__ = ["LARGE", "add_options", "run"]
+from tools.benches.runner import (
+    REGSYNC,
+    BenchError,
+    Program,
+    Ran,
+    Spent,
+    run_whatever_comes,
+    write_config,
+)
 
-LARGE = 256 * 1024 * 1024  # bytes of each blob that `slow` offers
-PIECE = 64 * 1024  # bytes
-PAUSE = 0.1  # seconds between two pieces that a slow target takes: 640 kB/s a stream
-TICK = 0.001  # seconds between two looks at the clock
+__all__ = [
+    "CONCURRENCY",
+    "PEERS",
+    "Job",
+    "Ours",
+    "Peer",
+    "add_peer_option",
+    "find_peers",
+    "run_job",
+]
 
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+CONCURRENCY = 16  # requests to one registry at a time
 
-
-async def until_stdin_ends() -> None:
-    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
-
-
-async def listen(serve: Serve) -> tuple[asyncio.AbstractServer, str]:
-    async def quietly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            await serve(reader, writer)
-        except (OSError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
-
-    server = await asyncio.start_server(quietly, "127.0.0.1", 0, limit=PIECE)
-    return server, "{}:{}".format(*server.sockets[0].getsockname())
-
-
-# ---------------------------------------------------------------- a line with a length
+# Where skopeo remembers which registry has which blob when root runs it; else it is in its home.
+CACHE_OF_ROOT = Path("/var/lib/containers/cache")
 
 
-async def carry(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: float, delay: float
-) -> None:
-    """Pass bytes on `delay` after they came, none of them earlier than `delay` after `opened`."""
-    loop = asyncio.get_running_loop()
-    under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+class Job(NamedTuple):
+    """What is to be copied: every tag of each repository, to each target, under another name or not.
 
-    async def arrive() -> None:
-        while True:
-            due, data = await under_way.get()
-            if (left := due - loop.time()) > 0:
-                await asyncio.sleep(left)
-            if not data:
-                if writer.can_write_eof():
-                    writer.write_eof()
-                return
-            writer.write(data)
-
-    arriving = asyncio.ensure_future(arrive())
-    try:
-        data = b"first"
-        while data:
-            data = await reader.read(PIECE)
-            under_way.put_nowait((max(loop.time(), opened) + delay, data))
-        await arriving
-    finally:
-        arriving.cancel()
-
-
-async def delay(seconds: float, address: str) -> None:
-    """Stand in front of `address`.
-
-    Connecting costs a round trip too: the first bytes leave one later.
+    All repositories of the targets have the same first part. Registries are HOST:PORT and speak
+    plain HTTP.
     """
-    host, _, port = address.rpartition(":")
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        opened = asyncio.get_running_loop().time() + 2 * seconds
-        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+    home: Path
+    source: str
+    targets: tuple[str, ...]
+    repositories: Mapping[str, str]  # name at the source -> name at the targets
+    has_artifacts: bool = False  # signatures and other referrers too
+    platform: str = ""  # only this one of each index
+    is_immutable: bool = False  # tags never move
+
+    @property
+    def first_part(self) -> str:
+        """The part of their names that all repositories of the targets share."""
+        [part] = {name.rpartition("/")[0] for name in self.repositories.values()}
+        return part
+
+
+class Peer:
+    """A program that copies images."""
+
+    name: ClassVar[str]
+    program: ClassVar[str]
+    settings: ClassVar[str]
+    has_platforms: ClassVar[bool] = False  # more than one platform of an index can be named
+    version_arguments: ClassVar[Sequence[str]] = ("version",)
+    sign: ClassVar[str] = ""  # its version says this, and that of no other program of the name
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def version(self) -> str:
+        """Return what the program says of itself, on one line; BenchError when it is another one."""
         try:
-            await asyncio.gather(
-                carry(reader, far_writer, opened, seconds), carry(far_reader, writer, 0.0, seconds)
+            done = subprocess.run(
+                [self.path, *self.version_arguments],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=30,
             )
-        finally:
-            far_writer.close()
+        except (OSError, subprocess.SubprocessError):
+            raise BenchError(f"{self.path} does not say its version") from None
+        said = " ".join(done.stdout.split())
+        if self.sign not in said:
+            raise BenchError(f"{self.path} is not {self.name}: it says {said[:100]!r}")
+        return said
 
-    server, here = await listen(serve)
-    print(here, flush=True)
-    await until_stdin_ends()
-    server.close()
+    def commands(self, job: Job) -> list[list[str]]:
+        """Write what the program has to read, and return what is to be run, one after another."""
+        raise NotImplementedError
 
-
-# ---------------------------------------------------------------- registries that are too slow
-
-
-def layer_digest(tag: str) -> str:
-    return "sha256:" + hashlib.sha256(tag.encode()).hexdigest()
-
-
-def manifest_of(tag: str) -> bytes:
-    """Return a manifest with one large layer, different for each tag; nobody ever reads it whole."""
-    config = {
-        "mediaType": "application/vnd.oci.empty.v1+json",
-        "digest": "sha256:" + hashlib.sha256(b"{}").hexdigest(),
-        "size": 2,
-    }
-    layer = {
-        "mediaType": "application/vnd.oci.image.layer.v1.tar",
-        "digest": layer_digest(tag),
-        "size": LARGE,
-    }
-    kind = "application/vnd.oci.image.manifest.v1+json"
-    document = {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer]}
-    return json.dumps(document).encode()
+    def forget(self, job: Job) -> None:
+        """Remove all that the program remembers."""
+        shutil.rmtree(job.home, ignore_errors=True)
+        job.home.mkdir(parents=True)
 
 
-class SlowRegistries:
-    """Sources that send without end, and targets that take little at a time.
+class Ours(Peer):
+    """The program of this repository."""
 
-    They print how many streams run.
+    name = "this"
+    program = "regsync.py"
+    settings = f"max_concurrent: {CONCURRENCY}"
+    has_platforms = True
+
+    def __init__(self, program: Program = REGSYNC) -> None:
+        super().__init__(program.file)
+        self.built = program
+
+    def version(self) -> str:
+        """Return what the program says of itself, on one line."""
+        done = subprocess.run(
+            self.built.command("version"), capture_output=True, text=True, check=True
+        )
+        return " ".join(done.stdout.split())
+
+    def commands(self, job: Job) -> list[list[str]]:
+        """One sync with a mapping for each repository."""
+        names = {f"target{number}": address for number, address in enumerate(job.targets)}
+        tags = {"glob": "*", "immutable_tags": "*"} if job.is_immutable else {"glob": "*"}
+        defaults: dict[str, object] = {
+            "source": "source",
+            "targets": list(names),
+            "tags": tags,
+            "artifacts": {"enabled": job.has_artifacts},
+        }
+        if job.platform:
+            defaults["platforms"] = [job.platform]
+        config = write_config(
+            job.home / "mirror.yaml",
+            {
+                name: {"url": f"http://{address}", **self._registry()}
+                for name, address in {"source": job.source, **names}.items()
+            },
+            [{"from": name, "to": to} for name, to in job.repositories.items()],
+            defaults,
+        )
+        return [self._sync(config)]
+
+    def _registry(self) -> dict[str, object]:
+        return {"max_concurrent": CONCURRENCY}
+
+    def _sync(self, config: Path) -> list[str]:
+        return self.built.command("sync", "--json", "-q", "-c", str(config))
+
+
+class Ocync(Ours):
+    """ocync, whose configuration is like ours.
+
+    It asks registries for logins over HTTPS alone, unless it has a token: it gets one, which these
+    registries do not look at.
     """
 
-    def __init__(self) -> None:
-        self.streams = 0
+    name = "ocync"
+    program = "ocync"
+    settings = f"max_concurrent: {CONCURRENCY}, auth_type: static_token"
+    sign = "ocync"
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-            method, path, _ = head.split(" ", 2)
-            header = re.search(r"(?i)\r\ncontent-length: *(\d+)", head)
-            length = int(header[1]) if header else 0
-            if length > PIECE:
-                await self._take_slowly(reader)
-            await reader.readexactly(length)
-            name = path.partition("?")[0].rpartition("/")[2]
-            if method == "GET" and "/blobs/" in path:
-                await self._send_without_end(writer)
-            elif method == "GET" and "/manifests/" in path:
-                body = manifest_of(name)
-                kind = "application/vnd.oci.image.manifest.v1+json"
-                await send_answer(writer, "200 OK", body, f"Content-Type: {kind}")
-            elif method == "POST":
-                location = f"{path.partition('?')[0]}{id(writer)}"
-                await send_answer(writer, "202 Accepted", b"", f"Location: {location}")
-            elif method == "PUT":
-                await send_answer(writer, "201 Created", b"")
-            else:
-                await send_answer(writer, "404 Not Found", b"", head=method == "HEAD")
+    def __init__(self, path: str) -> None:
+        Peer.__init__(self, path)
 
-    async def _take_slowly(self, reader: asyncio.StreamReader) -> None:
-        self.streams += 1
-        print(self.streams, flush=True)
-        while await reader.read(PIECE):  # noqa: ASYNC110  the pause is what makes it slow
-            await asyncio.sleep(PAUSE)
-        raise ConnectionError
+    def version(self) -> str:
+        """Return what the program says of itself, on one line."""
+        return Peer.version(self)
 
-    @staticmethod
-    async def _send_without_end(writer: asyncio.StreamWriter) -> None:
-        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n".encode())
-        nothing = bytes(PIECE)
-        for _ in range(LARGE // PIECE - 1):
-            writer.write(nothing)
-            await writer.drain()
-        await asyncio.sleep(3600)
+    def _registry(self) -> dict[str, object]:
+        return {"max_concurrent": CONCURRENCY, "auth_type": "static_token", "token": "none"}
+
+    def _sync(self, config: Path) -> list[str]:
+        return [self.path, "sync", "--json", "-q", "-c", str(config)]
 
 
-async def send_answer(
-    writer: asyncio.StreamWriter, status: str, body: bytes, *headers: str, head: bool = False
-) -> None:
-    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
-    writer.write("\r\n".join(lines).encode())
-    if not head:
-        writer.write(body)
-    await writer.drain()
+class Regclient(Peer):
+    """regclient's regsync."""
+
+    name = "regclient"
+    program = "regsync"
+    settings = f"once, parallel: {CONCURRENCY}, reqConcurrent: {CONCURRENCY}"
+    has_platforms = True
+    sign = "VCSRef"
+
+    def commands(self, job: Job) -> list[list[str]]:
+        """One run with an entry for each repository and target."""
+        entries = []
+        for target in job.targets:
+            for name, to in job.repositories.items():
+                entry: dict[str, object] = {
+                    "source": f"{job.source}/{name}",
+                    "target": f"{target}/{to}",
+                    "type": "repository",
+                }
+                if job.platform:
+                    entry["platforms"] = [job.platform]
+                entries.append(entry)
+        hosts = [
+            {"registry": address, "tls": "disabled", "reqConcurrent": CONCURRENCY}
+            for address in dict.fromkeys((job.source, *job.targets))
+        ]
+        defaults = {
+            "parallel": CONCURRENCY,
+            "referrers": job.has_artifacts,
+            "digestTags": job.has_artifacts,
+            "skipDockerConfig": True,
+        }
+        config = job.home / "regsync.yaml"
+        document = {"version": 1, "creds": hosts, "defaults": defaults, "sync": entries}
+        config.write_text(json.dumps(document), encoding="utf-8")
+        return [[self.path, "once", "-c", str(config), "-v", "warn"]]
 
 
-async def slow(pairs: int) -> None:
-    """Run `pairs` sources and `pairs` targets; print their addresses, then the streams that run."""
-    peers = SlowRegistries()
-    servers = [await listen(peers.serve) for _ in range(2 * pairs)]
-    print(" ".join(address for _, address in servers), flush=True)
-    await until_stdin_ends()
+class Skopeo(Peer):
+    """skopeo, once for each target."""
+
+    name = "skopeo"
+    program = "skopeo"
+    settings = "sync --all, a run for each target; 6 blobs of one image at a time, its own limit"
+    version_arguments = ("--version",)
+    sign = "skopeo version"
+
+    def commands(self, job: Job) -> list[list[str]]:
+        """One run for each target."""
+        images: dict[str, list[str]] = {name: [] for name in job.repositories}
+        file = job.home / "skopeo.yaml"
+        document = {job.source: {"tls-verify": False, "images": images}}
+        file.write_text(json.dumps(document), encoding="utf-8")
+        command = [self.path, "--insecure-policy", "sync", "--src", "yaml", "--dest", "docker"]
+        command += ["--all", "--dest-tls-verify=false", str(file)]
+        return [[*command, f"{target}/{job.first_part}"] for target in job.targets]
+
+    def forget(self, job: Job) -> None:
+        """Remove all that the program remembers, root's cache of blobs included."""
+        super().forget(job)
+        for file in CACHE_OF_ROOT.glob("blob-info-cache*"):
+            file.unlink()
 
 
-# ---------------------------------------------------------------- a clock in the event loop
+class Crane(Peer):
+    """crane, once for each repository and target."""
+
+    name = "crane"
+    program = "crane"
+    settings = f"copy --all-tags --jobs {CONCURRENCY}, a run for each repository and target"
+
+    def commands(self, job: Job) -> list[list[str]]:
+        """One run for each repository and target."""
+        command = [self.path, "copy", "--all-tags", "--jobs", str(CONCURRENCY), "--insecure"]
+        if job.is_immutable:
+            command.append("--no-clobber")
+        return [
+            [*command, f"{job.source}/{name}", f"{target}/{to}"]
+            for target in job.targets
+            for name, to in job.repositories.items()
+        ]
 
 
-class Gap(NamedTuple):
-    """Seconds by which one tick came late: by the clock, and of the program's own CPU."""
-
-    wall: float
-    cpu: float
+PEERS: Mapping[str, type[Peer]] = {peer.name: peer for peer in (Regclient, Ocync, Skopeo, Crane)}
 
 
-def lag(pyz: str, arguments: Sequence[str]) -> int:
-    """Run the program with a ticker beside each run; print the longest gaps as JSON.
+def add_peer_option(parser: argparse.ArgumentParser) -> None:
+    """Let other tools be named that are not on the PATH."""
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help=f"where another tool is that is not on the PATH: {', '.join(PEERS)}",
+    )
 
-    They go to standard error. `cpu_ms` is the longest that the program itself computed between two
-    ticks; `wall_ms` has in it what the system gave to others meanwhile.
+
+def find_peers(named: Iterable[str]) -> list[Peer]:
+    """Return what is found on the PATH, and what is named as NAME=PATH, which comes first."""
+    paths: dict[str, str] = {}
+    for text in named:
+        name, equals, path = text.partition("=")
+        if name not in PEERS or not equals:
+            raise BenchError(f"--peer {text}: it is NAME=PATH, NAME one of {', '.join(PEERS)}")
+        paths[name] = path
+
+    found = []
+    for name, kind in PEERS.items():
+        is_named = name in paths
+        place = paths.get(name) or shutil.which(kind.program)
+        if place is None:
+            continue
+        peer = kind(str(Path(place).absolute()))
+        try:
+            peer.version()
+        except BenchError:
+            if is_named:
+                raise
+            continue  # another program of that name
+        found.append(peer)
+    return found
+
+
+def run_job(peer: Peer, job: Job, seconds: int, before: Sequence[str] = ()) -> Ran:
+    """Do a job, all its commands together in so many seconds; the first status that is not 0 counts.
+
+    `before` is put in front of each command.
     """
-    sys.path[:0] = ["{}/cp{}{}".format(pyz, *sys.version_info[:2]), pyz]
-    import anyio
-
-    import regsync
-    from _regsync.sync.run import Run
-
-    gaps: list[Gap] = []
-
-    async def tick() -> None:
-        while True:
-            wall = time.perf_counter()
-            cpu = time.thread_time()
-            await anyio.sleep(TICK)
-            gaps.append(Gap(time.perf_counter() - wall - TICK, time.thread_time() - cpu))
-
-    conduct = Run._conduct
-
-    async def timed(self: Run, *given: Any) -> None:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(tick)
-            await conduct(self, *given)
-            tasks.cancel_scope.cancel()
-
-    Run._conduct = timed  # type: ignore[method-assign, assignment]
-    status = regsync.main(arguments)
-    walls = sorted(1000 * gap.wall for gap in gaps)
-    cpus = sorted(1000 * gap.cpu for gap in gaps)
-    rank = len(gaps) * 99 // 100
-    longest = {
-        "wall_ms": walls[-1],
-        "cpu_ms": cpus[-1],
-        "wall_p99_ms": walls[rank],
-        "cpu_p99_ms": cpus[rank],
-    }
-    sys.stderr.write(json.dumps(longest) + "\n")
-    return status
-
-
-# ---------------------------------------------------------------- the command
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Say which options there are."""
-    parser.add_argument("peer", choices=("delay", "slow", "lag"))
-    parser.add_argument("arguments", nargs=argparse.REMAINDER)
-
-
-def run(options: argparse.Namespace) -> int:
-    """Be one of the peers until standard input ends."""
-    arguments: list[str] = options.arguments
-    if options.peer == "lag":
-        return lag(arguments[0], arguments[1:])
-    if options.peer == "delay":
-        asyncio.run(delay(float(arguments[0]), arguments[1]))
-    else:
-        asyncio.run(slow(int(arguments[0])))
-    return 0
+    environ = {"HOME": str(job.home), "XDG_RUNTIME_DIR": str(job.home)}
+    runs: list[Ran] = []
+    for command in peer.commands(job):
+        left = seconds - sum(ran.spent.wall for ran in runs)
+        ran = run_whatever_comes([*before, *command], seconds=max(1, int(left)), environ=environ)
+        runs.append(ran)
+        if ran.status < 0:
+            break  # killed: the time is over
+    spent = Spent(
+        sum(ran.spent.wall for ran in runs),
+        sum(ran.spent.cpu for ran in runs),
+        max(ran.spent.peak for ran in runs),
+    )
+    status = next((ran.status for ran in runs if ran.status), 0)
+    return Ran(spent, "".join(ran.out for ran in runs), "".join(ran.err for ran in runs), status)

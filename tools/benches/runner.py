@@ -36,6 +36,7 @@ __all__ = [
     "median",
     "print_figures",
     "run_measured",
+    "run_whatever_comes",
     "spread",
     "sync_measured",
     "write_config",
@@ -104,11 +105,12 @@ class Spent(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """One run: what it took and what it wrote."""
+    """One run: what it took, what it wrote, and its exit status (negative: the signal that ended it)."""
 
     spent: Spent
     out: str
     err: str
+    status: int = 0
 
 
 def run_measured(
@@ -118,11 +120,26 @@ def run_measured(
 
     It has an empty home unless `environ` names one. BenchError when its status is not 0.
     """
+    ran = run_whatever_comes(command, data_limit=data_limit, environ=environ)
+    if ran.status:
+        said = (ran.out + ran.err)[-1500:]
+        raise BenchError(f"{' '.join(command)} ended with {ran.status}: {said}")
+    return ran
+
+
+def run_whatever_comes(
+    command: Sequence[str],
+    *,
+    seconds: int = TIME_LIMIT,
+    data_limit: int = 0,
+    environ: Mapping[str, str] | None = None,
+) -> Ran:
+    """Run a program that may fail; it is killed after so many seconds."""
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "out"
         environment = {"HOME": directory, "PATH": "/usr/bin:/bin", **(environ or {})}
         launcher = [sys.executable, "-I", "-S", "-c", LAUNCHER]
-        launcher += [str(out), str(TIME_LIMIT), str(data_limit)]
+        launcher += [str(out), str(seconds), str(data_limit)]
         done = subprocess.run(
             [*launcher, *command],
             capture_output=True,
@@ -136,9 +153,7 @@ def run_measured(
         status, wall, cpu, peak = json.loads(done.stdout)
         said = out.with_suffix(".1").read_text(encoding="utf-8", errors="replace")
         complaints = out.with_suffix(".2").read_text(encoding="utf-8", errors="replace")
-    if status:
-        raise BenchError(f"{' '.join(command)} ended with {status}: {(said + complaints)[-1500:]}")
-    return Ran(Spent(wall, cpu, peak), said, complaints)
+    return Ran(Spent(wall, cpu, peak), said, complaints, status)
 
 
 def sync_measured(
@@ -152,7 +167,7 @@ def sync_measured(
 
 def write_config(
     file: Path,
-    registries: Mapping[str, str | Mapping[str, str]],
+    registries: Mapping[str, str | Mapping[str, object]],
     mappings: Sequence[Mapping[str, object]],
     defaults: Mapping[str, object] | None = None,
 ) -> Path:

@@ -38,7 +38,7 @@ from typing import NamedTuple
 from conformance.client.copies import push_http
 from conformance.content.images import Image, Seed
 from conformance.programs import docker_registry
-from tools.benches.peers import LARGE
+from tools.benches.props import LARGE, prop_command, started_prop
 from tools.benches.runner import (
     CPU,
     MB,
@@ -132,21 +132,9 @@ class Machine:
             shutil.rmtree(directory, ignore_errors=True)
 
     @contextmanager
-    def peer(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-        """Run one of the peers; its first line is still to be read."""
-        command = [sys.executable, *peer_command(*arguments)]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        ) as running:
-            try:
-                yield running
-            finally:
-                running.kill()
-
-    @contextmanager
     def distant(self, address: str) -> Iterator[str]:
         """Put `address` behind a line of 20 ms each way."""
-        with self.peer("delay", str(DELAY), address) as running:
+        with started_prop("delay", str(DELAY), address) as running:
             assert running.stdout is not None
             yield running.stdout.readline().strip()
 
@@ -161,11 +149,6 @@ class Machine:
                 chosen = (place + number) % len(runs)
                 spent[chosen].append(runs[chosen]())
         return spent
-
-
-def peer_command(*arguments: str) -> list[str]:
-    """Return what an interpreter is to run for one of the peers."""
-    return [str(ROOT / "tools" / "bench.py"), "peers", *arguments]
 
 
 def make_certificate(work: Path) -> Certificate:
@@ -381,7 +364,7 @@ def slow(machine: Machine) -> Iterator[Figure]:
     wanted = 50
     pairs = 7
     tags = [f"t{number}" for number in range(8)]
-    with machine.peer("slow", str(pairs)) as running, ExitStack() as stack:
+    with started_prop("slow", str(pairs)) as running, ExitStack() as stack:
         assert running.stdout is not None
         addresses = running.stdout.readline().split()
         config = write_pairs(
@@ -421,7 +404,7 @@ def lag(machine: Machine) -> Iterator[Figure]:
         for _ in range(machine.rounds):
             with machine.registry() as target:
                 names = [f"{address}/{IMAGE}" for address in (source, target)]
-                command = peer_command("lag", machine.program.file, "copy", *names)
+                command = prop_command("lag", machine.program.file, "copy", *names)
                 command += ["--no-artifacts", "--no-progress"]
                 ran = machine.measure([machine.program.python, *command])
                 gaps.append(json.loads(ran.err.strip().splitlines()[-1]))

@@ -1,0 +1,655 @@
+"""Do the same work with every program that is found: requests, bytes, time, and whether it is right.
+
+Programs are found on the PATH or named by --peer (regclient, ocync, skopeo, crane). Scenes of
+counts run once, between registries of the harness, which count requests and the bytes of manifests
+and blobs; times there are only those of waits. Scenes of times run in rounds, another program first
+each time, between docker-registry processes whose data are in memory; times, CPU and memory are the
+client's alone, start-up included. A program that is run several times for one scene is given the sum
+of times and the largest memory.
+
+After each run the targets are asked what they hold. What differs from the source is printed beside
+the figures, and so is an exit status that is not 0.
+
+    bench.py compare --json FILE                  everything, into a file
+    bench.py compare --table FILE                 the tables of such a file, as Markdown
+    bench.py compare cold away --peer ocync=PATH  two scenes, with a program that is not on the PATH
+
+Owns: the scenes, the order of runs, what is right.
+May not know: how a program is told what to do (peers.py), how tables are written (tables.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import http.client
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from conformance.content.fleets import PLATFORMS, Fleet
+from conformance.content.images import Image, Seed
+from conformance.faults.rules import Rule
+from conformance.programs import docker_registry, find_program
+from conformance.registry.app import App
+from conformance.server.sockets import run_in_thread
+from tools.benches import bytes as least_of
+from tools.benches.bytes import Debian, Harness, Images, Registry, Tally, tally_of
+from tools.benches.cost import joining, small_group
+from tools.benches.peers import Job, Ours, Peer, add_peer_option, find_peers, run_job
+from tools.benches.place import app_of
+from tools.benches.props import started_prop
+from tools.benches.runner import MB, MIB, choose
+from tools.benches.tables import Measured, Outcome, Side, print_outcome, tables
+
+__all__ = ["SCENES", "add_options", "run"]
+
+FLEET = Fleet(size=70_000)  # 100 tags in 10 repositories
+FEW = Fleet(size=70_000, repositories=5, tags=4)
+THOUSAND = Fleet(size=70_000, repositories=1, tags=1000, own=1)
+SEEN = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json"
+WORK = "/dev/shm"
+COUNTING_LIMIT = 90  # seconds for one run
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a source holds: tagged images, and referrers that are held by digest."""
+
+    tagged: Images
+    attached: Mapping[str, Sequence[Image]]  # repository -> referrers
+
+    def load_into(self, registry: Registry) -> None:
+        """Hold all of it."""
+        registry.load(self.tagged)
+        for repository, images in self.attached.items():
+            assert isinstance(registry, Harness)
+            for image in images:
+                image.load_into(app_of(registry.server), repository)
+
+
+def fleet(described: Fleet) -> Content:
+    """Make images without referrers."""
+    return Content(described.images(), {})
+
+
+def signed(*, is_late: bool = False) -> Content:
+    """Make 20 images; unless they are still to come, with cosign's tags and referrers of OCI 1.1."""
+    tagged: dict[str, dict[str, Image]] = {}
+    attached: dict[str, list[Image]] = {}
+    for number in range(2):
+        seed = Seed(number)
+        repository = f"fleet/app-{number}"
+        images = {f"1.{tag}.0": seed.image(sizes=(3000, 5000)) for tag in range(10)}
+        tagged[repository] = dict(images)
+        if is_late:
+            continue
+        attached[repository] = []
+        for image in images.values():
+            tagged[repository][image.top.replace(":", "-") + ".sig"] = seed.image(sizes=(300,))
+            bill = seed.artifact(image, "application/spdx+json")
+            signature = seed.artifact(bill, "application/vnd.dev.sigstore.bundle.v0.3+json")
+            attached[repository] += [bill, signature]
+    return Content(tagged, attached)
+
+
+def big() -> Content:
+    """Make one image of 8 layers of 64 MiB."""
+    return Content({"fleet/big": {"v1": Seed(1).image(sizes=[64 * MIB] * 8)}}, {})
+
+
+def forty_megabytes() -> Content:
+    """Make one image with a layer of 40 MB."""
+    return Content({"fleet/big": {"v1": Seed(2).image(sizes=[40 * MB])}}, {})
+
+
+def errors_now_and_then(source: App, target: App) -> None:
+    """Answer 1 % of requests with 503, which ones being the same for every program."""
+    for app in (source, target):
+        app.faults.on().chance(0.01).status(503)
+
+
+def throttle(target: App) -> None:
+    """Take 40 requests a second."""
+    target.faults.on().throttle(requests=40, seconds=1)
+
+
+def break_once(app: App, methods: str, side: Literal["request", "response"]) -> None:
+    """Break the first body that is longer than 24 MiB, behind these."""
+    rules: list[Rule] = []
+    rule = app.faults.on(methods, "blob upload", where=lambda request: not rules[0].done)
+    rules.append(rule.drop(after=24 * MIB, of=side))
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What is copied where, how the registries are reached, and in which phases it is measured.
+
+    Phases: "cold"; "unchanged" after it; "lost", which is unchanged without anything that the
+    program remembers; "changed", when the source has gone from `before` to `now`.
+    """
+
+    text: str
+    now: Callable[[], Content]
+    before: Callable[[], Content] | None = None
+    phases: Sequence[str] = ("cold",)
+    targets: int = 1
+    is_timed: bool = False  # between docker-registry processes, in rounds
+    rounds: int = 100  # at most
+    limit: int = COUNTING_LIMIT  # seconds for one run
+    has_artifacts: bool = False
+    is_immutable: bool = False
+    is_one_host: bool = False  # from one repository of a registry into others of it
+    has_small_cpu: bool = False  # a tenth of a processor
+    platform: str = ""
+    delay: float = 0.0  # seconds each way, at both sides
+    outage: tuple[float, int] | None = None  # seconds, and the bytes after which it begins
+    faults: Callable[[App, App], None] | None = None  # set at the source and the first target
+    bound: Fleet | None = None  # the least that it needs is computed for these images
+
+
+SCENES: Mapping[str, Scene] = {
+    "cold": Scene(
+        "100 tags in 10 repositories, 5 shared and 3 own layers of 70 kB",
+        lambda: fleet(FLEET),
+        phases=("cold", "unchanged", "lost"),
+        bound=FLEET,
+    ),
+    "changed": Scene(
+        "the same, 5 of the 100 tags moved",
+        lambda: fleet(replace(FLEET, moved=5)),
+        lambda: fleet(FLEET),
+        phases=("changed",),
+        bound=replace(FLEET, moved=5),
+    ),
+    "new": Scene(
+        "1,000 tags of one repository, 5 of them new",
+        lambda: fleet(THOUSAND),
+        lambda: fleet(replace(THOUSAND, left_out=5)),
+        phases=("changed",),
+        bound=THOUSAND,
+    ),
+    "immutable": Scene(
+        "the same, said to be immutable where that can be said",
+        lambda: fleet(THOUSAND),
+        lambda: fleet(replace(THOUSAND, left_out=5)),
+        phases=("changed",),
+        is_immutable=True,
+        bound=THOUSAND,
+    ),
+    "three": Scene(
+        "100 tags to three targets",
+        lambda: fleet(FLEET),
+        phases=("cold", "unchanged"),
+        targets=3,
+        bound=FLEET,
+    ),
+    "indexes": Scene(
+        "100 indexes of 4 platforms",
+        lambda: fleet(replace(FLEET, platforms=PLATFORMS)),
+        phases=("cold", "unchanged"),
+        bound=replace(FLEET, platforms=PLATFORMS),
+    ),
+    "platform": Scene(
+        "100 indexes of 4 platforms, one of them wanted",
+        lambda: fleet(replace(FLEET, platforms=PLATFORMS)),
+        phases=("cold", "unchanged"),
+        platform="linux/amd64",
+        limit=60,
+    ),
+    "one host": Scene(
+        "100 tags to other repositories of their registry",
+        lambda: fleet(FLEET),
+        phases=("cold",),
+        is_one_host=True,
+    ),
+    "signed": Scene(
+        "20 images, each with cosign's tag, an SBOM and a signature of that",
+        signed,
+        phases=("cold", "unchanged"),
+        has_artifacts=True,
+    ),
+    "signed later": Scene(
+        "the same, signed after they were copied",
+        signed,
+        lambda: signed(is_late=True),
+        phases=("changed",),
+        has_artifacts=True,
+    ),
+    "errors": Scene(
+        "100 tags, 1 % of requests answered with 503",
+        lambda: fleet(FLEET),
+        faults=errors_now_and_then,
+        bound=FLEET,
+    ),
+    "throttled": Scene(
+        "20 tags to a registry that takes 40 requests a second, else 429 with Retry-After",
+        lambda: fleet(FEW),
+        faults=lambda source, target: throttle(target),
+        bound=FEW,
+    ),
+    "broken read": Scene(
+        "one layer of 40 MB, the source breaks off after 24 MiB, once",
+        forty_megabytes,
+        faults=lambda source, target: break_once(source, "GET", "response"),
+    ),
+    "broken write": Scene(
+        "the same, the target breaks off",
+        forty_megabytes,
+        faults=lambda source, target: break_once(target, "PUT PATCH", "request"),
+    ),
+    "time": Scene(
+        "100 tags in 10 repositories, 5 shared and 3 own layers of 70 kB",
+        lambda: fleet(FLEET),
+        phases=("cold", "unchanged", "lost"),
+        is_timed=True,
+        bound=FLEET,
+    ),
+    "time three": Scene(
+        "the same to three targets",
+        lambda: fleet(FLEET),
+        phases=("cold", "unchanged"),
+        targets=3,
+        is_timed=True,
+        rounds=2,
+        bound=FLEET,
+    ),
+    "big": Scene("one image of 8 layers of 64 MiB", big, is_timed=True, limit=120),
+    "10 ms": Scene(
+        "20 tags in 5 repositories, both registries 10 ms away each way",
+        lambda: fleet(FEW),
+        phases=("cold", "unchanged"),
+        is_timed=True,
+        rounds=1,
+        delay=0.01,
+        bound=FEW,
+    ),
+    "40 ms": Scene(
+        "the same, 40 ms away each way",
+        lambda: fleet(FEW),
+        phases=("cold", "unchanged"),
+        is_timed=True,
+        rounds=1,
+        limit=120,
+        delay=0.04,
+        bound=FEW,
+    ),
+    "away": Scene(
+        "100 tags, the target refuses connections for 1 s in the middle",
+        lambda: fleet(FLEET),
+        is_timed=True,
+        rounds=2,
+        limit=45,
+        outage=(1.0, 5 * MB),
+    ),
+    "pod": Scene(
+        "100 tags, with a tenth of a processor",
+        lambda: fleet(FLEET),
+        phases=("cold", "unchanged"),
+        is_timed=True,
+        rounds=1,
+        limit=120,
+        has_small_cpu=True,
+        bound=FLEET,
+    ),
+}
+
+
+# ---------------------------------------------------------------- registries
+
+
+class Stage:
+    """The registries of one scene for one program, and where that keeps what it remembers."""
+
+    def __init__(
+        self, scene: Scene, source: Registry, targets: Sequence[Registry], job: Job
+    ) -> None:
+        self.scene = scene
+        self.source = source
+        self.targets = targets
+        self.job = job
+
+    def listen(self) -> tuple[Side, Side]:
+        """Return what the source and all targets were asked since the last time."""
+        if self.scene.is_one_host:
+            both = self.source.exchanges(is_strict=False)
+            names = self.job.repositories
+            source = [each for each in both if each.repository in names]
+            target = [each for each in both if each.repository not in names]
+            return self._side(tally_of(source)), self._side(tally_of(target))
+        source = self.source.exchanges(is_strict=False)
+        target = [exchange for each in self.targets for exchange in each.exchanges(is_strict=False)]
+        return self._side(tally_of(source)), self._side(tally_of(target))
+
+    def mistakes(self) -> int:
+        """Count the requests since the last time that no correct client sends."""
+        return sum(len(each.server.journal.violations) for each in self._harness())
+
+    def end_faults(self) -> None:
+        """Let nothing go wrong from now on."""
+        for registry in self._harness():
+            app_of(registry.server).faults.rules.clear()
+
+    def _harness(self) -> list[Harness]:
+        """Return the registries that are the harness's, each of them once."""
+        registries = dict.fromkeys((self.source, *self.targets))
+        return [each for each in registries if isinstance(each, Harness)]
+
+    def _side(self, tally: Tally) -> Side:
+        """Keep the bytes only where they were counted: a log does not tell what came by PATCH."""
+        return Side(dict(tally.requests), None if self.scene.is_timed else tally.bytes)
+
+    def differences(self, content: Content) -> str:
+        """Say what a target does not hold as the source does; "" when nothing is wrong."""
+        wrong = []
+        lacking = []
+        for registry in self.targets:
+            with closing(http.client.HTTPConnection(registry.address, timeout=60)) as connection:
+                for name, to in self.job.repositories.items():
+                    tagged = content.tagged[name]
+                    wrong += [
+                        tag
+                        for tag, image in tagged.items()
+                        if not self.is_held(connection, to, tag, image)
+                    ]
+                    lacking += [
+                        image.top
+                        for image in content.attached.get(name, ())
+                        if ask(connection, to, image.top).status != 200
+                    ]
+
+        copies = len(self.targets)
+        said = []
+        if wrong:
+            total = copies * sum(len(tagged) for tagged in content.tagged.values())
+            said.append(f"{len(wrong)} of {total} tags are missing or name something else")
+        if lacking:
+            total = copies * sum(len(images) for images in content.attached.values())
+            said.append(f"{len(lacking)} of {total} referrers are missing")
+        return ", ".join(said)
+
+    def is_held(
+        self, connection: http.client.HTTPConnection, repository: str, tag: str, image: Image
+    ) -> bool:
+        """Tell whether a tag names what it should: the image, or its index with one platform left."""
+        answer = ask(connection, repository, tag)
+        body = answer.body
+        if answer.status != 200:
+            return False
+        if not self.scene.platform:
+            return body == image.body
+        wanted = {
+            entry["digest"]
+            for entry in image.document["manifests"]
+            if f"{entry['platform']['os']}/{entry['platform']['architecture']}"
+            == self.scene.platform
+        }
+        entries = json.loads(body).get("manifests", [])
+        held = {
+            entry["digest"]
+            for entry in entries
+            if ask(connection, repository, entry["digest"]).status == 200
+        }
+        # An index with an entry that leads nowhere is not right, one with more platforms neither.
+        return held == wanted and len(entries) == len(wanted)
+
+
+class Heard(NamedTuple):
+    """An answer of a registry."""
+
+    status: int
+    body: bytes
+
+
+def ask(connection: http.client.HTTPConnection, repository: str, reference: str) -> Heard:
+    """Get a manifest."""
+    path = f"/v2/{repository}/manifests/{reference}"
+    connection.request("GET", path, headers={"Accept": SEEN})
+    answer = connection.getresponse()
+    return Heard(answer.status, answer.read())
+
+
+class Theatre:
+    """Where scenes are set: a directory in memory, and the programs."""
+
+    def __init__(self, work: Path, peers: Sequence[Peer], rounds: int) -> None:
+        self.work = work
+        self.peers = peers
+        self.rounds = rounds
+
+    def play(self, name: str, scene: Scene) -> Iterator[Outcome]:
+        """Measure one scene with all programs."""
+        now = scene.now()
+        before = scene.before() if scene.before else now
+        rounds = min(self.rounds, scene.rounds) if scene.is_timed else 1
+        with ExitStack() as stack:
+            shared: Registry | None = None
+            if scene.is_timed:
+                shared = stack.enter_context(self.registry(scene))
+                before.load_into(shared)
+            group = stack.enter_context(small_group()) if scene.has_small_cpu else None
+            if scene.has_small_cpu and group is None:
+                return
+            for number in range(rounds):
+                for place in range(len(self.peers)):
+                    peer = self.peers[(place + number) % len(self.peers)]
+                    with self.stage(name, scene, peer, shared, now) as stage:
+                        if shared is None:
+                            before.load_into(stage.source)
+                            set_faults(stage)
+                        yield from self.act(name, stage, peer, (before, now), group)
+
+    @contextmanager
+    def registry(self, scene: Scene) -> Iterator[Registry]:
+        """Start an empty registry."""
+        if not scene.is_timed:
+            with run_in_thread(App()) as server:
+                yield Harness(server)
+            return
+        home = Path(tempfile.mkdtemp(prefix="registry-", dir=self.work))
+        try:
+            with docker_registry(home) as address:
+                yield Debian(address, home)
+        finally:
+            shutil.rmtree(home, ignore_errors=True)
+
+    @contextmanager
+    def stage(
+        self, scene_name: str, scene: Scene, peer: Peer, shared: Registry | None, content: Content
+    ) -> Iterator[Stage]:
+        """Start empty targets, and a source unless it is shared."""
+        with ExitStack() as stack:
+            source = shared or stack.enter_context(self.registry(scene))
+            targets = [source]
+            if not scene.is_one_host:
+                targets = [stack.enter_context(self.registry(scene)) for _ in range(scene.targets)]
+            prefix = "mirror" if scene.is_one_host else "fleet"
+            for target in targets:
+                target.announce(content.tagged)
+            job = Job(
+                home=self.work / "home" / scene_name / peer.name,
+                source=stack.enter_context(reached(scene, source.address)),
+                targets=tuple(
+                    stack.enter_context(reached(scene, target.address, is_target=True))
+                    for target in targets
+                ),
+                repositories={
+                    name: f"{prefix}/{name.rpartition('/')[2]}" for name in content.tagged
+                },
+                has_artifacts=scene.has_artifacts,
+                platform=scene.platform,
+                is_immutable=scene.is_immutable,
+            )
+            peer.forget(job)
+            yield Stage(scene, source, targets, job)
+
+    def act(
+        self,
+        name: str,
+        stage: Stage,
+        peer: Peer,
+        contents: tuple[Content, Content],
+        group: Path | None,
+    ) -> Iterator[Outcome]:
+        """Run all phases."""
+        scene = stage.scene
+        before, now = contents
+        first = "cold" if scene.before is None else ""
+        for phase in (first, *(phase for phase in scene.phases if phase != "cold")):
+            content = now if phase == "changed" else before
+            if phase == "changed":
+                now.load_into(stage.source)
+            if phase == "lost":
+                peer.forget(stage.job)
+            stage.listen()
+            ran = run_job(peer, stage.job, scene.limit, joining(group))
+            mistakes = stage.mistakes()
+            source, target = stage.listen()
+            stage.end_faults()
+            wrong = stage.differences(content)
+            stage.listen()
+            if phase:
+                yield Outcome(
+                    scene=name,
+                    phase=phase,
+                    peer=peer.name,
+                    status=ran.status,
+                    wrong=wrong,
+                    said=last_complaint(ran.err or ran.out) if ran.status else "",
+                    mistakes=mistakes,
+                    source=source,
+                    target=target,
+                    wall=ran.spent.wall,
+                    cpu=ran.spent.cpu,
+                    peak=ran.spent.peak,
+                )
+
+
+def set_faults(stage: Stage) -> None:
+    """Let go wrong what the scene says."""
+    if stage.scene.faults is None:
+        return
+    source = stage.source
+    target = stage.targets[0]
+    assert isinstance(source, Harness)
+    assert isinstance(target, Harness)
+    stage.scene.faults(app_of(source.server), app_of(target.server))
+
+
+@contextmanager
+def reached(scene: Scene, address: str, *, is_target: bool = False) -> Iterator[str]:
+    """Put a long line in front of a registry, or one that breaks; yield where to ask."""
+    arguments: tuple[str, ...] = ()
+    if scene.delay:
+        arguments = ("delay", str(scene.delay))
+    if scene.outage and is_target:
+        seconds, count = scene.outage
+        arguments = ("away", str(seconds), str(count))
+    if not arguments:
+        yield address
+        return
+    with started_prop(*arguments, address) as running:
+        assert running.stdout is not None
+        yield running.stdout.readline().strip()
+
+
+def last_complaint(text: str) -> str:
+    """Return the last line about a failure, or the last of all, cut to a screen's width."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    complaints = [line for line in lines if re.search("error|fail|fatal", line, re.IGNORECASE)]
+    return (complaints or lines or [""])[-1][:160]
+
+
+# ---------------------------------------------------------------- the least
+
+
+def least_requests_and_bytes(scene: Scene) -> Iterator[tuple[str, int, int]]:
+    """Return phase, requests and bytes of a program that knows everything about blobs."""
+    if scene.bound is None:
+        return
+    now = scene.now().tagged
+    before = scene.before().tagged if scene.before else now
+    nothing: Images = {repository: {} for repository in now}
+    planned = least_of.Scene(
+        "", scene.bound, targets=scene.targets, is_immutable=scene.is_immutable
+    )
+    for phase in scene.phases:
+        held, wanted, is_stateful = {
+            "cold": (nothing, now, False),
+            "changed": (before, now, True),
+            "unchanged": (now, now, True),
+            "lost": (now, now, False),
+        }[phase]
+        bound = least_of.least(planned, held, wanted, stateful=is_stateful)
+        yield phase, bound.request_count, bound.bytes
+
+
+# ---------------------------------------------------------------- the command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Say which options there are."""
+    titles = [f"  {name:<13} {scene.text}" for name, scene in SCENES.items()]
+    parser.epilog = "\n".join(["scenes:", *titles])
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help="default: all, as below")
+    add_peer_option(parser)
+    parser.add_argument("-n", dest="rounds", type=int, default=3, help="rounds (%(default)s)")
+    parser.add_argument("--json", metavar="FILE", help="write everything into this file")
+    parser.add_argument("--table", metavar="FILE", help="measure nothing: print what FILE holds")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the chosen scenes and print each run as soon as it has ended."""
+    if options.table:
+        document = json.loads(Path(options.table).read_text(encoding="utf-8"))
+        print(tables(Measured.from_document(document)))
+        return 0
+
+    scenes = choose(options.scenes, SCENES)
+    peers: list[Peer] = [Ours(), *find_peers(options.peer)]
+    measured = Measured(conditions(), {each.name: each.version() for each in peers}, {}, {}, [], {})
+    measured.settings.update({each.name: each.settings for each in peers})
+    for name in measured.versions:
+        print(f"{name}: {measured.versions[name]}; {measured.settings[name]}")
+    for line in measured.conditions:
+        print(line, flush=True)
+
+    with tempfile.TemporaryDirectory(prefix="compare-", dir=WORK) as work:
+        theatre = Theatre(Path(work), peers, options.rounds)
+        for name, scene in scenes.items():
+            measured.scenes[name] = scene.text
+            print(f"{name}: {scene.text}", flush=True)
+            for phase, requests, size in least_requests_and_bytes(scene):
+                measured.least[f"{name}, {phase}"] = (requests, size)
+                print(f"  {phase:<10} {'least':<10} {requests} requests, {size / MB:.2f} MB")
+            for outcome in theatre.play(name, scene):
+                measured.outcomes.append(outcome)
+                print_outcome(outcome)
+            if options.json:
+                text = json.dumps(measured.document(), indent=1)
+                Path(options.json).write_text(text, encoding="utf-8")
+    return 0
+
+
+def conditions() -> list[str]:
+    """Say what else has a part in the figures."""
+    registry = find_program("docker-registry", "docker-registry")
+    version = subprocess.run(
+        [registry, "--version"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    processor = model[1] if model else platform.machine()
+    load, _, _ = os.getloadavg()
+    return [
+        f"{datetime.date.today()}, {os.cpu_count()} x {processor}, load {load:.1f} before",
+        f"CPython {platform.python_version()}, docker-registry {version[-1]}",
+    ]

@@ -1,0 +1,364 @@
+"""Be what stands around a program that is measured: a slow line, an outage, slow registries, a clock.
+
+    bench.py props delay SECONDS HOST:PORT        a TCP line, SECONDS long in each direction
+    bench.py props away SECONDS BYTES HOST:PORT   a line that is cut for SECONDS, once, after BYTES
+    bench.py props slow PAIRS                     registries whose large blobs never end
+    bench.py props lag PYZ ARGUMENT...            the program, with a clock in its event loop
+
+Each is a process of its own, so that its time and memory are not the client's. Only the standard
+library is needed; `lag` imports anyio from the .pyz that it runs.
+
+Owns: the props, and how one is started.
+May not know: what is measured with them.
+Invariants: the first line on standard output is the address (or addresses) to talk to; everything
+ends when its standard input ends, so that nothing outlives the benchmark.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from tools.benches.runner import ROOT
+
+__all__ = ["LARGE", "add_options", "prop_command", "run", "started_prop"]
+
+LARGE = 256 * 1024 * 1024  # bytes of each blob that `slow` offers
+PIECE = 64 * 1024  # bytes
+PAUSE = 0.1  # seconds between two pieces that a slow target takes: 640 kB/s a stream
+TICK = 0.001  # seconds between two looks at the clock
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+@contextmanager
+def started_prop(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run one of the props; its first line is still to be read."""
+    command = [sys.executable, *prop_command(*arguments)]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+def prop_command(*arguments: str) -> list[str]:
+    """Return what an interpreter is to run for one of the props."""
+    return [str(ROOT / "tools" / "bench.py"), "props", *arguments]
+
+
+async def until_stdin_ends() -> None:
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
+
+
+async def listen(serve: Serve, port: int = 0) -> tuple[asyncio.AbstractServer, str]:
+    async def quietly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(quietly, "127.0.0.1", port, limit=PIECE)
+    return server, "{}:{}".format(*server.sockets[0].getsockname())
+
+
+# ---------------------------------------------------------------- a line with a length
+
+
+async def carry(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: float, delay: float
+) -> None:
+    """Pass bytes on `delay` after they came, none of them earlier than `delay` after `opened`."""
+    loop = asyncio.get_running_loop()
+    under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+
+    async def arrive() -> None:
+        while True:
+            due, data = await under_way.get()
+            if (left := due - loop.time()) > 0:
+                await asyncio.sleep(left)
+            if not data:
+                if writer.can_write_eof():
+                    writer.write_eof()
+                return
+            writer.write(data)
+
+    arriving = asyncio.ensure_future(arrive())
+    try:
+        data = b"first"
+        while data:
+            data = await reader.read(PIECE)
+            under_way.put_nowait((max(loop.time(), opened) + delay, data))
+        await arriving
+    finally:
+        arriving.cancel()
+
+
+async def delay(seconds: float, address: str) -> None:
+    """Stand in front of `address`.
+
+    Connecting costs a round trip too: the first bytes leave one later.
+    """
+    host, _, port = address.rpartition(":")
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened = asyncio.get_running_loop().time() + 2 * seconds
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+        try:
+            await asyncio.gather(
+                carry(reader, far_writer, opened, seconds), carry(far_reader, writer, 0.0, seconds)
+            )
+        finally:
+            far_writer.close()
+
+    server, here = await listen(serve)
+    print(here, flush=True)
+    await until_stdin_ends()
+    server.close()
+
+
+# ---------------------------------------------------------------- a line that is cut
+
+
+class CutLine:
+    """A line to `address` that breaks once, when `limit` bytes have gone to the far side.
+
+    Connections end without warning, and new ones are refused for `seconds`.
+    """
+
+    def __init__(self, seconds: float, limit: int, address: str) -> None:
+        self.host, _, self.port = address.rpartition(":")
+        self.seconds = seconds
+        self.limit = limit
+        self.sent = 0
+        self.is_open = asyncio.Event()
+        self.is_due = asyncio.Event()
+        self.is_back = asyncio.Event()
+        self.writers: set[asyncio.StreamWriter] = set()
+
+    async def run(self) -> None:
+        """Listen, be away for a while when it is due, and listen at the same port again."""
+        server, here = await listen(self.serve)
+        print(here, flush=True)
+        self.is_open.set()
+        ended = asyncio.ensure_future(until_stdin_ends())
+        due = asyncio.ensure_future(self.is_due.wait())
+        await asyncio.wait([ended, due], return_when=asyncio.FIRST_COMPLETED)
+        server.close()
+        if ended.done():
+            return
+        for writer in tuple(self.writers):
+            writer.transport.abort()
+        await asyncio.sleep(self.seconds)
+        server, _ = await listen(self.serve, port=int(here.rpartition(":")[2]))
+        self.is_back.set()
+        await ended
+        server.close()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(self.host, int(self.port))
+        both = {writer, far_writer}
+        self.writers |= both
+        try:
+            await asyncio.gather(
+                self.pass_on(reader, far_writer, is_counted=True),
+                self.pass_on(far_reader, writer, is_counted=False),
+            )
+        finally:
+            self.writers -= both
+            far_writer.close()
+
+    async def pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_counted: bool
+    ) -> None:
+        while data := await reader.read(PIECE):
+            if is_counted:
+                self.sent += len(data)
+                if self.sent >= self.limit:
+                    self.is_due.set()
+            writer.write(data)
+            await writer.drain()
+        if writer.can_write_eof():
+            writer.write_eof()
+
+
+# ---------------------------------------------------------------- registries that are too slow
+
+
+def layer_digest(tag: str) -> str:
+    return "sha256:" + hashlib.sha256(tag.encode()).hexdigest()
+
+
+def manifest_of(tag: str) -> bytes:
+    """Return a manifest with one large layer, different for each tag; nobody ever reads it whole."""
+    config = {
+        "mediaType": "application/vnd.oci.empty.v1+json",
+        "digest": "sha256:" + hashlib.sha256(b"{}").hexdigest(),
+        "size": 2,
+    }
+    layer = {
+        "mediaType": "application/vnd.oci.image.layer.v1.tar",
+        "digest": layer_digest(tag),
+        "size": LARGE,
+    }
+    kind = "application/vnd.oci.image.manifest.v1+json"
+    document = {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer]}
+    return json.dumps(document).encode()
+
+
+class SlowRegistries:
+    """Sources that send without end, and targets that take little at a time.
+
+    They print how many streams run.
+    """
+
+    def __init__(self) -> None:
+        self.streams = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+            method, path, _ = head.split(" ", 2)
+            header = re.search(r"(?i)\r\ncontent-length: *(\d+)", head)
+            length = int(header[1]) if header else 0
+            if length > PIECE:
+                await self._take_slowly(reader)
+            await reader.readexactly(length)
+            name = path.partition("?")[0].rpartition("/")[2]
+            if method == "GET" and "/blobs/" in path:
+                await self._send_without_end(writer)
+            elif method == "GET" and "/manifests/" in path:
+                body = manifest_of(name)
+                kind = "application/vnd.oci.image.manifest.v1+json"
+                await send_answer(writer, "200 OK", body, f"Content-Type: {kind}")
+            elif method == "POST":
+                location = f"{path.partition('?')[0]}{id(writer)}"
+                await send_answer(writer, "202 Accepted", b"", f"Location: {location}")
+            elif method == "PUT":
+                await send_answer(writer, "201 Created", b"")
+            else:
+                await send_answer(writer, "404 Not Found", b"", head=method == "HEAD")
+
+    async def _take_slowly(self, reader: asyncio.StreamReader) -> None:
+        self.streams += 1
+        print(self.streams, flush=True)
+        while await reader.read(PIECE):  # noqa: ASYNC110  the pause is what makes it slow
+            await asyncio.sleep(PAUSE)
+        raise ConnectionError
+
+    @staticmethod
+    async def _send_without_end(writer: asyncio.StreamWriter) -> None:
+        writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n".encode())
+        nothing = bytes(PIECE)
+        for _ in range(LARGE // PIECE - 1):
+            writer.write(nothing)
+            await writer.drain()
+        await asyncio.sleep(3600)
+
+
+async def send_answer(
+    writer: asyncio.StreamWriter, status: str, body: bytes, *headers: str, head: bool = False
+) -> None:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
+    writer.write("\r\n".join(lines).encode())
+    if not head:
+        writer.write(body)
+    await writer.drain()
+
+
+async def slow(pairs: int) -> None:
+    """Run `pairs` sources and `pairs` targets; print their addresses, then the streams that run."""
+    registries = SlowRegistries()
+    servers = [await listen(registries.serve) for _ in range(2 * pairs)]
+    print(" ".join(address for _, address in servers), flush=True)
+    await until_stdin_ends()
+
+
+# ---------------------------------------------------------------- a clock in the event loop
+
+
+class Gap(NamedTuple):
+    """Seconds by which one tick came late: by the clock, and of the program's own CPU."""
+
+    wall: float
+    cpu: float
+
+
+def lag(pyz: str, arguments: Sequence[str]) -> int:
+    """Run the program with a ticker beside each run; print the longest gaps as JSON.
+
+    They go to standard error. `cpu_ms` is the longest that the program itself computed between two
+    ticks; `wall_ms` has in it what the system gave to others meanwhile.
+    """
+    sys.path[:0] = ["{}/cp{}{}".format(pyz, *sys.version_info[:2]), pyz]
+    import anyio
+
+    import regsync
+    from _regsync.sync.run import Run
+
+    gaps: list[Gap] = []
+
+    async def tick() -> None:
+        while True:
+            wall = time.perf_counter()
+            cpu = time.thread_time()
+            await anyio.sleep(TICK)
+            gaps.append(Gap(time.perf_counter() - wall - TICK, time.thread_time() - cpu))
+
+    conduct = Run._conduct
+
+    async def timed(self: Run, *given: Any) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(tick)
+            await conduct(self, *given)
+            tasks.cancel_scope.cancel()
+
+    Run._conduct = timed  # type: ignore[method-assign, assignment]
+    status = regsync.main(arguments)
+    walls = sorted(1000 * gap.wall for gap in gaps)
+    cpus = sorted(1000 * gap.cpu for gap in gaps)
+    rank = len(gaps) * 99 // 100
+    longest = {
+        "wall_ms": walls[-1],
+        "cpu_ms": cpus[-1],
+        "wall_p99_ms": walls[rank],
+        "cpu_p99_ms": cpus[rank],
+    }
+    sys.stderr.write(json.dumps(longest) + "\n")
+    return status
+
+
+# ---------------------------------------------------------------- the command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Say which options there are."""
+    parser.add_argument("prop", choices=("delay", "away", "slow", "lag"))
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Be one of the props until standard input ends."""
+    arguments: list[str] = options.arguments
+    if options.prop == "lag":
+        return lag(arguments[0], arguments[1:])
+    if options.prop == "delay":
+        asyncio.run(delay(float(arguments[0]), arguments[1]))
+    elif options.prop == "away":
+        asyncio.run(CutLine(float(arguments[0]), int(arguments[1]), arguments[2]).run())
+    else:
+        asyncio.run(slow(int(arguments[0])))
+    return 0
