@@ -199,7 +199,7 @@ class RegistryError(SyncError):
         super().with_place(side, operation, reference)
         is_about_blob = any("BLOB" in code for code in self.codes)
         if self.hint is None and self.side and not is_about_blob:
-            self.hint = _remedy(self.status, self.side, self.reference or "")
+            self.hint = _remedy_for_status(self.status, self.side, self.reference or "")
         return self
 
     @property
@@ -232,7 +232,7 @@ class ListingBroken(SyncError):
         return "TARGET_ERROR" if self.side is Side.TARGET else "SOURCE_ERROR"
 
 
-def _remedy(status: int, side: Side, reference: str) -> str | None:
+def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
     """Return what to do about an error status, where that is known.
 
     `reference` is `HOST/REPOSITORY[:TAG][@DIGEST]`.

@@ -990,7 +990,7 @@ FAILURES: dict[str, tuple[Source, str]] = {
     "source that is not there": (broken(nothing, f"[default]\n{ROLE}source_profile = a\n"), "there is no profile 'a'"),
     "source that is silent": (
         broken(nothing, f"[default]\n{ROLE}credential_source = Ec2InstanceMetadata\n"),
-        "its credential_source gives nothing: the EC2 metadata service at",
+        "its credential_source has no keys: the EC2 metadata service at",
     ),
     "circle": (
         broken(nothing, f"[default]\n{ROLE}source_profile = a\n[profile a]\n{ROLE}source_profile = default\n"),

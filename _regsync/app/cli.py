@@ -33,11 +33,11 @@ LOST_OUTPUT = frozenset(
 )
 
 STATUSES = """\
-  0    nothing failed (everything skipped, and nothing to do, included)
-  1    something failed, something did not
+  0    nothing failed, even if there was nothing to do
+  1    something failed, but not everything
   2    everything failed, or an unexpected error
-  3    configuration or command line invalid: nothing was attempted
-  4    everything failed, and every failure is one of authentication or authorisation
+  3    the configuration or command line is invalid; nothing was attempted
+  4    everything failed, and every failure is about authentication or authorisation
   130  interrupted by SIGINT, 143 by SIGTERM, with work left undone
 """
 
@@ -112,9 +112,11 @@ def parser_of(name: str | None) -> Parser:
     if name is None:
         parser = make_parser("regsync", "copy container images between OCI registries", STATUSES)
         parser.usage = "regsync COMMAND ..."
-        parser.add_argument("--version", action="store_true", help="as the command `version`")
+        parser.add_argument(
+            "--version", action="store_true", help="the same as the command `version`"
+        )
         listed = [f"  {word:<9} {command.summary}" for word, command in COMMANDS.items()]
-        before = ["commands (`regsync COMMAND --help` says more):", *listed]
+        before = ["commands (see `regsync COMMAND --help`):", *listed]
     else:
         command = COMMANDS[name]
         possible = command.statuses.split()
@@ -152,7 +154,7 @@ def help_width() -> int:
 
 def add_global_arguments(parser: Parser) -> None:
     parser.add_argument(
-        "-v", action="count", help="show decisions and retries; -vv: every request too"
+        "-v", action="count", help="show decisions and retries; -vv: also every request"
     )
     parser.add_argument("-q", action="store_true", help="show only results and failures")
     parser.add_argument(
@@ -161,7 +163,7 @@ def add_global_arguments(parser: Parser) -> None:
         choices=["text", "json"],
         help="format of the lines on standard error (default: text)",
     )
-    parser.add_argument("--no-progress", action="store_true", help="show no progress")
+    parser.add_argument("--no-progress", action="store_true", help="do not show progress")
 
 
 def add_config(
@@ -190,7 +192,7 @@ def add_shard(parser: Parser) -> None:
     parser.add_argument(
         "--shard",
         metavar="I/N",
-        help="only the mappings that are shard I's, from 0, of N; "
+        help="run only part I (0 to N-1) of the mappings in N parts; "
         "/N takes I from JOB_COMPLETION_INDEX",
     )
 
@@ -202,7 +204,7 @@ def add_locked(
     parser.add_argument(
         "--lock",
         metavar="PATH",
-        help="the lock file (default: FILE.lock beside the configuration FILE.yaml)",
+        help="the lock file; implies --locked (default: FILE.lock beside the configuration FILE.yaml)",
     )
 
 
@@ -230,7 +232,7 @@ def add_copy_arguments(parser: Parser) -> None:
     from _regsync.config.fields import SECTIONS
 
     platforms = next(field for field in SECTIONS["mapping"] if field.name == "platforms")
-    add_field(parser, "--platform", platforms, "copy only this platform of an index")
+    add_field(parser, "--platform", platforms, "copy only this platform of a multi-platform image")
     parser.add_argument("src", metavar="SRC", help="the image to copy (default tag: latest)")
     parser.add_argument("dst", metavar="DST", help="where to copy it (default tag: that of SRC)")
     parser.add_argument(
@@ -250,7 +252,7 @@ def add_sync_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--recheck",
         action="store_true",
-        help="look for the artifacts of all images again, at both ends",
+        help="look again for the signatures and SBOMs of all images, at source and targets",
     )
     parser.add_argument(
         "--retry-from",
@@ -263,7 +265,7 @@ def add_sync_arguments(parser: Parser) -> None:
 
 
 def add_watch_arguments(parser: Parser) -> None:
-    add_config(parser, "the configuration, a file")
+    add_config(parser, "the configuration file")
     add_locked(parser)
     add_shard(parser)
     add_json(parser, "write a line of JSON after each cycle")
@@ -310,19 +312,19 @@ def add_lock_arguments(parser: Parser) -> None:
         metavar="FROM",
         action="append",
         default=[],
-        help="look only at mappings from this repository, and keep the other lines; may be repeated",
+        help="update only mappings from this repository, and keep all other lines; may be repeated",
     )
     parser.add_argument(
         "--recheck",
         action="store_true",
-        help="look for new artifacts of images that have not moved, too",
+        help="also look for new signatures and SBOMs of images that have not moved",
     )
     add_json(parser)
 
 
 def add_audit_arguments(parser: Parser) -> None:
     add_config(parser)
-    add_locked(parser, "expect what the lock file names, and ask no source")
+    add_locked(parser, "compare with the lock file, and contact no source")
     parser.add_argument(
         "--read",
         metavar="N",
@@ -333,7 +335,7 @@ def add_audit_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--receipt",
         metavar="FILE",
-        help="write a line DIGEST HOST/REPOSITORY for everything that is there",
+        help="write a line DIGEST HOST/REPOSITORY for each manifest and blob that is there",
     )
     add_shard(parser)
     add_json(parser)
@@ -346,7 +348,7 @@ def add_tags_arguments(parser: Parser) -> None:
         if field.name != "immutable_tags":  # it is about a target, and there is none
             add_field(parser, f"--{field.name.replace('_', '-')}", field, field.meaning)
     parser.add_argument(
-        "repo", metavar="REPO", help="[http://]HOST[:PORT]/REPO; without a host: Docker Hub's"
+        "repo", metavar="REPO", help="[http://]HOST[:PORT]/REPO; without a host: Docker Hub"
     )
     add_optional_config(parser)
     add_json(parser)
@@ -357,7 +359,7 @@ def add_auth_arguments(parser: Parser) -> None:
         "check",
         metavar="check",
         choices=["check"],
-        help="ask each repository in use, and write nothing",
+        help="try the rights in each repository in use, and store nothing there",
     )
     add_config(parser)
     add_json(parser)
@@ -366,7 +368,7 @@ def add_auth_arguments(parser: Parser) -> None:
 def add_expand_arguments(parser: Parser) -> None:
     add_config_file(parser)
     parser.add_argument(
-        "--show-secrets", action="store_true", help="write passwords and tokens out"
+        "--show-secrets", action="store_true", help="print passwords and tokens in plain text"
     )
 
 
@@ -390,7 +392,7 @@ def add_schema_arguments(parser: Parser) -> None:
 def add_version_arguments(parser: Parser) -> None:
     add_json(parser)
     parser.add_argument(
-        "--sbom", action="store_true", help="print what the file is made of, as CycloneDX"
+        "--sbom", action="store_true", help="print an inventory of the file (CycloneDX)"
     )
 
 
@@ -486,9 +488,9 @@ regsync copy docker.io/library/alpine:3.20 registry.example.com/base/alpine
 regsync copy quay.io/org/app@sha256:... localhost:5000/app:pinned
 regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app
 
-A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's. HTTPS is used except for
-localhost and loopback addresses; http:// or https:// before the host says otherwise.
-oci-layout:PATH//REPO[:TAG|@DIGEST] is an image in a directory, for disks that are carried.""",
+A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it means Docker Hub. HTTPS is used except for
+localhost and loopback addresses; http:// or https:// before the host overrides that.
+oci-layout:PATH//REPO[:TAG|@DIGEST] is an image in a directory, for disks that are carried into closed networks.""",
         add_copy_arguments,
         commands.run_copy,
     ),
@@ -534,7 +536,7 @@ regsync lock -c mirror.yaml --diff --markdown
 regsync lock -c mirror.yaml --only library/alpine
 regsync sync -c mirror.yaml --locked
 
-Only sources are asked. A mapping that fails keeps its old lines. The exit status is 0 with changes and without.""",
+Only sources are asked. A mapping that fails keeps its old lines. The exit status is 0 with or without changes.""",
         add_lock_arguments,
         commands.run_lock,
     ),
@@ -564,12 +566,12 @@ The options are the rules of `tags` in a configuration. -v says why other tags a
         commands.run_tags,
     ),
     "auth": Command(
-        "check which rights the registries of a configuration give",
+        "check that the credentials have the rights that a configuration needs",
         "0 3 130",
         """\
 regsync auth check -c mirror.yaml
 
-In repositories of targets that exist, an upload is begun and cancelled. Exit status 4: something that is needed is
+In each target repository that exists, an upload is begun and cancelled. Exit status 4: something that is needed is
 missing.""",
         add_auth_arguments,
         commands.run_auth,

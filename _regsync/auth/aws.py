@@ -656,7 +656,7 @@ class _KeyChain:
             keys = await sources[credential_source]()
 
         if keys is None:
-            raise _error(f"{origin}: its credential_source gives nothing: {self.looked_at[-1]}")
+            raise _error(f"{origin}: its credential_source has no keys: {self.looked_at[-1]}")
         return keys
 
     async def _from_sso(self, profile: dict[str, str], origin: str) -> Credential:

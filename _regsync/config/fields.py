@@ -252,19 +252,25 @@ _AUTH_TYPES = (
 
 # What `defaults` and mappings have in common.
 _INHERITED = (
-    Field("source", "alias", "source registry; required here or in `defaults`", example="hub"),
+    Field(
+        "source",
+        "alias",
+        "the registry to copy from, an alias; required here or in `defaults`",
+        example="hub",
+    ),
     Field(
         "targets",
         "targets",
-        "a group or alias, or a list of aliases; required here or in `defaults`",
+        "the registries to copy to: a group or alias, or a list of aliases; required here or in "
+        "`defaults`",
         empty="name at least one registry",
         example='["mine"]',
     ),
-    Field("tags", "section", "which tags", of="tags"),
+    Field("tags", "section", "which tags to copy; absent: all", of="tags"),
     Field(
         "min_age",
         "amount",
-        "copy a digest only when it was first seen so long ago; 0 undoes a default",
+        "copy a digest only if regsync first saw it at least this long ago; `0` undoes a default",
         parse=parse_age,
         default="0",
         example="7d",
@@ -272,7 +278,7 @@ _INHERITED = (
     Field(
         "platforms",
         "all_or_texts",
-        "only these platforms of an index, each `os/arch[/variant]`; `all` undoes a default",
+        "copy only these platforms of an index, each `os/arch[/variant]`; `all` undoes a default",
         parse=parse_platform,
         refuses=Refusal("^all$", "'all' is not a platform: omit the field to copy every platform"),
         empty="omit it to copy all platforms",
@@ -281,7 +287,7 @@ _INHERITED = (
     Field(
         "artifacts",
         "section",
-        "what happens to referrers: signatures, SBOMs, attestations",
+        "which signatures, SBOMs and attestations to copy with an image",
         of="artifacts",
     ),
 )
@@ -291,11 +297,17 @@ _INHERITED = (
 # names before their uses.
 SECTIONS: Mapping[str, tuple[Field, ...]] = {
     "config": (
-        Field("registries", "names", "named registries", of="registry", default="{}"),
+        Field(
+            "registries",
+            "names",
+            "the registries, each under the alias by which mappings name it",
+            of="registry",
+            default="{}",
+        ),
         Field(
             "target_groups",
             "names",
-            "named lists of registries",
+            "lists of registries, each under a name for `targets`",
             default="{}",
             empty="name at least one registry",
             example='{"all": ["mine"]}',
@@ -303,24 +315,41 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "defaults",
             "section",
-            "what a mapping takes over where it says nothing itself",
+            "what applies to each mapping that does not set it itself",
             of="defaults",
         ),
-        Field("mappings", "list", "what is copied", of="mapping", required=True),
+        Field(
+            "mappings",
+            "list",
+            "what to copy: each mapping copies one repository to its targets",
+            of="mapping",
+            required=True,
+        ),
         Field("global", "section", "settings of the whole run", of="global"),
     ),
     "registry": (
         Field(
             "url",
             "text",
-            "`[http://|https://]HOST[:PORT]`, loopback addresses alone mean http; or "
-            "`oci-layout:PATH`, a directory of images",
+            "`[http://|https://]HOST[:PORT]`; without a scheme https, but http for localhost and "
+            "loopback addresses. Or `oci-layout:PATH`, a directory of images",
             parse=parse_registry_url,
             required=True,
             example="registry.example.com:5000",
         ),
-        Field("auth_type", "text", "authentication; absent: detected", choices=_AUTH_TYPES),
-        Field("credentials", "section", "for `auth_type: basic`", of="credentials", auth="basic"),
+        Field(
+            "auth_type",
+            "text",
+            "how to log in; absent: by the host, with the credentials that are found",
+            choices=_AUTH_TYPES,
+        ),
+        Field(
+            "credentials",
+            "section",
+            "user name and password, for `auth_type: basic`",
+            of="credentials",
+            auth="basic",
+        ),
         Field(
             "token",
             "text",
@@ -332,22 +361,44 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             ),
             example="${REGISTRY_TOKEN}",
         ),
-        Field("cloud_profile", "text", "named profile, with explicit `auth_type: ecr`", auth="ecr"),
-        Field("aws_profile", "text", "another name of `cloud_profile`", auth="ecr"),
-        Field("head_first", "flag", "HEAD all targets before the source GET", default="false"),
-        Field("max_concurrent", "count", "requests in flight at most", least=1, default="50"),
-        Field("ca_file", "path", "PEM bundle added to the system's trust", example="ca.pem"),
-        Field("client_cert", "path", "PEM client certificate", example="client.pem"),
+        Field(
+            "cloud_profile",
+            "text",
+            "the AWS profile to log in with; only with `auth_type: ecr`",
+            auth="ecr",
+        ),
+        Field("aws_profile", "text", "another name for `cloud_profile`", auth="ecr"),
+        Field(
+            "head_first",
+            "flag",
+            "for a source: compare digests by HEAD, and GET a manifest only if a target differs "
+            "(Docker Hub counts only GETs)",
+            default="false",
+        ),
+        Field(
+            "max_concurrent",
+            "count",
+            "how many requests one process sends to this registry at the same time, at most",
+            least=1,
+            default="50",
+        ),
+        Field(
+            "ca_file",
+            "path",
+            "PEM file of certificate authorities to trust besides the system's",
+            example="ca.pem",
+        ),
+        Field("client_cert", "path", "PEM file of the client certificate", example="client.pem"),
         Field(
             "client_key",
             "path",
-            "PEM key of `client_cert`, where not in that file",
+            "PEM file of its private key, if that is not in `client_cert`",
             needs=("client_cert",),
         ),
         Field(
             "proxy",
             "text",
-            "proxy URL; absent: the environment's",
+            "proxy URL; absent: what `HTTPS_PROXY` and the like say",
             check=_check_proxy,
             secret=True,
             example="http://proxy.example.com:3128",
@@ -355,8 +406,8 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "assume",
             "one_or_texts",
-            "of an `oci-layout`: receipts and layouts whose blobs the far side has, so that they "
-            "are left out",
+            "for an `oci-layout` as target: receipts (`audit --receipt`) and other layouts. The far "
+            "side has the blobs that they name, so that these are left out",
             empty="omit it to leave nothing out",
             example='["far.txt"]',
         ),
@@ -384,7 +435,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "from",
             "text",
-            "source repository",
+            "the source repository, without the host",
             check=_check_source_repository,
             required=True,
             example="library/alpine",
@@ -392,7 +443,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "to",
             "text",
-            "target repository; absent: as `from`",
+            "the target repository, without the host; absent: the same as `from`",
             check=_check_repository,
             example="base/alpine",
         ),
@@ -402,7 +453,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "glob",
             "one_or_texts",
-            "tags that match any pattern",
+            "keep only tags that match one of the patterns",
             check=check_glob,
             default="*",
             empty="omit it to take every tag",
@@ -411,65 +462,86 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "exclude",
             "one_or_texts",
-            "tags that are never wanted",
+            "drop tags that match one of the patterns",
             check=check_glob,
             example='["*-rc*"]',
         ),
-        Field("semver", "text", "version range", check=parse_range, example=">=1.2,<2"),
+        Field(
+            "semver",
+            "text",
+            "keep only versions in this range",
+            check=parse_range,
+            example=">=1.2,<2",
+        ),
         Field(
             "semver_prerelease",
             "text",
-            "keep pre-releases, drop them, or drop all else; absent: `exclude` with `semver`, "
-            "else nothing is dropped",
+            "keep pre-releases, drop them, or keep only them; absent: `exclude` if `semver` is "
+            "set, else `include`",
             choices=("include", "exclude", "only"),
         ),
-        Field("sort", "text", "order, highest first", choices=("semver", "alpha")),
+        Field("sort", "text", "order the tags, highest first", choices=("semver", "alpha")),
         Field(
             "latest",
             "count",
-            "the N highest; needs sort or semver",
+            "keep only the N highest; needs `sort` or `semver`",
             least=1,
             needs=("sort", "semver"),
             example="5",
         ),
         Field(
-            "min_tags", "count", "keep at least N, whatever `semver` and `latest` drop", example="3"
+            "min_tags",
+            "count",
+            "keep at least N tags, whatever `semver` and `latest` drop",
+            example="3",
         ),
         Field(
             "immutable_tags",
             "text",
-            "skip these where the target's listing shows them",
+            "tags that never move: one that the target already lists is skipped without a request",
             check=check_glob,
             example="v*.*.*",
         ),
     ),
     "artifacts": (
-        Field("enabled", "flag", "copy referrers with their image", default="true"),
+        Field("enabled", "flag", "copy artifacts with their image", default="true"),
         Field(
             "include",
             "texts",
-            "artifact types wanted; empty: all",
+            "artifact types to copy; empty: all",
             default="[]",
             example='["application/spdx+json"]',
         ),
-        Field("exclude", "texts", "artifact types not wanted", default="[]"),
-        Field("require_artifacts", "flag", "fail images without referrers", default="false"),
+        Field("exclude", "texts", "artifact types not to copy", default="[]"),
+        Field("require_artifacts", "flag", "fail images without artifacts", default="false"),
     ),
     "global": (
-        Field("max_concurrent_transfers", "count", "images at a time", least=1, default="50"),
+        Field(
+            "max_concurrent_transfers",
+            "count",
+            "how many images are copied at the same time, at most",
+            least=1,
+            default="50",
+        ),
         Field(
             "cache_ttl",
             "amount",
-            "age at which facts expire; 0: never",
+            "how long a run trusts what earlier runs learned about targets; `0`: always",
             parse=parse_duration,
             default="12h",
             example="1h30m",
         ),
-        Field("cache_dir", "path", "state and staging; relative to the file", default=".regsync"),
+        Field(
+            "cache_dir",
+            "path",
+            "directory for the state and for staged blobs, relative to the configuration file",
+            default=".regsync",
+        ),
         Field(
             "staging_size_limit",
             "amount",
-            "disk for blobs of several targets; 0: none, they keep pace; absent: no limit",
+            "disk space for blobs that several targets need. `0`: none, the targets are written at "
+            "the pace of the slowest; absent: no limit",
             parse=parse_size,
             example="20 GB",
         ),
