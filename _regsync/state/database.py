@@ -353,15 +353,12 @@ class StateFile:
         query = (
             "SELECT digest, confirmed FROM manifest WHERE host = ? AND repository = ? AND digest"
         )
-        moments = dict[bytes, int]()
+        moments = list[tuple[bytes, int]]()
         for row in self._select_each(query, where, keys):
             match row:
-                case (bytes(key), int(confirmed)):
-                    moments[key] = confirmed
-        for key in keys:
-            if (where, key) in self._notes.manifests:
-                moments.pop(key, None)
-        return moments | self._notes.manifest_moments(where, keys)
+                case (bytes(key), int(confirmed)) if (where, key) not in self._notes.manifests:
+                    moments.append((key, confirmed))
+        return dict(moments) | self._notes.manifest_moments(where, keys)
 
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
         query = (
@@ -379,12 +376,12 @@ class StateFile:
     def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
         names = list(names)
         query = "SELECT name, confirmed, source, pushed FROM snapshot WHERE name"
-        snapshots = dict[bytes, SnapshotEntry]()
+        snapshots = list[tuple[bytes, SnapshotEntry]]()
         for row in self._select_each(query, (), names):
             match row:
                 case (bytes(name), int(confirmed), bytes(source), bytes(pushed)):
-                    snapshots[name] = SnapshotEntry(confirmed, Snapshot(source, pushed))
-        return snapshots | self._notes.snapshots(names)
+                    snapshots.append((name, SnapshotEntry(confirmed, Snapshot(source, pushed))))
+        return dict(snapshots) | self._notes.snapshots(names)
 
     def artifact_check(self, name: bytes) -> ArtifactCheck | None:
         if name in self._notes.artifact_checks:
