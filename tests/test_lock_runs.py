@@ -80,7 +80,7 @@ async def test_a_watch_reads_the_lock_before_each_cycle(tmp_path: Path) -> None:
         assert back[1]["PUT manifest"] == 1
         assert lines(ran, "images added, removed or changed in the lock: 1")
         assert lines(ran, "CONFIG_ERROR", "conflict marks", "stays in force")
-        assert lines(ran, "there is no lock")
+        assert lines(ran, "mirror.lock does not exist")
         for source, _ in stage.asked:
             assert source.keys() <= {"GET manifest", "GET blob"}
         tag = stage.target.app.repositories["app"].tags["v1"]

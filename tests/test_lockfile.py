@@ -215,7 +215,7 @@ def test_all_wrong_lines_are_named_at_once_up_to_fifty() -> None:
 @pytest.mark.parametrize("mark", ["<<<<<<< HEAD", "||||||| 1234", "=======", ">>>>>>> topic"])
 def test_the_marks_of_a_merge_are_one_clear_error(mark: str) -> None:
     (problem,) = problems(HEAD, MAPPING, "{", mark, LINE, LINE)
-    assert problem == "4: a merge left its conflict marks here: take one side of each conflict"
+    assert problem == "4: conflict marks of a merge: take one side of each conflict"
 
 
 @pytest.mark.parametrize(

@@ -576,7 +576,7 @@ async def test_watch_goes_on_with_what_it_knows_when_the_file_cannot_be_read(
         ran = await stage.watch(spoil, None, interval=HOUR, more=("--json",))
         cycles = [json.loads(line)["images"][0]["status"] for line in ran.out.splitlines()]
         assert cycles == ["skipped", "skipped", "synced"]
-        assert len(lines(ran, "seen.jsonl is of a newer version")) == 1
+        assert len(lines(ran, "seen.jsonl was written by a newer version")) == 1
         assert seen.read_text() == '{"seen": 9}\n'
 
 

@@ -79,7 +79,7 @@ def test_a_directory_or_file_that_cannot_be_used_is_an_error(tmp_path: Path) -> 
     seen.write_text('{"seen": 2}\n')
     ran = run(file)
     assert ran.status == 3
-    assert "seen.jsonl is of a newer version" in ran.report["error"]["message"]
+    assert "seen.jsonl was written by a newer version" in ran.report["error"]["message"]
     assert seen.read_text() == '{"seen": 2}\n'
 
     seen.unlink()

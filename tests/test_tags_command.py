@@ -109,7 +109,9 @@ def test_a_name_that_is_not_there_is_said(source: Server) -> None:
     ran = list_tags(source, "--semver", "<2", *options)
     assert (ran.status, ran.out) == (0, "1.0.0\n")
     where = f"{source.address}/app"
-    assert ran.err.splitlines() == [f"warning: {where}: tag {tag!r}" for tag in ("9.9", "7")]
+    assert ran.err.splitlines() == [
+        f"warning: {where}: tag {tag!r} does not exist" for tag in ("9.9", "7")
+    ]
     assert list_tags(source, "--json", "-q", *options).report["missing"] == ["9.9", "7"]
     assert source.journal.summary() == {"GET tag_list": 2}
 
@@ -159,7 +161,9 @@ def test_nothing_selected_is_a_warning_with_the_reasons(source: Server) -> None:
 def test_a_floor_that_is_not_reached_is_a_warning_with_both_numbers(source: Server) -> None:
     ran = list_tags(source, "--glob", "1*", "--min-tags", "4")
     assert ran.status == 0
-    assert ran.err == f"warning: {source.address}/app: min_tags asks for 4, not 3\n"
+    assert (
+        ran.err == f"warning: {source.address}/app: only 3 tags were found, min_tags asks for 4\n"
+    )
 
 
 # What is asked, with which credentials.

@@ -323,9 +323,7 @@ class _Reading:
     def add(self, number: int, line: bytes) -> None:
         """Take one line. ValueError or ContentError says what is wrong with it."""
         if line.startswith(_CONFLICT_MARKS):
-            raise _Unreadable(
-                "a merge left its conflict marks here: take one side of each conflict"
-            )
+            raise _Unreadable("conflict marks of a merge: take one side of each conflict")
         if not line.strip():
             return
         fields = _fields_of(line)
