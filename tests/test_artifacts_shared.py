@@ -11,9 +11,10 @@ from typing import Any
 import anyio
 import pytest
 
+from _regsync.oci.reference import referrers_tag
 from conformance.client.graphs import equal, walk
 from conformance.content.images import Image
-from tests.ends import Ran, document, tags, virtual
+from tests.ends import Ran, document, only, tags, virtual
 from tests.test_late_signatures import SBOM, SIGNATURE, Stage
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -194,6 +195,27 @@ async def test_an_analysis_counts_what_hangs_on_images(tmp_path: Path) -> None:
         (target,) = ran.report["targets"].values()
         assert target["bytes"] == target["to_move"] == ran.report["blobs"]["unique_bytes"]
         assert ran.report["images"] == 1
+
+
+@pytest.mark.parametrize("referrers_api", [True, False])
+async def test_an_artifact_that_is_a_child_too_is_put_once(
+    referrers_api: bool, tmp_path: Path
+) -> None:
+    """An index names an image, and a signature of the image; the source lists the signature, too."""
+    async with virtual() as world:
+        stage = Stage(world, tmp_path, images=0)
+        stage.target.app.referrers_api = referrers_api
+        image = stage.seed.image()
+        signature = stage.load(stage.seed.artifact(image, SIGNATURE))
+        index = stage.load(stage.seed.index([image, signature]), "v0")
+        ran = await run(stage, {"from": "app", "tags": tags("v*")})
+        assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
+        lists = [] if referrers_api else [referrers_tag(image.top)]
+        assert sorted(puts(stage)) == sorted([image.top, signature.top, "v0", *lists])
+        assert only(ran.images)["artifacts"]["synced"] == 1
+        assert equal(
+            walk(stage.source.app, "app", [index.top]), walk(stage.target.app, "app", [index.top])
+        )
 
 
 async def test_many_tags_of_one_image_one_after_another_put_an_artifact_once(

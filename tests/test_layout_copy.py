@@ -241,6 +241,22 @@ def test_artifacts_travel_into_a_layout_and_out_of_it(
     assert all(held(target, "app", each) for each in family)
 
 
+def test_an_artifact_that_an_index_names_is_listed_as_an_artifact_too(
+    source: Server, target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    image = seed.image()
+    signature = seed.artifact(image, "application/vnd.example.signature")
+    index = seed.index([image, signature]).load_into(source.app, "app", tag="v1")
+    mapping = {"from": "app", "tags": tags("v1")}
+    assert only(to_layout(tmp_path, source, mapping).images)["artifacts"]["synced"] == 1
+    entries = index_of(tmp_path / "disk")["manifests"]
+    assert {
+        entry["digest"]: entry["annotations"].get("dev.regsync.subject") for entry in entries
+    } == {index.top: None, signature.top: image.top}
+    assert only(from_layout(tmp_path, {"target": target}, mapping).images)["status"] == "synced"
+    target.journal.matching("PUT", "manifest", reference=signature.top).exactly(1)
+
+
 def test_a_registry_without_the_api_gets_its_lists_from_a_layout(
     source: Server, serve: Start, seed: Seed, tmp_path: Path
 ) -> None:

@@ -93,8 +93,6 @@ LARGE = {"index-of-1000", "1000-layers"}  # each takes as long as all others
 PARAMS = [pytest.param(shape, id=shape.name) for shape in SHAPES]
 
 
-# What is a child and an artifact at once is put as both.
-@pytest.mark.provokes("manifest_put_twice")
 @pytest.mark.parametrize(
     "shape", [thorough(param) if param.id in LARGE else param for param in PARAMS]
 )

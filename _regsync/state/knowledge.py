@@ -413,6 +413,10 @@ class Knowledge:
         """Say whether a registry answered in this run that it holds a blob or manifest there."""
         return digest in self._blobs[where] or digest in self._manifests[where]
 
+    def has_manifest(self, where: RepositoryKey, digest: str) -> bool:
+        """Say whether a registry answered in this run that it holds a manifest there."""
+        return digest in self._manifests[where]
+
     def believe_blob(self, where: RepositoryKey, digest: str) -> None:
         """Note a blob that a registry holds by its answer to a POST, unconfirmed by a HEAD. If the blob
         is forgotten, the next request for it is a HEAD (`needs_head`).

@@ -549,10 +549,8 @@ class Scheduler:
         again (docs/design.md section 7, "Healing").
         """
         root = image.tree.root
-        # Two tags of one image share its artifacts, which are put once.
-        is_put_already = (image.target.key, image.reference) in self.artifacts_at_target
         try:
-            if not is_put_already:
+            if not self._is_put_already(image):
                 refusal = await self._try_to_put(image, claims)
                 if refusal is not None:
                     await self._forget_lost(image, refusal)
@@ -566,6 +564,16 @@ class Scheduler:
             source_key = key_of(image.tree.source_digest)
             self._knowledge.record_snapshot(image.snapshot_key, source_key, key_of(root.digest))
         return True
+
+    def _is_put_already(self, image: Image) -> bool:
+        """Say whether an artifact is at the target since another image has brought it: another tag of
+        its subject, or an index that names it too.
+        """
+        if (image.target.key, image.reference) in self.artifacts_at_target:
+            return True
+        if not image.artifact or image.target.is_local:  # a layout names apart what is an artifact
+            return False
+        return self._knowledge.has_manifest(image.target.pool, image.reference)
 
     async def _try_to_put(self, image: Image, claims: ImageClaims) -> RegistryError | None:
         """Put the manifests; None when the root is at the target.
