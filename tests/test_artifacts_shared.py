@@ -13,7 +13,7 @@ import pytest
 
 from _regsync.oci.reference import referrers_tag
 from conformance.client.graphs import equal, walk
-from conformance.content.images import Image
+from conformance.content.images import Image, Seed
 from tests.ends import Ran, document, only, tags, virtual
 from tests.test_late_signatures import SBOM, SIGNATURE, Stage
 
@@ -216,6 +216,38 @@ async def test_an_artifact_that_is_a_child_too_is_put_once(
         assert equal(
             walk(stage.source.app, "app", [index.top]), walk(stage.target.app, "app", [index.top])
         )
+
+
+async def test_a_signature_that_two_sources_have_is_asked_for_once_at_the_target(
+    tmp_path: Path,
+) -> None:
+    """Both sign one image by cosign's tag, and both copy it to one repository."""
+    async with virtual() as world:
+        target = world.registry("target.example")
+        sources = [world.registry("one.example"), world.registry("two.example")]
+        seed = Seed(5)
+        image = seed.image()
+        signature = seed.image(sizes=(100,))
+        tag = f"{referrers_tag(image.top)}.sig"
+        for number, place in enumerate(sources):
+            image.load_into(place.app, "app", f"v{number}")
+            signature.load_into(place.app, "app", tag)
+        mappings = [
+            {"from": "app", "source": name, "tags": tags("v*"), "artifacts": {"enabled": True}}
+            for name in ("one", "two")
+        ]
+        registries = {"one": sources[0], "two": sources[1], "target": target}
+        file = tmp_path / "mirror.yaml"
+        file.write_text(
+            document(registries, *mappings, defaults={"source": "one", "targets": ["target"]})
+        )
+        first = await world.run("sync", "--json", "-q", "-c", str(file))
+        assert first.statuses() == ["synced"] * 2, first.err
+        target.journal.clear()
+        again = await world.run("sync", "--recheck", "--json", "-q", "-c", str(file))
+        assert again.statuses() == ["skipped"] * 2, again.err
+        assert target.journal.summary() == {"HEAD manifest": 3}
+        target.journal.matching("HEAD", "manifest", reference=tag).exactly(1)
 
 
 async def test_many_tags_of_one_image_one_after_another_put_an_artifact_once(

@@ -328,7 +328,6 @@ def lose(app: App, repository: str, random: Random) -> None:
     *NOT_YET, "blob_before_session", "mount_refused_again", "absent_tag_asked", "own_manifest_asked"
 )
 @pytest.mark.provokes("manifest_names_absent", "manifest_put_twice", "known_blob_asked")
-@pytest.mark.provokes("tag_asked_twice")  # a signature that two sources bring to one repository
 @pytest.mark.parametrize("number", seeds("STRESS", 2, 10))
 async def test_targets_that_lose_things_behind_our_back_converge_in_the_next_run(
     number: int, tmp_path: Path

@@ -21,6 +21,7 @@ from _regsync.config.model import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.layout.layouts import Layouts
 from _regsync.oci.manifest import MAX_INDEX_DEPTH, TRIM_RULE, Descriptor, Manifest, trim_index
+from _regsync.oci.reference import is_referrer_tag
 from _regsync.registry.host import Host, RegistryClient
 from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.repository import Repository
@@ -274,6 +275,9 @@ class Discovery:
         # The host stands for its credential too, because another credential may see another
         # repository.
         self._source_tags: dict[tuple[Host, str, str], Once[str]] = {}
+        # By target and tag: what a target holds under a tag of cosign's. Images of several sources may
+        # bring it; any other tag has one source alone (`mappings.assign`).
+        self._target_signatures: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
         # By target host: the tags whose answers are awaited, each with the event that `_settle`
         # sets. The first look-up that waits for a tag makes the event.
         self._awaited = defaultdict[str, dict[TargetTag, anyio.Event | None]](dict)
@@ -557,8 +561,13 @@ class Discovery:
         The answer confirms or contradicts what the state says of the repository (I5).
         """
         target = tag.target
+        ask = partial(self._target_digest, target, reference)
         try:
-            tag.digest = await self._target_digest(target, reference)
+            if is_referrer_tag(reference):
+                once = self._target_signatures.setdefault((target.key, reference), Once())
+                tag.digest = await once.get(ask)
+            else:
+                tag.digest = await ask()
         except SyncError as error:
             tag.error = error
             self._settle(tag)
