@@ -37,6 +37,8 @@ ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LONGEST = 200
 FOR_USERS = (
+    "install",
+    "glossary",
     "configuration",
     "tags",
     "recipes",
@@ -118,6 +120,36 @@ def test_every_command_line_is_understood(words: list[str]) -> None:
         assert target.is_in_layout or target.host in {"registry.example.com", "localhost:5000"}
 
 
+OFFLINE = {"expand", "report", "schema", "validate", "version"}
+
+
+@pytest.mark.parametrize(
+    "words", [words for words in command_lines() if words[0] in OFFLINE], ids=" ".join
+)
+def test_a_command_line_that_asks_no_registry_runs(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_report: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mirror.yaml").write_text(RECIPES[0])
+    for name in ("run.json", "report.json"):
+        (tmp_path / name).write_text(run_report)
+    stdin = RECIPES[0] if "-" in words else ""
+    files = {"mirror.yaml", "run.json", "report.json"}
+    named = ["mirror.yaml" if word == "FILE" else word for word in words]
+    assert {word for word in named if "." in word} <= files
+    ran = run_regsync(*named, stdin=stdin, env=SECRETS)
+    inventory_is_built = "--sbom" in words
+    assert ran.status == (3 if inventory_is_built else 0), ran.err
+
+
+@pytest.fixture(scope="module")
+def run_report() -> str:
+    """The report of a run that had nothing to do."""
+    ran = run_regsync("sync", "--json", "-c", "-", stdin="mappings: []")
+    assert ran.status == 0, ran.err
+    return ran.out
+
+
 def test_every_command_is_there() -> None:
     assert {words[0] for words in command_lines()} - {"COMMAND"} == set(commands())
     assert sum(words[0] == "copy" for words in command_lines()) > 5
@@ -128,7 +160,17 @@ def test_every_option_exists_and_every_option_is_named() -> None:
     real = {name for parser in commands().values() for name in options_of(parser)}
     tools = {"--file", "--python", "--help", "--thorough", "--check", "--cache", "--out"}
     others = {"-b", "-cf", "-xf", "--quiet", "--oci-layout-path"}
-    others |= {"-k", "-l", "-m", "--ignore-missing", "-suffix", "-alpine", "-module", "-out"}
+    others |= {
+        "--all",
+        "-k",
+        "-l",
+        "-m",
+        "--ignore-missing",
+        "-suffix",
+        "-alpine",
+        "-module",
+        "-out",
+    }
     named = set(re.findall(r"(?<![\w:-])(--?[a-z][a-z-]*)(?![\w-])", OWN_WORDS)) - others
     assert named - real - tools - {"-vv"} == set()
     assert real - named - rules == {"-h", "--config"}
