@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,16 +19,18 @@ from conformance.content.images import Image, Seed
 from tests.ends import ROOT, run_regsync
 from tests.layouts import check_layout, files_of, index_of, make_layout, names_of
 
-# Runs a sync that dies at the call whose number is the first argument; prints the number of calls
-# where it does not die. Half of what was to be written is written.
+# Reads numbers, and forks for each a sync that dies at the call of that number, of which half of
+# what was to be written is written. Prints how it ended, and the number of calls of one that lived.
 DIES = """
 import io, os, signal, sys
-sys.path.insert(0, sys.argv[3])
+sys.path.insert(0, sys.argv[2])
 from _regsync.app import cli
-from _regsync.layout import directory
+from _regsync.app import commands, running
+from _regsync.layout import directory, layouts, repository
+from _regsync.sync import run
 
-at, config = int(sys.argv[1]), sys.argv[2]
-calls = 0
+config = sys.argv[1]
+at = calls = 0
 
 def step(half=lambda: None):
     global calls
@@ -50,10 +54,19 @@ class DyingFile(io.FileIO):
 for name in ("replace", "fsync", "mkdir", "link", "unlink"):
     dying(name)
 directory.FileIO = DyingFile
-status = cli.main(["sync", "-q", "-c", config])
-sys.stdout.flush()
-os.write(2, str(calls).encode())
-os._exit(status)
+for line in sys.stdin:
+    at = int(line)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        status = cli.main(["sync", "-q", "-c", config])
+        os.write(writing, str(calls).encode())
+        os._exit(status)
+    os.close(writing)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(status, os.read(reading, 99).decode() or 0, flush=True)
+    os.close(reading)
 """
 
 
@@ -78,7 +91,12 @@ class Scene:
         document = {"registries": registries, "mappings": [mapping]}
         self.config = directory / "mirror.yaml"
         self.config.write_text(json.dumps(document))
-        self._old_index = old_index
+        program = DIES
+        if old_index:
+            program = program.replace(
+                "for line", "directory.Layout._has_hard_links = lambda _: False\nfor line"
+            )
+        self.command = [sys.executable, "-c", program, str(self.config), str(ROOT)]
 
     def begin(self) -> Path:
         disk = self.work / "disk"
@@ -86,14 +104,21 @@ class Scene:
         make_layout(disk, self.old)
         return disk
 
-    def run(self, at: int) -> subprocess.CompletedProcess[bytes]:
-        program = DIES
-        if self._old_index:
-            program = program.replace(
-                "status =", "directory.Layout._has_hard_links = lambda _: False\nstatus ="
-            )
-        command = [sys.executable, "-c", program, str(at), str(self.config), str(ROOT)]
-        return subprocess.run(command, capture_output=True, check=False, cwd=self.work)
+    @contextlib.contextmanager
+    def runs(self) -> Iterator[Callable[[int], tuple[int, int]]]:
+        """Give a function that runs a sync up to a call; it tells the status, and how many calls
+        one that lived has made.
+        """
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(self.command, cwd=self.work, **pipes) as process:
+
+            def run(at: int) -> tuple[int, int]:
+                process.stdin.write(f"{at}\n")
+                process.stdin.flush()
+                status, calls = process.stdout.readline().split()
+                return int(status), int(calls)
+
+            yield run
 
     def tops(self) -> dict[str, tuple[str, str]]:
         """Return by name what it may name: the old image or the new one."""
@@ -112,31 +137,30 @@ def test_whatever_the_instant_tags_are_old_or_new_and_the_next_run_ends_it(
     tmp_path: Path, old_index: bool, step: int
 ) -> None:
     scene = Scene(tmp_path, old_index=old_index)
-    disk = scene.begin()
-    undisturbed = scene.run(0)
-    assert undisturbed.returncode == 0, undisturbed.stderr
-    calls = int(undisturbed.stderr)
-    assert calls > 30
-    complete = (disk / "index.json").read_bytes()
-    files = files_of(disk) - {"index.json.old"}
-
-    for at in range(1, calls + 1, step):
+    with scene.runs() as run:
         disk = scene.begin()
-        killed = scene.run(at)
-        assert killed.returncode == -signal.SIGKILL, (at, killed.stderr)
-        if (disk / "index.json").exists():
-            names = names_of(disk)
-            assert all(names.get(name, "") in tops for name, tops in scene.tops().items()), at
-            check_layout(disk)
-        else:
-            assert old_index, at
-            assert json.loads((disk / "index.json.old").read_bytes()), at
+        status, calls = run(0)
+        assert status == 0
+        assert calls > 30
+        complete = (disk / "index.json").read_bytes()
+        files = files_of(disk) - {"index.json.old"}
 
-        ran = run_regsync("sync", "-q", "-c", str(scene.config))
-        assert ran.status == 0, (at, ran.err)
-        check_layout(disk)
-        assert (disk / "index.json").read_bytes() == complete, at
-        assert files_of(disk) - {"index.json.old"} == files, at
+        for at in range(1, calls + 1, step):
+            disk = scene.begin()
+            assert run(at)[0] == -signal.SIGKILL, at
+            if (disk / "index.json").exists():
+                names = names_of(disk)
+                assert all(names.get(name, "") in tops for name, tops in scene.tops().items()), at
+                check_layout(disk)
+            else:
+                assert old_index, at
+                assert json.loads((disk / "index.json.old").read_bytes()), at
+
+            ran = run_regsync("sync", "-q", "-c", str(scene.config))
+            assert ran.status == 0, (at, ran.err)
+            check_layout(disk)
+            assert (disk / "index.json").read_bytes() == complete, at
+            assert files_of(disk) - {"index.json.old"} == files, at
 
 
 def test_the_artifact_is_named_after_a_run_that_died_before_its_index_was_there(
