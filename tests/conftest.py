@@ -74,7 +74,10 @@ FOR_THE_ZIPAPP = (
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is marked `thorough`, but with the option; with --file, what runs no process."""
+    """Leave out what is marked `thorough`, but with the option; with --file, what runs no process.
+
+    Files with slow tests come first: of several processes none is left alone with one at the end.
+    """
 
     def is_wanted(item: pytest.Item) -> bool:
         if item.get_closest_marker("thorough") and not config.getoption("--thorough"):
@@ -90,6 +93,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
         items[:] = wanted
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.hookimpl(wrapper=True)

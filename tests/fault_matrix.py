@@ -43,7 +43,7 @@ from conformance.server.memory import Place
 from tests import ends
 from tests.ends import Ran, Virtual, document, tags, virtual
 
-__all__ = ["Case", "cases", "faults_by_side", "judge", "sorts"]
+__all__ = ["Case", "cases", "endpoint", "faults_by_side", "frequency", "judge"]
 
 # What follows from an exchange that went wrong: what was learnt by it is asked, or tried, again.
 PROVOKED = (
@@ -226,19 +226,6 @@ TYPE: dict[str, Verb] = {
 NO_DIGEST: dict[str, Verb] = {
     "no_digest": lambda rule: rule.lie(headers={"Docker-Content-Digest": None})
 }
-GROUPS = (
-    PASSING,
-    LASTING,
-    OF_ANSWERS,
-    OF_BODIES,
-    OF_UPLOADS,
-    WITH_DIGEST,
-    OF_STARTS,
-    REFUSED,
-    GONE,
-    ODD,
-    {**LENGTH, **TYPE, **NO_DIGEST},
-)
 
 
 def _ruled(endpoint: Endpoint, verb: Verb) -> Strike:
@@ -595,11 +582,15 @@ def faults_by_side(case: Case) -> list[str]:
     return [side, "-".join(what)]
 
 
-def sorts(case: Case) -> list[str]:
-    """Return what a case has of others: the endpoint, in which group a fault is, how often."""
-    side, where, *what, often = case.name.split("-")
-    group = next((n for n, verbs in enumerate(GROUPS) if what[0] in verbs), len(GROUPS))
-    return [f"{side}-{where}", str(group), often]
+def endpoint(case: Case) -> list[str]:
+    """Return of which endpoint a case is, and on which side."""
+    side, where, *_ = case.name.split("-")
+    return [f"{side}-{where}"]
+
+
+def frequency(case: Case) -> list[str]:
+    """Return how often the fault of a case strikes."""
+    return [case.name.rpartition("-")[2]]
 
 
 class Scene:

@@ -25,23 +25,23 @@ _asked = {"thorough": False}
 
 
 def begin(*, thorough: bool) -> None:
-    """Say, before tests are imported, whether all examples are tried (`--thorough`) or half of
-    them.
+    """Say, before tests are imported, whether all examples are tried (`--thorough`) or a quarter
+    of them.
     """
     _asked["thorough"] = thorough
     if not thorough and not _FACTOR:
         hypothesis.settings.register_profile(
-            "ordinary", max_examples=hypothesis.settings().max_examples // 2
+            "ordinary", max_examples=hypothesis.settings().max_examples // 4
         )
         hypothesis.settings.load_profile("ordinary")
 
 
 def fuzz(examples: int = 100) -> Callable[[Any], Any]:
     """Return the settings of a property that is tried with so many examples; in an ordinary run
-    with half of them.
+    with a quarter of them.
     """
     return hypothesis.settings(
-        max_examples=examples * _FACTOR or (examples if _asked["thorough"] else -(-examples // 2)),
+        max_examples=examples * _FACTOR or (examples if _asked["thorough"] else -(-examples // 4)),
         derandomize=not _FACTOR,
         database=None,
         deadline=None,

@@ -12,12 +12,17 @@ import pytest
 
 from conformance.content.images import Seed
 from tests.ends import ROOT, Start, document, held, tags
-from tests.fault_matrix import Case, cases, faults_by_side, judge, sorts
+from tests.fault_matrix import Case, cases, endpoint, faults_by_side, frequency, judge
 from tests.thinning import thinned, thorough
 
 PARAMS = [pytest.param(case, id=case.name) for case in cases()]
 # `--thorough`, or `python3 -m tests.fault_matrix`, plays all of them.
-CASES = thinned(PARAMS, lambda cell: faults_by_side(*cell), lambda cell: sorts(*cell))
+CASES = thinned(
+    PARAMS,
+    lambda cell: faults_by_side(*cell),
+    lambda cell: endpoint(*cell),
+    lambda cell: frequency(*cell),
+)
 
 
 @pytest.mark.anyio

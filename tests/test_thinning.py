@@ -72,6 +72,14 @@ def test_what_was_a_parameter_keeps_its_name_and_marks() -> None:
     assert (second.id, [mark.name for mark in second.marks]) == ("second", ["slow", "thorough"])
 
 
+class Item:
+    """What conftest.py looks at in a test: its file, and the one mark that it bears."""
+
+    def __init__(self, file: str, mark: str = "") -> None:
+        self.path = Path(file)
+        self.get_closest_marker = {mark: True}.get
+
+
 @pytest.mark.parametrize("is_thorough", [False, True])
 def test_an_option_runs_what_was_left_out(is_thorough: bool) -> None:
     left: list[Any] = []
@@ -79,15 +87,19 @@ def test_an_option_runs_what_was_left_out(is_thorough: bool) -> None:
     options = {"--thorough": is_thorough, "--file": None}
     config: Any = SimpleNamespace(getoption=options.__getitem__, hook=hook)
 
-    class Item:
-        def __init__(self, mark: str) -> None:
-            self.get_closest_marker = {mark: True}.get
-
-    items: list[Any] = [Item(name) for name in ("slow", "thorough", "slow")]
+    items: list[Any] = [Item("a", "slow"), Item("a", "thorough"), Item("a", "slow")]
     one, other, third = items
     pytest_collection_modifyitems(config, items)
     assert items == ([one, other, third] if is_thorough else [one, third])
     assert left == ([] if is_thorough else [other])
+
+
+def test_files_with_slow_tests_begin_first() -> None:
+    config: Any = SimpleNamespace(getoption={"--thorough": True, "--file": None}.__getitem__)
+    items: list[Any] = [Item("a"), Item("b"), Item("b", "slow"), Item("c"), Item("b")]
+    a, b, slow, c, last = items
+    pytest_collection_modifyitems(config, items)
+    assert items == [b, slow, last, a, c]
 
 
 @pytest.mark.parametrize(
