@@ -629,31 +629,6 @@ async def test_what_is_put_while_a_group_fails_fails_with_it(
     assert not (tmp_path / "disk" / "index.json").exists()
 
 
-@pytest.mark.anyio
-async def test_a_disk_that_fills_costs_the_blob_that_filled_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layout = open_layout(tmp_path / "disk")
-    file = await layout.begin_blob(blob_of(b"a" * 100))
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    class Full:
-        def write(self, _: object) -> int:
-            raise full
-
-        def close(self) -> None:
-            pass
-
-        closed = False
-
-    file._stream.close()
-    monkeypatch.setattr(file, "_stream", Full())
-    with pytest.raises(LayoutError, match="No space left"):
-        await file.write(memoryview(b"a" * 100))
-    assert not list((tmp_path / "disk" / "blobs" / "sha256").iterdir())
-    await put_blob(layout, b"b" * 10)
-
-
 def test_a_read_only_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "disk").mkdir()
 

@@ -88,6 +88,19 @@ def test_one_image_goes_into_a_layout_and_back(
     assert target.app.tags("x/y") == {"v2": image.top}
 
 
+def test_large_blobs_go_from_disk_to_disk_by_several_threads(seed: Seed, tmp_path: Path) -> None:
+    image = seed.image(sizes=[6 << 20] * 5)
+    make_layout(tmp_path / "one", {"app:v1": image})
+    registries = {
+        "source": {"url": f"oci-layout:{tmp_path / 'one'}"},
+        "target": {"url": f"oci-layout:{tmp_path / 'other'}"},
+    }
+    mapping = {"from": "app", "tags": tags("v1")}
+    ran = run_file(tmp_path, "mirror.yaml", document(registries, mapping))
+    assert ran.statuses() == ["synced"]
+    assert check_layout(tmp_path / "other") == set(image.contents())
+
+
 def test_a_relative_path_and_a_repository_of_another_name(
     source: Server, seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

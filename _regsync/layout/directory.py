@@ -683,24 +683,24 @@ class BlobFile:
         self._layout._reserved.set_rest(self._blob.digest, self._blob.size - self.offset)
 
     async def write(self, piece: memoryview) -> None:
-        """Write the next piece of the blob. After a LayoutError nothing of the blob is left."""
-        try:
-            with self._layout.disk_errors():
-                while piece:
-                    began = anyio.current_time()
-                    if self._is_disk_slow:
-                        written = await anyio.to_thread.run_sync(self._stream.write, piece)
-                    else:
-                        written = self._stream.write(piece)
-                    self._is_disk_slow = anyio.current_time() - began > _SLOW_PIECE
-                    if self.hash is not None:
-                        self.hash.update(piece[:written])
-                    piece = piece[written:]
-                    self.offset += written
-                    self._set_rest()
-        except LayoutError:
-            self.remove()
-            raise
+        """Write the next piece of the blob; LayoutError where the disk does not take it."""
+        began = anyio.current_time()
+        if self._is_disk_slow:
+            await anyio.to_thread.run_sync(self.append, piece)
+        else:
+            self.append(piece)
+        self._is_disk_slow = anyio.current_time() - began > _SLOW_PIECE
+        self._set_rest()
+
+    def append(self, piece: memoryview) -> None:
+        """Write the next piece of the blob, in a worker thread, as `write` does."""
+        with self._layout.disk_errors():
+            while piece:
+                written = self._stream.write(piece)
+                if self.hash is not None:
+                    self.hash.update(piece[:written])
+                piece = piece[written:]
+                self.offset += written
 
     def finish(self) -> None:
         """Note that the blob is whole; it gets its name with the next group. WrongBytes where what an

@@ -401,6 +401,11 @@ class _FileBody:
         self._is_disk_slow = anyio.current_time() - began > _SLOW_PIECE
         return count
 
+    def read_now(self, buffer: memoryview) -> int:
+        """Fill `buffer` in a worker thread, as `read_into` does."""
+        with self._layout.disk_errors():
+            return self._stream.readinto(buffer)
+
 
 class _BlobWriting:
     """One blob on its way into a layout (`registry.repository.BlobUpload`).
@@ -463,17 +468,25 @@ class _BlobWriting:
                 with self._place():
                     await self._file.write(piece)
                 self._repository.host.count_sent(len(piece))
-        except LayoutError:
-            self._file = None
-            raise
-        except BaseException:
-            self._file.pause()
-            self.broken_session = self._blob.digest
+                self._repository.host.count_sent(await pieces.pour(self._append))
+        except BaseException as error:
+            is_disk_broken = isinstance(error, LayoutError) and error.side is Side.TARGET
+            if is_disk_broken:
+                self._file.remove()
+                self._file = None
+            else:
+                self._file.pause()
+                self.broken_session = self._blob.digest
             raise
         with self._place():
             self._file.finish()
         self._file = None
         return True
+
+    def _append(self, piece: memoryview) -> None:
+        assert self._file is not None
+        with self._place():
+            self._file.append(piece)
 
     async def resume(self) -> None:
         """Go on behind what came of a body that broke."""

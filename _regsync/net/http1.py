@@ -12,7 +12,7 @@ answer but a body of known length, which goes straight from the stream into the 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple, Protocol
@@ -134,6 +134,14 @@ class Pieces(Protocol):
         """
         return 0
 
+    async def pour(self, write: Callable[[memoryview], None]) -> int:
+        """Have a worker thread give what comes next to `write`, as long as it comes without waiting;
+        return how many bytes that were.
+
+        0 where `next` has to give them. Raises what `write` raises, and SyncError as `next`.
+        """
+        return 0
+
 
 class Buffers:
     """Memory that bodies are read into: large pieces for the first few, smaller ones for the others."""
@@ -235,6 +243,16 @@ class Response:
 
         if self.left:
             self.left -= count
+        return count
+
+    def read_now(self, buffer: memoryview) -> int:
+        """Fill `buffer` with what has come of the body, and return how many bytes it got; 0 where
+        `read_into` has to go on. Serves worker threads.
+        """
+        if not self.left or self._tail:
+            return 0
+        count = max(self._connection.fill_now(buffer[: self.left]), 0)
+        self.left -= count
         return count
 
     async def _read_framed(self) -> None:
@@ -559,11 +577,17 @@ class Connection:
         return ProtocolBroken(f"{self.origin.authority} does not speak HTTP/1.1: {what}")
 
     async def fill(self, buffer: memoryview) -> int:
-        """Read what there is of a body, and wait for its first byte; 0 at the end of the stream.
+        """Read what there is of a body, and wait for its first byte; 0 at the end of the stream."""
+        await anyio.lowlevel.checkpoint()
+        while (count := self.fill_now(buffer)) < 0:
+            await self._wait_in_body(count)
+        return count
+
+    def fill_now(self, buffer: memoryview) -> int:
+        """Read what there is of a body; 0 at the end of the stream, WANT_... where nothing is there.
 
         A buffer is filled by several reads, because OpenSSL gives 16 KiB at most by each.
         """
-        await anyio.lowlevel.checkpoint()
         filled = 0
         while filled < len(buffer):
             try:
@@ -572,12 +596,11 @@ class Connection:
                 if not filled:
                     raise
                 break  # what has come is good; the next call fails
-            if count > 0:
-                filled += count
-            elif count == 0 or filled:
+            if count <= 0:
+                if not filled:
+                    return count
                 break
-            else:
-                await self._wait_in_body(count)
+            filled += count
         self._pace.moved += filled
         return filled
 

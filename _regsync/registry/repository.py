@@ -30,6 +30,11 @@ class BlobBody(Protocol):
     async def read_into(self, buffer: memoryview) -> int:
         """Fill `buffer` and return how many bytes it got, 0 at the end of the blob."""
 
+    def read_now(self, buffer: memoryview) -> int:
+        """Fill `buffer`, in a worker thread, and return how many bytes it got; 0 where `read_into` has
+        to go on: it waits for a peer, and ends the body.
+        """
+
 
 class BlobUpload(Protocol):
     """One blob on its way into a repository; `upload` has the states and what each method does."""

@@ -72,6 +72,9 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 ERROR_BODY = 64 * 1024
 _TOKEN_BODY = 1024 * 1024
 
+# Worker threads that move bodies at a time. Each keeps a processor busy.
+_MOVERS = 4
+
 # Files that a process needs for itself, beside those of its connections.
 _OWN_FILES = 24
 
@@ -196,6 +199,8 @@ class Transport:
         self.machine = machine
         self.gate = Gate()
         self.buffers = Buffers()
+        # The worker threads that move bodies.
+        self.movers = anyio.CapacityLimiter(_MOVERS)
 
         # By host:port, for the report and the display: requests of each action, 429s, the window
         # that was refused last.

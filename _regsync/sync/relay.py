@@ -8,11 +8,13 @@ Follows: docs/design.md section 6, rule 16.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
+import anyio.to_thread
 
 from _regsync.crypto import new_hash
 from _regsync.errors import (
@@ -40,6 +42,9 @@ SOURCE_GRACE = 20.0
 
 # Bytes between two checkpoints.
 _CHECKPOINT = 16 * 1024 * 1024
+
+# Seconds after which a worker thread has written its last piece: nobody can stop it before.
+_LONGEST_MOVE = 0.05
 
 
 class _Checkpoint(NamedTuple):
@@ -79,6 +84,7 @@ class Relay(Pieces):
         self._skip = 0  # at the target already
         self._until = 0  # where to stop
         self._buffer = memoryview(b"")
+        self._fills_buffer = False  # the last read has: the source is fast
 
         # Of the waits for a broken source: the seconds left for all of them, the attempts left, and the
         # count of bytes read at which attempts are counted from 0 again.
@@ -125,6 +131,42 @@ class Relay(Pieces):
             while not piece and not self.complete:
                 piece = await self._read()
         return piece
+
+    async def pour(self, write: Callable[[memoryview], None]) -> int:
+        """Have a worker thread read, hash and write what comes next, as long as it comes without
+        waiting; return how many bytes `write` got. 0 where `next` has to give them.
+
+        Raises what `write` raises, and WireError when the source breaks for good.
+        """
+        start = max(self._count, self._skip)
+        if self._fills_buffer and not self._is_at_last_piece():
+            with self.source.adding_place("fetch blob", self._reference):
+                before = self._count
+                try:
+                    limiter = self._transport.movers
+                    await anyio.to_thread.run_sync(self._move, write, limiter=limiter)
+                except WireError as broken:
+                    await self._resume(broken)
+                self._note_progress(self._count - before)
+        return max(0, self._count - start)
+
+    def _move(self, write: Callable[[memoryview], None]) -> None:
+        """Read, hash and write for a while, in a worker thread. The last piece is left to `_read`,
+        which verifies the blob (I3).
+        """
+        until = time.monotonic() + _LONGEST_MOVE
+        is_time_up = False
+        while self._fills_buffer and not self._is_at_last_piece() and not is_time_up:
+            count = self._response.read_now(self._buffer)
+            self._fills_buffer = count == len(self._buffer)
+            piece = self._take(count)
+            if piece:
+                write(piece)
+            self._keep_checkpoint()
+            is_time_up = time.monotonic() >= until
+
+    def _is_at_last_piece(self) -> bool:
+        return self._blob.size - self._count <= len(self._buffer)
 
     async def read_until(self, end: int, room: bytearray) -> memoryview:
         """Read up to byte `end` of the blob, into `room`; return those bytes that the target lacks.
@@ -180,19 +222,31 @@ class Relay(Pieces):
             await self._resume(broken)
             return memoryview(b"")
 
-        self._hash.update(self._buffer[:count])
-        self._count += count
+        self._fills_buffer = count == len(self._buffer)
+        piece = self._take(count)
         if self._count > size:
             raise WrongBytes(f"the blob is longer than the {size} bytes of its descriptor")
         if self._count == size and self._hash.hexdigest() != self._expected:
             raise WrongBytes("the blob's bytes do not match its digest")
         self.complete = self._count == size
+        self._keep_checkpoint()
+        self._note_progress(count)
+        return piece
+
+    def _take(self, count: int) -> memoryview:
+        """Hash what was read into the buffer; return those bytes of it that the target lacks."""
+        start = self._count
+        self._hash.update(self._buffer[:count])
+        self._count += count
+        return self._buffer[max(0, self._skip - start) : count]
+
+    def _keep_checkpoint(self) -> None:
         if self._count - self._checkpoints[-1].offset >= _CHECKPOINT:
             self._checkpoints.append(_Checkpoint(self._count, self._hash.copy()))
 
+    def _note_progress(self, count: int) -> None:
         self._transport.last_progress = anyio.current_time()
         self._transport.blob_bytes += count
-        return self._buffer[max(0, self._skip - start) : count]
 
     async def _resume(self, broken: WireError) -> None:
         """Open what is left of a body; raise `broken` when the source does not go on in time."""
