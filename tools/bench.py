@@ -10,6 +10,7 @@ SUBJECT is one of:
     compare     requests, bytes, time and results beside those of every other tool that is found
     cost        CPU of a request, a byte and a second target, beside a bare loop of h11
     bytes       requests and bytes of whole runs, beside the least that they could be
+    layout      speed into and out of an image layout, beside `cp`
     memory      memory under a hard limit, CPU, and what a broken connection costs
     fips        what the FIPS gate costs at a start and over TLS
     rates       a sync to a registry that keeps ECR's published rates
@@ -46,6 +47,7 @@ SUBJECTS = (
     "compare",
     "cost",
     "bytes",
+    "layout",
     "memory",
     "fips",
     "rates",

@@ -43,7 +43,8 @@ SOURCE_GRACE = 20.0
 # Bytes between two checkpoints.
 _CHECKPOINT = 16 * 1024 * 1024
 
-# Seconds after which a worker thread has written its last piece: nobody can stop it before.
+# Seconds after which a worker thread has written its last piece: nobody can stop it before
+# (docs/bodies.md section 9).
 _LONGEST_MOVE = 0.05
 
 
