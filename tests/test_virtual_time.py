@@ -217,6 +217,23 @@ async def test_backoff_doubles_between_server_errors(seed: Seed) -> None:
         assert pauses == [0.5, 1.0, 2.0, 4.0]
 
 
+async def test_only_the_first_request_to_a_host_goes_alone(seed: Seed) -> None:
+    """Rule 1: the others wait for its outcome, and then go together."""
+    async with virtual() as world:
+        source = world.registry("source.test", down=Link(latency=1.0))
+        target = world.registry("target.test")
+        names = [f"team/app{number}" for number in range(20)]
+        for name in names:
+            await image_at(source, seed, name)
+        ends = {"source": source, "target": target}
+        ran = await world.sync(ends, *({"from": name, "tags": tags("v1")} for name in names))
+        assert (ran.status, ran.statuses()) == (0, ["synced"] * 20)
+        asked = source.journal.matching(kind="manifest")
+        first, second, *others = (entry.time for entry in asked)
+        assert second >= first + 1.0  # over the same connection, when it has its answer
+        assert max(others[:3]) < second + 1.1  # over connections of their own
+
+
 async def test_a_storm_of_429s_is_outlived_and_nothing_is_lost(seed: Seed) -> None:
     """Every second request to the target for four minutes is refused; all images arrive."""
     async with virtual() as world:

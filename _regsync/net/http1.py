@@ -406,21 +406,27 @@ class Connection:
         return trailing + self._arrived
 
     async def exchange(
-        self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float
+        self,
+        request: Request,
+        first: memoryview,
+        pieces: Pieces | None,
+        seconds: float,
+        now: float | None = None,
     ) -> Response:
         """Send a request and return its final answer with the body unread.
 
         The body is `first` and, where there are `pieces`, what they give then. `seconds` bound the
-        wait for the answer's head once the whole request is sent. Raises what `pieces` raises,
-        ContentError when the body does not have its length, WireError when the connection fails; a
-        failed write counts only where the peer says nothing about it.
+        wait for the answer's head once the whole request is sent. `now` is the time, from a caller
+        who has just looked at the clock. Raises what `pieces` raises, ContentError when the body
+        does not have its length, WireError when the connection fails; a failed write counts only
+        where the peer says nothing about it.
         """
         self._begin(len(first) if pieces is None else pieces.length)
         outgoing = self._outgoing
         head = self._write_head(request, outgoing.left)
         self.state = State.SENDING
         outgoing.offered = memoryview(head + outgoing.take_off(first))
-        self._send_at_once(seconds)
+        self._send_at_once(seconds, now)
 
         if self.state is State.SENDING:
             async with anyio.create_task_group() as group:
@@ -452,14 +458,14 @@ class Connection:
             lines.append(f"Content-Length: {length}")
 
         # A target is one word, and no line has a line's end in it. Names are our own.
-        are_lines = all(line.isascii() and line.isprintable() for line in lines)
-        if not are_lines or " " in request.target:
+        text = "".join(lines)
+        if not (text.isascii() and text.isprintable()) or " " in request.target:
             # The text is not shown, because a header may be a credential (I6).
             raise ProtocolBroken("a request cannot be written: its URL or a header is malformed")
         self._framing.send(_request_by(method))
         return "\r\n".join([*lines, "\r\n"]).encode("ascii")
 
-    def _send_at_once(self, seconds: float) -> None:
+    def _send_at_once(self, seconds: float, now: float | None) -> None:
         """Send what goes without waiting: nearly always the whole request."""
         outgoing = self._outgoing
         try:
@@ -470,7 +476,7 @@ class Connection:
         if sent > 0:
             outgoing.offered = outgoing.offered[sent:]
         if not outgoing.offered and not outgoing.left:
-            self._stop(seconds)
+            self._stop(seconds, now=now)
 
     async def _send(self, pieces: Pieces | None, seconds: float) -> None:
         """Send the rest of a request while `_await_head` listens."""
@@ -514,12 +520,14 @@ class Connection:
             self._pace.moved += sent
             await anyio.lowlevel.checkpoint()
 
-    def _stop(self, seconds: float, error: SyncError | None = None) -> None:
+    def _stop(
+        self, seconds: float, error: SyncError | None = None, *, now: float | None = None
+    ) -> None:
         """Send nothing more; the head of the answer has to come within `seconds`."""
         self.state = State.WAITING if error is None else State.STOPPED
         self._outgoing.offered = memoryview(b"")
         self._outgoing.error = error
-        self.used_at = anyio.current_time()
+        self.used_at = anyio.current_time() if now is None else now
         self._answering.deadline = self.used_at + seconds
 
     async def _await_head(self, method: str, seconds: float) -> Response | WireError:

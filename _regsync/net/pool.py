@@ -139,7 +139,7 @@ class Lease:
         The body is that of the request or what `pieces` give. `seconds` (by default the policy's)
         bound the wait for the answer's head once the body is sent. An idle connection that turns
         out to be dead is replaced by a new one, once. `confirm` is called after each wait, before
-        anything is sent; where it raises, nothing is. `now` is that of Pool.reuse. Raises as
+        anything is sent; where it raises, nothing is. `now` is as for Pool.reuse. Raises as
         `confirm` and Connection.exchange, ConnectFailed when no connection can be made.
         """
         if seconds is None:
@@ -161,7 +161,7 @@ class Lease:
         if idle is not None:
             self._connection = idle
             try:
-                self._response = await idle.exchange(request, first, pieces, seconds)
+                self._response = await idle.exchange(request, first, pieces, seconds, now)
                 return self._response
             except Disconnected as error:
                 # Errors of this connection have no side yet; those of the body's source have one.

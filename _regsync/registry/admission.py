@@ -94,7 +94,8 @@ class Turn:
                 await self.connection.settle()
         finally:
             self._permit.requests_in_flight -= 1
-            self.meter.end(self.number)
+            if self.is_in_window():
+                self.meter.end(self.number)
             if self._owns_permit:
                 self._gate.give_back(self._permit)
             else:

@@ -107,8 +107,10 @@ class RegistryClient:
         self.stopped: SyncError | None = None
         self.reopens = -math.inf
 
-        # Rule 1: one request goes first, and the others wait for its answer.
+        # Rule 1: one request goes first, and the others wait for its outcome. The host is met when
+        # that is known.
         self.has_answered = False
+        self.is_met = False
         self.first_contact = anyio.Lock()
 
         # Whether broken uploads are resumed (rule 16). False after the registry refused that once.
@@ -143,6 +145,7 @@ class RegistryClient:
         """Let it be tried again in another run, by a first contact."""
         self.stopped = None
         self.has_answered = False
+        self.is_met = False
 
     def error_of(self, answer: Response, wall_now: float) -> RegistryError:
         """Turn an answer, whose body has been read, into an error with the registry's own words,

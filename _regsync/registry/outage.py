@@ -91,9 +91,9 @@ class Outage:
 
     def record_answer(self, now: float) -> bool:
         """Take in an answer; say whether it has ended an outage."""
-        if self.is_stopped:
+        if self.reach is Reach.STOPPED:
             return False
-        was_on = self.is_on
+        was_on = self.reach is not Reach.UP
         if was_on:
             self.back_at = now
         self.reach = Reach.UP

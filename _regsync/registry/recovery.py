@@ -30,6 +30,7 @@ class Peer:
 
     def __init__(self, origin: Origin, outage: Outage) -> None:
         self.origin = origin
+        self.url = str(origin)
         self.outage = outage
 
         # Who waits, in the order of arrival.

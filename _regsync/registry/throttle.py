@@ -427,8 +427,7 @@ def backoff(attempt: int, chance: float) -> float:
 
 def parse_quota(header: Callable[[str], str | None], wall_now: float) -> Remaining | None:
     """Read what is left of a quota from an answer's headers; None where nothing is said."""
-    for prefix in ("", "x-"):
-        name = f"{prefix}ratelimit"
+    for name in ("ratelimit", "x-ratelimit"):
         value = header(f"{name}-remaining")
         remaining = re.match(_QUOTA, value) if value else None
         if remaining is not None:

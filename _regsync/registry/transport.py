@@ -44,7 +44,7 @@ from _regsync.net.streams import Stream, Timeouts
 from _regsync.providers import ROWS
 from _regsync.registry.admission import Gate, Turn
 from _regsync.registry.host import Dialer, Host, RegistryClient
-from _regsync.registry.outage import Patience, is_gateway_failure
+from _regsync.registry.outage import Patience, Reach, is_gateway_failure
 from _regsync.registry.recovery import Peer, Recovery
 from _regsync.registry.redirects import check_foreign, resolve_location
 from _regsync.registry.throttle import (
@@ -355,7 +355,9 @@ class Transport:
         budget = RetryBudget(ATTEMPTS)
         while True:
             try:
-                return await self._attempt(host, call, ok, limit)
+                if host.is_met:
+                    return await self._answer(host, call, ok, limit)
+                return await self._first_answer(host, call, ok, limit)
             except SyncError as error:
                 failure = error
             finally:
@@ -365,25 +367,24 @@ class Transport:
             self.machine.log("debug", "retry", f"{call.method} {host.key}{path}: {failure}")
             await self.rest(failure, pause)
 
-    async def _attempt(
+    async def _first_answer(
         self, host: RegistryClient, call: Call, ok: Collection[int], limit: int
     ) -> Response:
-        """Do an exchange with its body. Rule 1: one real request goes to a new host, and the others
-        wait for its outcome.
-        """
-        is_first = not host.has_answered or host.first_contact.locked()
-        if is_first:
-            await host.first_contact.acquire()
-        try:
-            if is_first and host.has_answered:
-                is_first = False
-                host.first_contact.release()
-            async with await self.exchange(host, call, ok) as response:
-                await response.read(limit)
-                return response
-        finally:
-            if is_first:
-                host.first_contact.release()
+        """Rule 1: one real request goes to a new host, and the others wait for its outcome."""
+        async with host.first_contact:
+            if not host.is_met:
+                try:
+                    return await self._answer(host, call, ok, limit)
+                finally:
+                    host.is_met = host.has_answered
+        return await self._answer(host, call, ok, limit)
+
+    async def _answer(
+        self, host: RegistryClient, call: Call, ok: Collection[int], limit: int
+    ) -> Response:
+        async with await self.exchange(host, call, ok) as response:
+            await response.read(limit)
+            return response
 
     async def exchange(
         self,
@@ -407,7 +408,8 @@ class Transport:
         refusals = LoginRefusals()
         while True:
             self._check_open(host, want)
-            self._check_reach(host, host.peer, can_repeat=body is None)
+            if host.peer.outage.reach is not Reach.UP:
+                self._check_reach(host, host.peer, can_repeat=body is None)
             authorization = await self.login(host, call, before_body=body is not None)
             origin = call.origin or host.origin
             peer = host.peer if origin == host.origin else self.recovery.peer(origin)
@@ -415,7 +417,8 @@ class Transport:
 
             turn = await self.gate.enter(want, rank, lease)
             try:
-                self._watch_body(call, turn, body, authorization)
+                if body is not None:
+                    self._watch_body(call, turn, body, authorization)
                 response = await self._send(host, want, hop, turn, lease, body)
                 while response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
                     await turn.settle()  # its connection serves others meanwhile
@@ -426,12 +429,14 @@ class Transport:
 
                 is_refused = response.status in (401, 403)
                 # A busy server has not looked at the login.
-                if not is_refused and response.status < 500 and response.status != 429:
+                is_let_in = not is_refused and response.status < 500 and response.status != 429
+                if is_let_in and authorization is not None:
                     host.authenticator.record_success(authorization, call.repository, call.method)
                 if not is_refused or body is not None or hop.has_left:
                     if response.early and body is None and response.status in (200, 201):
                         raise Disconnected("the registry answered before the request was sent")
-                    await self.raise_unless(host, response, ok, hop.peer)
+                    if response.status not in ok:
+                        await self.raise_unless(host, response, ok, hop.peer)
                     turn.response = response
                     return turn
                 await response.read(ERROR_BODY)
@@ -473,8 +478,14 @@ class Transport:
         elif call.action == "manifest_put":
             seconds = self.machine.timeouts.manifest_put
 
-        self._check_reach(host, hop.peer, can_repeat=body is None)
-        self._count(hop.origin if hop.number else host.origin, call.action)
+        is_probe = False
+        if hop.peer.outage.reach is not Reach.UP:
+            self._check_reach(host, hop.peer, can_repeat=body is None)
+            is_probe = True  # no other request gets here
+        if hop.number == 0:
+            self.requests[host.key][call.action] += 1
+        else:
+            self._count(hop.origin, call.action)
         request = call.request(hop.authorization)
         try:
             answering = connection.exchange(
@@ -484,7 +495,7 @@ class Transport:
                 confirm=partial(self._check_serves, host, want, hop.authorization),
                 now=turn.began,
             )
-            if self.recovery.is_probing(hop.peer):
+            if is_probe:
                 answering = self.recovery.limit(hop.peer, answering)
             response = await answering
         except WireError as error:
@@ -500,7 +511,7 @@ class Transport:
         if is_home:
             host.has_answered = True
         path = call.path.partition("?")[0]
-        trace = f"{call.method} {hop.origin}{path} -> {response.status}"
+        trace = f"{call.method} {hop.peer.url}{path} -> {response.status}"
         self.machine.log("trace", "request", trace)
         if response.status == 401 and hop.has_left and body is None:
             raise ProtocolBroken(
@@ -597,15 +608,12 @@ class Transport:
         meters = self.gate.limits[host.key].meters_of(call.repository, *steps)
         return Demand(host.key, meters=meters, discovers=call.action in DISCOVERY)
 
-    def _watch_body(
-        self, call: Call, turn: Turn, body: Body | None, authorization: str | None
-    ) -> None:
+    def _watch_body(self, call: Call, turn: Turn, body: Body, authorization: str | None) -> None:
         """Give a body's window back when it is well under way (docs/design.md section 9)."""
         if call.action == "upload_body":
             turn.succeed_at(turn.began + UNDER_WAY)
-        if body is not None:
-            body.authorization = authorization
-            body.on_under_way = partial(self._record_under_way, turn)
+        body.authorization = authorization
+        body.on_under_way = partial(self._record_under_way, turn)
 
     # Logins.
 
