@@ -240,6 +240,10 @@ def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
     tagged, _, digest = reference.partition("@")
     host, _, name = tagged.partition("/")
     repository, _, tag = name.partition(":")
+    if status == 429:
+        return "run again later, or log in with an account that has a higher limit"
+    if status >= 500:
+        return "see the registry's logs or status page; the next run copies only what is missing"
     if side is Side.SOURCE:
         # A digest is named by an image, not by the user: it is not missing because of its name.
         if status != 404 or digest:
@@ -283,3 +287,10 @@ class ContentError(SyncError):
 
 class WrongBytes(ContentError):
     """Bytes do not match their digest or size; another reading may bring the right ones."""
+
+    def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
+        """Add the place and, for bytes of a source, the remedy; return the same error."""
+        super().with_place(side, operation, reference)
+        if self.hint is None and self.side is Side.SOURCE:
+            self.hint = "check whether a proxy changes what passes it; if none does, push again"
+        return self

@@ -467,7 +467,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             2,
             "SOURCE_ERROR: filter platforms of S/app@DIGEST: no platform matches the filter windows/amd64; "
             "the source has linux/amd64, linux/arm64/v8, linux/arm/v7, linux/arm/v6",
-            None,
+            "choose one of these platforms, or ask the publisher for another",
             id="no such platform",
         ),
         pytest.param(
@@ -498,7 +498,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             2,
             f"SOURCE_ERROR: fetch manifest S/app:v1: status 429: TOOMANYREQUESTS {LIMIT} "
             "(asks to wait 2h00m: longer than a run waits)",
-            None,
+            "run again later, or log in with an account that has a higher limit",
             id="429",
         ),
         pytest.param(
@@ -520,7 +520,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             ill,
             2,
             "TARGET_ERROR: push blob T/app@DIGEST: status 500 (tried 5 times)",
-            None,
+            "see the registry's logs or status page; the next run copies only what is missing",
             id="500",
         ),
         pytest.param(
@@ -541,7 +541,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             another_blob,
             2,
             "CONTENT_ERROR: fetch blob S/app@DIGEST: the blob's bytes do not match its digest",
-            None,
+            "check whether a proxy changes what passes it; if none does, push again",
             id="wrong bytes",
         ),
         pytest.param(
@@ -549,7 +549,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             2,
             "CONTENT_ERROR: fetch manifest S/app:v1: not JSON (Expecting value: line 1 column 1 (char 0)); "
             "received text/html, beginning '<html>login</html>'",
-            None,
+            "check whether a proxy or a login page answers in place of the registry",
             id="a page instead of a manifest",
         ),
         pytest.param(

@@ -214,11 +214,14 @@ def parse_manifest(
     unreadable = ContentError if has_wanted_digest else WrongBytes
 
     if expected and len(body) != expected.size:
-        raise unreadable(f"{len(body)} bytes, the index says {expected.size}; {received}")
+        raise unreadable(
+            f"the manifest has {len(body)} bytes, the index says {expected.size}; {received}"
+        )
     try:
         document = load_json(body, received)
     except ContentError as error:
-        raise unreadable(error.message) from error
+        hint = "check whether a proxy or a login page answers in place of the registry"
+        raise unreadable(error.message, hint=hint) from error
     inner_type = _field(document, "mediaType", str).lower()
 
     # The digest is looked at later: a digest of schema 1 leaves out the signatures.

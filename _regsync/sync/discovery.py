@@ -782,7 +782,9 @@ class Discovery:
                 available = printable(", ".join(trimmed.available)) or "none"
                 wanted = ", ".join(map(str, platforms))
                 text = f"no platform matches the filter {wanted}; the source has {available}"
-                raise RegistryError(text, status=404)
+                error = RegistryError(text, status=404)
+                error.hint = "choose one of these platforms, or ask the publisher for another"
+                raise error
 
         absent = ", ".join(
             str(platform) for platform in platforms if platform not in trimmed.matched
