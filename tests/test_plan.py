@@ -146,7 +146,7 @@ def test_one_digest_with_two_sizes_is_refused_unless_it_is_not_needed() -> None:
     one = Manifest("image", "one", b"", layers=(blob("a", 1),))
     two = Manifest("image", "two", b"", layers=(blob("a", 2),))
     grown = tree(index("root", one, two), one, two)
-    with pytest.raises(ContentError, match="a is named with 1 and with 2 bytes"):
+    with pytest.raises(ContentError, match="a has two sizes in the image: 1 and 2 bytes"):
         grown.missing_at(nothing)
     assert lacks(grown, {"two"}.__contains__) == (["a"], ["one"])
 
