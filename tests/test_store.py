@@ -536,9 +536,7 @@ async def test_a_worker_thread_writes_the_piece_after_a_slow_one(
 
 
 @pytest.mark.parametrize(
-    ("is_replaced", "error"),
-    [(True, None), (False, errno.EAGAIN), (False, errno.EOPNOTSUPP)],
-    ids=["hashed", "on disk", "unknown"],
+    ("is_replaced", "error"), [(True, None), (False, errno.EAGAIN)], ids=["hashed", "on disk"]
 )
 async def test_bytes_that_have_to_be_read_are_not_sent_by_the_system(
     staging: Staging, monkeypatch: pytest.MonkeyPatch, is_replaced: bool, error: int | None
@@ -559,6 +557,47 @@ async def test_bytes_that_have_to_be_read_are_not_sent_by_the_system(
             monkeypatch.setattr(os, "preadv", refuse)
         assert pieces.write_to(-1) == 0
         assert first + await content_of_rest(pieces) == LARGE
+
+
+async def test_where_the_system_cannot_tell_the_speed_of_the_last_piece_does(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tmpfs has all in memory and does not say so."""
+    now = 0.0
+    seconds_of_a_send = 0.0
+    threads = list[str]()
+    plain = anyio.to_thread.run_sync
+
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    def send(*_: object) -> int:
+        nonlocal now
+        now += seconds_of_a_send
+        return 1000
+
+    async def run_sync(*arguments: Any, **options: Any) -> Any:
+        threads.append("thread")
+        return await plain(*arguments, **options)
+
+    await bring(staging, described(LARGE), Source(LARGE))
+    monkeypatch.setattr(os, "preadv", refuse)
+    monkeypatch.setattr(os, "sendfile", send)
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+    monkeypatch.setattr(anyio.to_thread, "run_sync", run_sync)
+    with staging.opened(described(LARGE)) as pieces:
+        assert pieces is not None
+        assert await pieces.next() == LARGE[: sync_staging._READ_AT_ENDS]
+        assert pieces.write_to(-1) == 1000
+        assert not threads
+
+        seconds_of_a_send = 0.1
+        assert pieces.write_to(-1) == 1000
+        assert pieces.write_to(-1) == 0
+        await pieces.next()
+        assert threads == ["thread"]
+        # That was quick: the event loop may do the next one.
+        assert pieces.write_to(-1) == 1000
 
 
 async def test_a_disk_that_breaks_while_the_system_sends_is_no_broken_connection(

@@ -46,9 +46,9 @@ _MEMORY_BUDGET = 48 * 1024 * 1024
 # Seconds without a write after which a partial file is taken for a killed run's.
 _ABANDONED_SECONDS = 24 * 3600.0
 
-# Seconds for one write after which the disk is slow: the next piece is written by a worker thread. A
-# piece that the system only takes into memory costs less than the way to a thread.
-_SLOW_WRITE = 0.02
+# Seconds for one piece after which the disk is slow: a worker thread reads or writes the next one. A
+# piece that the system has in memory, or only takes there, costs less than the way to a thread.
+_SLOW_PIECE = 0.02
 
 # The first and the last bytes of a staged file are read by `next`, at least so many at each end, even
 # where `write_to` sends the rest. The first ones leave in one write with the head of the request. The
@@ -139,6 +139,7 @@ class FilePieces(Pieces):
             algorithm, _ = split_digest(digest)
             self._hash = new_hash(algorithm)
         self._has_begun = False  # a piece has been given
+        self._is_disk_slow = False  # by the last read or write that had to be timed
         self._buffer = memoryview(bytearray())
         self._probe = memoryview(bytearray(1))
 
@@ -168,12 +169,39 @@ class FilePieces(Pieces):
             self._buffer = memoryview(bytearray(size))
         room = self._buffer[:size]
         await anyio.lowlevel.checkpoint()
-        count = _read_cached(self._file, room, self._offset)
+        count = self._read_now(room, self._offset)
         if count is None:
-            # A broken disk is met here: `_read_cached` returns None for its errors too.
-            with _disk_errors():
+            # A broken disk is met here: `_read_now` returns None for its errors too.
+            with _disk_errors(), self._timing():
                 count = await anyio.to_thread.run_sync(_read, self._file, room, self._offset)
         return room[:count]
+
+    def _read_now(self, room: memoryview, offset: int) -> int | None:
+        """Read bytes that the system has in memory; None where it would wait for the disk, or fails.
+
+        A staged file was just written, so that its bytes are nearly always in memory; a worker thread
+        for each piece would cost more than the reading. Where the file system cannot tell (tmpfs,
+        which has all in memory, or NFS), the speed of the last piece does.
+        """
+        if not hasattr(os, "RWF_NOWAIT") or not room:
+            return None
+        try:
+            return os.preadv(self._file.fileno(), [room], offset, os.RWF_NOWAIT)
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP or self._is_disk_slow:
+                return None
+        try:
+            with self._timing():
+                return _read(self._file, room, offset)
+        except OSError:
+            return None
+
+    @contextlib.contextmanager
+    def _timing(self) -> Iterator[None]:
+        """Note whether the disk was slow."""
+        began = anyio.current_time()
+        yield
+        self._is_disk_slow = anyio.current_time() - began > _SLOW_PIECE
 
     def _check_file(self) -> None:
         """Raise StagingFailed if the file was written to meanwhile, or if the bytes that were hashed on
@@ -196,11 +224,12 @@ class FilePieces(Pieces):
         if size < PIECE or self._hash is not None:
             return 0
         for offset in (self._offset, self._offset + size - 1):
-            if _read_cached(self._file, self._probe, offset) is None:
+            if self._read_now(self._probe, offset) is None:
                 return 0
 
         try:
-            count = os.sendfile(socket, self._file.fileno(), self._offset, size)
+            with self._timing():
+                count = os.sendfile(socket, self._file.fileno(), self._offset, size)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise  # it is the socket's
@@ -229,22 +258,6 @@ def _stamp_of(file: int | str) -> _Stamp:
     """Return the stamp of an open file, or of a path."""
     status = os.stat(file)
     return _Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _read_cached(file: FileIO, room: memoryview, offset: int) -> int | None:
-    """Read bytes that the system has in memory; None where it would wait for the disk, cannot tell,
-    or fails.
-
-    A staged file was just written, so that its bytes are nearly always in memory; a worker thread for
-    each piece would cost more than the reading.
-    """
-    no_wait = getattr(os, "RWF_NOWAIT", None)
-    if no_wait is None or not hasattr(os, "preadv") or not room:
-        return None
-    try:
-        return os.preadv(file.fileno(), [room], offset, no_wait)
-    except OSError:  # a file system that has no such way, or an error that reading will meet again
-        return None
 
 
 def _read(file: FileIO, room: memoryview, offset: int) -> int:
@@ -492,7 +505,7 @@ class Staging:
                         written = await anyio.to_thread.run_sync(staged.write, piece)
                     else:
                         written = staged.write(piece)
-                    self._is_disk_slow = anyio.current_time() - began > _SLOW_WRITE
+                    self._is_disk_slow = anyio.current_time() - began > _SLOW_PIECE
                     piece = piece[written:]
 
             await read(write)
