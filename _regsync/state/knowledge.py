@@ -465,13 +465,11 @@ class Knowledge:
         self._archive_of(_host_of(where)).put_manifest(where, key, entry)
 
     def _put_blob(self, where: RepositoryKey, digest: str, *, is_mountable: bool) -> None:
-        key = key_of(digest)
-        if not is_mountable:  # a blob that was mountable stays so
-            old = self._archive_of(_host_of(where)).blob(where, key)
-            is_mountable = old is not None and old.is_mountable
-        self._archive_of(_host_of(where)).put_blob(
-            where, key, BlobEntry(int(self._now()), is_mountable)
-        )
+        host, repository = where
+        # A blob that was mountable stays so.
+        is_mountable = is_mountable or repository in self.holders(host, digest)
+        entry = BlobEntry(int(self._now()), is_mountable)
+        self._archive_of(host).put_blob(where, key_of(digest), entry)
 
     def forget(self, where: RepositoryKey, digest: str) -> None:
         """Drop what was believed of a digest and of what it names: a registry said otherwise."""

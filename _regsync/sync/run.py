@@ -528,6 +528,8 @@ class Run:
         """Say whether the digests of a mapping's source are noted: it has `min_age`, or another mapping
         of the same source repository.
         """
+        if not self._aged_repositories:
+            return False
         key = mapping.source.repository_key(mapping.source_repository)
         return key in self._aged_repositories
 
@@ -780,9 +782,14 @@ class Run:
             self._knowledge.record_artifact_check(
                 copy.check_key, flags_after(copy), copy.listing_hash, first=copy.last_check.first
             )
-        duration = anyio.current_time() - copy.began
-        outcome = outcome_of(copy, duration, is_dry_run=self.dry_run is not None)
-        self._end(outcome._replace(started=copy.began - self._began))
+        self._end(
+            outcome_of(
+                copy,
+                started=copy.began - self._began,
+                duration=anyio.current_time() - copy.began,
+                is_dry_run=self.dry_run is not None,
+            )
+        )
 
     def _fail(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that is not looked up."""
@@ -825,8 +832,10 @@ def _copies_of(
     ]
 
 
-def outcome_of(copy: ImageCopy, duration: float, *, is_dry_run: bool = False) -> Outcome:
-    """Return how a copy ended that took `duration` seconds."""
+def outcome_of(
+    copy: ImageCopy, *, started: float, duration: float, is_dry_run: bool = False
+) -> Outcome:
+    """Return how a copy ended that was started `started` seconds after the run and took `duration`."""
     status, reason = _status_of(copy, is_dry_run=is_dry_run)
     return Outcome(
         copy.source_name,
@@ -837,6 +846,7 @@ def outcome_of(copy: ImageCopy, duration: float, *, is_dry_run: bool = False) ->
         reason=reason,
         error=copy.error,
         bytes=sum(blob.size for blob in copy.blobs_uploaded),
+        started=started,
         duration=duration,
         transferred=tuple(blob.digest for blob in copy.blobs_uploaded),
         mounted=copy.blobs_mounted,

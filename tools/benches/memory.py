@@ -33,6 +33,7 @@ CASES: Mapping[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
     "config": lambda options: parts.config(program_of(options), options.mappings),
     "unchanged": lambda options: runs.unchanged(program_of(options)),
     "never-moving": lambda options: runs.never_moving(program_of(options)),
+    "remembering": lambda options: runs.remembering(program_of(options)),
     "typical": lambda options: runs.typical(program_of(options)),
     "large": lambda options: runs.large(program_of(options)),
     "dialects": lambda options: runs.dialects(program_of(options)),

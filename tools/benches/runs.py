@@ -28,12 +28,21 @@ from tools.benches.runner import (
     BenchError,
     Figure,
     Program,
+    Spent,
     run_measured,
     sync_measured,
     write_config,
 )
 
-__all__ = ["dialects", "large", "never_moving", "typical", "unchanged", "write_state"]
+__all__ = [
+    "dialects",
+    "large",
+    "never_moving",
+    "remembering",
+    "typical",
+    "unchanged",
+    "write_state",
+]
 
 # Each way of a body into a registry: the persona of the harness, and the kind that the program is
 # told.
@@ -83,6 +92,30 @@ def unchanged(program: Program) -> Iterator[Figure]:
         detail = f"{place.requests} requests; {spent}; "
         detail += f"of the CPU {start.cpu:.2f} s is the start of the program"
         yield Figure("2,000 tags, warm", per_thousand, "CPU s per 1,000", 1.0, detail=detail)
+
+
+def remembering(program: Program) -> Iterator[Figure]:
+    """What a state of 600,000 entries adds to runs over 500 tags, new ones and unchanged ones."""
+    fleet = Fleet(repositories=1, tags=500, shared=2, own=1, size=200)
+    spent = dict[tuple[str, int], Spent]()
+    for entries in (0, ENTRIES):
+        with started_place(program) as place:
+            fleet.load_into(app_of(place.source))
+            if entries:
+                state = place.directory / ".regsync"
+                state.mkdir(mode=0o700)
+                write_state(state, [place.targets[0].address], entries)
+            for phase in ("new", "unchanged"):
+                spent[phase, entries], images = place.sync(list(fleet.images()))
+                if images["failed"]:
+                    raise BenchError(f"500 tags: {images}")
+
+    for phase in ("new", "unchanged"):
+        without = spent[phase, 0]
+        more = spent[phase, ENTRIES]
+        detail = f"{more} beside {without}"
+        yield Figure(f"{phase} tags, more", more.cpu - without.cpu, "s of CPU", 0.3, detail=detail)
+        yield Figure(f"{phase} tags, more", (more.peak - without.peak) / MIB, "MiB", 10)
 
 
 def typical(program: Program) -> Iterator[Figure]:
