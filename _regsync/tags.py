@@ -114,7 +114,7 @@ def _token(pattern: str, match: re.Match[str], depth: int) -> _Token:
     if match["unfinished"]:
         character = match["unfinished"]
         trouble = "'[' without ']'" if character == "[" else "a backslash at its end"
-        raise ValueError(f"{pattern!r} has {trouble}: write \\{character} for the character itself")
+        raise ValueError(f"{pattern!r} has {trouble}: for the character itself write \\{character}")
 
     special = match["special"]
     if special is None:

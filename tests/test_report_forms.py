@@ -133,7 +133,7 @@ def test_the_text_is_failures_causes_and_the_summary() -> None:
         "Saved: 11.4 GB: 8.1 GB already there, 3.3 GB mounted",
         "Time: 1m00s from 2026-11-23T03:04:05Z",
         "docker.io: 2 requests",
-        "mirror.example: 2 requests, 5 of them refused for their rate (429)",
+        "mirror.example: 2 requests, 5 of them throttled (429)",
     ]
 
 
@@ -272,7 +272,7 @@ def test_each_registry_has_a_timeline_which_says_what_it_leaves_out() -> None:
     page = shown(report_of(*many, image(7, target="other.example/x:1")), "html")
     assert page.count('class="lanes"') == 2
     assert len(bars(page)) == 401
-    assert "drawn are the 400 that moved most" in page
+    assert "the 400 that moved most are drawn" in page
 
 
 # Hostile reports.

@@ -168,7 +168,7 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     platforms = tuple(arguments.platform)
     reference = source.digest or source.tag or "latest"
     if source.digest is None and source.tag is None:
-        console.log("info", "default_tag", f"{source}: no tag given, taking latest")
+        console.log("info", "default_tag", f"{source}: no tag given, using latest")
     if target.digest is not None and (target.digest != source.digest or platforms):
         raise ConfigError(
             "DST: a digest is allowed only where SRC has the same digest and --platform is not used",

@@ -61,7 +61,7 @@ def facts(run: ReportedRun) -> list[tuple[str, str]]:
     for host, actions in run.requests.items():
         text = f"{sum(actions.values())} requests"
         if run.throttled.get(host):
-            text += f", {run.throttled[host]} of them refused for their rate (429)"
+            text += f", {run.throttled[host]} of them throttled (429)"
         lines.append((host, text))
     return lines
 
@@ -85,7 +85,7 @@ def notes(run: ReportedRun) -> list[str]:
     if run.is_dry_run:
         texts.append("A dry run: nothing was changed.")
     if run.is_interrupted:
-        texts.append("The run was interrupted; what it has left undone is not in the figures.")
+        texts.append("The run was interrupted; images left undone are not in the figures.")
     return texts
 
 

@@ -205,7 +205,7 @@ def _timelines(run: ReportedRun) -> Iterator[str]:
         moved = size_text(sum(image.bytes for image in images))
         text = f"{len(images)} images, {moved}"
         if len(drawn) < len(images):
-            text += f"; drawn are the {len(drawn)} that moved most"
+            text += f"; the {len(drawn)} that moved most are drawn"
         yield f'<h3><code>{escape(registry)}</code> <span class="soft">{text}</span></h3>'
         yield from _timeline(drawn, run.duration)
 

@@ -101,7 +101,11 @@ def parse_registry_url(text: str) -> RegistryAddress:
     match = re.fullmatch(_URL, text) if len(text) <= _MAX_URL else None
     if match is None:
         path = re.search("[/?]", text.rpartition("://")[2])
-        remedy = "remove the path and query" if path else "write HOST, HOST:PORT or http://HOST"
+        remedy = (
+            "remove what follows the host and port"
+            if path
+            else "write HOST, HOST:PORT or http://HOST"
+        )
         raise ValueError(f"{text.partition('?')[0]!r} is not a registry address: {remedy}")
 
     written_scheme = match["scheme"] and match["scheme"].lower()
@@ -133,8 +137,8 @@ def _without_brackets(host: str) -> str:
 def _check_source_repository(text: str) -> None:
     _, _, digest = text.partition("@")
     if ":" in digest:
-        remedy = "`regsync copy` copies an image by digest; here name the repository only"
-        raise ValueError(f"{text!r} has a digest: {remedy}, and tags under `tags`")
+        remedy = "name only the repository here; `regsync copy` copies an image by digest"
+        raise ValueError(f"{text!r} has a digest: {remedy}")
     _check_repository(text)
 
 
@@ -142,7 +146,7 @@ def _check_repository(text: str) -> None:
     if is_repository(text):
         return
     if "@" in text or ":" in text.rpartition("/")[2]:
-        remedy = "name the repository only, and tags under `tags`"
+        remedy = "name only the repository here, and its tags under `tags`"
         raise ValueError(f"{text!r} has a tag or digest: {remedy}")
     if is_repository(text.lower()):
         remedy = f"write {text.lower()!r}"
