@@ -10,7 +10,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError, Side, TimedOut
-from _regsync.sync.report import MappingSelection, Outcome, Report, schema
+from _regsync.sync.report import MappingSelection, Outcome, Report, general_message, schema
 from _regsync.text import duration_text, size_text
 from conformance.content.images import Seed, encode
 from conformance.messages import Answer, Request, Response
@@ -289,6 +289,22 @@ def test_causes_are_told_apart_by_code_host_and_words_and_not_by_the_repositorys
         (3, "AUTH_ERROR t.example: status 404: the repository with name '...' does not exist"),
         (2, "AUTH_ERROR t.example: x/d/a d/ab"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("message", "general"),
+    [
+        ("push blob t.example/team/app:v1: denied", "push blob t.example/...: denied"),
+        ("read team/app@sha256:0123456789abcdef", "read ..."),
+        ("get t.example:5000/team/app: denied", "get t.example:5000/team/app: denied"),
+        ("x/team/app team/app-2 my-team/app", "x/team/app team/app-2 my-team/app"),
+        ("blob sha256:0123456789abcdef is gone", "blob sha256:... is gone"),
+        ("write oci-layout:/a//b//team/app:v1", "write oci-layout:/a//b//..."),
+    ],
+)
+def test_a_cause_is_told_without_the_image_that_it_befell(message: str, general: str) -> None:
+    references = ("t.example/team/app:v1", "oci-layout:/a//b//team/app:v1")
+    assert general_message(message, *references) == general
 
 
 # --- the published schema, against what is really written

@@ -10,13 +10,13 @@ Follows: docs/design.md sections 10 and 15.
 from __future__ import annotations
 
 import json
-import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from _regsync.errors import ConfigError
 from _regsync.oci.reference import split_full_name
+from _regsync.sync.report import general_message
 from _regsync.text import printable
 
 # Bytes. A report of 100,000 images has 70 million.
@@ -116,9 +116,8 @@ class ReportedRun(NamedTuple):
         for image in self.images:
             failure = image.failure
             if failure is not None:
-                images_of[failure.code, _general_message(image, failure), failure.hint].append(
-                    image
-                )
+                message = general_message(failure.message, image.source, image.target)
+                images_of[failure.code, message, failure.hint].append(image)
         causes = [Cause(*key, tuple(images)) for key, images in images_of.items()]
         return sorted(causes, key=lambda cause: -len(cause.images))
 
@@ -131,21 +130,6 @@ class Cause(NamedTuple):
     message: str
     hint: str | None
     images: tuple[ReportedImage, ...]
-
-
-def _general_message(image: ReportedImage, failure: Failure) -> str:
-    """Return a message with `...` in place of the repositories, tags and digests of its image, so that
-    one cause gives one text for all images. The host stays.
-    """
-    message = re.sub(r"sha(?:256|512):[0-9a-f]{12,}", "sha256:...", failure.message)
-    for reference in (image.source, image.target):
-        _, name = split_full_name(reference)
-        repository = re.split("[@:]", name)[0]
-        if repository:
-            # With its tag or digest, and never as a part of another name.
-            named = rf"(?<![\w.-]){re.escape(repository)}(?:[:@][\w.:-]*[\w.])?(?![\w/-])"
-            message = re.sub(named, "...", message)
-    return message
 
 
 def read_report(data: bytes, name: str) -> ReportedRun:

@@ -363,18 +363,27 @@ def shared_causes(outcomes: Iterable[Outcome]) -> list[tuple[int, str]]:
 
 
 def _cause_of(error: RegsyncError) -> str:
-    """Return code, host and message of an error, without the repository that some registries name in
-    the message: so one cause gives the same text for all images.
-    """
+    """Return code, host and message of an error."""
     reference = getattr(error, "reference", None) or ""
-    host, name = split_full_name(reference)
-    repository = re.split("[@:]", name)[0]
-
-    cause = error.message
-    if repository:
-        whole_name = rf"(?<![\w/.-]){re.escape(repository)}(?![\w/-])"
-        cause = re.sub(whole_name, "...", cause)
+    host, _ = split_full_name(reference)
+    cause = general_message(error.message, reference)
     return f"{error.code} {host}: {cause}" if host else f"{error.code}: {cause}"
+
+
+def general_message(message: str, *references: str) -> str:
+    """Return an error's message with `...` in place of the repositories, tags and digests of these
+    references, so that one cause gives the same text for all images. Hosts stay.
+    """
+    message = re.sub(r"sha(?:256|512):[0-9a-f]{12,}", "sha256:...", message)
+    for reference in references:
+        host, name = split_full_name(reference)
+        repository = re.split("[@:]", name)[0]
+        if repository:
+            # Behind its host or alone, with its tag or digest, and never as a part of another name.
+            before = rf"(?<![\w/.-])({re.escape(host)}/+)?"
+            after = r"(?:[:@][\w.:-]*[\w.])?(?![\w/-])"
+            message = re.sub(f"{before}{re.escape(repository)}{after}", r"\1...", message)
+    return message
 
 
 def schema() -> dict[str, Any]:
