@@ -129,6 +129,21 @@ class WireError(SyncError):
     code = "NETWORK_ERROR"
     retryable = True
 
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        address: tuple[str, int] | None = None,
+        brief: str = "",
+    ) -> None:
+        """Where the message names a peer, `address` is its host and port, and `brief` the message
+        without that name.
+        """
+        super().__init__(message, hint=hint)
+        self.address = address
+        self.brief = brief
+
 
 class ConnectFailed(WireError):
     """No connection to the host could be made: name, address, TLS or proxy."""

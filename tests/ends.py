@@ -316,11 +316,14 @@ class Virtual:
             with anyio.fail_after(timeouts.connect):
                 return MemoryWire(await self.network.connect(host, port))
         except TimeoutError as error:
-            raise ConnectFailed(
-                f"no connection to {where} within {timeouts.connect:g} s"
-            ) from error
+            within = f"within {timeouts.connect:g} s"
+            message = f"no connection to {where} {within}"
+            brief = f"no connection {within}"
+            raise ConnectFailed(message, address=(host, port), brief=brief) from error
         except OSError as error:
-            failure = ConnectFailed(f"no connection to {where}: {error.strerror}")
+            brief = error.strerror or ""
+            message = f"no connection to {where}: {brief}"
+            failure = ConnectFailed(message, address=(host, port), brief=brief)
             failure.is_unknown_name = isinstance(error, socket.gaierror)
             raise failure from error
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from _regsync.addresses import Origin
@@ -627,6 +628,33 @@ def failure_at(waiting: Recovery, peer: Peer) -> SyncError:
     waiting.record_failure(peer, error, anyio.current_time())
     assert error.outage is peer
     return error
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("address", "cause"),
+    [
+        (("r.test", 443), "connection refused"),
+        (("r.test", 80), "no connection to X: connection refused"),
+        (("proxy.test", 443), "no connection to X: connection refused"),
+    ],
+)
+async def test_who_is_waited_for_is_named_once(address: tuple[str, int], cause: str) -> None:
+    said: list[str] = []
+    waiting = Recovery(
+        patience=PATIENCE,
+        chance=lambda: 0.5,
+        log=lambda level, event, message, **_: said.append(message),
+        ping=lambda _: anyio.lowlevel.checkpoint(),
+        on_outage=lambda _: None,
+        on_back=lambda _: None,
+    )
+    message = "no connection to X: connection refused"
+    error = ConnectFailed(message, address=address, brief="connection refused")
+    peer = waiting.peer(Origin("https", "r.test", 443))
+    waiting.record_failure(peer, error, anyio.current_time())
+    assert said == [f"waiting for r.test ({cause}), for 15s at most"]
 
 
 @pytest.mark.anyio

@@ -952,6 +952,7 @@ async def test_refused_connection_names_host_port_and_cause() -> None:
     ) as caught:
         await opened(port)
     assert caught.value.retryable
+    assert (caught.value.address, caught.value.brief) == ((HOST, port), "connection refused")
 
 
 @pytest.mark.anyio
@@ -1212,8 +1213,10 @@ async def test_connecting_takes_ten_seconds_over_all_addresses(
         return racing.addresses
 
     monkeypatch.setattr(streams, "_resolve", resolve)
-    with pytest.raises(ConnectFailed, match=r"no connection to a\.test:81 within 10 s"):
+    with pytest.raises(ConnectFailed, match=r"no connection to a\.test:81 within 10 s") as caught:
         await streams.connect("a.test", 81, Timeouts())
+    assert caught.value.address == ("a.test", 81)
+    assert caught.value.brief == "no connection within 10 s"
     assert anyio.current_time() - began == pytest.approx(10)
     assert len(racing.begun) == 36
     assert len(racing.cancelled) == 36

@@ -547,7 +547,12 @@ class Connection:
                 return response
         except WireError as error:
             return error
-        return TimedOut(f"no answer from {self.origin.authority} within {seconds:g} s")
+        origin = self.origin
+        return TimedOut(
+            f"no answer from {origin.authority} within {seconds:g} s",
+            address=(origin.host, origin.port),
+            brief=f"no answer within {seconds:g} s",
+        )
 
     async def next_event(self, *, in_body: bool) -> object:
         """Return h11's next event of the answer, and read as much as it needs.

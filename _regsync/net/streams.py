@@ -300,12 +300,17 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
         with anyio.fail_after(timeouts.connect):
             return await _race(await _resolve(host, port))
     except OSError as error:
+        authority = Origin("", host, port).authority
         if isinstance(error, TimeoutError):
-            cause = f" within {timeouts.connect:g} s"
+            message = f"no connection to {authority} within {timeouts.connect:g} s"
+            brief = f"no connection within {timeouts.connect:g} s"
         else:
-            cause = f": {printable(error.strerror or str(error), 100).lower()}"
+            brief = printable(error.strerror or str(error), 100).lower()
+            message = f"no connection to {authority}: {brief}"
         raise ConnectFailed(
-            f"no connection to {Origin('', host, port).authority}{cause}",
+            message,
+            address=(host, port),
+            brief=brief,
             hint="check host, port and firewalls; set HTTPS_PROXY if a proxy leads there",
         ) from error
 

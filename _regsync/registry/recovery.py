@@ -18,7 +18,7 @@ from typing import TypeVar
 import anyio
 
 from _regsync.addresses import Origin
-from _regsync.errors import RegistryError, SyncError
+from _regsync.errors import RegistryError, SyncError, WireError
 from _regsync.registry.outage import Outage, Patience, Reach, is_outage
 from _regsync.text import duration_text
 
@@ -260,12 +260,12 @@ class Recovery:
 
 def _waiting_for(peer: Peer) -> str:
     """Say which host is waited for, and in short why."""
-    name = peer.origin.authority
-    assert peer.outage.error is not None
-    cause = peer.outage.error.message.removeprefix(f"no connection to {name}: ")
-    cause = cause.replace(f"no connection to {name} ", "no connection ")
-    cause = cause.replace(f"no answer from {name} ", "no answer ")
-    return f"waiting for {name} ({cause})"
+    error = peer.outage.error
+    assert error is not None
+    cause = error.message
+    if isinstance(error, WireError) and error.address == (peer.origin.host, peer.origin.port):
+        cause = error.brief
+    return f"waiting for {peer.origin.authority} ({cause})"
 
 
 def _give_up(error: SyncError, peer: Peer) -> None:
