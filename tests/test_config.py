@@ -724,7 +724,7 @@ def test_a_digest_in_from_names_the_command_that_takes_one() -> None:
     (found,) = problems(
         f"{REGISTRIES}mappings: [{{from: 'a/b@sha256:00', source: one, targets: two}}]"
     )
-    assert "has a digest: `regsync copy` copies an image by digest; here name the" in found
+    assert "has a digest: name only the repository here; `regsync copy` copies an image" in found
 
 
 def test_a_doubtful_rule_that_many_inherit_is_told_once() -> None:
