@@ -22,6 +22,7 @@ from _regsync.files import WRITE_FLAGS, lock
 from _regsync.state import sqlite
 from _regsync.state.knowledge import (
     DIGEST_BYTES,
+    MOST_HOLDERS,
     ArtifactCheck,
     BlobEntry,
     Fact,
@@ -53,9 +54,6 @@ _WRITER_BUSY_SECONDS = 0.05
 
 # Keys in one query; SQLite takes 999 values at least (https://www.sqlite.org/limits.html).
 _MOST_KEYS = 500
-
-# Repositories from which the mount of one blob is tried at most.
-_HOLDERS_LIMIT = 32
 
 # Files of earlier versions, and what they begin with.
 _OLD_FILES = {"state.bin": b"regsync\n", "state.journal": b"regsyncj"}
@@ -363,7 +361,7 @@ class StateFile:
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
         query = (
             "SELECT repository, confirmed FROM blob WHERE host = ? AND digest = ? AND is_mountable"
-            f" ORDER BY confirmed DESC LIMIT {_HOLDERS_LIMIT}"
+            f" ORDER BY confirmed DESC LIMIT {MOST_HOLDERS}"
         )
         noted = self._notes.blobs.get((host, key), {})
         holders = self._notes.holders_of(host, key)

@@ -44,6 +44,9 @@ _SWEEP_SECONDS = 24 * 3600
 # An artifact check is removed so long after its last look, because the image is no longer mirrored.
 _LONGEST_LOOK_SECONDS = 400 * 86400
 
+# Repositories from which the mount of one blob is tried at most.
+MOST_HOLDERS = 32
+
 # The flags of an artifact check. Its bits 1 to 8 say which tags with artifacts the source's listing
 # showed (`Referrers.listed_tags`).
 
@@ -360,8 +363,9 @@ class Knowledge:
         self._believed_holders: defaultdict[tuple[str, bytes], dict[str, None]] = defaultdict(dict)
         # Blobs that are known only by a probing POST, and that no HEAD has confirmed (rule 11).
         self._said_present: set[tuple[RepositoryKey, str]] = set()
-        # By host and blob, the repositories with a committed manifest that names it, oldest first.
-        self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+        # By host and blob, the repositories with a committed manifest that names it, oldest first. A
+        # run keeps this for each blob that it copies, so its size counts.
+        self._holders: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
         # What the archive says of the same. Several decisions on a blob ask for it; what this run adds
         # is in the tables above, and what it forgets in `_forgotten`.
         self._archived_holders = lru_cache(4096)(self._read_holders)
@@ -452,10 +456,13 @@ class Knowledge:
         self._archived.add((where, key))
 
         host, repository = where
+        holders = self._holders[host]
         blobs = tuple(dict.fromkeys(blobs))
         for blob in blobs:
             self._blobs[where].add(blob)
-            self._holders[host, blob][repository] = None
+            known = holders.get(blob, ())
+            if repository not in known and len(known) < MOST_HOLDERS:
+                holders[blob] = (*known, repository)
             self._put_blob(where, blob, is_mountable=True)
         entry = ManifestEntry(
             int(self._now()),
@@ -477,7 +484,9 @@ class Knowledge:
         host, repository = where
         self._blobs[where].discard(digest)
         self._manifests[where].discard(digest)
-        self._holders[host, digest].pop(repository, None)
+        holders = self._holders[host]
+        if repository in holders.get(digest, ()):
+            holders[digest] = tuple(name for name in holders[digest] if name != repository)
         self._archived.discard((where, key))
 
         entry = self._archive_of(_host_of(where)).manifest(where, key)
@@ -627,7 +636,7 @@ class Knowledge:
     def holders(self, host: str, digest: str) -> Iterator[str]:
         """Give the repositories of a host that hold a blob under a committed manifest."""
         key = key_of(digest)
-        given = dict(self._holders.get((host, digest), {}))
+        given = dict.fromkeys(self._holders[host].get(digest, ()))
         yield from given
 
         for repository in self._believed_holders.get((host, key), ()):

@@ -114,7 +114,7 @@ async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
     answers = dict[int, _T]()
     errors = list[SyncError]()
 
-    # All workers take from one iterator, so each call is made once.
+    # All workers, the caller among them, take from one iterator, so each call is made once.
     queue = iter(enumerate(calls))
 
     async def work() -> None:
@@ -125,8 +125,9 @@ async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
                 errors.append(error)
 
     async with anyio.create_task_group() as group:
-        for _ in calls[:_MOST_TASKS]:
+        for _ in calls[1:_MOST_TASKS]:
             group.start_soon(work)
+        await work()
 
     if errors:
         raise errors[0]
