@@ -29,7 +29,7 @@ from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.discovery import Discovery, gather
-from _regsync.sync.report import Outcome
+from _regsync.sync.report import error_json
 from _regsync.text import printable
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Access:
             "expires": self.expires,
             "upload": self.upload,
             "mounting": None if self.account is None else MOUNTING[self.account.mounts],
-            "error": Outcome("", "", "", error=self.error).as_json()["error"],
+            "error": error_json(self.error),
         }
 
 

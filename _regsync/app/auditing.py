@@ -29,7 +29,7 @@ from _regsync.text import printable
 
 
 async def audit(
-    config: Config, console: Console, read: int, receipt: str | None, lock: Lock | None
+    config: Config, console: Console, *, read: int, receipt: str | None, lock: Lock | None
 ) -> int:
     """Look at what the targets of a configuration hold; return the exit status.
 

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from _regsync.errors import ConfigError
 from _regsync.text import printable
@@ -192,7 +192,8 @@ def run_copy(arguments: Namespace, console: Console) -> int:
             hint="set max_concurrent to 2 or more",
         )
     image = SingleImage(mapping, reference, target.digest or target.tag or reference)
-    return run_async(run, config._replace(mappings=(mapping,)), console, "sync", image)
+    config = config._replace(mappings=(mapping,))
+    return run_async(partial(run, config, console, image=image))
 
 
 def run_sync(arguments: Namespace, console: Console) -> int:
@@ -200,19 +201,24 @@ def run_sync(arguments: Namespace, console: Console) -> int:
     from _regsync.app.running import run
 
     config = read_config(arguments.config, console)
-    retry = None
-    if arguments.retry_from is not None:
-        retry = read_retry(arguments, config, console.log)
+    retry = retry_for(arguments, config, console.log)
     config = shard_of(arguments.shard, config, console.log)
     lock = lock_for(arguments, config)
     if retry is not None:
         config = retry.narrowed(config)
-    kind = "plan" if arguments.dry_run else "sync"
-    return run_async(run, config, console, kind, None, arguments.recheck, lock, retry)
+    kind: Literal["plan", "sync"] = "plan" if arguments.dry_run else "sync"
+    recheck = arguments.recheck
+    return run_async(
+        partial(run, config, console, kind=kind, recheck=recheck, lock=lock, retry=retry)
+    )
 
 
-def read_retry(arguments: Namespace, config: Config, log: Callable[..., None]) -> Retry:
-    """Read which images of a report are to be asked for again; warn of those that are not selected."""
+def retry_for(arguments: Namespace, config: Config, log: Callable[..., None]) -> Retry | None:
+    """Return which images of a report are to be asked for again, None without `--retry-from`; warn
+    of those that are not selected.
+    """
+    if arguments.retry_from is None:
+        return None
     from _regsync.app.report_file import LARGEST_REPORT, read_report
     from _regsync.sync.retry import Retry
 
@@ -256,7 +262,7 @@ def run_lock(arguments: Namespace, console: Console) -> int:
         as_table=arguments.markdown,
     )
     file = locking.open_lock(lock_path(arguments))
-    return run_async(locking.renew, file, config, wishes, console)
+    return run_async(partial(locking.renew, file, config, wishes, console))
 
 
 def run_analyze(arguments: Namespace, console: Console) -> int:
@@ -265,7 +271,7 @@ def run_analyze(arguments: Namespace, console: Console) -> int:
 
     config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
     lock = lock_for(arguments, config)
-    return run_async(run, config, console, "analysis", None, False, lock)
+    return run_async(partial(run, config, console, kind="analysis", lock=lock))
 
 
 def run_audit(arguments: Namespace, console: Console) -> int:
@@ -279,14 +285,17 @@ def run_audit(arguments: Namespace, console: Console) -> int:
         raise ConfigError(f"{printable(receipt)} cannot be written: its directory does not exist")
     config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
     lock = lock_for(arguments, config)
-    return run_async(audit, config, console, arguments.read, receipt, lock)
+    return run_async(
+        partial(audit, config, console, read=arguments.read, receipt=receipt, lock=lock)
+    )
 
 
 def run_auth(arguments: Namespace, console: Console) -> int:
     from _regsync.app.access import check
     from _regsync.app.environment import run_async
 
-    return run_async(check, read_config(arguments.config, console), console)
+    config = read_config(arguments.config, console)
+    return run_async(partial(check, config, console))
 
 
 def run_watch(arguments: Namespace, console: Console) -> int:
@@ -308,9 +317,17 @@ def run_watch(arguments: Namespace, console: Console) -> int:
         raise ConfigError("watch needs a file, not -, because it reads the configuration again")
     address = arguments.health_bind or DEFAULT_HEALTH_ADDRESS
     port = DEFAULT_HEALTH_PORT if arguments.health_port is None else arguments.health_port
-    read = partial(read_file, arguments.config)
-    read_lock = partial(lock_for, arguments)
-    return run_async(watch.run, console, read, load, read_lock, interval, (address, port))
+    return run_async(
+        partial(
+            watch.run,
+            console,
+            read=partial(read_file, arguments.config),
+            load=load,
+            read_lock=partial(lock_for, arguments),
+            interval=interval,
+            health_at=(address, port),
+        )
+    )
 
 
 def run_tags(arguments: Namespace, console: Console) -> int:
@@ -337,9 +354,8 @@ def run_tags(arguments: Namespace, console: Console) -> int:
         select((), rule)
     except ValueError as error:
         raise ConfigError(str(error), hint="see `regsync tags --help`") from error
-    return run_async(
-        list_tags, registry_for(where.registry, config), where.repository, rule, console
-    )
+    registry = registry_for(where.registry, config)
+    return run_async(partial(list_tags, registry, where.repository, rule, console))
 
 
 def run_validate(arguments: Namespace, console: Console) -> int:

@@ -71,17 +71,17 @@ def utc_now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
-def run_async(work: Callable[..., Awaitable[int]], *arguments: object) -> int:
+def run_async(work: Callable[[], Awaitable[int]]) -> int:
     """Run a command's coroutine in an event loop of its own; return its exit status."""
     # What a run makes, directories on the way to cache_dir included, is for its user alone.
     umask = os.umask(0o077)
     try:
-        return anyio.run(run_awake_to_signals, work, *arguments, backend="asyncio")
+        return anyio.run(run_awake_to_signals, work, backend="asyncio")
     finally:
         os.umask(umask)
 
 
-async def run_awake_to_signals(work: Callable[..., Awaitable[int]], *arguments: object) -> int:
+async def run_awake_to_signals(work: Callable[[], Awaitable[int]]) -> int:
     """Run `work` in an event loop that every signal wakes; return its exit status.
 
     Python calls a signal's handler only between two steps of its own. A signal that comes right
@@ -92,10 +92,10 @@ async def run_awake_to_signals(work: Callable[..., Awaitable[int]], *arguments: 
     unused = getattr(signal, "SIGURG", None)
     # Windows has no SIGURG: there every signal wakes the loop. Only the main thread gets signals.
     if unused is None or threading.current_thread() is not threading.main_thread():
-        return await work(*arguments)
+        return await work()
 
     with anyio.open_signal_receiver(unused):
-        return await work(*arguments)
+        return await work()
 
 
 async def listen_for_signals(

@@ -42,6 +42,7 @@ class SingleImage(NamedTuple):
 async def run(
     config: Config,
     console: Console,
+    *,
     kind: Literal["sync", "plan", "analysis"] = "sync",
     image: SingleImage | None = None,
     recheck: bool = False,

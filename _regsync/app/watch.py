@@ -326,6 +326,7 @@ class Watch:
 
 async def run(
     console: Console,
+    *,
     read: Read,
     load: Load,
     read_lock: ReadLock,
