@@ -1,6 +1,7 @@
 """Files in directories where others may write too.
 
-Owns: how a file is opened, locked, gets its name and is removed.
+Owns: how a file is opened, locked, hashed, gets its name and is removed; how long a worker thread is
+    kept.
 May not know: what a file holds.
 Invariants: no link is followed, and no pipe is waited for. A file appears whole or not at all.
 Follows: docs/protocol-facts.md section 9.2 (R16).
@@ -11,14 +12,25 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import time
 from collections.abc import Iterator
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
 
 # The end of a name of a file that is still being written.
 PARTIAL_SUFFIX = ".partial"
 
 # A name that another user has put there may be a link, or a pipe that an open would wait for.
 _SAFE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+# Seconds after which a worker thread that moves or hashes many bytes is given back. Nobody can stop it
+# before, and whoever is cancelled waits for it (docs/bodies.md section 9).
+LONGEST_VISIT = 0.05
+
+# Bytes that are hashed at once.
+_PIECE = 256 * 1024
 
 WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | _SAFE
 
@@ -37,6 +49,27 @@ def remove_if_possible(path: str) -> None:
     """Remove a file if it is there and may be removed."""
     with contextlib.suppress(OSError):
         os.unlink(path)
+
+
+async def hash_rest(file: io.FileIO, running: _Hash) -> int:
+    """Hash what follows in a file, in worker threads; return how many bytes these are."""
+    import anyio.to_thread  # most commands hash no file
+
+    total = 0
+    while count := await anyio.to_thread.run_sync(_hash_for_a_while, file, running):
+        total += count
+    return total
+
+
+def _hash_for_a_while(file: io.FileIO, running: _Hash) -> int:
+    until = time.monotonic() + LONGEST_VISIT
+    count = 0
+    while piece := file.read(_PIECE):
+        running.update(piece)
+        count += len(piece)
+        if time.monotonic() >= until:
+            break
+    return count
 
 
 class _Nothing(io.RawIOBase):

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from _regsync import files
 from _regsync.layout.directory import BlobFile
 from _regsync.net.http1 import LARGE_PIECE
-from _regsync.sync import relay
 from _regsync.sync.relay import Relay
 from conformance.content.images import Image, Seed
 from conformance.server.memory import Link, Place
@@ -115,7 +115,7 @@ async def test_a_worker_thread_is_given_back_after_a_short_while(
     tmp_path: Path, moves: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody can stop it before, and whoever cancels a copy waits for it."""
-    clock = itertools.count(step=relay._LONGEST_MOVE / 2)
+    clock = itertools.count(step=files.LONGEST_VISIT / 2)
     async with virtual() as world:
         scene = Scene(tmp_path, world)
         scene.read_from_layout()

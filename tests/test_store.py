@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -15,7 +16,9 @@ import anyio
 import anyio.abc
 import pytest
 
+from _regsync.crypto import new_hash
 from _regsync.errors import ContentError
+from _regsync.files import LONGEST_VISIT, hash_rest
 from _regsync.net.http1 import PIECE, Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import digest_of
@@ -635,6 +638,35 @@ async def test_a_disk_that_cannot_be_read_is_one_clear_line(
         assert pieces is not None
         with pytest.raises(StagingFailed, match="Input/output error"):
             await pieces.next()
+
+
+async def test_whoever_hashes_a_file_is_stopped_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker thread cannot be stopped, so it is given back now and then."""
+    visits = 0
+    plain = anyio.to_thread.run_sync
+    clock = itertools.count(step=LONGEST_VISIT / 2)
+
+    async def run_sync(*arguments: Any, **options: Any) -> Any:
+        nonlocal visits
+        visits += 1
+        if visits == 3:
+            scope.cancel()
+        return await plain(*arguments, **options)
+
+    (tmp_path / "large").write_bytes(bytes(20 * PIECE))
+    with FileIO(str(tmp_path / "large")) as file:
+        monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+        monkeypatch.setattr(anyio.to_thread, "run_sync", run_sync)
+        with anyio.CancelScope() as scope:
+            await hash_rest(file, new_hash("sha256"))
+        assert scope.cancelled_caught
+        assert file.tell() == 2 * 2 * PIECE
+
+        rest = new_hash("sha256")
+        assert await hash_rest(file, rest) == 16 * PIECE
+        assert rest.hexdigest() == new_hash("sha256", bytes(16 * PIECE)).hexdigest()
 
 
 @pytest.mark.rule("R18")

@@ -27,10 +27,16 @@ import anyio.to_thread
 
 from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import ContentError, Side, SyncError, WrongBytes
-from _regsync.files import PARTIAL_SUFFIX, WRITE_FLAGS, lock, open_safely, remove_if_possible
+from _regsync.files import (
+    PARTIAL_SUFFIX,
+    WRITE_FLAGS,
+    hash_rest,
+    lock,
+    open_safely,
+    remove_if_possible,
+)
 from _regsync.layout.index import LARGEST_INDEX, Entry, Index, parse_index
 from _regsync.layout.room import Reserved
-from _regsync.net.http1 import PIECE
 from _regsync.oci.manifest import Descriptor, load_json
 from _regsync.oci.reference import split_digest
 from _regsync.text import printable, size_text
@@ -367,7 +373,7 @@ class Layout:
         leftover = self._leftovers.pop(blob.digest, None)
         if leftover is not None:
             with self.disk_errors():
-                begun = await anyio.to_thread.run_sync(_open_leftover, leftover, blob)
+                begun = await _open_leftover(leftover, blob)
 
         rest = blob.size - (begun.size if begun is not None else 0)
         room = self._room() + self._reserved.rest_of(blob.digest)
@@ -743,7 +749,7 @@ def _check_version(body: bytes) -> None:
         raise ContentError(f"the image layout has version {shown}, which is not supported")
 
 
-def _open_leftover(path: str, blob: Descriptor) -> _Begun | None:
+async def _open_leftover(path: str, blob: Descriptor) -> _Begun | None:
     """Open and hash what is left of a blob; None where nothing is, or where the file may not be written:
     one with a second name may be outside of the layout.
     """
@@ -754,15 +760,14 @@ def _open_leftover(path: str, blob: Descriptor) -> _Begun | None:
     except OSError:
         return None  # a link, or a folder
     status = os.fstat(stream.fileno())
-    size = 0
-    if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1 and status.st_size <= blob.size:
-        while piece := stream.read(PIECE):
-            running.update(piece)
-            size += len(piece)
-    if size == 0:
-        stream.close()
-        return None
-    return _Begun(path, stream, size, running)
+    with contextlib.ExitStack() as closing:
+        closing.callback(stream.close)
+        if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1 and status.st_size <= blob.size:
+            size = await hash_rest(stream, running)
+            if size:
+                closing.pop_all()
+                return _Begun(path, stream, size, running)
+    return None
 
 
 def _make_folder(path: str) -> None:

@@ -25,6 +25,7 @@ from _regsync.errors import (
     WireError,
     WrongBytes,
 )
+from _regsync.files import LONGEST_VISIT
 from _regsync.net.http1 import Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
@@ -42,10 +43,6 @@ SOURCE_GRACE = 20.0
 
 # Bytes between two checkpoints.
 _CHECKPOINT = 16 * 1024 * 1024
-
-# Seconds after which a worker thread has written its last piece: nobody can stop it before
-# (docs/bodies.md section 9).
-_LONGEST_MOVE = 0.05
 
 
 class _Checkpoint(NamedTuple):
@@ -155,7 +152,7 @@ class Relay(Pieces):
         """Read, hash and write for a while, in a worker thread. The last piece is left to `_read`,
         which verifies the blob (I3).
         """
-        until = time.monotonic() + _LONGEST_MOVE
+        until = time.monotonic() + LONGEST_VISIT
         is_time_up = False
         while self._fills_buffer and not self._is_at_last_piece() and not is_time_up:
             count = self._response.read_now(self._buffer)

@@ -28,7 +28,14 @@ import anyio.to_thread
 
 from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import SyncError
-from _regsync.files import PARTIAL_SUFFIX, is_own_folder, open_safely, remove_if_possible, replacing
+from _regsync.files import (
+    PARTIAL_SUFFIX,
+    hash_rest,
+    is_own_folder,
+    open_safely,
+    remove_if_possible,
+    replacing,
+)
 from _regsync.net.http1 import LARGE_PIECE, PIECE, Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
@@ -492,7 +499,7 @@ class Staging:
         algorithm, encoded = split_digest(blob.digest)
         path = os.path.join(self._folder(algorithm), encoded)
         if _is_file(path):
-            stamp = await anyio.to_thread.run_sync(_verify, path, blob)
+            stamp = await _verify(path, blob)
             if stamp is not None:
                 return _StagedFile(path, blob.size, stamp)
 
@@ -585,14 +592,13 @@ def _is_file(path: str) -> bool:
     return os.path.isfile(path) and not os.path.islink(path)
 
 
-def _verify(path: str, blob: Descriptor) -> _Stamp | None:
+async def _verify(path: str, blob: Descriptor) -> _Stamp | None:
     """Return the stamp of a file that holds a blob; one that holds something else is removed."""
     algorithm, encoded = split_digest(blob.digest)
     running = new_hash(algorithm)
-    with open(path, "rb", opener=open_safely) as staged:
+    with FileIO(path, opener=open_safely) as staged:
         stamp = _stamp_of(staged.fileno())
-        while piece := staged.read(PIECE):
-            running.update(piece)
+        await hash_rest(staged, running)
     if running.hexdigest() == encoded:
         return stamp
     os.unlink(path)
