@@ -571,7 +571,8 @@ class Scheduler:
         """
         if (image.target.key, image.reference) in self.artifacts_at_target:
             return True
-        if not image.artifact or image.target.is_local:  # a layout names apart what is an artifact
+        # In a layout an artifact has an entry of its own, which its index does not make.
+        if not image.artifact or image.target.is_local:
             return False
         return self._knowledge.has_manifest(image.target.pool, image.reference)
 
