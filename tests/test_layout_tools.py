@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from conformance.client.attachments import SBOM
 from conformance.client.copies import fetch_http, identical
 from conformance.content.images import Image, Seed
 from conformance.content.samples import Shape
 from conformance.content.shapes import shapes
 from conformance.programs import skopeo
 from conformance.server.sockets import Server
-from tests.ends import Start, held, run_regsync
-from tests.layouts import check_layout, digest_of, index_of, make_layout, names_of
+from tests.ends import Start, held, only, run_regsync
+from tests.layouts import blob_path, check_layout, digest_of, index_of, make_layout, names_of
 from tests.thinning import thorough
 
 slow = pytest.mark.slow
@@ -81,6 +84,90 @@ def test_skopeo_and_we_write_one_layout_by_turns(
         "app:v1": ours.top,
         "app:v2": ours.top,
     }
+    check_layout(disk)
+
+
+# oras, in the shapes that its version 1.3 writes.
+
+CREATED = "org.opencontainers.image.created"
+
+
+def make_by_oras(disk: Path, names: dict[str, Image], *unnamed: Image) -> Path:
+    """Write a layout as oras does: artifacts and children of indexes are entries without a name."""
+    make_layout(disk, names)
+    document = index_of(disk)
+    for entry in document["manifests"]:
+        entry["annotations"][CREATED] = "2026-11-23T07:35:31Z"
+    for image in unnamed:
+        document["manifests"].append(image.descriptor())
+        for digest, body in image.contents().items():
+            blob_path(disk, digest).write_bytes(body)
+    (disk / "index.json").write_text(json.dumps(document))
+    return disk
+
+
+@pytest.mark.parametrize("name", ["v1", "team/app:v1"], ids=["tag", "name"])
+def test_what_oras_copies_with_its_referrers_is_read_with_them(
+    target: Server, seed: Seed, tmp_path: Path, name: str
+) -> None:
+    """`oras cp -r ... --to-oci-layout DIR:TAG`, or `--to-oci-layout-path DIR REPO:TAG`."""
+    children = [seed.image(), seed.image()]
+    image = seed.index(children)
+    sbom = seed.artifact(image, SBOM)
+    disk = make_by_oras(tmp_path / "disk", {name: image}, sbom, *children)
+    where = f"oci-layout:{disk}//team/app:v1"
+    ran = run_regsync("copy", "--json", where, f"{target.address}/app:v1")
+    assert (ran.status, only(ran.images)["artifacts"]["synced"]) == (0, 1)
+    assert held(target, "app", image)
+    assert held(target, "app", sbom)
+
+
+def test_what_oras_has_tagged_twice_are_two_tags(seed: Seed, tmp_path: Path) -> None:
+    one = seed.image()
+    disk = make_by_oras(tmp_path / "disk", {"v1": seed.image(), "v2": one, "latest": one})
+    tags = run_regsync("tags", f"oci-layout:{disk}//whatever").out.split()
+    assert sorted(tags) == ["latest", "v1", "v2"]
+
+
+def test_a_backup_by_oras_has_its_lists_as_tags(target: Server, seed: Seed, tmp_path: Path) -> None:
+    """`oras backup --include-referrers` from a registry without the API of referrers."""
+    image = seed.image()
+    sbom = seed.artifact(image, SBOM)
+    listed = seed.fallback_index([sbom])
+    names = {image.top.replace(":", "-"): listed, "v1": image}
+    disk = make_by_oras(tmp_path / "disk", names, sbom)
+    ran = run_regsync("copy", "--json", f"oci-layout:{disk}//app:v1", f"{target.address}/app:v1")
+    assert (ran.status, only(ran.images)["artifacts"]["synced"]) == (0, 1)
+    assert held(target, "app", sbom)
+
+
+def test_oras_and_we_write_one_layout_by_turns(source: Server, seed: Seed, tmp_path: Path) -> None:
+    oras = shutil.which("oras")
+    if oras is None:
+        pytest.skip("there is no oras here")
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [oras, *command], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        return done.stdout
+
+    image = seed.image().load_into(source.app, "app", tag="v1")
+    seed.artifact(image, SBOM).load_into(source.app, "app")
+    disk = tmp_path / "disk"
+    where = f"{source.address}/app:v1"
+    assert run_regsync("copy", where, f"oci-layout:{disk}").status == 0
+    raw = run("manifest", "fetch", "--oci-layout-path", str(disk), "app:v1")
+    assert raw.strip().encode() == image.body.strip()
+    found = json.loads(
+        run("discover", "--format", "json", "--oci-layout-path", str(disk), "app:v1")
+    )
+    assert len(found["referrers"]) == 1
+
+    (tmp_path / "a.txt").write_text("a")
+    run("push", "--oci-layout-path", str(disk), "team/new:v9", "a.txt:text/plain")
+    assert run_regsync("copy", where, f"oci-layout:{disk}//app:v2").status == 0
+    assert names_of(disk).keys() == {"app:v1", "app:v2", "team/new:v9"}
     check_layout(disk)
 
 

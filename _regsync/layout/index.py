@@ -12,8 +12,12 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
+from _regsync.crypto import DIGEST_HEX_LENGTHS
 from _regsync.errors import ConfigError, ContentError
 from _regsync.oci.manifest import Descriptor, Manifest, load_json, read_descriptor
 from _regsync.oci.reference import (
@@ -41,16 +45,25 @@ _SUBJECT = "dev.regsync.subject"
 _REPOSITORY = "dev.regsync.repository"
 _OWN_KEYS = (_NAME, _FULL_NAME, _SUBJECT, _REPOSITORY)
 
+# What fallback tags begin with, as `oci.reference.referrers_tag` makes them.
+_LIST_TAGS = tuple(f"{algorithm}-" for algorithm in DIGEST_HEX_LENGTHS)
+
 # An annotation of the index: a line `DIGEST REPO` for each blob that was left out.
 _LEFT_OUT = "dev.regsync.left-out"
 
 
-class Entry(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Entry:
     """One entry of `index.json`."""
 
     descriptor: Descriptor
-    # The JSON object as it is written.
-    text: str
+    # The JSON object that is written, with what other tools wrote into it.
+    document: Mapping[str, Any]
+
+    @cached_property
+    def text(self) -> str:
+        """The object as it is written. Half a character (a lone surrogate) stays escaped."""
+        return json.dumps(self.document, separators=(",", ":"))
 
     @property
     def name(self) -> str:
@@ -121,10 +134,8 @@ def _without_own(annotations: Mapping[str, str]) -> dict[str, str]:
     return {key: value for key, value in annotations.items() if key not in _OWN_KEYS}
 
 
-def _read_entry(document: object, where: str) -> Entry:
-    descriptor = read_descriptor(document, where)
-    # Half a character (a lone surrogate) is written as it was read: escaped.
-    return Entry(descriptor, json.dumps(document, separators=(",", ":")))
+def _read_entry(document: Any, where: str) -> Entry:
+    return Entry(read_descriptor(document, where), document)
 
 
 class Index:
@@ -135,8 +146,6 @@ class Index:
     """
 
     def __init__(self, annotations: Mapping[str, str] | None = None) -> None:
-        # By the JSON text.
-        self._entries = dict[str, Entry]()
         # By repository and tag.
         self._named = defaultdict[str, dict[str, Entry]](dict)
         self._called = defaultdict[str, dict[str, Entry]](dict)
@@ -145,6 +154,8 @@ class Index:
         # By digest.
         self._by_digest = defaultdict[str, list[Entry]](list)
         self._by_subject = defaultdict[str, list[Entry]](list)
+        # By fallback tag, in whatever repository.
+        self._lists = defaultdict[str, list[Entry]](list)
 
         annotations = dict(annotations or {})
         # By digest, a repository at the far side that holds the blob.
@@ -152,10 +163,10 @@ class Index:
         self._annotations = annotations
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(len(entries) for entries in self._by_digest.values())
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._entries.values())
+        return chain.from_iterable(self._by_digest.values())
 
     # What there is.
 
@@ -198,12 +209,7 @@ class Index:
 
     def fallback_lists(self, digest: str) -> list[Entry]:
         """Return what the fallback tag of a digest names, in any repository."""
-        tag = referrers_tag(digest)
-        tagged = [
-            *(tags.get(tag) for names in (self._named, self._called) for tags in names.values()),
-            self._bare.get(tag),
-        ]
-        return [entry for entry in tagged if entry is not None]
+        return self._lists.get(referrers_tag(digest), [])
 
     def _bare_tags(self) -> Mapping[str, Entry]:
         return {} if self._named or self._called else self._bare
@@ -217,34 +223,43 @@ class Index:
             old = self._named.get(named.repository, {}).get(named.tag)
             if old is not None:
                 self._drop(old)
-        if entry.text not in self._entries:
+        if all(entry.text != other.text for other in self.entries_of(entry.descriptor.digest)):
             self._add(entry)
 
     def _add(self, entry: Entry) -> None:
-        self._entries[entry.text] = entry
         self._by_digest[entry.descriptor.digest].append(entry)
         if entry.subject:
             self._by_subject[entry.subject].append(entry)
 
-        named = _split_name(entry.name)
-        if named is not None:
-            self._named[named.repository][named.tag] = entry
-        for name in _full_names(entry):
+        names = _names_of(entry)
+        if names.own is not None:
+            self._named[names.own.repository][names.own.tag] = entry
+        for name in names.full:
             self._called[name.repository][name.tag] = entry
-        if not entry.full_name and is_tag(entry.name):
-            self._bare[entry.name] = entry
+        if names.bare:
+            self._bare[names.bare] = entry
+        for tag in names.tags():
+            if tag.startswith(_LIST_TAGS):
+                self._lists[tag].append(entry)
 
     def _drop(self, entry: Entry) -> None:
-        del self._entries[entry.text]
         self._by_digest[entry.descriptor.digest].remove(entry)
-        for names in (self._named, self._called):
-            for name in (_split_name(entry.name), *_full_names(entry)):
-                if name is not None and names.get(name.repository, {}).get(name.tag) is entry:
-                    del names[name.repository][name.tag]
+        names = _names_of(entry)
+        for tag in names.tags():
+            if entry in self._lists.get(tag, ()):
+                self._lists[tag].remove(entry)
+        own = [] if names.own is None else [names.own]
+        for table, table_names in ((self._named, own), (self._called, names.full)):
+            for name in table_names:
+                if table.get(name.repository, {}).get(name.tag) is entry:
+                    del table[name.repository][name.tag]
 
     def dump(self) -> bytes:
         """Return the bytes of `index.json`, an entry a line; ContentError where they are too many."""
-        ordered = sorted(self, key=lambda entry: (entry.name, entry.descriptor.digest, entry.text))
+        different = {entry.text: entry for entry in self}.values()
+        ordered = sorted(
+            different, key=lambda entry: (entry.name, entry.descriptor.digest, entry.text)
+        )
         entries = ",\n".join(entry.text for entry in ordered)
         annotations = dict(self._annotations)
         if self.left_out:
@@ -293,16 +308,35 @@ def _split_name(name: str) -> _Name | None:
     return None
 
 
-def _full_names(entry: Entry) -> list[_Name]:
-    """Return the names of an entry that has no `REPO:TAG` of this program's: its full name with the
-    host, and without.
+class _Names(NamedTuple):
+    """What an entry is called."""
 
-    Other tools put a full name where this one puts `REPO:TAG`.
-    """
-    named = _split_name(entry.name)
-    if named is not None and not _begins_with_host(named.repository):
+    # `REPO:TAG`, as this program writes it.
+    own: _Name | None
+    # By other tools, with the host and without.
+    full: list[_Name]
+    # A tag alone, or nothing.
+    bare: str
+
+    def tags(self) -> set[str]:
+        names = [*self.full, self.own] if self.own is not None else self.full
+        return {*(name.tag for name in names), self.bare} - {""}
+
+
+def _names_of(entry: Entry) -> _Names:
+    """Return the names of an entry. Other tools put a full name where this one puts `REPO:TAG`."""
+    own = _split_name(entry.name)
+    if own is not None and not _begins_with_host(own.repository):
+        return _Names(own, [], "")
+    full = _full_names(entry.name if ":" in entry.name else entry.full_name)
+    is_bare = not entry.full_name and is_tag(entry.name)
+    return _Names(own, full, entry.name if is_bare else "")
+
+
+def _full_names(text: str) -> list[_Name]:
+    """Read a full name: with its host, and without."""
+    if not text:
         return []
-    text = entry.name if ":" in entry.name else entry.full_name
     try:
         reference = parse_reference(text)
     except ConfigError:

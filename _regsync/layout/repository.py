@@ -209,7 +209,8 @@ class LayoutRepository:
             if entry is None and ":" not in reference:
                 raise RegistryError("no such tag or manifest", status=404)
             digest = entry.descriptor.digest if entry is not None else reference
-            return self._read_manifest(digest, expected or (entry and entry.descriptor))
+            named = entry.descriptor if entry is not None else None
+            return self._read_manifest(digest, expected or named)
 
     def _read_manifest(self, digest: str, expected: Descriptor | None) -> Manifest:
         body = self._layout.read(digest, _MANIFEST_LIMIT)

@@ -376,6 +376,8 @@ def _size(descriptor: Mapping[str, object]) -> int:
 def _platform(descriptor: Mapping[str, object]) -> Platform | None:
     """Return a descriptor's platform; None where nobody could ask for it, as with an empty `os`."""
     platform = _field(descriptor, "platform", dict)
+    if not platform:
+        return None
     parts = [_field(platform, key, str) for key in ("os", "architecture", "variant")]
     try:
         return parse_platform("/".join(parts).rstrip("/"))
@@ -454,13 +456,16 @@ def load_json(
 
 
 def _is_deeper_than(levels: int, value: object) -> bool:
-    if isinstance(value, dict):
-        inner = list(value.values())
-    elif isinstance(value, list):
-        inner = value
-    else:
-        return False
-    return levels == 0 or any(_is_deeper_than(levels - 1, part) for part in inner)
+    """Say whether there are objects or lists so many levels below a value."""
+    nested = [value] if isinstance(value, dict | list) else []
+    for _ in range(levels):
+        nested = [
+            part
+            for outer in nested
+            for part in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(part, dict | list)
+        ]
+    return bool(nested)
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -34,6 +34,7 @@ CASES: Mapping[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
     "unchanged": lambda options: runs.unchanged(program_of(options)),
     "never-moving": lambda options: runs.never_moving(program_of(options)),
     "remembering": lambda options: runs.remembering(program_of(options)),
+    "layout": lambda options: runs.layout(program_of(options)),
     "typical": lambda options: runs.typical(program_of(options)),
     "large": lambda options: runs.large(program_of(options)),
     "dialects": lambda options: runs.dialects(program_of(options)),

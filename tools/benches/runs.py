@@ -7,6 +7,8 @@ is written.
 
 from __future__ import annotations
 
+import json
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -37,6 +39,7 @@ from tools.benches.runner import (
 __all__ = [
     "dialects",
     "large",
+    "layout",
     "never_moving",
     "remembering",
     "typical",
@@ -116,6 +119,46 @@ def remembering(program: Program) -> Iterator[Figure]:
         detail = f"{more} beside {without}"
         yield Figure(f"{phase} tags, more", more.cpu - without.cpu, "s of CPU", 0.3, detail=detail)
         yield Figure(f"{phase} tags, more", (more.peak - without.peak) / MIB, "MiB", 10)
+
+
+def layout(program: Program) -> Iterator[Figure]:
+    """A run over 10,000 images that an image layout has, from another layout."""
+    fleet = Fleet(repositories=100, tags=100, shared=1, own=1, size=200)
+    with tempfile.TemporaryDirectory(dir=_memory_disk()) as directory:
+        work = Path(directory)
+        _write_layout(work / "source", fleet)
+        shutil.copytree(work / "source", work / "disk")
+        registries = {"source": f"oci-layout:{work}/source", "disk": f"oci-layout:{work}/disk"}
+        mappings = [
+            {"from": repository, "source": "source", "targets": ["disk"]}
+            for repository in fleet.images()
+        ]
+        config = write_config(work / "mirror.yaml", registries, mappings)
+        spent, report = sync_measured(program, config)
+        if report["totals"]["images"]["skipped"] != 10_000:
+            raise BenchError(f"10,000 images in a layout: {report['totals']['images']}")
+        yield Figure("10,000 in a layout", spent.wall, "s", 3.0, detail=str(spent))
+        yield Figure("its memory", spent.peak / MIB, "MiB", 150)
+
+
+def _memory_disk() -> str | None:
+    """Return a folder in memory, where the system has one."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+def _write_layout(folder: Path, fleet: Fleet) -> None:
+    blobs = folder / "blobs" / "sha256"
+    blobs.mkdir(parents=True)
+    (folder / "oci-layout").write_text('{"imageLayoutVersion":"1.0.0"}', encoding="utf-8")
+    entries = []
+    for repository, images in fleet.images().items():
+        for tag, image in images.items():
+            name = {"org.opencontainers.image.ref.name": f"{repository}:{tag}"}
+            entries.append(image.descriptor(annotations=name))
+            for digest, body in image.contents().items():
+                (blobs / digest.removeprefix("sha256:")).write_bytes(body)
+    index = json.dumps({"schemaVersion": 2, "manifests": entries})
+    (folder / "index.json").write_text(index, encoding="utf-8")
 
 
 def typical(program: Program) -> Iterator[Figure]:
