@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+import stat
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +28,9 @@ from _regsync.layout.index import (
     read_receipt,
 )
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
+from conformance.client.attachments import SBOM
 from conformance.content.images import Image, Seed
+from tests.ends import run_regsync
 from tests.layouts import (
     FULL_NAME,
     NAME,
@@ -186,6 +189,10 @@ def test_an_artifact_does_not_name_itself_by_its_annotations(seed: Seed) -> None
         (b'{"manifests": {}}', "no list"),
         (b'{"manifests": [{"digest": "sha256:../../etc/passwd"}]}', "media type"),
         (json.dumps({"manifests": [{**entry("a"), "digest": "../x"}]}).encode(), "not a digest"),
+        (
+            json.dumps({"manifests": [{**entry("a"), "digest": f"sha256:{'../' * 21}x"}]}).encode(),
+            "not a digest",
+        ),
         (json.dumps({"manifests": [{**entry("a"), "size": -1}]}).encode(), "not a size"),
         (b'{"manifests": [' + b"{}," * 1_000_001 + b"{}]}", "more than 1000000 values"),
         (b'{"manifests": ' + b"[" * 5000 + b"]" * 5000 + b"}", "deeper"),
@@ -246,7 +253,15 @@ def a_folder(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("change", [linked, piped, a_folder])
+def a_device(path: Path) -> None:
+    path.unlink()
+    try:
+        os.mknod(path, 0o600 | stat.S_IFCHR, os.makedev(1, 5))  # /dev/zero
+    except PermissionError:
+        pytest.skip("only root may make a device")
+
+
+@pytest.mark.parametrize("change", [linked, piped, a_folder, a_device])
 @pytest.mark.parametrize("name", ["index.json", "oci-layout"])
 def test_only_regular_files_are_read(
     seed: Seed, tmp_path: Path, name: str, change: Callable[[Path], None]
@@ -257,7 +272,7 @@ def test_only_regular_files_are_read(
         open_layout(layout).index()
 
 
-@pytest.mark.parametrize("change", [linked, piped, a_folder])
+@pytest.mark.parametrize("change", [linked, piped, a_folder, a_device])
 def test_a_blob_is_a_regular_file(
     seed: Seed, tmp_path: Path, change: Callable[[Path], None]
 ) -> None:
@@ -293,6 +308,82 @@ def test_a_blob_of_another_size_is_not_opened(seed: Seed, tmp_path: Path) -> Non
         open_layout(layout).open(image.top, len(image.body))
     with pytest.raises(ContentError, match="more than 10"):
         open_layout(layout).read(image.top, 10)
+
+
+def test_a_manifest_that_many_entries_name_is_read_once(
+    seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbom = seed.artifact(seed.image(), SBOM)
+    same = [sbom.descriptor(annotations={"number": str(number)}) for number in range(1000)]
+    listed = [
+        sbom.descriptor(annotations={NAME: f"app{number}:sha256-{'0' * 64}"})
+        for number in range(1000)
+    ]
+    disk = make_layout(tmp_path / "disk", {"app:v1": seed.image()}, *same, *listed)
+    for digest, body in sbom.contents().items():
+        blob_path(disk, digest).write_bytes(body)
+    reads = list[str]()
+    read = Layout.read
+
+    def counted(layout: Layout, digest: str, most: int) -> bytes | None:
+        reads.append(digest)
+        return read(layout, digest, most)
+
+    monkeypatch.setattr(Layout, "read", counted)
+    ran = run_regsync("copy", f"oci-layout:{disk}//app:v1", f"oci-layout:{tmp_path / 'other'}")
+    assert ran.status == 0, ran.err
+    assert reads.count(sbom.top) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("change", [linked, piped, a_folder, a_device])
+async def test_what_lies_beside_the_place_of_a_blob_is_no_way_out(
+    tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    body = b"a" * 100
+    disk = make_layout(tmp_path / "disk", {})
+    beside = blob_path(disk, digest_of(body)).with_suffix(".partial")
+    beside.write_bytes(body[:50])
+    change(beside)
+    outside = beside.with_name("elsewhere")
+    layout = open_layout(disk)
+    if change is a_folder:
+        with pytest.raises(LayoutError, match="File exists"):
+            await put_blob(layout, body)
+    else:
+        await put_blob(layout, body)
+        await layout.commit()
+        assert blob_path(disk, digest_of(body)).read_bytes() == body
+    layout.close()
+    assert not outside.exists() or outside.read_bytes() == body[:50]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("name", ["index.json.partial", "oci-layout.partial"])
+async def test_no_file_of_the_layout_is_written_through_a_link(
+    seed: Seed, tmp_path: Path, name: str
+) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"precious")
+    disk = make_layout(tmp_path / "disk", {})
+    (disk / name).symlink_to(outside)
+    layout = open_layout(disk)
+    await put_image(layout, seed.image())
+    await layout.commit()
+    layout.close()
+    assert outside.read_bytes() == b"precious"
+    check_layout(disk)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("folder", ["blobs", "blobs/sha256"])
+async def test_no_blob_is_written_through_a_link(tmp_path: Path, folder: str) -> None:
+    disk = make_layout(tmp_path / "disk", {})
+    (disk / folder).rename(tmp_path / "outside")
+    (disk / folder).symlink_to(tmp_path / "outside")
+    with pytest.raises(LayoutError, match="is not a directory"):
+        await put_blob(open_layout(disk), b"body")
+    assert files_of(tmp_path / "outside") == set()
 
 
 @pytest.mark.parametrize("version", ["2.0.0", "", None])

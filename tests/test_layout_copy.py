@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -427,8 +428,37 @@ def test_a_copy_from_layout_to_layout_gives_the_same_bytes(
         assert (tmp_path / "next" / name).read_bytes() == (tmp_path / "disk" / name).read_bytes()
 
 
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+@pytest.mark.parametrize("what", ["layer", "child"])
+def test_a_recheck_mends_an_image_of_which_a_disk_has_lost_something(
+    source: Server, seed: Seed, tmp_path: Path, damage: str, what: str
+) -> None:
+    image = seed.index([seed.image(), seed.image()]).load_into(source.app, "app", tag="v1")
+    whole = seed.image().load_into(source.app, "app", tag="v2")
+    seed.artifact(whole, SBOM).load_into(source.app, "app")
+    wanted = {"from": "app", "tags": tags("v*")}
+    assert to_layout(tmp_path, source, wanted).status == 0
+    lost = json.loads(image.body)["manifests"][1]["digest"]
+    if what == "layer":
+        lost = json.loads(image.contents()[lost])["layers"][0]["digest"]
+    if damage == "gone":
+        blob_path(tmp_path / "disk", lost).unlink()
+    else:
+        os.truncate(blob_path(tmp_path / "disk", lost), 10)
+    assert to_layout(tmp_path, source, wanted).statuses() == ["skipped"] * 2
+
+    source.journal.clear()
+    text = (tmp_path / "out.yaml").read_text()
+    ran = run_file(tmp_path, "out.yaml", text, "--recheck")
+    assert ran.statuses() == ["synced", "skipped"], ran.err
+    check_layout(tmp_path / "disk")
+    assert source.journal.count("GET", "blob") == (1 if what == "layer" else 0)
+    again = run_file(tmp_path, "out.yaml", text, "--recheck")
+    assert again.statuses() == ["skipped"] * 2
+
+
 @pytest.mark.provokes("second_session")
-@pytest.mark.parametrize("damage", ["changed", "cut", "gone", "linked"])
+@pytest.mark.parametrize("damage", ["changed", "cut", "longer", "gone", "linked"])
 def test_nothing_is_pushed_of_an_image_that_is_not_whole(
     target: Server, seed: Seed, tmp_path: Path, damage: str
 ) -> None:
@@ -443,6 +473,8 @@ def test_nothing_is_pushed_of_an_image_that_is_not_whole(
         path.write_bytes(b"x" * len(body))
     elif damage == "cut":
         path.write_bytes(body[:-1])
+    elif damage == "longer":
+        path.write_bytes(body + b"x")
     elif damage == "linked":
         (tmp_path / "outside").write_bytes(body)
         path.symlink_to(tmp_path / "outside")

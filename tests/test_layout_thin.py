@@ -94,7 +94,8 @@ def test_a_second_run_writes_nothing_and_a_full_one_what_was_left_out(
     receipt = write_receipt(tmp_path, *layers_of(image))
     outside(tmp_path, source, receipt)
     first = (tmp_path / "disk" / "index.json").read_bytes()
-    assert outside(tmp_path, source, receipt).statuses() == ["skipped"]
+    for more in ((), ("--recheck",)):
+        assert outside(tmp_path, source, receipt, more=more).statuses() == ["skipped"]
     assert (tmp_path / "disk" / "index.json").read_bytes() == first
 
     image.load_into(source.app, "app", tag="v2")

@@ -252,7 +252,8 @@ def add_sync_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--recheck",
         action="store_true",
-        help="look again for the signatures and SBOMs of all images, at source and targets",
+        help="look again for the signatures and SBOMs of all images, at source and targets, and in"
+        " image layouts for all that the images name",
     )
     parser.add_argument(
         "--retry-from",

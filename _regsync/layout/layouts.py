@@ -25,10 +25,11 @@ _COMMIT_SECONDS = 10.0
 
 
 class Layouts:
-    """The layouts of a run."""
+    """The layouts of a run. With `recheck` an image counts as there only with all that it names."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: Transport, *, recheck: bool = False) -> None:
         self._transport = transport
+        self._recheck = recheck
         # By path.
         self._hosts: dict[str, LayoutHost] = {}
         # Set when something was put that is not safe yet.
@@ -50,7 +51,9 @@ class Layouts:
         if path not in self._hosts:
             from _regsync.layout.repository import open_layout
 
-            self._hosts[path] = open_layout(registry, self._transport, self._on_put)
+            host = open_layout(registry, self._transport, self._on_put)
+            host.is_rechecked = self._recheck
+            self._hosts[path] = host
         return self._hosts[path]
 
     def _on_put(self) -> None:

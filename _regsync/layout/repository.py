@@ -85,6 +85,8 @@ class LayoutHost:
         self.stopped: SyncError | None = None
         self.reopens = -math.inf
         self.resumes = True
+        # Whether a target's images count as there only with all that they name.
+        self.is_rechecked = False
         # Whether it is known of all entries what they refer to.
         self.has_read_subjects = False
         # By digest, a repository at the far side that holds the blob.
@@ -178,11 +180,32 @@ class LayoutRepository:
         return entries[0] if entries else None
 
     def _is_there(self, reference: str) -> bool:
-        """Say whether `index.json` names an image, and its manifest is there."""
+        """Say whether `index.json` names an image, and its manifest is there; at a target that is
+        rechecked, whether all that it names is there too.
+        """
         entry = self._find(reference)
-        if entry is None:
+        if entry is None or not self._has_part(entry.descriptor):
             return False
-        return self._layout.size_of(entry.descriptor.digest) == entry.descriptor.size
+        if self.side is Side.SOURCE or not self.host.is_rechecked:
+            return True
+        return self._is_whole(entry.descriptor)
+
+    def _is_whole(self, image: Descriptor) -> bool:
+        """Say whether all that an image names is here, but for blobs that the far side has."""
+        left_out = self._layout.index().left_out
+        manifests = [image]
+        seen = {image.digest}
+        for descriptor in manifests:  # the list grows by the children of each index
+            if not self._has_part(descriptor):
+                return False
+            manifest = self._read_manifest(descriptor.digest, descriptor)
+            for blob in manifest.blobs:
+                is_far = blob.digest in left_out or self._is_assumed(blob)
+                if not is_far and not self._has_part(blob):
+                    return False
+            manifests += [child for child in manifest.children if child.digest not in seen]
+            seen.update(child.digest for child in manifest.children)
+        return True
 
     # Manifests.
 
@@ -267,8 +290,9 @@ class LayoutRepository:
             referrers = {
                 entry.descriptor.digest: entry.referrer for entry in index.referrers(digest)
             }
-            for entry in index.fallback_lists(digest):
-                listed = self._read_manifest(entry.descriptor.digest, entry.descriptor)
+            lists = {entry.descriptor.digest: entry for entry in index.fallback_lists(digest)}
+            for list_digest, entry in lists.items():
+                listed = self._read_manifest(list_digest, entry.descriptor)
                 for child in listed.children:
                     referrers.setdefault(child.digest, child)
             return tuple(referrers.values())
@@ -278,10 +302,12 @@ class LayoutRepository:
         if self.host.has_read_subjects:
             return
         index = self._layout.index(may_be_new=self.side is Side.TARGET)
-        for entry in index.loose_entries():
-            if self._layout.size_of(entry.descriptor.digest) is None:
+        # By digest: a hostile index names one manifest many times.
+        entries = {entry.descriptor.digest: entry for entry in index.loose_entries()}
+        for digest, entry in entries.items():
+            if self._layout.size_of(digest) is None:
                 continue
-            manifest = self._read_manifest(entry.descriptor.digest, entry.descriptor)
+            manifest = self._read_manifest(digest, entry.descriptor)
             if manifest.subject is not None:
                 index.add_subject(entry, manifest.subject.digest)
         self.host.has_read_subjects = True

@@ -457,15 +457,16 @@ def load_json(
 
 def _is_deeper_than(levels: int, value: object) -> bool:
     """Say whether there are objects or lists so many levels below a value."""
-    nested = [value] if isinstance(value, dict | list) else []
+    nested = _nested_in([value])
     for _ in range(levels):
-        nested = [
-            part
-            for outer in nested
-            for part in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(part, dict | list)
-        ]
+        nested = [inner for outer in nested for inner in _nested_in(outer)]
     return bool(nested)
+
+
+def _nested_in(outer: Any) -> list[Any]:
+    """Return the objects and lists in an object or list."""
+    values = outer.values() if isinstance(outer, dict) else outer
+    return [value for value in values if isinstance(value, dict | list)]
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -124,7 +124,7 @@ class Run:
         knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
         self._knowledge = knowledge
 
-        self._layouts = Layouts(transport)
+        self._layouts = Layouts(transport, recheck=recheck)
         make_discovery: Callable[..., Discovery] = Discovery
         make_referrers: Callable[..., Referrers] = Referrers
         if lock is not None:
