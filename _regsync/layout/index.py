@@ -256,11 +256,11 @@ class Index:
 
     def dump(self) -> bytes:
         """Return the bytes of `index.json`, an entry a line; ContentError where they are too many."""
-        different = {entry.text: entry for entry in self}.values()
+        entries = {entry.text: entry for entry in self}.values()
         ordered = sorted(
-            different, key=lambda entry: (entry.name, entry.descriptor.digest, entry.text)
+            entries, key=lambda entry: (entry.name, entry.descriptor.digest, entry.text)
         )
-        entries = ",\n".join(entry.text for entry in ordered)
+        lines = ",\n".join(entry.text for entry in ordered)
         annotations = dict(self._annotations)
         if self.left_out:
             annotations[_LEFT_OUT] = "\n".join(dump_lines(self.left_out))
@@ -270,7 +270,7 @@ class Index:
         if annotations:
             text = json.dumps(dict(sorted(annotations.items())), separators=(",", ":"))
             tail = f',\n"annotations":{text}'
-        body = f'{head[:-1]},"manifests":[\n{entries}\n]{tail}}}\n'.encode()
+        body = f'{head[:-1]},"manifests":[\n{lines}\n]{tail}}}\n'.encode()
         if len(body) > LARGEST_INDEX:
             raise ContentError(f"index.json would have more than {LARGEST_INDEX} bytes")
         return body
