@@ -142,6 +142,17 @@ def test_without_a_configuration_no_yaml_is_loaded(pyz: Path, tmp_path: Path, se
     assert modules & {"yaml", "_regsync.config.reader"} == set()
 
 
+@pytest.mark.parametrize("cloud", ["aws", "azure", "google"])
+def test_a_registry_of_a_cloud_loads_what_that_cloud_needs(cloud: str) -> None:
+    code = "import sys; from _regsync.registry import transport; transport._cloud(sys.argv[1]); "
+    code += "print(*(name for name in sys.modules if name.startswith('_regsync.auth.')))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, cloud], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    clouds = {f"_regsync.auth.{name}" for name in ("aws", "azure", "google")}
+    assert clouds & {*done.stdout.split()} == {f"_regsync.auth.{cloud}"}
+
+
 def test_version_loads_nothing_of_a_run(pyz: Path, tmp_path: Path) -> None:
     modules, _ = loaded(pyz, tmp_path, "version")
     rooms = {name.split(".")[1] for name in modules if name.startswith("_regsync.")}

@@ -16,13 +16,13 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
 
 from _regsync import __version__
 from _regsync.addresses import Origin
-from _regsync.auth.cloud import Answer, CloudEnvironment, CloudLogin, Clouds
+from _regsync.auth.cloud import Answer, CloudEnvironment, CloudLogin, CloudModule, Clouds
 from _regsync.auth.credentials import Credential, Pair
 from _regsync.auth.tokens import LoginRefusals
 from _regsync.config.model import Registry
@@ -185,11 +185,19 @@ class _Hop(NamedTuple):
     has_left: bool = False  # whether the chain has been elsewhere than at the registry
 
 
-def _cloud(name: str) -> Any:
-    """Import what only those need who use a registry of a cloud."""
-    from _regsync.auth import aws, azure, google
+def _cloud(name: str) -> CloudModule:
+    """Import what only those need who use a registry of this cloud."""
+    if name == "aws":
+        from _regsync.auth import aws
 
-    return {"aws": aws, "azure": azure, "google": google}[name]
+        return aws
+    if name == "azure":
+        from _regsync.auth import azure
+
+        return azure
+    from _regsync.auth import google
+
+    return google
 
 
 class Transport:
