@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from conformance.content.fleets import Fleet
+from tools import bench
 from tools.benches import compare
 from tools.benches.compare import Scene, Theatre, fleet
 from tools.benches.peers import PEERS, Job, Ours, find_peers
@@ -41,7 +42,11 @@ def test_programs_on_the_path_are_told_by_their_version(
         find_peers([f"regclient={tmp_path / 'regsync'}"])
 
     elsewhere = program(tmp_path / "other", "VCSTag: v1 VCSRef: 725072f")
-    assert [peer.name for peer in find_peers([f"regclient={elsewhere}"])] == ["regclient", "skopeo"]
+    peers = find_peers([f"regclient={elsewhere}"])
+    assert [(peer.name, peer.version()) for peer in peers] == [
+        ("regclient", "v1"),
+        ("skopeo", "skopeo version 1.22.0"),
+    ]
 
 
 @pytest.mark.parametrize("text", ["regclient", "docker=/bin/true", "=/bin/true"])
@@ -237,6 +242,20 @@ def test_where_we_are_wrong_comes_before_all_others() -> None:
     rows = [line for line in lines if "cold |" in line]
     assert rows[0] == "| another scene: cold |  | 5 ✗ | **10** |"
     assert "- another scene, cold: this: not done in time" in lines
+
+
+def test_tables_are_written_between_the_marks_of_a_document(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.json"
+    kept.write_text(json.dumps(measured(outcome("this", 12)).document()))
+    document = tmp_path / "doc.md"
+    document.write_text("A\n<!-- measured: begin -->\nstale\n<!-- measured: end -->\nB\n")
+    assert bench.main(["compare", "--table", str(kept), "--into", str(document)]) == 0
+    text = document.read_text()
+    assert text.startswith("A\n<!-- measured: begin -->\n- a machine\n")
+    assert text.endswith("<!-- measured: end -->\nB\n")
+    assert "stale" not in text
+    document.write_text("nothing")
+    assert bench.main(["compare", "--table", str(kept), "--into", str(document)]) == 1
 
 
 def test_measured_runs_can_be_kept_as_json() -> None:

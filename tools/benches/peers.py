@@ -77,7 +77,6 @@ class Peer:
     name: ClassVar[str]
     program: ClassVar[str]
     settings: ClassVar[str]
-    has_platforms: ClassVar[bool] = False  # more than one platform of an index can be named
     version_arguments: ClassVar[Sequence[str]] = ("version",)
     sign: ClassVar[str] = ""  # its version says this, and that of no other program of the name
 
@@ -117,7 +116,6 @@ class Ours(Peer):
     name = "this"
     program = "regsync.py"
     settings = f"max_concurrent: {CONCURRENCY}"
-    has_platforms = True
 
     def __init__(self, program: Program = REGSYNC) -> None:
         super().__init__(program.file)
@@ -192,8 +190,12 @@ class Regclient(Peer):
     name = "regclient"
     program = "regsync"
     settings = f"once, parallel: {CONCURRENCY}, reqConcurrent: {CONCURRENCY}"
-    has_platforms = True
     sign = "VCSRef"
+
+    def version(self) -> str:
+        """Return the tag of the source, or what stands for it where a commit has none."""
+        _, _, tag = super().version().partition("VCSTag: ")
+        return tag.partition(" ")[0] or "unknown"
 
     def commands(self, job: Job) -> list[list[str]]:
         """One run with an entry for each repository and target."""
