@@ -207,7 +207,7 @@ def measured(*outcomes: Outcome) -> Measured:
         ["a machine"],
         dict.fromkeys(peers, "1.0"),
         dict.fromkeys(peers, "as it comes"),
-        {"s": "a scene", "t": "another scene"},
+        {"s": "a scene", "t": "another scene", "u": "a third scene"},
         list(outcomes),
         {"s, cold": (10, 1_000_000)},
     )
@@ -226,11 +226,13 @@ def test_a_run_that_was_wrong_is_never_the_best() -> None:
 def test_rows_in_which_we_lose_come_first_and_medians_are_shown() -> None:
     worse = [replace(run, scene="t") for run in (outcome("this", 30), outcome("other", 10))]
     better = [outcome("this", requests) for requests in (9, 10, 40)]
-    made = measured(*better, outcome("other", 20), *worse)
+    best = [replace(run, scene="u") for run in (outcome("this", 2), outcome("other", 20))]
+    made = measured(*best, *better, outcome("other", 20), *worse)
     lines = [line for line in tables(made).splitlines() if "cold |" in line]
-    assert lines[:2] == [
+    assert lines[:3] == [
         "| another scene: cold |  | 30 | **10** |",
         "| a scene: cold | 10 | **10** | 20 |",
+        "| a third scene: cold |  | **2** | 20 |",
     ]
 
 
