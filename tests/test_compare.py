@@ -135,6 +135,12 @@ def test_referrers_and_an_index_of_one_platform_are_looked_at(tmp_path: Path) ->
     assert "40 of 40 referrers are missing" in run.wrong
 
 
+def test_who_cannot_leave_platforms_out_is_not_asked_to(tmp_path: Path) -> None:
+    unable = [PEERS["crane"]("/bin/false"), PEERS["skopeo"]("/bin/false")]
+    scene = replace(compare.SCENES["platform"], now=lambda: fleet(SMALL))
+    assert list(Theatre(tmp_path, unable, 1).play("platform", scene)) == []
+
+
 class AllPlatforms(Ours):
     """A program that cannot leave platforms out."""
 
@@ -204,7 +210,7 @@ def outcome(
 def measured(*outcomes: Outcome) -> Measured:
     peers = list(dict.fromkeys(run.peer for run in outcomes))
     return Measured(
-        ["a machine"],
+        {"counts": "a machine"},
         dict.fromkeys(peers, "1.0"),
         dict.fromkeys(peers, "as it comes"),
         {"s": "a scene", "t": "another scene", "u": "a third scene"},
@@ -219,8 +225,8 @@ def test_a_run_that_was_wrong_is_never_the_best() -> None:
     )
     lines = tables(made).splitlines()
     assert "| Requests | least | this | quick | slow |" in lines
-    assert "| a scene: cold | 10 | **12** | 5 ✗ | 20 |" in lines
-    assert "- a scene, cold: quick: all is missing" in lines
+    assert "| a scene: first run | 10 | **12** | 5 ✗ | 20 |" in lines
+    assert "- a scene, first run: quick: all is missing" in lines
 
 
 def test_rows_in_which_we_lose_come_first_and_medians_are_shown() -> None:
@@ -228,11 +234,11 @@ def test_rows_in_which_we_lose_come_first_and_medians_are_shown() -> None:
     better = [outcome("this", requests) for requests in (9, 10, 40)]
     best = [replace(run, scene="u") for run in (outcome("this", 2), outcome("other", 20))]
     made = measured(*best, *better, outcome("other", 20), *worse)
-    lines = [line for line in tables(made).splitlines() if "cold |" in line]
+    lines = [line for line in tables(made).splitlines() if "first run |" in line]
     assert lines[:3] == [
-        "| another scene: cold |  | 30 | **10** |",
-        "| a scene: cold | 10 | **10** | 20 |",
-        "| a third scene: cold |  | **2** | 20 |",
+        "| another scene: first run |  | 30 | **10** |",
+        "| a scene: first run | 10 | **10** | 20 |",
+        "| a third scene: first run |  | **2** | 20 |",
     ]
 
 
@@ -241,9 +247,9 @@ def test_where_we_are_wrong_comes_before_all_others() -> None:
         replace(run, scene="t") for run in (outcome("this", 5, status=-9), outcome("other", 10))
     ]
     lines = tables(measured(outcome("this", 30), outcome("other", 10), *wrong)).splitlines()
-    rows = [line for line in lines if "cold |" in line]
-    assert rows[0] == "| another scene: cold |  | 5 ✗ | **10** |"
-    assert "- another scene, cold: this: not done in time" in lines
+    rows = [line for line in lines if "first run |" in line]
+    assert rows[0] == "| another scene: first run |  | 5 ✗ | **10** |"
+    assert "- another scene, first run: this: not done in time" in lines
 
 
 def test_tables_are_written_between_the_marks_of_a_document(tmp_path: Path) -> None:
@@ -253,7 +259,7 @@ def test_tables_are_written_between_the_marks_of_a_document(tmp_path: Path) -> N
     document.write_text("A\n<!-- measured: begin -->\nstale\n<!-- measured: end -->\nB\n")
     assert bench.main(["compare", "--table", str(kept), "--into", str(document)]) == 0
     text = document.read_text()
-    assert text.startswith("A\n<!-- measured: begin -->\n- a machine\n")
+    assert text.startswith("A\n<!-- measured: begin -->\n- counts: a machine\n")
     assert text.endswith("<!-- measured: end -->\nB\n")
     assert "stale" not in text
     document.write_text("nothing")
@@ -263,3 +269,24 @@ def test_tables_are_written_between_the_marks_of_a_document(tmp_path: Path) -> N
 def test_measured_runs_can_be_kept_as_json() -> None:
     made = measured(outcome("this", 12), outcome("other", 20))
     assert Measured.from_document(json.loads(json.dumps(made.document()))) == made
+
+
+def test_runs_of_some_scenes_replace_those_that_are_kept() -> None:
+    kept = measured(outcome("this", 12), replace(outcome("this", 9), scene="t"))
+    made = measured(outcome("this", 1))
+    made.outcomes.clear()
+    made.take_over(kept, but={"t"})
+    assert [(run.scene, run.requests) for run in made.outcomes] == [("s", 12)]
+    made.versions["this"] = "2.0"
+    with pytest.raises(BenchError, match=r"this was 1\.0 there, and is 2\.0 now"):
+        made.take_over(kept, but=())
+
+
+def test_a_kind_stands_for_all_of_its_scenes() -> None:
+    times = compare.chosen_scenes(["times"])
+    assert times
+    assert all(scene.is_timed for scene in times.values())
+    assert list(compare.chosen_scenes([])) == list(compare.SCENES)
+    assert list(compare.chosen_scenes(["away", "cold"])) == ["cold", "away"]
+    with pytest.raises(BenchError, match="no such case: nothing"):
+        compare.chosen_scenes(["nothing"])

@@ -11,6 +11,7 @@ After each run the targets are asked what they hold. What differs from the sourc
 the figures, and so is an exit status that is not 0.
 
     bench.py compare --json FILE                  everything, into a file
+    bench.py compare times --json FILE            only scenes of times: they replace those in FILE
     bench.py compare --table FILE                 the tables of such a file, as Markdown
     bench.py compare --table FILE --into DOC.md   the same, between the marks of a document
     bench.py compare cold away --peer ocync=PATH  two scenes, with a program that is not on the PATH
@@ -56,11 +57,13 @@ from tools.benches.tables import Measured, Outcome, Side, print_outcome, tables
 
 __all__ = ["SCENES", "add_options", "run"]
 
-FLEET = Fleet(size=70_000)  # 100 tags in 10 repositories
+# 100 tags in 10 repositories, each with 5 layers that all share and 3 of its own.
+FLEET = Fleet(size=70_000)
 FEW = Fleet(size=70_000, repositories=5, tags=4)
 MANY = Fleet(size=70_000, repositories=1, tags=300, own=1)
 SEEN = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json"
 WORK = "/dev/shm"
+LOGGED = re.compile(r'time="?\S+ level=\S+ msg="')  # what a log puts in front of a message
 FIRST_MARK = "<!-- measured: begin -->"
 LAST_MARK = "<!-- measured: end -->"
 COUNTING_LIMIT = 120  # seconds for one run
@@ -164,27 +167,27 @@ class Scene:
 
 SCENES: Mapping[str, Scene] = {
     "cold": Scene(
-        "100 tags in 10 repositories, 5 shared and 3 own layers of 70 kB",
+        "100 tags of 8 layers in 10 repositories",
         lambda: fleet(FLEET),
         phases=("cold", "unchanged", "lost"),
         bound=FLEET,
     ),
     "changed": Scene(
-        "the same, 5 of the 100 tags moved",
+        "100 tags, 5 of them moved",
         lambda: fleet(replace(FLEET, moved=5)),
         lambda: fleet(FLEET),
         phases=("changed",),
         bound=replace(FLEET, moved=5),
     ),
     "new": Scene(
-        "300 tags of one repository, 5 of them new",
+        "300 tags, 5 of them new",
         lambda: fleet(MANY),
         lambda: fleet(replace(MANY, left_out=5)),
         phases=("changed",),
         bound=MANY,
     ),
     "immutable": Scene(
-        "the same, said to be immutable where that can be said",
+        "300 tags that never move, 5 of them new",
         lambda: fleet(MANY),
         lambda: fleet(replace(MANY, left_out=5)),
         phases=("changed",),
@@ -209,7 +212,7 @@ SCENES: Mapping[str, Scene] = {
         lambda: fleet(replace(FLEET, platforms=PLATFORMS)),
         phases=("cold", "unchanged"),
         platform="linux/amd64",
-        limit=60,
+        limit=30,
     ),
     "one host": Scene(
         "100 tags to other repositories of their registry",
@@ -218,13 +221,13 @@ SCENES: Mapping[str, Scene] = {
         is_one_host=True,
     ),
     "signed": Scene(
-        "20 images, each with cosign's tag, an SBOM and a signature of that",
+        "20 images with cosign's tag, an SBOM and its signature",
         signed,
         phases=("cold", "unchanged"),
         has_artifacts=True,
     ),
     "signed later": Scene(
-        "the same, signed after they were copied",
+        "20 images signed after they were copied",
         signed,
         lambda: signed(is_late=True),
         phases=("changed",),
@@ -237,40 +240,40 @@ SCENES: Mapping[str, Scene] = {
         bound=FLEET,
     ),
     "throttled": Scene(
-        "20 tags to a registry that takes 40 requests a second, else 429 with Retry-After",
+        "20 tags to a target that takes 40 requests a second",
         lambda: fleet(FEW),
         faults=lambda source, target: throttle(target),
         bound=FEW,
     ),
     "broken read": Scene(
-        "one layer of 40 MB, the source breaks off after 24 MiB, once",
+        "a layer of 40 MB, the source breaks off once, after 24 MiB",
         forty_megabytes,
         faults=lambda source, target: break_once(source, "GET", "response"),
     ),
     "broken write": Scene(
-        "the same, the target breaks off",
+        "a layer of 40 MB, the target breaks off once, after 24 MiB",
         forty_megabytes,
         faults=lambda source, target: break_once(target, "PUT PATCH", "request"),
     ),
     "time": Scene(
-        "100 tags in 10 repositories, 5 shared and 3 own layers of 70 kB",
+        "100 tags of 8 layers in 10 repositories",
         lambda: fleet(FLEET),
         phases=("cold", "unchanged", "lost"),
         is_timed=True,
         bound=FLEET,
     ),
     "time three": Scene(
-        "the same to three targets",
+        "100 tags to three targets",
         lambda: fleet(FLEET),
         phases=("cold", "unchanged"),
         targets=3,
         is_timed=True,
-        rounds=2,
+        rounds=1,
         bound=FLEET,
     ),
     "big": Scene("one image of 8 layers of 64 MiB", big, is_timed=True, limit=120),
     "10 ms": Scene(
-        "20 tags in 5 repositories, both registries 10 ms away each way",
+        "20 tags, both registries 10 ms away each way",
         lambda: fleet(FEW),
         phases=("cold", "unchanged"),
         is_timed=True,
@@ -279,7 +282,7 @@ SCENES: Mapping[str, Scene] = {
         bound=FEW,
     ),
     "40 ms": Scene(
-        "the same, 40 ms away each way",
+        "20 tags, both registries 40 ms away each way",
         lambda: fleet(FEW),
         phases=("cold", "unchanged"),
         is_timed=True,
@@ -292,7 +295,7 @@ SCENES: Mapping[str, Scene] = {
         "100 tags, the target refuses connections for 1 s in the middle",
         lambda: fleet(FLEET),
         is_timed=True,
-        rounds=2,
+        rounds=1,
         limit=45,
         outage=(1.0, 5 * MB),
     ),
@@ -458,9 +461,10 @@ class Theatre:
             group = stack.enter_context(small_group()) if scene.has_small_cpu else None
             if scene.has_small_cpu and group is None:
                 return
+            able = [peer for peer in self.peers if peer.has_platforms or not scene.platform]
             for number in range(rounds):
-                for place in range(len(self.peers)):
-                    peer = self.peers[(place + number) % len(self.peers)]
+                for place in range(len(able)):
+                    peer = able[(place + number) % len(able)]
                     with self.stage(name, scene, peer, shared, now) as stage:
                         if shared is None:
                             before.load_into(stage.source)
@@ -582,12 +586,12 @@ def reached(scene: Scene, address: str, *, is_target: bool = False) -> Iterator[
 
 
 def last_complaint(text: str) -> str:
-    """Return the last line about an error, else about a failure, else of all; cut to 160 characters."""
+    """Return the last line about an error, else about a failure, else of all; cut to 120 characters."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for word in (r"\berror\b", r"\b(failed|fatal)\b", ""):
         chosen = [line for line in lines if re.search(word, line, re.IGNORECASE)]
         if chosen:
-            return chosen[-1][:160]
+            return LOGGED.sub("", chosen[-1])[:120]
     return ""
 
 
@@ -595,7 +599,7 @@ def last_complaint(text: str) -> str:
 
 
 def least_requests_and_bytes(scene: Scene) -> Iterator[tuple[str, int, int]]:
-    """Return phase, requests and bytes of a program that knows everything about blobs."""
+    """Return phase, requests and bytes of a program that knows all but what the tags name today."""
     if scene.bound is None:
         return
     now = scene.now().tagged
@@ -609,7 +613,7 @@ def least_requests_and_bytes(scene: Scene) -> Iterator[tuple[str, int, int]]:
             "cold": (nothing, now, False),
             "changed": (before, now, True),
             "unchanged": (now, now, True),
-            "lost": (now, now, False),
+            "lost": (now, now, True),
         }[phase]
         bound = least_of.least(planned, held, wanted, stateful=is_stateful)
         yield phase, bound.request_count, bound.bytes
@@ -622,10 +626,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Say which options there are."""
     titles = [f"  {name:<13} {scene.text}" for name, scene in SCENES.items()]
     parser.epilog = "\n".join(["scenes:", *titles])
-    parser.add_argument("scenes", nargs="*", metavar="SCENE", help="default: all, as below")
+    parser.add_argument(
+        "scenes",
+        nargs="*",
+        metavar="SCENE",
+        help="one of those below, or counts or times: all of that kind (default: both)",
+    )
     add_peer_option(parser)
     parser.add_argument("-n", dest="rounds", type=int, default=3, help="rounds (%(default)s)")
-    parser.add_argument("--json", metavar="FILE", help="write everything into this file")
+    parser.add_argument(
+        "--json", metavar="FILE", help="write the runs into this file, in place of those it has"
+    )
     parser.add_argument("--table", metavar="FILE", help="measure nothing: print what FILE holds")
     parser.add_argument("--into", metavar="FILE", help="with --table: write it into this document")
 
@@ -641,18 +652,31 @@ def run(options: argparse.Namespace) -> int:
             print(text)
         return 0
 
-    scenes = choose(options.scenes, SCENES)
+    scenes = chosen_scenes(options.scenes)
     peers: list[Peer] = [Ours(), *find_peers(options.peer)]
-    measured = Measured(conditions(), {each.name: each.version() for each in peers}, {}, {}, [], {})
-    measured.settings.update({each.name: each.settings for each in peers})
-    for name in measured.versions:
-        print(f"{name}: {measured.versions[name]}; {measured.settings[name]}")
-    for line in measured.conditions:
-        print(line, flush=True)
+    measured = Measured(
+        conditions={},
+        versions={peer.name: peer.version() for peer in peers},
+        settings={},
+        scenes={},
+    )
+    measured.settings.update({peer.name: peer.settings for peer in peers})
+    for name, version in measured.versions.items():
+        print(f"{name}: {version}; {measured.settings[name]}")
+    file = Path(options.json) if options.json else None
+    if file and file.exists():
+        kept = Measured.from_document(json.loads(file.read_text(encoding="utf-8")))
+        measured.take_over(kept, but=scenes)
 
+    begun: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="compare-", dir=WORK) as work:
         theatre = Theatre(Path(work), peers, options.rounds)
         for name, scene in scenes.items():
+            kind = "times" if scene.is_timed else "counts"
+            if kind not in begun:
+                begun.add(kind)
+                measured.conditions[kind] = conditions()
+                print(f"{kind}: {measured.conditions[kind]}")
             measured.scenes[name] = scene.text
             print(f"{name}: {scene.text}", flush=True)
             for phase, requests, size in least_requests_and_bytes(scene):
@@ -661,10 +685,20 @@ def run(options: argparse.Namespace) -> int:
             for outcome in theatre.play(name, scene):
                 measured.outcomes.append(outcome)
                 print_outcome(outcome)
-            if options.json:
-                text = json.dumps(measured.document(), indent=1)
-                Path(options.json).write_text(text, encoding="utf-8")
+            if file:
+                file.write_text(json.dumps(measured.document(), indent=1), encoding="utf-8")
     return 0
+
+
+def chosen_scenes(names: Sequence[str]) -> dict[str, Scene]:
+    """Return the named scenes, in their own order; a kind stands for all of its scenes."""
+    kinds = {
+        "counts": [name for name, scene in SCENES.items() if not scene.is_timed],
+        "times": [name for name, scene in SCENES.items() if scene.is_timed],
+    }
+    wanted = [name for word in names for name in kinds.get(word, [word])]
+    chosen = choose(wanted, SCENES)
+    return {name: scene for name, scene in SCENES.items() if name in chosen}
 
 
 def write_between_marks(file: Path, text: str) -> None:
@@ -676,7 +710,7 @@ def write_between_marks(file: Path, text: str) -> None:
     file.write_text(f"{before}{first}\n{text}\n{last}{behind}", encoding="utf-8")
 
 
-def conditions() -> list[str]:
+def conditions() -> str:
     """Say what else has a part in the figures."""
     registry = find_program("docker-registry", "docker-registry")
     version = subprocess.run(
@@ -685,7 +719,7 @@ def conditions() -> list[str]:
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
     processor = model[1] if model else platform.machine()
     load, _, _ = os.getloadavg()
-    return [
-        f"{datetime.date.today()}, {os.cpu_count()} x {processor}, load {load:.1f} before",
-        f"CPython {platform.python_version()}, docker-registry {version[-1]}",
-    ]
+    return (
+        f"{datetime.date.today()}, {os.cpu_count()} x {processor}, load {load:.1f} before; "
+        f"CPython {platform.python_version()}, docker-registry {version[-1]}"
+    )

@@ -77,6 +77,7 @@ class Peer:
     name: ClassVar[str]
     program: ClassVar[str]
     settings: ClassVar[str]
+    has_platforms: ClassVar[bool] = False  # it can be told to leave platforms out
     version_arguments: ClassVar[Sequence[str]] = ("version",)
     sign: ClassVar[str] = ""  # its version says this, and that of no other program of the name
 
@@ -116,6 +117,7 @@ class Ours(Peer):
     name = "this"
     program = "regsync.py"
     settings = f"max_concurrent: {CONCURRENCY}"
+    has_platforms = True
 
     def __init__(self, program: Program = REGSYNC) -> None:
         super().__init__(program.file)
@@ -190,6 +192,7 @@ class Regclient(Peer):
     name = "regclient"
     program = "regsync"
     settings = f"once, parallel: {CONCURRENCY}, reqConcurrent: {CONCURRENCY}"
+    has_platforms = True
     sign = "VCSRef"
 
     def version(self) -> str:

@@ -10,15 +10,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from tools.benches.runner import MB
+from tools.benches.runner import MB, BenchError
 
 __all__ = ["Measured", "Outcome", "Side", "print_outcome", "tables"]
 
 OURS = "this"
+PHASES = {
+    "cold": "first run",
+    "unchanged": "unchanged",
+    "lost": "unchanged, nothing remembered",
+    "changed": "second run",
+}
 WAITING = ("errors", "throttled")  # scenes of counts in which time is that of waits
 
 
@@ -68,12 +74,29 @@ class Outcome:
 class Measured:
     """All runs of one call, and what has to be known to read them."""
 
-    conditions: list[str]
+    conditions: dict[str, str]  # counts or times -> when and where
     versions: dict[str, str]
     settings: dict[str, str]
     scenes: dict[str, str]  # name -> what is done
-    outcomes: list[Outcome]
-    least: dict[str, tuple[int, int]]  # "scene, phase" -> requests and bytes
+    outcomes: list[Outcome] = field(default_factory=list)
+    least: dict[str, tuple[int, int]] = field(
+        default_factory=dict
+    )  # "scene, phase" -> requests, bytes
+
+    def take_over(self, kept: Measured, *, but: Container[str]) -> None:
+        """Add the runs of another call, except for those of some scenes.
+
+        BenchError when another version of a program was measured there.
+        """
+        for name, version in kept.versions.items():
+            if self.versions.get(name, version) != version:
+                raise BenchError(f"{name} was {version} there, and is {self.versions[name]} now")
+        self.conditions = {**kept.conditions, **self.conditions}
+        self.versions = {**self.versions, **kept.versions}
+        self.settings = {**kept.settings, **self.settings}
+        self.scenes = {**kept.scenes, **self.scenes}
+        self.least = {**kept.least, **self.least}
+        self.outcomes = [run for run in kept.outcomes if run.scene not in but]
 
     def document(self) -> dict[str, Any]:
         """Return what json can write."""
@@ -133,7 +156,7 @@ class Quantity(NamedTuple):
 
 QUANTITIES = (
     Quantity("Requests", lambda run: run.requests, True, 0),
-    Quantity("Bytes of manifests and blobs, both sides, MB", lambda run: in_mb(run.bytes), True, 1),
+    Quantity("Manifests and blobs, both sides, MB", lambda run: in_mb(run.bytes), True, 2),
     Quantity("Time, s", lambda run: run.wall, False, 2),
     Quantity("CPU of the client, s", lambda run: run.cpu, False, 2),
     Quantity("Peak memory, MB", lambda run: run.peak / MB, False, 0),
@@ -176,12 +199,14 @@ class Row(NamedTuple):
 
 def tables(measured: Measured) -> str:
     """Write everything as Markdown."""
-    lines = [*(f"- {line}" for line in measured.conditions)]
+    lines = [f"- {kind}: {text}" for kind, text in measured.conditions.items()]
     for name, version in measured.versions.items():
         lines.append(f"- **{name}**: {version}; {measured.settings[name]}")
     rows = list(rows_of(measured))
     for quantity in QUANTITIES:
-        lines += ["", *table(measured, quantity, rows)]
+        shown = [row for row in rows if is_shown(row, quantity)]
+        if shown:
+            lines += ["", *table(measured, quantity, shown)]
     return "\n".join([*lines, "", *troubles(measured, rows)])
 
 
@@ -200,9 +225,8 @@ def table(measured: Measured, quantity: Quantity, rows: Sequence[Row]) -> Iterat
     columns = [quantity.title, *(["least"] if quantity.is_counted else []), *peers]
     yield f"| {' | '.join(columns)} |"
     yield f"|{'---|' * len(columns)}"
-    shown = [row for row in rows if is_shown(row, quantity)]
-    for row in sorted(shown, key=lambda row: row.standing(quantity), reverse=True):
-        cells = [f"{measured.scenes[row.scene]}: {row.phase}"]
+    for row in sorted(rows, key=lambda row: row.standing(quantity), reverse=True):
+        cells = [f"{measured.scenes[row.scene]}: {PHASES[row.phase]}"]
         if quantity.is_counted:
             cells.append(least_cell(measured, quantity, row))
         best = row.best(peers, quantity)
@@ -262,4 +286,4 @@ def troubles(measured: Measured, rows: Sequence[Row]) -> Iterator[str]:
             said = [trouble for trouble in map(trouble_of, runs) if trouble]
             times = f" (in {len(said)} of {len(runs)} runs)" if len(runs) > 1 else ""
             for trouble in dict.fromkeys(said):
-                yield f"- {measured.scenes[row.scene]}, {row.phase}: {peer}{times}: {trouble}"
+                yield f"- {measured.scenes[row.scene]}, {PHASES[row.phase]}: {peer}{times}: {trouble}"
