@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -199,15 +200,22 @@ class Row(NamedTuple):
 
 def tables(measured: Measured) -> str:
     """Write everything as Markdown."""
-    lines = [f"- {kind}: {text}" for kind, text in measured.conditions.items()]
+    lines = [item(f"{kind}: {text}") for kind, text in measured.conditions.items()]
     for name, version in measured.versions.items():
-        lines.append(f"- **{name}**: {version}; {measured.settings[name]}")
+        lines.append(item(f"**{name}**: {version}; {measured.settings[name]}"))
     rows = list(rows_of(measured))
     for quantity in QUANTITIES:
         shown = [row for row in rows if is_shown(row, quantity)]
         if shown:
             lines += ["", *table(measured, quantity, shown)]
     return "\n".join([*lines, "", *troubles(measured, rows)])
+
+
+def item(text: str) -> str:
+    """Write an item of a list in lines of 120 columns."""
+    return textwrap.fill(
+        f"- {text}", 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+    )
 
 
 def rows_of(measured: Measured) -> Iterator[Row]:
@@ -286,4 +294,5 @@ def troubles(measured: Measured, rows: Sequence[Row]) -> Iterator[str]:
             said = [trouble for trouble in map(trouble_of, runs) if trouble]
             times = f" (in {len(said)} of {len(runs)} runs)" if len(runs) > 1 else ""
             for trouble in dict.fromkeys(said):
-                yield f"- {measured.scenes[row.scene]}, {PHASES[row.phase]}: {peer}{times}: {trouble}"
+                place = f"{measured.scenes[row.scene]}, {PHASES[row.phase]}"
+                yield item(f"{place}: {peer}{times}: {trouble}")
