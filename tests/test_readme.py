@@ -51,7 +51,8 @@ FOR_USERS = (
 )
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in FOR_USERS)]
 TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
-OWN_WORDS = re.sub(r"(?s)<!-- reference: begin -->.*<!-- reference: end -->", "", TEXT)
+# Without the tables that a program makes.
+OWN_WORDS = re.sub(r"(?s)<!-- (reference|measured): begin -->.*?<!-- \1: end -->", "", TEXT)
 
 BLOCKS = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", TEXT)
 RECIPES = [block for language, block in BLOCKS if language == "yaml"]
@@ -163,9 +164,11 @@ def test_every_option_exists_and_every_option_is_named() -> None:
     rules = {f"--{field.name.replace('_', '-')}" for field in SECTIONS["tags"]}
     real = {name for parser in commands().values() for name in options_of(parser)}
     tools = {"--file", "--python", "--help", "--thorough", "--check", "--cache", "--out"}
+    tools |= {"--into", "--peer", "--table"}
     others = {"-b", "-cf", "-xf", "--quiet", "--oci-layout-path"}
     others |= {
         "--all",
+        "--all-tags",
         "-k",
         "-l",
         "-m",
