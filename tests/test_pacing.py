@@ -20,12 +20,14 @@ from _regsync.registry.throttle import (
     RegistryLimits,
     Remaining,
     RetryBudget,
+    Slot,
     backoff,
+    has_permits,
     next_opening,
     parse_quota,
     release,
+    take,
 )
-from _regsync.registry.throttle import admit as places
 
 A, B = Demand("a"), Demand("b")
 READ_A, READ_B, WRITE_A, WRITE_B = (
@@ -40,6 +42,15 @@ def limits(**caps: int) -> dict[str, RegistryLimits]:
 
 def state(held: dict[str, RegistryLimits]) -> dict[str, tuple[int, int, dict[str, int]]]:
     return {host: (limit.in_use, limit.bodies, dict(limit.large)) for host, limit in held.items()}
+
+
+def places(
+    held: dict[str, RegistryLimits], wants: tuple[Demand, ...], now: float
+) -> list[Slot] | None:
+    """Take all that `wants` name, as the gate does, and return the places in windows."""
+    if not has_permits(held, wants) or next_opening(held, wants, now) > now:
+        return None
+    return take(held, wants, now)
 
 
 def admit(held: dict[str, RegistryLimits], wants: tuple[Demand, ...], now: float = 0.0) -> bool:

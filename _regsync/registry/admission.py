@@ -21,7 +21,15 @@ import anyio
 
 from _regsync.net.http1 import Response
 from _regsync.net.pool import Lease
-from _regsync.registry.throttle import Demand, RegistryLimits, Slot, admit, next_opening, release
+from _regsync.registry.throttle import (
+    Demand,
+    RegistryLimits,
+    Slot,
+    has_permits,
+    next_opening,
+    release,
+    take,
+)
 
 
 class Permit:
@@ -222,7 +230,12 @@ class Gate:
         heapq.heapify(heads)
         while heads:
             waiter = heapq.heappop(heads)
-            if self._takes(waiter.permit, waiter.needs, now):
+            # Who gives a permit back wakes the waiters; windows may open by time alone.
+            opens = math.inf
+            if has_permits(self.limits, waiter.needs):
+                opens = next_opening(self.limits, waiter.needs, now)
+            if opens <= now:
+                self._take(waiter.permit, waiter.needs, now)
                 queue = self._queues[waiter.needs]
                 heapq.heappop(queue)
                 waiter.is_admitted.set()
@@ -230,11 +243,8 @@ class Gate:
                     heapq.heappush(heads, queue[0])
                 else:
                     del self._queues[waiter.needs]
-            else:
-                # By the same reading of the clock: between two of them an opening could pass
-                # unseen, and the waiter would sleep for ever.
-                opens = next_opening(self.limits, waiter.needs, now)
-                waiter.scope.deadline = opens if opens > now else math.inf
+            elif opens != waiter.scope.deadline:  # to set it costs a timer
+                waiter.scope.deadline = opens
 
     def _rank(self, rank: float | None) -> float:
         if rank is None:
@@ -255,15 +265,14 @@ class Gate:
     def _admits_at_once(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> bool:
         if self._queues:
             self._serve_queues(now)  # others came first; they may fit by now, by time alone
-        return self._takes(permit, needs, now)
-
-    def _takes(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> bool:
-        slots = admit(self.limits, needs, now)
-        if slots is None:
+        if not has_permits(self.limits, needs) or next_opening(self.limits, needs, now) > now:
             return False
-        permit.slots += slots
-        permit.is_held = True
+        self._take(permit, needs, now)
         return True
+
+    def _take(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> None:
+        permit.slots += take(self.limits, needs, now)
+        permit.is_held = True
 
     async def _wait(self, permit: Permit, needs: tuple[Demand, ...]) -> None:
         waiter = _Waiter(permit.rank, next(self._arrivals), permit, needs)

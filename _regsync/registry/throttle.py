@@ -235,11 +235,11 @@ class RequestWindow:
         # would ever renew it otherwise.
         if not is_full or not window.inside:
             return opens
+        if not window.presumed:
+            return math.inf  # only an answer frees a place
 
-        # A place comes free when the first request counts as a success; inf: only an answer frees
-        # one.
-        next_leaves = min(window.presumed.values(), default=math.inf)
-        return max(opens, next_leaves)
+        # A place comes free when the first request counts as a success.
+        return max(opens, min(window.presumed.values()))
 
     def _end_presumed_successes(self, now: float) -> None:
         """Let uploads leave that the registry has taken for so long that they count as accepted."""
@@ -353,22 +353,24 @@ class Slot(NamedTuple):
     number: int
 
 
-def admit(
-    limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: float = 0.0
-) -> list[Slot] | None:
-    """Take all that `wants` name, and return the places in windows; None: nothing was taken."""
-    if next_opening(limits, wants, now) > now:
-        return None
+def has_permits(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand]) -> bool:
+    """Say whether the permits are there that `wants` take."""
     permits = [want for want in wants if not want.within]
     for want in permits:
         of_host = [other for other in permits if other.host == want.host]
         if not limits[want.host].has_permits_for(of_host):
-            return None
+            return False
+    return True
 
-    for want in permits:
-        limits[want.host].count_permit(want, 1)
+
+def take(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: float) -> list[Slot]:
+    """Take all that `wants` name, which is there as `has_permits` and `next_opening` say; return the
+    places in windows.
+    """
     slots: list[Slot] = []
     for want in wants:
+        if not want.within:
+            limits[want.host].count_permit(want, 1)
         if want.meters:
             window, *others = (limits[want.host].meters[name] for name in want.meters)
             slots.append(Slot(want, window, window.enter(now)))
@@ -389,7 +391,7 @@ def next_opening(
 
 
 def release(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand]) -> None:
-    """Give back the permits that `admit` took for `wants`; windows are left by `RequestWindow.end`."""
+    """Give back the permits that `take` took for `wants`; windows are left by `RequestWindow.end`."""
     for want in wants:
         limits[want.host].count_permit(want, -1)
 
