@@ -17,7 +17,7 @@ import pytest
 from _regsync.providers import Pace
 from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import CongestionWindow, Demand, RegistryLimits
-from _regsync.registry.transport import Call
+from _regsync.registry.transport import Body, Call
 from conformance.client.copies import ACCEPT
 from conformance.content.images import Image, Part, Seed, compose
 from conformance.messages import Answer, Request, Response, error
@@ -27,6 +27,7 @@ from conformance.registry.app import App
 from conformance.server.memory import Link, Place
 from tests.ends import document, held, tags, virtual
 from tests.test_redirects import registry, transport_of
+from tests.wires import Blob
 from tools.benches import rates
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -439,7 +440,8 @@ async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_it
 
         async def put(seconds: float, *, told: bool) -> None:
             turn = await transport.gate.enter(transport.demand_of(host, body), None, None)
-            transport._watch_body(body, turn, None, None)
+            sent = Body(Blob(b""), 60.0, lambda: None, transport)
+            transport._watch_body(body, turn, sent, None)
             entered.append(anyio.current_time())
             if told:
                 await anyio.sleep(0.3)
