@@ -303,7 +303,7 @@ def test_what_is_no_listing_repeats_no_secret() -> None:
     )
 
     async def work() -> None:
-        with pytest.raises(ContentError, match=r'says: {"sent": "\*\*\*"}'):
+        with pytest.raises(ContentError, match=r'not valid: {"sent": "\*\*\*"}'):
             await world.repository.list_tags()
 
     in_virtual_time(work)
