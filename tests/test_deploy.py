@@ -427,7 +427,7 @@ def test_what_an_ordinary_run_leaves_out_is_run_on_a_schedule() -> None:
         if "run" in step
     ]
     assert [words[1:] for words in commands] == [
-        ["tools/check.py", "--thorough"],
+        ["tools/check.py", "--thorough", "--order-seed", "$GITHUB_RUN_NUMBER"],
         ["tools/check.py", "tests/test_mutants.py"],
         ["tools/mutants.py", "-j", "2"],
     ]

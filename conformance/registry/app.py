@@ -83,28 +83,32 @@ class _Page(NamedTuple):
 
 
 class App(Uploads):
-    """A registry."""
+    """A registry. Its options are what registries do differently: conformance/README.md tells each."""
 
     def __init__(
         self,
         *,
+        # Who may do what.
+        auth: Auth | None = None,
+        # Uploads.
+        mounts: bool = True,
+        automatic_mounts: bool = False,
+        single_post: bool = True,
+        resumable: bool = True,
+        chunk_min_length: int | None = None,
+        locations: Literal["absolute", "relative"] = "absolute",
+        # Manifests and tags.
+        require_blobs: bool = True,
+        any_manifest_type: bool = False,
+        sha512: bool = True,
+        immutable_tags: bool = False,
+        deletes: bool = True,
+        tag_deletes: bool = True,
+        # Lists.
+        page_size: int | None = None,
         referrers_api: bool = True,
         referrers_filter: bool = True,
         referrers_page: int | None = None,
-        mounts: bool = True,
-        automatic_mounts: bool = False,
-        page_size: int | None = None,
-        require_blobs: bool = True,
-        immutable_tags: bool = False,
-        single_post: bool = True,
-        deletes: bool = True,
-        tag_deletes: bool = True,
-        resumable: bool = True,
-        any_manifest_type: bool = False,
-        sha512: bool = True,
-        chunk_min_length: int | None = None,
-        locations: Literal["absolute", "relative"] = "absolute",
-        auth: Auth | None = None,
     ) -> None:
         super().__init__(
             mounts=mounts,
