@@ -189,11 +189,12 @@ class Storage(Site):
 
 
 def _told(work: Callable[..., Any]) -> Callable[..., Any]:
-    async def run(*arguments: Any) -> int:
+    async def run(*arguments: Any, **named: Any) -> int:
         try:
-            return int(await work(*arguments))
+            return int(await work(*arguments, **named))
         except Exception as error:
-            console = next(each for each in arguments if isinstance(each, Console))
+            given = (*arguments, *named.values())
+            console = next(each for each in given if isinstance(each, Console))
             sys.excepthook(type(error), error, error.__traceback__)  # as with -vv
             return cli.report_error(console, error)
 

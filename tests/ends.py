@@ -350,6 +350,13 @@ async def virtual(chance: float = 0.5) -> AsyncIterator[Virtual]:
     world.check()
 
 
+@pytest.fixture
+async def world() -> AsyncIterator[Virtual]:
+    """Give a world in memory to a test that bears the mark `virtual_time`."""
+    async with virtual() as made:
+        yield made
+
+
 @contextlib.asynccontextmanager
 async def stopped_at(
     *seconds: float, number: signal.Signals = signal.SIGTERM

@@ -21,7 +21,7 @@ from conformance.faults.rules import Rule
 from conformance.messages import Answer, Request
 from conformance.providers.personas import Provider
 from tests.attached import Scene
-from tests.ends import only, virtual
+from tests.ends import Virtual, only
 from tests.thinning import Cell, thinned
 
 pytestmark = [
@@ -162,76 +162,73 @@ def disturb(scene: Scene, step: Step) -> Rule:
 @pytest.mark.parametrize(
     ("name", "told", "often"), [case for case in CASES if case.values[2] == "once"]
 )
-async def test_a_step_fails_once(name: str, told: str, often: str, tmp_path: Path) -> None:
+async def test_a_step_fails_once(
+    world: Virtual, name: str, told: str, often: str, tmp_path: Path
+) -> None:
     step, verb = STEPS[name], {**ONCE, **ONCE_READ}[told]
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, MADE, step.source, step.target)
-        verb(disturb(scene, step).nth(step.nth))
-        ran = await scene.run()
-        place = scene.source if step.side == "source" else scene.target
-        place.faults.check()
-        place.faults.clear()
-        assert (ran.status, ran.failed) == (0, []), ran.err
-        assert only(ran.images)["artifacts"]["synced"] == len(MADE.travelling)
-        scene.check_order()
-        scene.check()
-        await scene.settle()
+    scene = Scene(world, tmp_path, MADE, step.source, step.target)
+    verb(disturb(scene, step).nth(step.nth))
+    ran = await scene.run()
+    place = scene.source if step.side == "source" else scene.target
+    place.faults.check()
+    place.faults.clear()
+    assert (ran.status, ran.failed) == (0, []), ran.err
+    assert only(ran.images)["artifacts"]["synced"] == len(MADE.travelling)
+    scene.check_order()
+    scene.check()
+    await scene.settle()
 
 
 @pytest.mark.parametrize(
     ("name", "told", "often"), [case for case in CASES if case.values[2] == "for good"]
 )
-async def test_a_step_fails_for_good(name: str, told: str, often: str, tmp_path: Path) -> None:
+async def test_a_step_fails_for_good(
+    world: Virtual, name: str, told: str, often: str, tmp_path: Path
+) -> None:
     step, verb = STEPS[name], {**FOR_GOOD, **FOR_GOOD_READ}[told]
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, MADE, step.source, step.target)
-        verb(disturb(scene, step).since(step.nth))
-        ran = await scene.run()
-        place = scene.source if step.side == "source" else scene.target
-        place.faults.check()
-        place.faults.clear()
-        failed = only(ran.images)
-        assert failed["status"] == "failed", ran.out
-        assert ran.status == (4 if failed["error"]["status"] == 403 else 2)
-        assert failed["error"]["message"]
-        assert "INTERNAL_ERROR" not in ran.out + ran.err, ran.err
-        assert len(ran.failed) == 1, ran.err
-        scene.check_nothing_wrong()
+    scene = Scene(world, tmp_path, MADE, step.source, step.target)
+    verb(disturb(scene, step).since(step.nth))
+    ran = await scene.run()
+    place = scene.source if step.side == "source" else scene.target
+    place.faults.check()
+    place.faults.clear()
+    failed = only(ran.images)
+    assert failed["status"] == "failed", ran.out
+    assert ran.status == (4 if failed["error"]["status"] == 403 else 2)
+    assert failed["error"]["message"]
+    assert "INTERNAL_ERROR" not in ran.out + ran.err, ran.err
+    assert len(ran.failed) == 1, ran.err
+    scene.check_nothing_wrong()
 
-        await scene.succeed()
-        scene.check(replaced=True)
-        await scene.settle()
+    await scene.succeed()
+    scene.check(replaced=True)
+    await scene.settle()
 
 
-async def test_another_writer_of_the_list_is_not_lost(tmp_path: Path) -> None:
+async def test_another_writer_of_the_list_is_not_lost(world: Virtual, tmp_path: Path) -> None:
     """Between our put and our look somebody wrote the list without ours: it is merged once more."""
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, MADE, target=FALLBACK)
-        theirs = Seed(78).artifact(MADE.image, "application/vnd.example.theirs")
-        written = 0
+    scene = Scene(world, tmp_path, MADE, target=FALLBACK)
+    theirs = Seed(78).artifact(MADE.image, "application/vnd.example.theirs")
+    written = 0
 
-        def overwrite(request: Any, answer: Any) -> Any:
-            nonlocal written
-            if (request.method, request.reference, answer.status) == (
-                "PUT",
-                TAG,
-                201,
-            ) and not written:
-                written += 1
-                theirs.load_into(scene.target, "app")
-                Seed().fallback_index([theirs]).load_into(scene.target, "app", TAG)
-            return answer
+    def overwrite(request: Any, answer: Any) -> Any:
+        nonlocal written
+        if (request.method, request.reference, answer.status) == ("PUT", TAG, 201) and not written:
+            written += 1
+            theirs.load_into(scene.target, "app")
+            Seed().fallback_index([theirs]).load_into(scene.target, "app", TAG)
+        return answer
 
-        scene.target.amend = overwrite
-        await scene.succeed()
-        assert written == 1
-        theirs.load_into(scene.source, "app")  # so that both sides have to be the same
-        scene.target.repositories["app"].manifests = {
-            digest: stored
-            for digest, stored in scene.target.repositories["app"].manifests.items()
-            if digest in (*scene.target.repositories["app"].tags.values(), TOP) or stored.subject
-        }
-        scene.check()
+    scene.target.amend = overwrite
+    await scene.succeed()
+    assert written == 1
+    theirs.load_into(scene.source, "app")  # so that both sides have to be the same
+    scene.target.repositories["app"].manifests = {
+        digest: stored
+        for digest, stored in scene.target.repositories["app"].manifests.items()
+        if digest in (*scene.target.repositories["app"].tags.values(), TOP) or stored.subject
+    }
+    scene.check()
 
 
 def of_list(scene: Scene) -> list[tuple[str, int]]:
@@ -258,93 +255,89 @@ def write_once_looked_for(scene: Scene, *listed: Image) -> None:
     scene.target.amend = write
 
 
-async def test_a_list_that_may_not_be_put_again_is_read(tmp_path: Path) -> None:
+async def test_a_list_that_may_not_be_put_again_is_read(world: Virtual, tmp_path: Path) -> None:
     """The answer to our own put was lost, and the registry moves no tag: the list is there."""
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, MADE, target=FALLBACK)
-        scene.target.immutable_tags = True
-        scene.target.faults.on("PUT", "manifest", reference=TAG).drop(at="answer").nth(1)
-        ran = await scene.succeed()
-        scene.target.faults.check()
-        scene.target.faults.clear()
-        assert of_list(scene)[-2:] == [("PUT", 400), ("GET", 200)]
-        assert only(ran.images)["artifacts"]["synced"] == len(MADE.travelling)
-        scene.check()
-        await scene.settle()
+    scene = Scene(world, tmp_path, MADE, target=FALLBACK)
+    scene.target.immutable_tags = True
+    scene.target.faults.on("PUT", "manifest", reference=TAG).drop(at="answer").nth(1)
+    ran = await scene.succeed()
+    scene.target.faults.check()
+    scene.target.faults.clear()
+    assert of_list(scene)[-2:] == [("PUT", 400), ("GET", 200)]
+    assert only(ran.images)["artifacts"]["synced"] == len(MADE.travelling)
+    scene.check()
+    await scene.settle()
 
 
-async def test_a_list_that_another_writer_put_for_good_is_read(tmp_path: Path) -> None:
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, MADE, target=FALLBACK)
-        scene.target.immutable_tags = True
-        write_once_looked_for(scene, *MADE.sample.attached[:3])
-        await scene.succeed()
-        assert of_list(scene) == [("GET", 404), ("PUT", 400), ("GET", 200)]
-        scene.check()
-        await scene.settle()
+async def test_a_list_that_another_writer_put_for_good_is_read(
+    world: Virtual, tmp_path: Path
+) -> None:
+    scene = Scene(world, tmp_path, MADE, target=FALLBACK)
+    scene.target.immutable_tags = True
+    write_once_looked_for(scene, *MADE.sample.attached[:3])
+    await scene.succeed()
+    assert of_list(scene) == [("GET", 404), ("PUT", 400), ("GET", 200)]
+    scene.check()
+    await scene.settle()
 
 
-async def test_a_list_without_ours_that_may_not_be_put_again_is_an_error(tmp_path: Path) -> None:
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, MADE, target=FALLBACK)
-        scene.target.immutable_tags = True
-        theirs = Seed(78).artifact(MADE.image, "application/vnd.example.theirs")
-        write_once_looked_for(scene, theirs, MADE.sample.attached[0])
-        ran = await scene.run()
-        failed = only(ran.images)
-        assert failed["status"] == "failed"
-        assert (failed["error"]["code"], failed["error"]["status"]) == ("TARGET_ERROR", 400)
-        assert "TAG_INVALID" in failed["error"]["message"]
-        assert of_list(scene) == [("GET", 404), ("PUT", 400), ("GET", 200)]
+async def test_a_list_without_ours_that_may_not_be_put_again_is_an_error(
+    world: Virtual, tmp_path: Path
+) -> None:
+    scene = Scene(world, tmp_path, MADE, target=FALLBACK)
+    scene.target.immutable_tags = True
+    theirs = Seed(78).artifact(MADE.image, "application/vnd.example.theirs")
+    write_once_looked_for(scene, theirs, MADE.sample.attached[0])
+    ran = await scene.run()
+    failed = only(ran.images)
+    assert failed["status"] == "failed"
+    assert (failed["error"]["code"], failed["error"]["status"]) == ("TARGET_ERROR", 400)
+    assert "TAG_INVALID" in failed["error"]["message"]
+    assert of_list(scene) == [("GET", 404), ("PUT", 400), ("GET", 200)]
 
 
-async def test_what_the_list_names_already_stays(tmp_path: Path) -> None:
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, MADE, target=FALLBACK)
-        theirs = Seed(78).artifact(MADE.image, "application/vnd.example.theirs")
-        theirs.load_into(scene.target, "app")
-        Seed().fallback_index([theirs]).load_into(scene.target, "app", TAG)
-        await scene.succeed()
-        found = scene.target.manifest("app", TAG)
-        assert found is not None
-        listed = [part["digest"] for part in found.children]
-        assert listed[0] == theirs.top
-        assert sorted(listed) == sorted(
-            [theirs.top, *(each.top for each in MADE.sample.attached[:3])]
-        )
+async def test_what_the_list_names_already_stays(world: Virtual, tmp_path: Path) -> None:
+    scene = Scene(world, tmp_path, MADE, target=FALLBACK)
+    theirs = Seed(78).artifact(MADE.image, "application/vnd.example.theirs")
+    theirs.load_into(scene.target, "app")
+    Seed().fallback_index([theirs]).load_into(scene.target, "app", TAG)
+    await scene.succeed()
+    found = scene.target.manifest("app", TAG)
+    assert found is not None
+    listed = [part["digest"] for part in found.children]
+    assert listed[0] == theirs.top
+    assert sorted(listed) == sorted([theirs.top, *(each.top for each in MADE.sample.attached[:3])])
 
 
-async def test_what_is_no_list_is_not_overwritten(tmp_path: Path) -> None:
+async def test_what_is_no_list_is_not_overwritten(world: Virtual, tmp_path: Path) -> None:
     """Protocol-facts.md section 1.10: anything that is not an OCI index is reported, never
     replaced.
     """
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, MADE, target=FALLBACK)
-        stranger = Seed(79).image().load_into(scene.target, "app", tag=TAG)
-        ran = await scene.run()
-        assert (ran.status, only(ran.images)["status"]) == (2, "failed")
-        assert TAG in ran.err
-        found = scene.target.manifest("app", TAG)
-        assert found is not None
-        assert found.digest == stranger.top
+    scene = Scene(world, tmp_path, MADE, target=FALLBACK)
+    stranger = Seed(79).image().load_into(scene.target, "app", tag=TAG)
+    ran = await scene.run()
+    assert (ran.status, only(ran.images)["status"]) == (2, "failed")
+    assert TAG in ran.err
+    found = scene.target.manifest("app", TAG)
+    assert found is not None
+    assert found.digest == stranger.top
 
 
-async def test_a_list_that_goes_in_a_circle_ends(tmp_path: Path) -> None:
+async def test_a_list_that_goes_in_a_circle_ends(world: Virtual, tmp_path: Path) -> None:
     """A fallback tag may name anything: here an SBOM's list names the image, and the image's list
     itself.
     """
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, MADE, source=FALLBACK)
-        bill = MADE.sample.attached[0]
-        kept = fallback_lists(MADE.sample.attached)
-        Seed().fallback_index([MADE.image, bill, NESTED]).load_into(
-            scene.source, "app", referrers_tag(bill.top)
-        )
-        Seed().fallback_index([*MADE.sample.attached[:3], MADE.image]).load_into(
-            scene.source, "app", TAG
-        )
-        await scene.run()
-        for tag, listed in kept.items():
-            listed.load_into(scene.source, "app", tag)
-        await scene.succeed()
-        scene.check()
+    scene = Scene(world, tmp_path, MADE, source=FALLBACK)
+    bill = MADE.sample.attached[0]
+    kept = fallback_lists(MADE.sample.attached)
+    Seed().fallback_index([MADE.image, bill, NESTED]).load_into(
+        scene.source, "app", referrers_tag(bill.top)
+    )
+    Seed().fallback_index([*MADE.sample.attached[:3], MADE.image]).load_into(
+        scene.source, "app", TAG
+    )
+    await scene.run()
+    for tag, listed in kept.items():
+        listed.load_into(scene.source, "app", tag)
+    await scene.succeed()
+    scene.check()

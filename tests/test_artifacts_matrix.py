@@ -25,7 +25,7 @@ from conformance.providers.referrers import LATE
 from conformance.registry.app import App
 from conformance.server.sockets import Server
 from tests.attached import Scene
-from tests.ends import Ran, Start, document, only, run_regsync, tags, virtual
+from tests.ends import Ran, Start, Virtual, document, only, run_regsync, tags, virtual
 from tests.thinning import thinned, thorough
 
 IN_MEMORY = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -60,18 +60,17 @@ def on_virtual_time(test: Callable[..., object]) -> Callable[..., object]:
 
 @on_virtual_time
 @pytest.mark.parametrize(("source", "target", "name"), thinned(cells()))
-async def test_a_cell(source: str, target: str, name: str, tmp_path: Path) -> None:
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, family(name), source, target)
-        ran = await scene.succeed()
-        scene.check_order()
-        if target == "referrers-late":
-            await anyio.sleep(LATE)
-        scene.check()
-        told = only(ran.images)["artifacts"]
-        assert (told["synced"], told["failed"]) == (len(scene.made.travelling), 0)
-        assert told["stripped"] == (1 if scene.made.lost else 0)
-        await scene.settle()
+async def test_a_cell(world: Virtual, source: str, target: str, name: str, tmp_path: Path) -> None:
+    scene = Scene(world, tmp_path, family(name), source, target)
+    ran = await scene.succeed()
+    scene.check_order()
+    if target == "referrers-late":
+        await anyio.sleep(LATE)
+    scene.check()
+    told = only(ran.images)["artifacts"]
+    assert (told["synced"], told["failed"]) == (len(scene.made.travelling), 0)
+    assert told["stripped"] == (1 if scene.made.lost else 0)
+    await scene.settle()
 
 
 UNLISTED = [
@@ -85,30 +84,28 @@ UNLISTED = [
     thinned(itertools.product(("strict", "distribution"), ("strict", "distribution"), UNLISTED)),
 )
 async def test_a_tag_that_is_named_needs_no_listing(
-    source: str, target: str, name: str, tmp_path: Path
+    world: Virtual, source: str, target: str, name: str, tmp_path: Path
 ) -> None:
     """Without the API one listing may stand for the tags of several digests, of which each would be
     asked for.
     """
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, family(name), source, target, listed=False)
-        await scene.succeed()
-        scene.source.journal.matching("GET", "tag_list").at_most(0 if source == "strict" else 1)
-        scene.check()
-        await scene.settle()
+    scene = Scene(world, tmp_path, family(name), source, target, listed=False)
+    await scene.succeed()
+    scene.source.journal.matching("GET", "tag_list").at_most(0 if source == "strict" else 1)
+    scene.check()
+    await scene.settle()
 
 
 @on_virtual_time
 @pytest.mark.parametrize("name", ["cosign-tags", "cosign-recursive", "everything"])
 async def test_cosigns_tags_are_probed_where_there_is_no_api_and_no_listing(
-    name: str, tmp_path: Path
+    world: Virtual, name: str, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, family(name), "distribution", "strict", listed=False)
-        await scene.succeed()
-        scene.source.journal.matching("GET", "tag_list").at_most(1)
-        scene.check()
-        await scene.settle()
+    scene = Scene(world, tmp_path, family(name), "distribution", "strict", listed=False)
+    await scene.succeed()
+    scene.source.journal.matching("GET", "tag_list").at_most(1)
+    scene.check()
+    await scene.settle()
 
 
 # Filters: exact types, applied by us whatever the registry does with a filter.
@@ -134,7 +131,7 @@ SIMPLE = "application/vnd.dev.cosign.simplesigning.v1+json"
     ],
 )
 async def test_types_are_wanted_or_not(
-    rule: dict[str, list[str]], wanted: set[str], source: str, tmp_path: Path
+    world: Virtual, rule: dict[str, list[str]], wanted: set[str], source: str, tmp_path: Path
 ) -> None:
     tagged = family("cosign-tags").sample
     sample = plain(Seed(81), tagged.image)
@@ -145,14 +142,13 @@ async def test_types_are_wanted_or_not(
     }
     expected = imitate("strict")
     Family(Sample(sample.image, tuple(attached), kept)).load_into(expected)
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, made, source, "distribution", **rule)
-        ran = await scene.succeed()
-        there = walk(scene.target, "app", made.kept)
-        assert equal(walk(expected, "app", made.kept), there)
-        scene.check_nothing_else(there)
-        assert only(ran.images)["artifacts"]["synced"] == len(attached) + len(kept)
-        await scene.settle()
+    scene = Scene(world, tmp_path, made, source, "distribution", **rule)
+    ran = await scene.succeed()
+    there = walk(scene.target, "app", made.kept)
+    assert equal(walk(expected, "app", made.kept), there)
+    scene.check_nothing_else(there)
+    assert only(ran.images)["artifacts"]["synced"] == len(attached) + len(kept)
+    await scene.settle()
 
 
 # What is attached later.
@@ -197,24 +193,25 @@ async def test_what_the_api_lists_late_is_found_when_a_look_is_due(
 
 @on_virtual_time
 @pytest.mark.parametrize("target", ["strict", "distribution"])
-async def test_a_new_tag_in_the_listing_is_a_late_signature(target: str, tmp_path: Path) -> None:
+async def test_a_new_tag_in_the_listing_is_a_late_signature(
+    world: Virtual, target: str, tmp_path: Path
+) -> None:
     """The listing that is made anyway shows it at once: cosign's tag, or the fallback tag."""
     bare, full = family("nothing"), family("nothing")
     image = bare.image
     tagged = {f"{referrers_tag(image.top)}.sig": Seed(83).artifact()}
     full = Family(Sample(image, plain(Seed(84), image).attached, tagged), kept=(image.top,))
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, bare, "distribution", target)
-        await scene.succeed()
-        await scene.settle()
-        quiet = scene.source.journal.summary()
-        await scene.settle()
-        assert scene.source.journal.summary() == quiet == {"GET tag_list": 1, "HEAD manifest": 1}
-        full.load_into(scene.source)
-        scene.made = full
-        await scene.succeed()
-        scene.check()
-        await scene.settle()
+    scene = Scene(world, tmp_path, bare, "distribution", target)
+    await scene.succeed()
+    await scene.settle()
+    quiet = scene.source.journal.summary()
+    await scene.settle()
+    assert scene.source.journal.summary() == quiet == {"GET tag_list": 1, "HEAD manifest": 1}
+    full.load_into(scene.source)
+    scene.made = full
+    await scene.succeed()
+    scene.check()
+    await scene.settle()
 
 
 # Debian's docker-registry, a process of its own without the API.
@@ -346,27 +343,29 @@ def test_copy_does_the_same(
         ),
     ],
 )
-async def test_what_a_source_is_asked(source: str, counts: dict[str, int], tmp_path: Path) -> None:
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, family("single"), source)
-        await scene.succeed()
-        assert scene.source.journal.summary() == counts
-        await scene.settle()
-        assert scene.source.journal.summary() == {"GET tag_list": 1, "HEAD manifest": 1}
-        assert scene.target.journal.summary() == {"HEAD manifest": 1}
+async def test_what_a_source_is_asked(
+    world: Virtual, source: str, counts: dict[str, int], tmp_path: Path
+) -> None:
+    scene = Scene(world, tmp_path, family("single"), source)
+    await scene.succeed()
+    assert scene.source.journal.summary() == counts
+    await scene.settle()
+    assert scene.source.journal.summary() == {"GET tag_list": 1, "HEAD manifest": 1}
+    assert scene.target.journal.summary() == {"HEAD manifest": 1}
 
 
 @on_virtual_time
-async def test_what_a_target_without_the_api_is_asked_and_told(tmp_path: Path) -> None:
+async def test_what_a_target_without_the_api_is_asked_and_told(
+    world: Virtual, tmp_path: Path
+) -> None:
     """Four manifests and one list, which is read and read back; the API is asked for once."""
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, family("single"), target="distribution")
-        await scene.succeed()
-        journal, tag = scene.target.journal, referrers_tag(scene.made.image.top)
-        journal.matching("GET", "referrers").exactly(1)
-        journal.matching("PUT", "manifest").exactly(5)
-        journal.matching("PUT", "manifest", reference=tag).exactly(1)
-        journal.matching("GET HEAD", "manifest", reference=tag).at_most(2)
-        journal.matching("PUT", "manifest", reference=tag).before(
-            journal.matching("GET HEAD", "manifest", reference=tag, status=200)
-        )
+    scene = Scene(world, tmp_path, family("single"), target="distribution")
+    await scene.succeed()
+    journal, tag = scene.target.journal, referrers_tag(scene.made.image.top)
+    journal.matching("GET", "referrers").exactly(1)
+    journal.matching("PUT", "manifest").exactly(5)
+    journal.matching("PUT", "manifest", reference=tag).exactly(1)
+    journal.matching("GET HEAD", "manifest", reference=tag).at_most(2)
+    journal.matching("PUT", "manifest", reference=tag).before(
+        journal.matching("GET HEAD", "manifest", reference=tag, status=200)
+    )

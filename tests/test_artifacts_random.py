@@ -19,7 +19,7 @@ from conformance.content.images import Image, Seed
 from conformance.content.samples import Sample
 from conformance.providers.personas import PERSONAS
 from tests.attached import Scene
-from tests.ends import virtual
+from tests.ends import Virtual
 from tests.thinning import thorough
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -77,12 +77,11 @@ def grown(number: int) -> Family:
 @pytest.mark.parametrize(
     "number", [*range(20), *(thorough(pytest.param(number)) for number in range(20, 40))]
 )
-async def test_whatever_hangs_there_arrives(number: int, tmp_path: Path) -> None:
+async def test_whatever_hangs_there_arrives(world: Virtual, number: int, tmp_path: Path) -> None:
     dice = random.Random(f"kinds {number}")
     source, target = dice.choice(KINDS), dice.choice(KINDS)
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, grown(number), source, target)
-        await scene.succeed()
-        scene.check_order()
-        scene.check()
-        await scene.settle()
+    scene = Scene(world, tmp_path, grown(number), source, target)
+    await scene.succeed()
+    scene.check_order()
+    scene.check()
+    await scene.settle()

@@ -23,7 +23,7 @@ from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth, TokenService
 from conformance.server.exchange import Reception
 from conformance.server.memory import Place
-from tests.ends import Ran, Virtual, document, virtual
+from tests.ends import Ran, Virtual, document
 from tests.test_clouds import ECR, Cloud
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -67,40 +67,36 @@ def serve(world: Virtual, app: App, name: str, *repositories: str, scheme: str =
     return place
 
 
-async def test_each_end_is_asked_as_a_run_would_and_no_manifest_is_touched() -> None:
-    async with virtual() as world:
-        tokens = TokenService(USERS, now=anyio.current_time)
-        source = serve(world, App(auth=tokens), "source.test", "app")
-        target = serve(world, App(auth=BasicAuth(USERS)), "target.test", "app")
-        registries = {
-            "source": "http://source.test",
-            "target": {"url": "http://target.test", **LOGIN},
-        }
-        ran, rows = await check(world, registries, "app")
-        assert ran.status == 0
-        assert [each.split("?")[0] for each in asked(source)] == [
-            "GET /v2/app/tags/list",
-            "GET /token",
-            "GET /v2/app/tags/list",
-        ]
-        session = "/v2/app/blobs/uploads/00000000-0000-4000-8000-000000000001?"
-        assert [each.split("_state")[0] for each in asked(target)] == [
-            "GET /v2/app/tags/list?n=1 401",
-            "GET /v2/app/tags/list?n=1 200",
-            "POST /v2/app/blobs/uploads/ 202",
-            f"DELETE {session}",
-        ]
-        assert rows == {
-            "source.test/app": row("source", "source.test/app"),
-            "target.test/app": row(
-                "target",
-                "target.test/app",
-                rights="pull,push",
-                method="basic",
-                source="credentials of registry 'target'",
-                upload="opened",
-            ),
-        }
+async def test_each_end_is_asked_as_a_run_would_and_no_manifest_is_touched(world: Virtual) -> None:
+    tokens = TokenService(USERS, now=anyio.current_time)
+    source = serve(world, App(auth=tokens), "source.test", "app")
+    target = serve(world, App(auth=BasicAuth(USERS)), "target.test", "app")
+    registries = {"source": "http://source.test", "target": {"url": "http://target.test", **LOGIN}}
+    ran, rows = await check(world, registries, "app")
+    assert ran.status == 0
+    assert [each.split("?")[0] for each in asked(source)] == [
+        "GET /v2/app/tags/list",
+        "GET /token",
+        "GET /v2/app/tags/list",
+    ]
+    session = "/v2/app/blobs/uploads/00000000-0000-4000-8000-000000000001?"
+    assert [each.split("_state")[0] for each in asked(target)] == [
+        "GET /v2/app/tags/list?n=1 401",
+        "GET /v2/app/tags/list?n=1 200",
+        "POST /v2/app/blobs/uploads/ 202",
+        f"DELETE {session}",
+    ]
+    assert rows == {
+        "source.test/app": row("source", "source.test/app"),
+        "target.test/app": row(
+            "target",
+            "target.test/app",
+            rights="pull,push",
+            method="basic",
+            source="credentials of registry 'target'",
+            upload="opened",
+        ),
+    }
 
 
 def row(alias: str, repository: str, **more: Any) -> dict[str, Any]:
@@ -110,21 +106,20 @@ def row(alias: str, repository: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.provokes("ping", "credential_unasked")
-async def test_lines_for_people_say_the_same(cloud: Cloud) -> None:
+async def test_lines_for_people_say_the_same(world: Virtual, cloud: Cloud) -> None:
     cloud.life = 3600.0
-    async with virtual() as world:
-        serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, "one", scheme="https")
-        serve(world, App(), "target.test", "one")
-        registries = {"source": f"https://{ECR}", "target": {"url": "http://target.test", **LOGIN}}
-        text = document(registries, {"from": "one"}, {"from": "one", "to": "two"})
-        ran = await world.run("auth", "check", "-q", "-c", "-", stdin=text)
-        assert (ran.status, ran.err) == (0, "")
-        assert sorted(ran.out.splitlines()) == [
-            f"ok  {ECR}/one  pull  (a cloud of the tests, until {A_HOUR_LATER})",
-            f"ok  target.test/one  pull,push  (anonymous, no login needed, found: {ORIGIN})",
-            f"ok  target.test/two  -  (anonymous, no login needed, found: {ORIGIN}, "
-            "the repository does not exist yet, so no push was tried)",
-        ]
+    serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, "one", scheme="https")
+    serve(world, App(), "target.test", "one")
+    registries = {"source": f"https://{ECR}", "target": {"url": "http://target.test", **LOGIN}}
+    text = document(registries, {"from": "one"}, {"from": "one", "to": "two"})
+    ran = await world.run("auth", "check", "-q", "-c", "-", stdin=text)
+    assert (ran.status, ran.err) == (0, "")
+    assert sorted(ran.out.splitlines()) == [
+        f"ok  {ECR}/one  pull  (a cloud of the tests, until {A_HOUR_LATER})",
+        f"ok  target.test/one  pull,push  (anonymous, no login needed, found: {ORIGIN})",
+        f"ok  target.test/two  -  (anonymous, no login needed, found: {ORIGIN}, "
+        "the repository does not exist yet, so no push was tried)",
+    ]
 
 
 @pytest.fixture
@@ -135,153 +130,141 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
 
 
 async def test_a_missing_ecr_repository_comes_with_the_command_that_creates_it(
-    cloud: Cloud,
+    world: Virtual, cloud: Cloud
 ) -> None:
-    async with virtual() as world:
-        serve(world, App(), "source.test", "team/app")
-        target = serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, scheme="https")
-        registries = {"source": "http://source.test", "target": f"https://{ECR}"}
-        ran, rows = await check(world, registries, "team/app")
-        assert ran.status == 4
-        assert (
-            "aws ecr create-repository --repository-name team/app --registry-id 123456789012 --region eu-west-1\n"
-            in ran.err
-        )
-        found = rows[f"{ECR}/team/app"]
-        assert (found["method"], found["source"], found["upload"]) == (
-            "detected",
-            "a cloud of the tests",
-            None,
-        )
-        assert (found["error"]["code"], found["error"]["status"]) == ("TARGET_ERROR", 404)
-        assert [each.split()[0] for each in asked(target)] == ["GET", "GET"]
+    serve(world, App(), "source.test", "team/app")
+    target = serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, scheme="https")
+    registries = {"source": "http://source.test", "target": f"https://{ECR}"}
+    ran, rows = await check(world, registries, "team/app")
+    assert ran.status == 4
+    assert (
+        "aws ecr create-repository --repository-name team/app --registry-id 123456789012 --region eu-west-1\n"
+        in ran.err
+    )
+    found = rows[f"{ECR}/team/app"]
+    assert (found["method"], found["source"], found["upload"]) == (
+        "detected",
+        "a cloud of the tests",
+        None,
+    )
+    assert (found["error"]["code"], found["error"]["status"]) == ("TARGET_ERROR", 404)
+    assert [each.split()[0] for each in asked(target)] == ["GET", "GET"]
 
 
-async def test_who_has_no_login_at_a_cloud_is_told_how_to_see_why(cloud: Cloud) -> None:
+async def test_who_has_no_login_at_a_cloud_is_told_how_to_see_why(
+    world: Virtual, cloud: Cloud
+) -> None:
     cloud.here, cloud.given = False, [None]
-    async with virtual() as world:
-        serve(world, App(), "source.test", "app")
-        serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, "app", scheme="https")
-        ran, rows = await check(
-            world, {"source": "http://source.test", "target": f"https://{ECR}"}, "app"
-        )
-        assert (ran.status, rows[f"{ECR}/app"]["error"]["code"]) == (4, "AUTH_ERROR")
-        assert (
-            "hint: set auth_type (ecr, gar, acr) to see why the cloud's login fails, or log in with"
-            in ran.err
-        )
+    serve(world, App(), "source.test", "app")
+    serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, "app", scheme="https")
+    ran, rows = await check(
+        world, {"source": "http://source.test", "target": f"https://{ECR}"}, "app"
+    )
+    assert (ran.status, rows[f"{ECR}/app"]["error"]["code"]) == (4, "AUTH_ERROR")
+    assert (
+        "hint: set auth_type (ecr, gar, acr) to see why the cloud's login fails, or log in with"
+        in ran.err
+    )
 
 
 @pytest.mark.parametrize("expires", [1e300, -1e300, float("nan")])
-async def test_an_end_that_no_calendar_has_is_not_shown(cloud: Cloud, expires: float) -> None:
+async def test_an_end_that_no_calendar_has_is_not_shown(
+    world: Virtual, cloud: Cloud, expires: float
+) -> None:
     """ACR's token says it itself, in a part that the registry writes."""
     cloud.given = [Login(cloud.credential(1), expires)]
-    async with virtual() as world:
-        serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, "team/app", scheme="https")
-        serve(world, App(), "target.test")
-        ran, rows = await check(
-            world, {"source": f"https://{ECR}", "target": "http://target.test"}, "team/app"
-        )
-        assert (ran.status, rows[f"{ECR}/team/app"]["expires"]) == (0, None)
+    serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, "team/app", scheme="https")
+    serve(world, App(), "target.test")
+    ran, rows = await check(
+        world, {"source": f"https://{ECR}", "target": "http://target.test"}, "team/app"
+    )
+    assert (ran.status, rows[f"{ECR}/team/app"]["expires"]) == (0, None)
 
 
-async def test_what_is_not_there_yet_is_not_created_elsewhere() -> None:
-    async with virtual() as world:
-        serve(world, App(), "source.test", "app")
-        target = serve(world, App(), "target.test")
-        ran, rows = await check(
-            world, {"source": "http://source.test", "target": "http://target.test"}, "app"
-        )
-        assert (ran.status, rows["target.test/app"]["upload"]) == (0, "absent")
-        assert asked(target) == ["GET /v2/app/tags/list?n=1 404"]
+async def test_what_is_not_there_yet_is_not_created_elsewhere(world: Virtual) -> None:
+    serve(world, App(), "source.test", "app")
+    target = serve(world, App(), "target.test")
+    ran, rows = await check(
+        world, {"source": "http://source.test", "target": "http://target.test"}, "app"
+    )
+    assert (ran.status, rows["target.test/app"]["upload"]) == (0, "absent")
+    assert asked(target) == ["GET /v2/app/tags/list?n=1 404"]
 
 
-async def test_fifty_repositories_need_seven_tokens_and_one_bare_request() -> None:
+async def test_fifty_repositories_need_seven_tokens_and_one_bare_request(world: Virtual) -> None:
     names = [f"team/app{number}" for number in range(50)]
-    async with virtual() as world:
-        tokens = TokenService(USERS, anonymous=False, now=anyio.current_time)
-        source = serve(world, App(auth=tokens), "source.test", *names)
-        serve(world, App(), "target.test", *names)
-        registries = {
-            "source": {"url": "http://source.test", **LOGIN},
-            "target": "http://target.test",
-        }
-        ran, rows = await check(world, registries, *names)
-        assert (ran.status, len(rows), tokens.requests) == (0, 100, 7)
-        source.journal.matching("GET", "tag_list").exactly(51)
+    tokens = TokenService(USERS, anonymous=False, now=anyio.current_time)
+    source = serve(world, App(auth=tokens), "source.test", *names)
+    serve(world, App(), "target.test", *names)
+    registries = {"source": {"url": "http://source.test", **LOGIN}, "target": "http://target.test"}
+    ran, rows = await check(world, registries, *names)
+    assert (ran.status, len(rows), tokens.requests) == (0, 100, 7)
+    source.journal.matching("GET", "tag_list").exactly(51)
 
 
-async def test_refused_credentials_are_told_for_each_repository_and_shown_once() -> None:
-    async with virtual() as world:
-        tokens = TokenService({"me": "another"}, now=anyio.current_time)
-        source = serve(world, App(auth=tokens), "source.test", "one", "two")
-        target = serve(world, App(), "target.test", "one", "two")
-        registries = {
-            "source": {"url": "http://source.test", **LOGIN},
-            "target": "http://target.test",
-        }
-        ran, rows = await check(world, registries, "one", "two")
-        assert (ran.status, tokens.requests, len(source.journal.entries)) == (4, 1, 2)
-        codes = {name: found["error"] and found["error"]["code"] for name, found in rows.items()}
-        wrong = dict.fromkeys(("source.test/one", "source.test/two"), "AUTH_ERROR")
-        assert codes == {**wrong, "target.test/one": None, "target.test/two": None}
-        assert ran.err.count("error: AUTH_ERROR: check source.test/") == 2
-        assert ran.err.count("hint: check the user") == 1
-        target.journal.matching("POST").exactly(2)
+async def test_refused_credentials_are_told_for_each_repository_and_shown_once(
+    world: Virtual,
+) -> None:
+    tokens = TokenService({"me": "another"}, now=anyio.current_time)
+    source = serve(world, App(auth=tokens), "source.test", "one", "two")
+    target = serve(world, App(), "target.test", "one", "two")
+    registries = {"source": {"url": "http://source.test", **LOGIN}, "target": "http://target.test"}
+    ran, rows = await check(world, registries, "one", "two")
+    assert (ran.status, tokens.requests, len(source.journal.entries)) == (4, 1, 2)
+    codes = {name: found["error"] and found["error"]["code"] for name, found in rows.items()}
+    wrong = dict.fromkeys(("source.test/one", "source.test/two"), "AUTH_ERROR")
+    assert codes == {**wrong, "target.test/one": None, "target.test/two": None}
+    assert ran.err.count("error: AUTH_ERROR: check source.test/") == 2
+    assert ran.err.count("hint: check the user") == 1
+    target.journal.matching("POST").exactly(2)
 
 
 async def test_a_credential_file_that_cannot_be_read_stops_its_registry_only(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").mkdir()
-    async with virtual() as world:
-        source = serve(world, App(), "source.test", "app")
-        serve(world, App(), "target.test", "app")
-        registries = {
-            "source": "http://source.test",
-            "target": {"url": "http://target.test", "auth_type": "anonymous"},
-        }
-        text = document(registries, {"from": "app"})
-        ran = await world.run(
-            "auth", "check", "-c", "-", stdin=text, env={"DOCKER_CONFIG": str(tmp_path)}
-        )
-        assert (ran.status, ran.out) == (4, "ok  target.test/app  pull,push  (anonymous)\n")
-        assert (
-            f"error: AUTH_ERROR: check source.test/app: {tmp_path}/config.json cannot be read: "
-            in ran.err
-        )
-        source.journal.matching().none()
+    source = serve(world, App(), "source.test", "app")
+    serve(world, App(), "target.test", "app")
+    registries = {
+        "source": "http://source.test",
+        "target": {"url": "http://target.test", "auth_type": "anonymous"},
+    }
+    text = document(registries, {"from": "app"})
+    ran = await world.run(
+        "auth", "check", "-c", "-", stdin=text, env={"DOCKER_CONFIG": str(tmp_path)}
+    )
+    assert (ran.status, ran.out) == (4, "ok  target.test/app  pull,push  (anonymous)\n")
+    assert (
+        f"error: AUTH_ERROR: check source.test/app: {tmp_path}/config.json cannot be read: "
+        in ran.err
+    )
+    source.journal.matching().none()
 
 
-async def test_an_unreachable_registry_does_not_hide_the_others() -> None:
-    async with virtual() as world:
-        serve(world, App(), "source.test", *map(str, range(5)))
-        registries = {"source": "http://source.test", "down": "http://nobody.test"}
-        ran, rows = await check(world, registries, *map(str, range(5)))
-        assert ran.status == 4
-        assert {found["registry"] for found in rows.values() if found["error"]} == {"down"}
-        assert {found["error"]["code"] for found in rows.values() if found["error"]} == {
-            "NETWORK_ERROR"
-        }
+async def test_an_unreachable_registry_does_not_hide_the_others(world: Virtual) -> None:
+    serve(world, App(), "source.test", *map(str, range(5)))
+    registries = {"source": "http://source.test", "down": "http://nobody.test"}
+    ran, rows = await check(world, registries, *map(str, range(5)))
+    assert ran.status == 4
+    assert {found["registry"] for found in rows.values() if found["error"]} == {"down"}
+    assert {found["error"]["code"] for found in rows.values() if found["error"]} == {
+        "NETWORK_ERROR"
+    }
 
 
-async def test_who_may_only_pull_is_told_at_a_target() -> None:
-    async with virtual() as world:
-        serve(world, App(), "source.test", "app")
-        tokens = TokenService(
-            USERS, grants=lambda user, access: access.action == "pull", now=anyio.current_time
-        )
-        target = serve(world, App(auth=tokens), "target.test", "app")
-        registries = {
-            "source": "http://source.test",
-            "target": {"url": "http://target.test", **LOGIN},
-        }
-        ran, rows = await check(world, registries, "app")
-        assert ran.status == 4
-        assert rows["target.test/app"]["error"]["code"] == "AUTH_ERROR"
-        assert rows["target.test/app"]["rights"] == "pull"
-        assert "(credentials of registry 'target')" in ran.err
-        target.journal.matching("DELETE").none()
+async def test_who_may_only_pull_is_told_at_a_target(world: Virtual) -> None:
+    serve(world, App(), "source.test", "app")
+    tokens = TokenService(
+        USERS, grants=lambda user, access: access.action == "pull", now=anyio.current_time
+    )
+    target = serve(world, App(auth=tokens), "target.test", "app")
+    registries = {"source": "http://source.test", "target": {"url": "http://target.test", **LOGIN}}
+    ran, rows = await check(world, registries, "app")
+    assert ran.status == 4
+    assert rows["target.test/app"]["error"]["code"] == "AUTH_ERROR"
+    assert rows["target.test/app"]["rights"] == "pull"
+    assert "(credentials of registry 'target')" in ran.err
+    target.journal.matching("DELETE").none()
 
 
 class Hidden(App):
@@ -293,45 +276,43 @@ class Hidden(App):
         return super().start(request)
 
 
-async def test_where_a_listing_is_hidden_the_upload_decides() -> None:
-    async with virtual() as world:
-        serve(world, App(), "source.test", "app")
-        target = serve(world, Hidden(), "target.test", "app")
-        ran, rows = await check(
-            world, {"source": "http://source.test", "target": "http://target.test"}, "app"
-        )
-        assert (ran.status, rows["target.test/app"]["upload"]) == (0, "opened")
-        assert rows["target.test/app"]["rights"] == "push", "reading was refused"
-        target.journal.matching("POST").exactly(1)
-        target.journal.matching("DELETE").exactly(1)
-        ran, rows = await check(
-            world, {"source": "http://target.test", "target": "http://source.test"}, "app"
-        )
-        assert (ran.status, rows["target.test/app"]["error"]["code"]) == (4, "AUTH_ERROR")
+async def test_where_a_listing_is_hidden_the_upload_decides(world: Virtual) -> None:
+    serve(world, App(), "source.test", "app")
+    target = serve(world, Hidden(), "target.test", "app")
+    ran, rows = await check(
+        world, {"source": "http://source.test", "target": "http://target.test"}, "app"
+    )
+    assert (ran.status, rows["target.test/app"]["upload"]) == (0, "opened")
+    assert rows["target.test/app"]["rights"] == "push", "reading was refused"
+    target.journal.matching("POST").exactly(1)
+    target.journal.matching("DELETE").exactly(1)
+    ran, rows = await check(
+        world, {"source": "http://target.test", "target": "http://source.test"}, "app"
+    )
+    assert (ran.status, rows["target.test/app"]["error"]["code"]) == (4, "AUTH_ERROR")
 
 
 async def test_a_repository_at_both_ends_is_asked_once_and_an_unused_registry_never(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        both = serve(world, App(), "both.test", "a", "b")
-        unused = serve(world, App(), "unused.test", "a")
-        text = document(
-            {
-                "source": "http://both.test",
-                "target": "http://both.test",
-                "unused": "http://unused.test",
-            },
-            {"from": "a", "to": "b", "targets": ["source"]},
-            {"from": "b", "to": "c", "targets": ["source"]},
-        )
-        file = tmp_path / "mirror.yaml"
-        file.write_text(text)
-        ran = await world.run("auth", "check", "--json", "-q", "-c", str(file))
-        rights = {each["repository"]: each["rights"] for each in ran.report["access"]}
-        assert rights == {"both.test/a": "pull", "both.test/b": "pull,push", "both.test/c": ""}
-        both.journal.matching("GET", "tag_list").exactly(3)
-        unused.journal.matching().none()
+    both = serve(world, App(), "both.test", "a", "b")
+    unused = serve(world, App(), "unused.test", "a")
+    text = document(
+        {
+            "source": "http://both.test",
+            "target": "http://both.test",
+            "unused": "http://unused.test",
+        },
+        {"from": "a", "to": "b", "targets": ["source"]},
+        {"from": "b", "to": "c", "targets": ["source"]},
+    )
+    file = tmp_path / "mirror.yaml"
+    file.write_text(text)
+    ran = await world.run("auth", "check", "--json", "-q", "-c", str(file))
+    rights = {each["repository"]: each["rights"] for each in ran.report["access"]}
+    assert rights == {"both.test/a": "pull", "both.test/b": "pull,push", "both.test/c": ""}
+    both.journal.matching("GET", "tag_list").exactly(3)
+    unused.journal.matching().none()
     assert os.listdir(tmp_path) == ["mirror.yaml"]
 
 
@@ -381,61 +362,58 @@ def rows_of(ran: Ran) -> dict[str, dict[str, Any]]:
     ],
 )
 async def test_whether_ecr_mounts_is_a_setting_of_the_account(
-    setting: str, mounting: str, remark: str
+    world: Virtual, setting: str, mounting: str, remark: str
 ) -> None:
-    async with virtual() as world:
-        aws, registry, environ = in_ecr(world)
-        aws.settings["BLOB_MOUNTING"] = setting
-        ran = await check_ecr(world, environ, "team/there")
-        assert (ran.status, rows_of(ran)["team/there"]["mounting"]) == (0, mounting)
-        assert aws.requests == ["ecr"] * 3, "the password, the templates, the setting"
-        ran = await check_ecr(world, environ, "team/there", as_json=False)
-        assert f", {remark})" in ran.out
-        registry.journal.matching("PUT").none()
+    aws, registry, environ = in_ecr(world)
+    aws.settings["BLOB_MOUNTING"] = setting
+    ran = await check_ecr(world, environ, "team/there")
+    assert (ran.status, rows_of(ran)["team/there"]["mounting"]) == (0, mounting)
+    assert aws.requests == ["ecr"] * 3, "the password, the templates, the setting"
+    ran = await check_ecr(world, environ, "team/there", as_json=False)
+    assert f", {remark})" in ran.out
+    registry.journal.matching("PUT").none()
 
 
-async def test_what_the_keys_may_not_ask_is_not_known_and_no_failure() -> None:
-    async with virtual() as world:
-        aws, _, environ = in_ecr(world)
-        for identity in aws.identities.values():
-            identity.may_not = frozenset({"GetAccountSetting"})
-        ran = await check_ecr(world, environ, "team/there", as_json=False)
-        assert ran.status == 0
-        assert (
-            "cannot tell whether blobs are mounted between repositories: AWS_ACCESS_KEY_ID"
-            in ran.out
-        )
-        assert "allow this identity ecr:GetAccountSetting" in ran.out
+async def test_what_the_keys_may_not_ask_is_not_known_and_no_failure(world: Virtual) -> None:
+    aws, _, environ = in_ecr(world)
+    for identity in aws.identities.values():
+        identity.may_not = frozenset({"GetAccountSetting"})
+    ran = await check_ecr(world, environ, "team/there", as_json=False)
+    assert ran.status == 0
+    assert (
+        "cannot tell whether blobs are mounted between repositories: AWS_ACCESS_KEY_ID" in ran.out
+    )
+    assert "allow this identity ecr:GetAccountSetting" in ran.out
 
 
-async def test_a_missing_repository_is_created_by_a_push_where_a_template_allows_it() -> None:
-    async with virtual() as world:
-        aws, registry, environ = in_ecr(world)
-        aws.templates = {"team": ["REPLICATION", "CREATE_ON_PUSH"], "other": ["REPLICATION"]}
-        ran = await check_ecr(world, environ, "team/new", "other/new")
-        rows = rows_of(ran)
-        assert ran.status == 4
-        assert (rows["team/new"]["upload"], rows["team/new"]["error"]) == ("absent", None)
-        assert rows["team/new"]["rights"] == ""
-        assert rows["other/new"]["error"]["status"] == 404
-        assert aws.requests == ["ecr"] * 3, "each is asked once"
-        registry.journal.matching("POST").none()
+async def test_a_missing_repository_is_created_by_a_push_where_a_template_allows_it(
+    world: Virtual,
+) -> None:
+    aws, registry, environ = in_ecr(world)
+    aws.templates = {"team": ["REPLICATION", "CREATE_ON_PUSH"], "other": ["REPLICATION"]}
+    ran = await check_ecr(world, environ, "team/new", "other/new")
+    rows = rows_of(ran)
+    assert ran.status == 4
+    assert (rows["team/new"]["upload"], rows["team/new"]["error"]) == ("absent", None)
+    assert rows["team/new"]["rights"] == ""
+    assert rows["other/new"]["error"]["status"] == 404
+    assert aws.requests == ["ecr"] * 3, "each is asked once"
+    registry.journal.matching("POST").none()
 
-        ran = await check_ecr(world, environ, "team/new", as_json=False)
-        assert "the creation template 'team' lets a push create it" in ran.out
-        ran = await check_ecr(world, environ, "team/there", as_json=False)
-        assert "pull,push" in ran.out
-        assert "template" not in ran.out
+    ran = await check_ecr(world, environ, "team/new", as_json=False)
+    assert "the creation template 'team' lets a push create it" in ran.out
+    ran = await check_ecr(world, environ, "team/there", as_json=False)
+    assert "pull,push" in ran.out
+    assert "template" not in ran.out
 
 
-async def test_where_templates_are_not_known_the_hint_names_them() -> None:
-    async with virtual() as world:
-        aws, _, environ = in_ecr(world)
-        for identity in aws.identities.values():
-            identity.may_not = frozenset({"DescribeRepositoryCreationTemplates"})
-        ran = await check_ecr(world, environ, "team/new", as_json=False)
-        assert ran.status == 4
-        assert "hint: add a repository creation template for CREATE_ON_PUSH, or " in ran.err
+async def test_where_templates_are_not_known_the_hint_names_them(world: Virtual) -> None:
+    aws, _, environ = in_ecr(world)
+    for identity in aws.identities.values():
+        identity.may_not = frozenset({"DescribeRepositoryCreationTemplates"})
+    ran = await check_ecr(world, environ, "team/new", as_json=False)
+    assert ran.status == 4
+    assert "hint: add a repository creation template for CREATE_ON_PUSH, or " in ran.err
 
 
 # Logins where anybody may read.
@@ -460,97 +438,83 @@ class Zot(BasicAuth):
     [("source", "there"), ("source", "new"), ("target", "there"), ("target", "new")],
 )
 async def test_a_wrong_password_is_found_where_anybody_may_read(
-    side: str, repository: str, asks: bool
+    world: Virtual, side: str, repository: str, asks: bool
 ) -> None:
-    async with virtual() as world:
-        auth = Zot({"me": "another"}, anonymous_pull=True)
-        auth.challenge = asks
-        place = serve(world, App(auth=auth), f"{side}.test", "there")
-        other = {"source": "target", "target": "source"}[side]
-        serve(world, App(), f"{other}.test", "there", "new")
-        registries = {
-            side: {"url": f"http://{side}.test", **LOGIN},
-            other: {"url": f"http://{other}.test", "auth_type": "anonymous"},
-        }
-        ran, rows = await check(world, registries, repository)
-        assert ran.status == 4
-        found = rows[f"{side}.test/{repository}"]
-        assert found["error"]["code"] == "AUTH_ERROR"
-        assert f"refused the credentials (credentials of registry '{side}')" in ran.err
-        assert (found["source"], found["rights"]) == (None, "pull" if repository == "there" else "")
-        shown = [entry for entry in place.journal.entries if entry.authorization.scheme]
-        assert len(shown) == 1, "a refused password is not sent again"
+    auth = Zot({"me": "another"}, anonymous_pull=True)
+    auth.challenge = asks
+    place = serve(world, App(auth=auth), f"{side}.test", "there")
+    other = {"source": "target", "target": "source"}[side]
+    serve(world, App(), f"{other}.test", "there", "new")
+    registries = {
+        side: {"url": f"http://{side}.test", **LOGIN},
+        other: {"url": f"http://{other}.test", "auth_type": "anonymous"},
+    }
+    ran, rows = await check(world, registries, repository)
+    assert ran.status == 4
+    found = rows[f"{side}.test/{repository}"]
+    assert found["error"]["code"] == "AUTH_ERROR"
+    assert f"refused the credentials (credentials of registry '{side}')" in ran.err
+    assert (found["source"], found["rights"]) == (None, "pull" if repository == "there" else "")
+    shown = [entry for entry in place.journal.entries if entry.authorization.scheme]
+    assert len(shown) == 1, "a refused password is not sent again"
 
 
 @pytest.mark.provokes("ping", "credential_unasked")
-async def test_a_login_is_proven_once_where_anybody_may_read() -> None:
-    async with virtual() as world:
-        serve(world, App(), "source.test", "one", "two")
-        zot = serve(world, App(auth=Zot(USERS, anonymous_pull=True)), "target.test")
-        registries = {
-            "source": "http://source.test",
-            "target": {"url": "http://target.test", **LOGIN},
-        }
-        ran, rows = await check(world, registries, "one", "two")
-        assert ran.status == 0
-        for name in ("one", "two"):
-            found = rows[f"target.test/{name}"]
-            assert (found["source"], found["rights"], found["upload"]) == (ORIGIN, "", "absent")
-        assert sorted(asked(zot)) == [
-            "GET /v2/ 200",
-            "GET /v2/ 200",
-            "GET /v2/one/tags/list?n=1 404",
-            "GET /v2/two/tags/list?n=1 404",
-        ]
+async def test_a_login_is_proven_once_where_anybody_may_read(world: Virtual) -> None:
+    serve(world, App(), "source.test", "one", "two")
+    zot = serve(world, App(auth=Zot(USERS, anonymous_pull=True)), "target.test")
+    registries = {"source": "http://source.test", "target": {"url": "http://target.test", **LOGIN}}
+    ran, rows = await check(world, registries, "one", "two")
+    assert ran.status == 0
+    for name in ("one", "two"):
+        found = rows[f"target.test/{name}"]
+        assert (found["source"], found["rights"], found["upload"]) == (ORIGIN, "", "absent")
+    assert sorted(asked(zot)) == [
+        "GET /v2/ 200",
+        "GET /v2/ 200",
+        "GET /v2/one/tags/list?n=1 404",
+        "GET /v2/two/tags/list?n=1 404",
+    ]
 
 
 @pytest.mark.provokes("ping")
-async def test_a_token_is_asked_for_with_the_login_where_anybody_may_read() -> None:
+async def test_a_token_is_asked_for_with_the_login_where_anybody_may_read(world: Virtual) -> None:
     """The registry lets anybody list, and sends to a token service who asks for `/v2/`."""
 
     class Open(TokenService):
         def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
             return None if request.kind == "tag_list" else super().check(request, needs)
 
-    async with virtual() as world:
-        serve(world, App(), "target.test", "app")
-        tokens = Open({"me": "another"}, now=anyio.current_time)
-        source = serve(world, App(auth=tokens), "source.test", "app")
-        registries = {
-            "source": {"url": "http://source.test", **LOGIN},
-            "target": "http://target.test",
-        }
-        ran, rows = await check(world, registries, "app")
-        assert (ran.status, rows["source.test/app"]["error"]["code"]) == (4, "AUTH_ERROR")
-        assert asked(source)[0] == "GET /v2/app/tags/list?n=1 200"
-        assert asked(source)[1] == "GET /v2/ 401"
-        assert tokens.requests == 1
+    serve(world, App(), "target.test", "app")
+    tokens = Open({"me": "another"}, now=anyio.current_time)
+    source = serve(world, App(auth=tokens), "source.test", "app")
+    registries = {"source": {"url": "http://source.test", **LOGIN}, "target": "http://target.test"}
+    ran, rows = await check(world, registries, "app")
+    assert (ran.status, rows["source.test/app"]["error"]["code"]) == (4, "AUTH_ERROR")
+    assert asked(source)[0] == "GET /v2/app/tags/list?n=1 200"
+    assert asked(source)[1] == "GET /v2/ 401"
+    assert tokens.requests == 1
 
-        tokens.users["me"] = "hunter2"
-        ran, rows = await check(world, registries, "app")
-        assert (ran.status, rows["source.test/app"]["source"]) == (
-            0,
-            "credentials of registry 'source'",
-        )
+    tokens.users["me"] = "hunter2"
+    ran, rows = await check(world, registries, "app")
+    assert (ran.status, rows["source.test/app"]["source"]) == (
+        0,
+        "credentials of registry 'source'",
+    )
 
 
-async def test_nobody_is_pinged_for_an_anonymous_or_a_proven_login() -> None:
-    async with virtual() as world:
-        source = serve(world, App(), "source.test", "app")
-        target = serve(world, App(auth=BasicAuth(USERS)), "target.test", "app")
-        registries = {
-            "source": "http://source.test",
-            "target": {"url": "http://target.test", **LOGIN},
-        }
-        ran, _ = await check(world, registries, "app")
-        assert ran.status == 0
-        source.journal.matching(kind="ping").none()
-        target.journal.matching(kind="ping").none()
+async def test_nobody_is_pinged_for_an_anonymous_or_a_proven_login(world: Virtual) -> None:
+    source = serve(world, App(), "source.test", "app")
+    target = serve(world, App(auth=BasicAuth(USERS)), "target.test", "app")
+    registries = {"source": "http://source.test", "target": {"url": "http://target.test", **LOGIN}}
+    ran, _ = await check(world, registries, "app")
+    assert ran.status == 0
+    source.journal.matching(kind="ping").none()
+    target.journal.matching(kind="ping").none()
 
 
 @pytest.mark.parametrize("words", [("auth",), ("auth", "chek", "-c", "-"), ("auth", "check")])
-async def test_what_is_no_such_command_is_said(words: tuple[str, ...]) -> None:
-    async with virtual() as world:
-        ran = await world.run(*words)
+async def test_what_is_no_such_command_is_said(world: Virtual, words: tuple[str, ...]) -> None:
+    ran = await world.run(*words)
     assert ran.status == 3
     assert "hint: see `regsync auth --help`" in ran.err

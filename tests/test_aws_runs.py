@@ -27,7 +27,7 @@ from conformance.registry.app import App
 from conformance.server.memory import Link
 from conformance.server.names import Names, names
 from conformance.server.sockets import Server, run_in_thread
-from tests.ends import Virtual, document, held, program, tags, virtual
+from tests.ends import Virtual, document, held, program, tags
 from tests.test_aws import SOURCES, World
 from tests.thinning import Cell, thinned
 
@@ -269,16 +269,15 @@ def sources(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_fifty_repositories_share_one_login() -> None:
-    async with virtual() as world:
-        aws, private, environ = arranged(world)
-        registries, mappings = sources(world, private, 50)
-        ran = await world.run(
-            "sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=environ
-        )
-        assert ran.statuses() == ["synced"] * 50, ran.err
-        assert aws.requests == ["ecr"]
-        assert refusals(private) == 1, "by which the registry asked for the login"
+async def test_fifty_repositories_share_one_login(world: Virtual) -> None:
+    aws, private, environ = arranged(world)
+    registries, mappings = sources(world, private, 50)
+    ran = await world.run(
+        "sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=environ
+    )
+    assert ran.statuses() == ["synced"] * 50, ran.err
+    assert aws.requests == ["ecr"]
+    assert refusals(private) == 1, "by which the registry asked for the login"
 
 
 def refusals(app: App) -> int:

@@ -45,7 +45,7 @@ from conformance.server.exchange import Site
 from conformance.server.memory import Link
 from conformance.server.names import names
 from conformance.server.sockets import run_in_thread
-from tests.ends import Ran, Virtual, basic, document, held, only, program, tags, virtual
+from tests.ends import Ran, Virtual, basic, document, held, only, program, tags
 
 NEW_YEAR = 1767225600.0
 HOME = "/home/someone"
@@ -997,163 +997,155 @@ ENV = {
 
 
 @pytest.mark.virtual_time
-async def test_a_virtual_machine_logs_in_by_its_own_identity() -> None:
+async def test_a_virtual_machine_logs_in_by_its_own_identity(world: Virtual) -> None:
     """With nothing said about it anywhere: the docker config has no entry, the machine's metadata
     has an identity.
     """
-    async with virtual() as world:
-        provider, exchange, directory = registry_of(world)
-        world.registry("target.test")
-        world.listen(directory, "169.254.169.254")
-        directory.identities.append(Identity(client_id="m", managed="system"))
-        names = [f"app{number}" for number in range(50)]
-        for number, name in enumerate(names):
-            Seed(number).image(sizes=(9,)).load_into(provider, name, tag="v1")
-        ran = await sync(world, *names)
-        assert (ran.status, len(ran.images)) == (0, 50)
-        assert [entry.status for entry in directory.journal.entries] == [400, 200]
-        # Eight repositories in a token (docs/design.md section 6, rule 2).
-        assert (exchange.exchanges, exchange.requests) == (1, math.ceil(50 / 8))
-        provider.journal.matching(kind="manifest", status=401).exactly(1)
-        check_hidden(provider, ran.out, ran.err)
+    provider, exchange, directory = registry_of(world)
+    world.registry("target.test")
+    world.listen(directory, "169.254.169.254")
+    directory.identities.append(Identity(client_id="m", managed="system"))
+    names = [f"app{number}" for number in range(50)]
+    for number, name in enumerate(names):
+        Seed(number).image(sizes=(9,)).load_into(provider, name, tag="v1")
+    ran = await sync(world, *names)
+    assert (ran.status, len(ran.images)) == (0, 50)
+    assert [entry.status for entry in directory.journal.entries] == [400, 200]
+    # Eight repositories in a token (docs/design.md section 6, rule 2).
+    assert (exchange.exchanges, exchange.requests) == (1, math.ceil(50 / 8))
+    provider.journal.matching(kind="manifest", status=401).exactly(1)
+    check_hidden(provider, ran.out, ran.err)
 
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("identity", [None, "none", "refused"])
-async def test_what_anybody_may_pull_needs_no_login(identity: str | None) -> None:
+async def test_what_anybody_may_pull_needs_no_login(world: Virtual, identity: str | None) -> None:
     """No metadata service; one without an identity; one whose identity the registry does not know."""
-    async with virtual() as world:
-        provider, exchange, directory = registry_of(world)
-        world.registry("target.test")
-        exchange.anonymous = True
-        if identity:
-            world.listen(directory, "169.254.169.254")
-        if identity == "refused":
-            directory.identities.append(Identity(client_id="m", managed="system"))
-            exchange.tenants = ("33333333-3333-4333-8333-333333333333",)
-        Seed(1).image().load_into(provider, "app", tag="v1")
-        assert (await sync(world, "app")).status == 0
-        assert (exchange.exchanges, exchange.requests) == (identity == "refused", 1)
+    provider, exchange, directory = registry_of(world)
+    world.registry("target.test")
+    exchange.anonymous = True
+    if identity:
+        world.listen(directory, "169.254.169.254")
+    if identity == "refused":
+        directory.identities.append(Identity(client_id="m", managed="system"))
+        exchange.tenants = ("33333333-3333-4333-8333-333333333333",)
+    Seed(1).image().load_into(provider, "app", tag="v1")
+    assert (await sync(world, "app")).status == 0
+    assert (exchange.exchanges, exchange.requests) == (identity == "refused", 1)
 
 
 @pytest.mark.virtual_time
-async def test_a_login_that_ends_in_mid_run_is_renewed_once() -> None:
-    async with virtual() as world:
-        provider, exchange, directory = registry_of(world)
-        world.registry("target.test", up=Link(bandwidth=4096))
-        directory.identities.append(APP)
-        exchange.refresh_life, exchange.lifetime = 600, 120
-        names = [f"app{number}" for number in range(20)]
-        for number, name in enumerate(names):
-            Seed(number).image(sizes=(150_000,)).load_into(provider, name, tag="v1")
-        ran = await sync(world, *names, env=ENV, max_concurrent=1)
-        assert ran.status == 0
-        assert 600 < ran.seconds < 1080
-        assert (len(directory.journal.entries), exchange.exchanges) == (2, 2)
-        assert {entry.status for entry in directory.journal.entries} == {200}
-        provider.journal.matching(kind="token", status=401).exactly(0)
-        check_hidden(provider, ran.out, ran.err)
+async def test_a_login_that_ends_in_mid_run_is_renewed_once(world: Virtual) -> None:
+    provider, exchange, directory = registry_of(world)
+    world.registry("target.test", up=Link(bandwidth=4096))
+    directory.identities.append(APP)
+    exchange.refresh_life, exchange.lifetime = 600, 120
+    names = [f"app{number}" for number in range(20)]
+    for number, name in enumerate(names):
+        Seed(number).image(sizes=(150_000,)).load_into(provider, name, tag="v1")
+    ran = await sync(world, *names, env=ENV, max_concurrent=1)
+    assert ran.status == 0
+    assert 600 < ran.seconds < 1080
+    assert (len(directory.journal.entries), exchange.exchanges) == (2, 2)
+    assert {entry.status for entry in directory.journal.entries} == {200}
+    provider.journal.matching(kind="token", status=401).exactly(0)
+    check_hidden(provider, ran.out, ran.err)
 
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("refusal", [400, 401])
-async def test_a_login_that_is_revoked_in_mid_run_is_renewed_once(refusal: int) -> None:
+async def test_a_login_that_is_revoked_in_mid_run_is_renewed_once(
+    world: Virtual, refusal: int
+) -> None:
     """Section 2.4: a refresh token that is refused may be answered 400 there."""
-    async with virtual() as world:
-        provider, exchange, directory = registry_of(world)
-        world.registry("target.test")
-        directory.identities.append(APP)
-        exchange.refusal = refusal
-        for name in ("one", "two"):
-            Seed(1).image().load_into(provider, name, tag="v1")
+    provider, exchange, directory = registry_of(world)
+    world.registry("target.test")
+    directory.identities.append(APP)
+    exchange.refusal = refusal
+    for name in ("one", "two"):
+        Seed(1).image().load_into(provider, name, tag="v1")
 
-        def revoked(request: Request) -> None:
-            if request.kind == "blob" and not exchange.revoked:
-                exchange.revoke_logins()
+    def revoked(request: Request) -> None:
+        if request.kind == "blob" and not exchange.revoked:
+            exchange.revoke_logins()
 
-        provider.intercept = revoked
-        ran = await sync(world, "one", "two", env=ENV, max_concurrent=1)
-        assert ran.status == 0
-        assert (len(directory.journal.entries), exchange.exchanges) == (2, 2)
-        check_hidden(provider, ran.out, ran.err)
-
-
-@pytest.mark.virtual_time
-async def test_a_directory_that_is_not_well_is_asked_again() -> None:
-    async with virtual() as world:
-        provider, exchange, directory = registry_of(world)
-        world.registry("target.test")
-        directory.identities.append(APP)
-        Seed(1).image().load_into(provider, "app", tag="v1")
-        answers = [Response(503, [("Retry-After", "9")]), Response(500)]
-        directory.intercept = lambda request: answers.pop(0) if answers else None
-        ran = await sync(world, "app", env=ENV)
-        assert (ran.status, len(directory.journal.entries), exchange.exchanges) == (0, 3, 1)
-        assert ran.seconds >= 9
+    provider.intercept = revoked
+    ran = await sync(world, "one", "two", env=ENV, max_concurrent=1)
+    assert ran.status == 0
+    assert (len(directory.journal.entries), exchange.exchanges) == (2, 2)
+    check_hidden(provider, ran.out, ran.err)
 
 
 @pytest.mark.virtual_time
-async def test_nothing_found_stops_the_registry_and_tells_what_a_pod_needs() -> None:
-    async with virtual() as world:
-        provider, exchange, _ = registry_of(world)
-        world.registry("target.test")
-        for name in ("one", "two"):
-            Seed(1).image().load_into(provider, name, tag="v1")
-        ran = await sync(world, "one", "two", auth_type="acr")
-        assert ran.status == 4
-        assert "no Azure identity; looked at AZURE_CLIENT_SECRET," in ran.err
-        assert "azure.workload.identity/client-id" in ran.err
-        assert {each["error"]["code"] for each in ran.images} == {"AUTH_ERROR"}
-        assert (exchange.exchanges, exchange.requests) == (0, 0)
+async def test_a_directory_that_is_not_well_is_asked_again(world: Virtual) -> None:
+    provider, exchange, directory = registry_of(world)
+    world.registry("target.test")
+    directory.identities.append(APP)
+    Seed(1).image().load_into(provider, "app", tag="v1")
+    answers = [Response(503, [("Retry-After", "9")]), Response(500)]
+    directory.intercept = lambda request: answers.pop(0) if answers else None
+    ran = await sync(world, "app", env=ENV)
+    assert (ran.status, len(directory.journal.entries), exchange.exchanges) == (0, 3, 1)
+    assert ran.seconds >= 9
+
+
+@pytest.mark.virtual_time
+async def test_nothing_found_stops_the_registry_and_tells_what_a_pod_needs(world: Virtual) -> None:
+    provider, exchange, _ = registry_of(world)
+    world.registry("target.test")
+    for name in ("one", "two"):
+        Seed(1).image().load_into(provider, name, tag="v1")
+    ran = await sync(world, "one", "two", auth_type="acr")
+    assert ran.status == 4
+    assert "no Azure identity; looked at AZURE_CLIENT_SECRET," in ran.err
+    assert "azure.workload.identity/client-id" in ran.err
+    assert {each["error"]["code"] for each in ran.images} == {"AUTH_ERROR"}
+    assert (exchange.exchanges, exchange.requests) == (0, 0)
 
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("good", [True, False])
 async def test_what_az_acr_login_leaves_in_the_docker_config_logs_in(
-    good: bool, clean_env: Path
+    world: Virtual, good: bool, clean_env: Path
 ) -> None:
     """Section 6.1: the user of zeros, whose password is the registry's refresh token."""
-    async with virtual() as world:
-        provider, exchange, directory = registry_of(world)
-        world.registry("target.test")
-        directory.identities.append(APP)
-        made = World(wall=world.wall)
-        made.directory, made.exchange = directory, exchange
-        made.sites = {made.cloud.authority: directory, made.host: provider}
-        by_secret(made)
-        login = await made.log_in()
-        assert login is not None
-        if not good:
-            exchange.revoke_logins()
-        entry = {"auth": basic(TOKEN_USER, login.credential.identity_token)}
-        (clean_env / ".docker").mkdir()
-        (clean_env / ".docker" / "config.json").write_text(
-            json.dumps({"auths": {"name.azurecr.io": entry}})
-        )
-        Seed(1).image().load_into(provider, "app", tag="v1")
-        provider.journal.clear()
-        ran = await sync(world, "app")
-        assert (ran.status, exchange.requests) == ((0, 1) if good else (4, 1))
-        check_hidden(provider, ran.out, ran.err)
+    provider, exchange, directory = registry_of(world)
+    world.registry("target.test")
+    directory.identities.append(APP)
+    made = World(wall=world.wall)
+    made.directory, made.exchange = directory, exchange
+    made.sites = {made.cloud.authority: directory, made.host: provider}
+    by_secret(made)
+    login = await made.log_in()
+    assert login is not None
+    if not good:
+        exchange.revoke_logins()
+    entry = {"auth": basic(TOKEN_USER, login.credential.identity_token)}
+    (clean_env / ".docker").mkdir()
+    (clean_env / ".docker" / "config.json").write_text(
+        json.dumps({"auths": {"name.azurecr.io": entry}})
+    )
+    Seed(1).image().load_into(provider, "app", tag="v1")
+    provider.journal.clear()
+    ran = await sync(world, "app")
+    assert (ran.status, exchange.requests) == ((0, 1) if good else (4, 1))
+    check_hidden(provider, ran.out, ran.err)
 
 
 @pytest.mark.virtual_time
-async def test_auth_check_tells_source_and_end_of_a_login() -> None:
-    async with virtual() as world:
-        provider, _, directory = registry_of(world)
-        world.registry("target.test")
-        directory.identities.append(APP)
-        Seed(1).image().load_into(provider, "app", tag="v1")
-        text = document(
-            {"source": {"url": "name.azurecr.io"}, "t": "http://target.test"}, {"from": "app"}
-        )
-        ran = await world.run("auth", "check", "--json", "-vv", "-c", "-", stdin=text, env=ENV)
-        row = next(
-            each for each in ran.report["access"] if each["repository"] == "name.azurecr.io/app"
-        )
-        assert (ran.status, row["source"], row["expires"]) == (
-            0,
-            "AZURE_CLIENT_SECRET",
-            "2026-01-01T03:00:00Z",
-        )
-        check_hidden(provider, ran.out, ran.err)
+async def test_auth_check_tells_source_and_end_of_a_login(world: Virtual) -> None:
+    provider, _, directory = registry_of(world)
+    world.registry("target.test")
+    directory.identities.append(APP)
+    Seed(1).image().load_into(provider, "app", tag="v1")
+    text = document(
+        {"source": {"url": "name.azurecr.io"}, "t": "http://target.test"}, {"from": "app"}
+    )
+    ran = await world.run("auth", "check", "--json", "-vv", "-c", "-", stdin=text, env=ENV)
+    row = next(each for each in ran.report["access"] if each["repository"] == "name.azurecr.io/app")
+    assert (ran.status, row["source"], row["expires"]) == (
+        0,
+        "AZURE_CLIENT_SECRET",
+        "2026-01-01T03:00:00Z",
+    )
+    check_hidden(provider, ran.out, ran.err)

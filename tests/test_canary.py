@@ -20,7 +20,7 @@ import pytest
 from conformance.messages import Request, Response
 from tests.canaries import Canaries, Traces, writings
 from tests.canary_scene import ACR, NEVER_SENT, SERVICES, STORAGE, VARIANTS, Scene, arranged
-from tests.ends import Ran, virtual
+from tests.ends import Ran, Virtual
 
 on_a_clock = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -121,24 +121,21 @@ def unheard(scene: Scene) -> list[str]:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("variant", ["", *VARIANTS])
 async def test_where_all_goes_well_each_secret_is_used_and_none_is_seen(
-    variant: str, tmp_path: Path, clean_env: Path
+    world: Virtual, variant: str, tmp_path: Path, clean_env: Path
 ) -> None:
-    async with virtual() as world:
-        scene = arranged(
-            world, tmp_path, clean_env, variant, **({} if variant else {"first": 1_100_000})
-        )
-        scene.config()
-        traces = Traces(scene.canaries, tmp_path, clean_env)
-        ran = await scene.run(*words(scene, "sync"))
-        bad = [
-            each for each in ran.images if each["error"] and "(407)" not in each["error"]["message"]
-        ]
-        assert not bad
-        assert unheard(scene) == []
-        assert [name for name, _ in traces.left() if name == "the file state.db"], (
-            "else its search means nothing"
-        )
-        assert not traces.found(said(ran))
+    scene = arranged(
+        world, tmp_path, clean_env, variant, **({} if variant else {"first": 1_100_000})
+    )
+    scene.config()
+    traces = Traces(scene.canaries, tmp_path, clean_env)
+    ran = await scene.run(*words(scene, "sync"))
+    bad = [each for each in ran.images if each["error"] and "(407)" not in each["error"]["message"]]
+    assert not bad
+    assert unheard(scene) == []
+    assert [name for name, _ in traces.left() if name == "the file state.db"], (
+        "else its search means nothing"
+    )
+    assert not traces.found(said(ran))
 
 
 # Where servers refuse, and repeat.
@@ -289,6 +286,7 @@ REPEATERS = [
 @pytest.mark.parametrize("refusal", REFUSALS)
 @pytest.mark.parametrize(("where", "command", "variant"), REPEATERS)
 async def test_who_repeats_our_secrets(
+    world: Virtual,
     where: Callable[[str, Request], bool],
     command: str,
     variant: str,
@@ -296,61 +294,58 @@ async def test_who_repeats_our_secrets(
     tmp_path: Path,
     clean_env: Path,
 ) -> None:
-    async with virtual() as world:
-        scene = arranged(world, tmp_path, clean_env, variant)
-        scene.config()
-        scene.answers = only_for(where, REFUSALS[refusal])
-        traces = Traces(scene.canaries, tmp_path, clean_env)
-        ran = await scene.run(*words(scene, command))
-        assert scene.repeated
-        assert ran.status or where is not is_login
-        assert not traces.found(said(ran))
+    scene = arranged(world, tmp_path, clean_env, variant)
+    scene.config()
+    scene.answers = only_for(where, REFUSALS[refusal])
+    traces = Traces(scene.canaries, tmp_path, clean_env)
+    ran = await scene.run(*words(scene, command))
+    assert scene.repeated
+    assert ran.status or where is not is_login
+    assert not traces.found(said(ran))
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_challenge_that_repeats_a_secret_is_not_kept(
-    tmp_path: Path, clean_env: Path
+    world: Virtual, tmp_path: Path, clean_env: Path
 ) -> None:
-    async with virtual() as world:
-        scene = arranged(world, tmp_path, clean_env)
-        scene.config()
-        scene.answers = challenged
-        traces = Traces(scene.canaries, tmp_path, clean_env)
-        ran = await scene.run(*words(scene, "sync"))
-        assert b"registry.test" in (tmp_path / ".regsync" / "state.db").read_bytes(), (
-            "challenges without are"
-        )
-        assert not traces.found(said(ran))
+    scene = arranged(world, tmp_path, clean_env)
+    scene.config()
+    scene.answers = challenged
+    traces = Traces(scene.canaries, tmp_path, clean_env)
+    ran = await scene.run(*words(scene, "sync"))
+    assert b"registry.test" in (tmp_path / ".regsync" / "state.db").read_bytes(), (
+        "challenges without are"
+    )
+    assert not traces.found(said(ran))
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_token_service_that_repeats_a_renewed_refresh_token(
-    tmp_path: Path, clean_env: Path
+    world: Virtual, tmp_path: Path, clean_env: Path
 ) -> None:
     """The first token is taken back, and whoever asks for the next one shows what came with the
     first.
     """
-    async with virtual() as world:
-        scene = arranged(world, tmp_path, clean_env, "of the environment")
-        scene.config()
-        service, asked = scene.sites[ACR].auth, list[str]()  # type: ignore[attr-defined]
+    scene = arranged(world, tmp_path, clean_env, "of the environment")
+    scene.config()
+    service, asked = scene.sites[ACR].auth, list[str]()  # type: ignore[attr-defined]
 
-        def take_back(host: str, request: Request, answer: Response, text: str) -> Response:
-            if host == ACR and request.kind == "tag_list" and len(asked) == 1:
-                service.revoke()
-            if host == ACR and request.path == "/token":
-                asked.append(text)
-            return (
-                REFUSALS["403"](host, request, answer, text)
-                if len(asked) > 1 and "/token" in request.path
-                else answer
-            )
+    def take_back(host: str, request: Request, answer: Response, text: str) -> Response:
+        if host == ACR and request.kind == "tag_list" and len(asked) == 1:
+            service.revoke()
+        if host == ACR and request.path == "/token":
+            asked.append(text)
+        return (
+            REFUSALS["403"](host, request, answer, text)
+            if len(asked) > 1 and "/token" in request.path
+            else answer
+        )
 
-        scene.answers = take_back
-        traces = Traces(scene.canaries, tmp_path, clean_env)
-        ran = await scene.run(*words(scene, "sync"))
-        assert "refresh token 1 of acr" in scene.canaries.found(asked[1].encode())
-        assert "gives no token" in ran.err
-        assert not traces.found(said(ran))
+    scene.answers = take_back
+    traces = Traces(scene.canaries, tmp_path, clean_env)
+    ran = await scene.run(*words(scene, "sync"))
+    assert "refresh token 1 of acr" in scene.canaries.found(asked[1].encode())
+    assert "gives no token" in ran.err
+    assert not traces.found(said(ran))

@@ -29,7 +29,7 @@ from conformance.messages import Request, Response
 from conformance.registry.tokens import BasicAuth
 from tests.canaries import Canaries, Traces
 from tests.canary_scene import STORAGE, USER, Scene, arranged
-from tests.ends import ROOT, Start, document, run_regsync, virtual
+from tests.ends import ROOT, Start, Virtual, document, run_regsync
 from tests.test_canary import COMMANDS, said, words
 from tests.watching import tellers
 
@@ -135,109 +135,106 @@ OFFLINE = ("validate", "expand", "schema", "version")
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_a_failure_within_shows_no_secret(
-    failure: str, tmp_path: Path, clean_env: Path
+    world: Virtual, failure: str, tmp_path: Path, clean_env: Path
 ) -> None:
     """The commands one after the other, on what the one before has left."""
-    async with virtual() as world:
-        scene = arranged(
-            world,
-            tmp_path,
-            clean_env,
-            "of the environment",
-            first=1_100_000 if failure == "full" else 300,
-        )
-        scene.registry("written", BasicAuth({USER: (secret := scene.canaries.make("login"))}), auth_type="basic",
-            credentials={"username": USER, "password": secret})  # fmt: skip
-        scene.config()
-        traces = Traces(scene.canaries, tmp_path, clean_env)
-        with FAILURES[failure](scene):
-            for command in ONLINE if failure in ("crashed", "unreachable") else ("sync", "copy"):
-                scene.asked = 0
-                ran = await scene.run(*words(scene, command))
-                assert (
-                    failure != "crashed" or command == "auth" or "a defect in the middle" in ran.err
-                )
-                found = traces.found({**said(ran)})
-                assert not found, (command, found)
+    scene = arranged(
+        world,
+        tmp_path,
+        clean_env,
+        "of the environment",
+        first=1_100_000 if failure == "full" else 300,
+    )
+    scene.registry("written", BasicAuth({USER: (secret := scene.canaries.make("login"))}), auth_type="basic",
+        credentials={"username": USER, "password": secret})  # fmt: skip
+    scene.config()
+    traces = Traces(scene.canaries, tmp_path, clean_env)
+    with FAILURES[failure](scene):
+        for command in ONLINE if failure in ("crashed", "unreachable") else ("sync", "copy"):
+            scene.asked = 0
+            ran = await scene.run(*words(scene, command))
+            assert failure != "crashed" or command == "auth" or "a defect in the middle" in ran.err
+            found = traces.found({**said(ran)})
+            assert not found, (command, found)
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_each_command_shows_no_secret(tmp_path: Path, clean_env: Path) -> None:
+async def test_each_command_shows_no_secret(
+    world: Virtual, tmp_path: Path, clean_env: Path
+) -> None:
     assert {*ONLINE, *OFFLINE, "auth, json", *FROM_A_LOCK} == {*COMMANDS}
-    async with virtual() as world:
-        scene = arranged(world, tmp_path, clean_env)
-        scene.config()
-        traces = Traces(scene.canaries, tmp_path, clean_env)
-        online = ("sync --dry-run", "analyze", "lock", *FROM_A_LOCK, "auth, json", "tags", "copy")
-        for command in (*online, *OFFLINE):
-            for host in ("written.test", "static.test") if command in ("tags", "copy") else ("",):
-                ran = await scene.run(*words(scene, command, host))
-                found = traces.found(said(ran))
-                assert not found, (command, found)
-        ran = await scene.run("expand", "--show-secrets", str(tmp_path / "mirror.yaml"))
-        shown = {"credentials.password", "credentials.password, written out", "token", "proxy"}
-        assert {*scene.canaries.found(ran.out.encode())} == shown, (
-            "what is asked for is shown, and is what is hidden else"
-        )
+    scene = arranged(world, tmp_path, clean_env)
+    scene.config()
+    traces = Traces(scene.canaries, tmp_path, clean_env)
+    online = ("sync --dry-run", "analyze", "lock", *FROM_A_LOCK, "auth, json", "tags", "copy")
+    for command in (*online, *OFFLINE):
+        for host in ("written.test", "static.test") if command in ("tags", "copy") else ("",):
+            ran = await scene.run(*words(scene, command, host))
+            found = traces.found(said(ran))
+            assert not found, (command, found)
+    ran = await scene.run("expand", "--show-secrets", str(tmp_path / "mirror.yaml"))
+    shown = {"credentials.password", "credentials.password, written out", "token", "proxy"}
+    assert {*scene.canaries.found(ran.out.encode())} == shown, (
+        "what is asked for is shown, and is what is hidden else"
+    )
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_watch_its_reloads_and_its_probes_show_no_secret(
-    tmp_path: Path, clean_env: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, clean_env: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cycle, a new password, a file that is broken around one, a registry that repeats it, the
     end.
     """
     told, bodies = tellers(monkeypatch), list[str]()
-    async with virtual() as world:
-        scene = arranged(world, tmp_path, clean_env, "of the environment")
-        file = scene.config()
-        secret = scene.canaries.make("another password")
-        traces = Traces(scene.canaries, tmp_path, clean_env)
+    scene = arranged(world, tmp_path, clean_env, "of the environment")
+    file = scene.config()
+    secret = scene.canaries.make("another password")
+    traces = Traces(scene.canaries, tmp_path, clean_env)
 
-        def write(password: str) -> None:
-            login = {"auth_type": "basic", "credentials": {"username": USER, "password": password}}
-            scene.registries["another"] = {"url": "http://elsewhere.test", **login}
-            scene.config()
+    def write(password: str) -> None:
+        login = {"auth_type": "basic", "credentials": {"username": USER, "password": password}}
+        scene.registries["another"] = {"url": "http://elsewhere.test", **login}
+        scene.config()
 
-        def repeat(host: str, request: Request, answer: Response, text: str) -> Response:
-            told = json.dumps({"errors": [{"code": "DENIED", "message": text}]})
-            return Response(403, [], told.encode()) if host == "target.test" else answer
+    def repeat(host: str, request: Request, answer: Response, text: str) -> Response:
+        told = json.dumps({"errors": [{"code": "DENIED", "message": text}]})
+        return Response(403, [], told.encode()) if host == "target.test" else answer
 
-        async def play() -> None:
-            steps: list[Callable[[], object]] = [
-                lambda: write(secret),
-                lambda: file.write_text(
-                    file.read_text().replace(f'"{secret}"', f"*{secret.replace('/', '')}")
-                ),
-                lambda: file.write_text(
-                    f"registries: {{a: {{url: 'https://me:{secret}@a.test'}}}}\nmappings: []\n"
-                ),
-                lambda: write(secret),
-                lambda: setattr(scene, "answers", repeat),
-            ]
-            await anyio.sleep(15)  # between two cycles
-            for step in steps:
-                await anyio.sleep(30)
-                bodies.extend(json.dumps(told[0](path)) for path in ("/healthz", "/readyz"))
-                step()
-            await anyio.sleep(45)
-            signal.raise_signal(signal.SIGTERM)
+    async def play() -> None:
+        steps: list[Callable[[], object]] = [
+            lambda: write(secret),
+            lambda: file.write_text(
+                file.read_text().replace(f'"{secret}"', f"*{secret.replace('/', '')}")
+            ),
+            lambda: file.write_text(
+                f"registries: {{a: {{url: 'https://me:{secret}@a.test'}}}}\nmappings: []\n"
+            ),
+            lambda: write(secret),
+            lambda: setattr(scene, "answers", repeat),
+        ]
+        await anyio.sleep(15)  # between two cycles
+        for step in steps:
+            await anyio.sleep(30)
+            bodies.extend(json.dumps(told[0](path)) for path in ("/healthz", "/readyz"))
+            step()
+        await anyio.sleep(45)
+        signal.raise_signal(signal.SIGTERM)
 
-        more = ("--interval", "30", "--health-port", "0", "-vv", "--json")
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(play)
-            ran = await scene.run("watch", "-c", str(file), *more)
-            tasks.cancel_scope.cancel()
-        assert "reload_failed" in ran.err or "stays in force" in ran.err
-        assert "a user or password cannot stand here" in "".join(bodies), (
-            "a probe tells why a file was not taken"
-        )
-        assert "***" in ran.err, "what the registry repeated"
-        file.unlink()
-        assert not traces.found({**said(ran), "probes": "\n".join(bodies)})
+    more = ("--interval", "30", "--health-port", "0", "-vv", "--json")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(play)
+        ran = await scene.run("watch", "-c", str(file), *more)
+        tasks.cancel_scope.cancel()
+    assert "reload_failed" in ran.err or "stays in force" in ran.err
+    assert "a user or password cannot stand here" in "".join(bodies), (
+        "a probe tells why a file was not taken"
+    )
+    assert "***" in ran.err, "what the registry repeated"
+    file.unlink()
+    assert not traces.found({**said(ran), "probes": "\n".join(bodies)})
 
 
 # Real processes.

@@ -20,7 +20,7 @@ from _regsync.app import cli
 from _regsync.config import fields
 from tests.canaries import Traces
 from tests.canary_scene import ECR, VARIANTS, Scene, arranged
-from tests.ends import ROOT, run_regsync, virtual
+from tests.ends import ROOT, Virtual, run_regsync, virtual
 from tests.test_canary import COMMANDS, ELSEWHERE, said
 
 SECRET = "hQ2k7dmw3x/9Qv5tn8cjz:7Qf4bs6yuk+2Qr9gh3epw"
@@ -174,28 +174,27 @@ PROFILES = {
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("name", PROFILES)
 async def test_a_broken_profile_is_told_without_its_secret(
-    name: str, clean_env: Path, traces: Traces
+    world: Virtual, name: str, clean_env: Path, traces: Traces
 ) -> None:
     (clean_env / ".aws").mkdir()
     (clean_env / ".aws" / "credentials").write_text(PROFILES[name])
     traces = Traces(traces.canaries, clean_env)
-    async with virtual() as world:
-        scene = Scene(world, clean_env, clean_env)
-        scene.registries = {
-            "ecr": {"url": ECR, "auth_type": "ecr"},
-            "target": {"url": "http://target.test"},
-        }
-        file = scene.config()
-        ran = await scene.run("sync", "-vv", "--json", "-c", str(file))
-        assert ran.status
-        assert not traces.found(said(ran))
+    scene = Scene(world, clean_env, clean_env)
+    scene.registries = {
+        "ecr": {"url": ECR, "auth_type": "ecr"},
+        "target": {"url": "http://target.test"},
+    }
+    file = scene.config()
+    ran = await scene.run("sync", "-vv", "--json", "-c", str(file))
+    assert ran.status
+    assert not traces.found(said(ran))
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("kind", ["not JSON", "a type", "a key", "a url", "a source"])
 async def test_a_broken_google_file_is_told_without_its_secret(
-    kind: str, clean_env: Path, traces: Traces
+    world: Virtual, kind: str, clean_env: Path, traces: Traces
 ) -> None:
     user = {
         "type": "authorized_user",
@@ -221,17 +220,14 @@ async def test_a_broken_google_file_is_told_without_its_secret(
     }
     (file := clean_env / "google.json").write_text(texts[kind])
     traces = Traces(traces.canaries, clean_env)
-    async with virtual() as world:
-        scene = Scene(
-            world, clean_env, clean_env, env={"GOOGLE_APPLICATION_CREDENTIALS": str(file)}
-        )
-        scene.registries = {
-            "gar": {"url": "europe-docker.pkg.dev"},
-            "target": {"url": "http://target.test"},
-        }
-        ran = await scene.run("sync", "-vv", "--json", "-c", str(scene.config()))
-        assert ran.status
-        assert not traces.found(said(ran))
+    scene = Scene(world, clean_env, clean_env, env={"GOOGLE_APPLICATION_CREDENTIALS": str(file)})
+    scene.registries = {
+        "gar": {"url": "europe-docker.pkg.dev"},
+        "target": {"url": "http://target.test"},
+    }
+    ran = await scene.run("sync", "-vv", "--json", "-c", str(scene.config()))
+    assert ran.status
+    assert not traces.found(said(ran))
 
 
 # Variables with a login where none is expected.
@@ -264,25 +260,20 @@ async def test_a_broken_google_file_is_told_without_its_secret(
     ],
 )
 async def test_a_variable_with_a_login_is_told_without_it(
-    name: str, value: str, tmp_path: Path, traces: Traces
+    world: Virtual, name: str, value: str, tmp_path: Path, traces: Traces
 ) -> None:
-    async with virtual() as world:
-        scene = Scene(world, tmp_path, tmp_path, env={name: value})
-        if name.startswith("AZURE"):
-            scene.env |= {
-                "AZURE_CLIENT_ID": "c",
-                "AZURE_TENANT_ID": "t",
-                "AZURE_CLIENT_SECRET": SECRET,
-            }
-        hosts = {"ecr": ECR, "acr": "name.azurecr.io", "gar": "europe-docker.pkg.dev"}
-        scene.registries = {kind: {"url": host, "auth_type": kind} for kind, host in hosts.items()}
-        scene.registries |= {
-            "plain": {"url": "http://plain.test"},
-            "target": {"url": "https://target.test"},
-        }
-        ran = await scene.run("sync", "-vv", "--json", "-c", str(scene.config()))
-        assert ran.status
-        assert not traces.found(said(ran))
+    scene = Scene(world, tmp_path, tmp_path, env={name: value})
+    if name.startswith("AZURE"):
+        scene.env |= {"AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t", "AZURE_CLIENT_SECRET": SECRET}
+    hosts = {"ecr": ECR, "acr": "name.azurecr.io", "gar": "europe-docker.pkg.dev"}
+    scene.registries = {kind: {"url": host, "auth_type": kind} for kind, host in hosts.items()}
+    scene.registries |= {
+        "plain": {"url": "http://plain.test"},
+        "target": {"url": "https://target.test"},
+    }
+    ran = await scene.run("sync", "-vv", "--json", "-c", str(scene.config()))
+    assert ran.status
+    assert not traces.found(said(ran))
 
 
 # Arguments.
@@ -355,7 +346,9 @@ def ours() -> Iterator[object]:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("variant", ["", "of the environment", "of containers"])
-async def test_no_object_shows_a_secret(variant: str, tmp_path: Path, clean_env: Path) -> None:
+async def test_no_object_shows_a_secret(
+    world: Virtual, variant: str, tmp_path: Path, clean_env: Path
+) -> None:
     """At some requests of a run, whatever is alive in it is printed."""
     classes = Counter[str]()
     shown: dict[str, str] = {}
@@ -363,21 +356,20 @@ async def test_no_object_shows_a_secret(variant: str, tmp_path: Path, clean_env:
         ours()
     )  # of other tests: kept, so that no new object has the identity of one of these
     known = set(map(id, earlier))
-    async with virtual() as world:
-        scene = arranged(world, tmp_path, clean_env, variant)
+    scene = arranged(world, tmp_path, clean_env, variant)
 
-        def look(host: str, request: Any, answer: Any, text: str) -> Any:
-            if scene.asked in (5, 12, 20, 30, 120):
-                for each in (each for each in ours() if id(each) not in known):
-                    classes[name := type(each).__qualname__] += 1
-                    if classes[name] < 40 and (
-                        found := scene.canaries.found(repr(each)[:20_000].encode())
-                    ):
-                        shown[name] = str(found)
-            return answer
+    def look(host: str, request: Any, answer: Any, text: str) -> Any:
+        if scene.asked in (5, 12, 20, 30, 120):
+            for each in (each for each in ours() if id(each) not in known):
+                classes[name := type(each).__qualname__] += 1
+                if classes[name] < 40 and (
+                    found := scene.canaries.found(repr(each)[:20_000].encode())
+                ):
+                    shown[name] = str(found)
+        return answer
 
-        scene.answers = look
-        await scene.run("sync", "-q", "-c", str(scene.config()))
+    scene.answers = look
+    await scene.run("sync", "-q", "-c", str(scene.config()))
     assert {
         "Registry",
         "Credential",

@@ -22,7 +22,7 @@ from conformance.messages import Answer, Request, Response, error
 from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Link, Place
-from tests.ends import Ran, Virtual, document, held, tags, virtual
+from tests.ends import Ran, Virtual, document, held, tags
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -65,40 +65,40 @@ def clear(*places: Place) -> None:
     ("ttl", "hours", "warm"), [("12h", 11, True), ("12h", 13, False), (0, 10_000, True)]
 )
 async def test_what_is_older_than_cache_ttl_is_asked_again(
-    seed: Seed, tmp_path: Path, ttl: str | int, hours: float, warm: bool
+    world: Virtual, seed: Seed, tmp_path: Path, ttl: str | int, hours: float, warm: bool
 ) -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        for number in range(2):
-            seed.image().load_into(app(source), "app", tag=f"v{number}")
-        ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
-        assert (
-            await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": ttl}})
-        ).status == 0
-        await anyio.sleep(hours * HOUR)
-        clear(source, target)
-        ran = await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": ttl}})
-        assert ran.statuses() == ["skipped"] * 2
-        how = "HEAD manifest" if warm else "GET manifest"
-        assert source.journal.summary() == {"GET tag_list": 1, how: 2}
-        lists = {} if warm else {"GET tag_list": 1}
-        assert target.journal.summary() == {**lists, "HEAD manifest": 2}
+    source, target = world.registry("source.test"), world.registry("target.test")
+    for number in range(2):
+        seed.image().load_into(app(source), "app", tag=f"v{number}")
+    ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
+    assert (
+        await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": ttl}})
+    ).status == 0
+    await anyio.sleep(hours * HOUR)
+    clear(source, target)
+    ran = await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": ttl}})
+    assert ran.statuses() == ["skipped"] * 2
+    how = "HEAD manifest" if warm else "GET manifest"
+    assert source.journal.summary() == {"GET tag_list": 1, how: 2}
+    lists = {} if warm else {"GET tag_list": 1}
+    assert target.journal.summary() == {**lists, "HEAD manifest": 2}
 
 
-async def test_an_unchanged_tag_keeps_its_snapshot_alive(seed: Seed, tmp_path: Path) -> None:
+async def test_an_unchanged_tag_keeps_its_snapshot_alive(
+    world: Virtual, seed: Seed, tmp_path: Path
+) -> None:
     """Each run that finds a tag unchanged confirms it: only what no run has seen for `cache_ttl` is
     old.
     """
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        seed.image().load_into(app(source), "app", tag="v1")
-        ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
+    source, target = world.registry("source.test"), world.registry("target.test")
+    seed.image().load_into(app(source), "app", tag="v1")
+    ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
+    await sync(world, tmp_path, ends, mapping)
+    for _ in range(5):
+        await anyio.sleep(8 * HOUR)
+        clear(source, target)
         await sync(world, tmp_path, ends, mapping)
-        for _ in range(5):
-            await anyio.sleep(8 * HOUR)
-            clear(source, target)
-            await sync(world, tmp_path, ends, mapping)
-            assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 1}
+        assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 1}
 
 
 # Whether the state is believed (docs/design.md section 7, "Vouching").
@@ -112,141 +112,138 @@ def artifact(seed: Seed, *layers: bytes) -> Image:
 
 @pytest.mark.parametrize(("minutes", "asked"), [(20, 0), (40, 1)])
 async def test_a_weak_entry_of_an_artifact_is_checked_when_it_is_not_fresh(
-    seed: Seed, tmp_path: Path, minutes: int, asked: int
+    world: Virtual, seed: Seed, tmp_path: Path, minutes: int, asked: int
 ) -> None:
     """A registry that looks at no blobs lost one: nothing but a question can tell."""
-    async with virtual() as world:
-        source, target = (
-            world.registry("source.test"),
-            world.registry("target.test", require_blobs=False),
-        )
-        lost = seed.blob(LARGE)
-        artifact(seed, lost).load_into(app(source), "app", tag="v1")
-        then = artifact(seed, lost, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
-        ends = {"source": source, "target": target}
-        assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
-        digest = next(digest for digest, data in then.blobs.items() if data == lost)
-        if asked:
-            del app(target).repositories["app"].blobs[digest]
-        await anyio.sleep(60 * minutes)
-        clear(source, target)
-        assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v2")})).status == 0
-        assert held(target, "app", then)
-        assert any(digest in each.target for each in target.journal.entries) == bool(asked)
-        source.journal.matching("GET", "blob", reference=digest).exactly(asked)
+    source, target = (
+        world.registry("source.test"),
+        world.registry("target.test", require_blobs=False),
+    )
+    lost = seed.blob(LARGE)
+    artifact(seed, lost).load_into(app(source), "app", tag="v1")
+    then = artifact(seed, lost, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
+    ends = {"source": source, "target": target}
+    assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
+    digest = next(digest for digest, data in then.blobs.items() if data == lost)
+    if asked:
+        del app(target).repositories["app"].blobs[digest]
+    await anyio.sleep(60 * minutes)
+    clear(source, target)
+    assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v2")})).status == 0
+    assert held(target, "app", then)
+    assert any(digest in each.target for each in target.journal.entries) == bool(asked)
+    source.journal.matching("GET", "blob", reference=digest).exactly(asked)
 
 
 @pytest.mark.parametrize("how", ["tag gone", "repository gone"])
 async def test_an_answer_against_the_state_makes_it_ask_before_it_believes(
-    seed: Seed, tmp_path: Path, how: str
+    world: Virtual, seed: Seed, tmp_path: Path, how: str
 ) -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image = seed.image(sizes=(LARGE, LARGE)).load_into(app(source), "app", tag="v1")
-        ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
-        assert (await sync(world, tmp_path, ends, mapping)).status == 0
-        held_there = app(target).repositories["app"]
-        if how == "repository gone":
-            del app(target).repositories["app"]
-        else:
-            held_there.tags.clear()
-            held_there.manifests.clear()
-            del held_there.blobs[image.document["layers"][0]["digest"]]
-        await anyio.sleep(40 * 60)
-        clear(source, target)
-        assert (await sync(world, tmp_path, ends, mapping)).statuses() == ["synced"]
-        assert held(target, "app", image)
-        # Nothing was believed that was not there: the manifest was right at once, and only what
-        # lacked was sent.
-        target.journal.matching("PUT", "manifest").exactly(1)
-        source.journal.matching("GET", "blob").exactly(3 if how == "repository gone" else 1)
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image = seed.image(sizes=(LARGE, LARGE)).load_into(app(source), "app", tag="v1")
+    ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
+    assert (await sync(world, tmp_path, ends, mapping)).status == 0
+    held_there = app(target).repositories["app"]
+    if how == "repository gone":
+        del app(target).repositories["app"]
+    else:
+        held_there.tags.clear()
+        held_there.manifests.clear()
+        del held_there.blobs[image.document["layers"][0]["digest"]]
+    await anyio.sleep(40 * 60)
+    clear(source, target)
+    assert (await sync(world, tmp_path, ends, mapping)).statuses() == ["synced"]
+    assert held(target, "app", image)
+    # Nothing was believed that was not there: the manifest was right at once, and only what
+    # lacked was sent.
+    target.journal.matching("PUT", "manifest").exactly(1)
+    source.journal.matching("GET", "blob").exactly(3 if how == "repository gone" else 1)
 
 
-async def test_strong_entries_are_believed_however_old(seed: Seed, tmp_path: Path) -> None:
+async def test_strong_entries_are_believed_however_old(
+    world: Virtual, seed: Seed, tmp_path: Path
+) -> None:
     """A manifest that the target's tag answers with in this run vouches for the blobs that it
     names.
     """
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        base = seed.blob(LARGE)
-        artifact(seed, base).load_into(app(source), "app", tag="v1")
-        ends = {"source": source, "target": target}
-        assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
-        await anyio.sleep(5 * HOUR)
-        then = artifact(seed, base, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
-        clear(source, target)
-        # One look-up at a time, so that v1 has vouched when v2 is brought.
-        ran = await sync(
-            world,
-            tmp_path,
-            ends,
-            {"from": "app", "tags": tags("v1")},
-            {"from": "app", "tags": tags("v2")},
-        )
-        assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"])
-        assert held(target, "app", then)
-        digest = next(digest for digest, data in then.blobs.items() if data == base)
-        source.journal.matching("GET", "blob", reference=digest).none()
-        target.journal.matching("PUT", "upload", query={"digest": digest}).none()
+    source, target = world.registry("source.test"), world.registry("target.test")
+    base = seed.blob(LARGE)
+    artifact(seed, base).load_into(app(source), "app", tag="v1")
+    ends = {"source": source, "target": target}
+    assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
+    await anyio.sleep(5 * HOUR)
+    then = artifact(seed, base, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
+    clear(source, target)
+    # One look-up at a time, so that v1 has vouched when v2 is brought.
+    ran = await sync(
+        world,
+        tmp_path,
+        ends,
+        {"from": "app", "tags": tags("v1")},
+        {"from": "app", "tags": tags("v2")},
+    )
+    assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"])
+    assert held(target, "app", then)
+    digest = next(digest for digest, data in then.blobs.items() if data == base)
+    source.journal.matching("GET", "blob", reference=digest).none()
+    target.journal.matching("PUT", "upload", query={"digest": digest}).none()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 async def test_a_vouching_index_vouches_for_what_its_children_name(
-    seed: Seed, tmp_path: Path, depth: int
+    world: Virtual, seed: Seed, tmp_path: Path, depth: int
 ) -> None:
     """The target's tag answers with an index; the blobs are named by manifests below it."""
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        base = seed.blob(LARGE)
-        image = artifact(seed, base)
-        for _ in range(depth):
-            image = seed.index([image], with_platforms=False)
-        image.load_into(app(source), "app", tag="v1")
-        ends = {"source": source, "target": target}
-        assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
-        await anyio.sleep(5 * HOUR)
-        then = artifact(seed, base, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
-        clear(source, target)
-        # One look-up at a time, so that v1 has vouched when v2 is brought.
-        ran = await sync(
-            world,
-            tmp_path,
-            ends,
-            {"from": "app", "tags": tags("v1")},
-            {"from": "app", "tags": tags("v2")},
-        )
-        assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"])
-        assert held(target, "app", then)
-        digest = next(digest for digest, data in then.blobs.items() if data == base)
-        source.journal.matching("GET", "blob", reference=digest).none()
-        # It is not asked for, but for the one question that teaches what a POST answers (rule 11).
-        asked = [each for each in target.journal.entries if digest in each.target]
-        assert [(each.method, each.status) for each in asked] == [("POST", 201)]
+    source, target = world.registry("source.test"), world.registry("target.test")
+    base = seed.blob(LARGE)
+    image = artifact(seed, base)
+    for _ in range(depth):
+        image = seed.index([image], with_platforms=False)
+    image.load_into(app(source), "app", tag="v1")
+    ends = {"source": source, "target": target}
+    assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
+    await anyio.sleep(5 * HOUR)
+    then = artifact(seed, base, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
+    clear(source, target)
+    # One look-up at a time, so that v1 has vouched when v2 is brought.
+    ran = await sync(
+        world,
+        tmp_path,
+        ends,
+        {"from": "app", "tags": tags("v1")},
+        {"from": "app", "tags": tags("v2")},
+    )
+    assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"])
+    assert held(target, "app", then)
+    digest = next(digest for digest, data in then.blobs.items() if data == base)
+    source.journal.matching("GET", "blob", reference=digest).none()
+    # It is not asked for, but for the one question that teaches what a POST answers (rule 11).
+    asked = [each for each in target.journal.entries if digest in each.target]
+    assert [(each.method, each.status) for each in asked] == [("POST", 201)]
 
 
 async def test_the_state_does_not_grow_with_images_that_are_gone(
-    seed: Seed, tmp_path: Path
+    world: Virtual, seed: Seed, tmp_path: Path
 ) -> None:
     """A mirror of a nightly build runs for years: what nobody confirmed for `cache_ttl` goes."""
     sizes = list[int]()
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        seed.image().load_into(app(source), "app", tag="stays")
-        ends = {"source": source, "target": target}
-        mapping = {"from": "app", "tags": tags("nightly", "stays")}
-        for _ in range(12):
-            layers = [seed.blob(100) for _ in range(60)]
-            seed.image(layers=layers).load_into(app(source), "app", tag="nightly")
-            # Within 12 hours of the last run, so that what is still there stays confirmed.
-            for _ in range(2):
-                await anyio.sleep(11 * HOUR)
-                clear(source, target)
-                ran = await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": "12h"}})
-                assert (ran.status, ran.failed) == (0, [])
-            # What is still there is known.
-            assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 2}
-            files = [each for each in (tmp_path / ".regsync").rglob("*") if each.is_file()]
-            sizes.append(sum(each.stat().st_size for each in files))
+    source, target = world.registry("source.test"), world.registry("target.test")
+    seed.image().load_into(app(source), "app", tag="stays")
+    ends = {"source": source, "target": target}
+    mapping = {"from": "app", "tags": tags("nightly", "stays")}
+    for _ in range(12):
+        layers = [seed.blob(100) for _ in range(60)]
+        seed.image(layers=layers).load_into(app(source), "app", tag="nightly")
+        # Within 12 hours of the last run, so that what is still there stays confirmed.
+        for _ in range(2):
+            await anyio.sleep(11 * HOUR)
+            clear(source, target)
+            ran = await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": "12h"}})
+            assert (ran.status, ran.failed) == (0, [])
+        # What is still there is known.
+        assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 2}
+        files = [each for each in (tmp_path / ".regsync").rglob("*") if each.is_file()]
+        sizes.append(sum(each.stat().st_size for each in files))
     # The twelfth image left no more than the fourth: nothing of the first ones is kept.
     assert sizes[-1] <= 1.5 * sizes[3], sizes
 
@@ -255,26 +252,25 @@ async def test_the_state_does_not_grow_with_images_that_are_gone(
 
 
 async def test_docker_hub_is_asked_by_head_for_tags_that_the_target_lists(
-    seed: Seed, tmp_path: Path
+    world: Virtual, seed: Seed, tmp_path: Path
 ) -> None:
     """A GET counts against the quota, a HEAD does not (docs/protocol-facts.md section 7.2), also
     without state.
     """
-    async with virtual() as world:
-        hub, target = world.persona("dockerhub"), world.registry("target.test")
-        images = {f"v{number}": seed.index() for number in range(3)}
-        for tag, image in images.items():
-            image.load_into(hub, "library/alpine", tag=tag)
-            if tag != "v2":
-                image.load_into(app(target), "alpine", tag=tag)
-        text = document({"source": "docker.io", "t": target}, {"from": "alpine", "tags": tags("*")})
-        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
-        assert (ran.status, ran.statuses()) == (0, ["skipped", "skipped", "synced"])
-        hub.journal.matching("HEAD", "manifest", status=200).exactly(2)
-        hub.journal.matching("GET", "manifest", reference="v0").none()
-        hub.journal.matching("GET", "manifest", reference="v1").none()
-        # The new one: its index and four children.
-        hub.journal.matching("GET", "manifest", status=200).exactly(5)
+    hub, target = world.persona("dockerhub"), world.registry("target.test")
+    images = {f"v{number}": seed.index() for number in range(3)}
+    for tag, image in images.items():
+        image.load_into(hub, "library/alpine", tag=tag)
+        if tag != "v2":
+            image.load_into(app(target), "alpine", tag=tag)
+    text = document({"source": "docker.io", "t": target}, {"from": "alpine", "tags": tags("*")})
+    ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+    assert (ran.status, ran.statuses()) == (0, ["skipped", "skipped", "synced"])
+    hub.journal.matching("HEAD", "manifest", status=200).exactly(2)
+    hub.journal.matching("GET", "manifest", reference="v0").none()
+    hub.journal.matching("GET", "manifest", reference="v1").none()
+    # The new one: its index and four children.
+    hub.journal.matching("GET", "manifest", status=200).exactly(5)
 
 
 def with_digests(request: Request, answer: Answer) -> Answer:
@@ -305,289 +301,278 @@ def google(world: Virtual, host: str) -> Place:
 
 
 async def test_a_listing_with_digests_replaces_the_heads_of_both_sides(
-    seed: Seed, tmp_path: Path
+    world: Virtual, seed: Seed, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        source, target = google(world, "europe-docker.pkg.dev"), google(world, "us-docker.pkg.dev")
-        for number in range(4):
-            seed.image().load_into(app(source), "p/app", tag=f"v{number}")
-        seed.image().load_into(app(source), "p/app", tag="left-out")
-        ends = {"source": "europe-docker.pkg.dev", "t": "us-docker.pkg.dev"}
-        ran = await world.sync(ends, {"from": "p/app", "tags": tags("*")})
-        assert (ran.status, ran.statuses()) == (0, ["synced"] * 5)
-        source.journal.matching("GET", "tag_list", query={"n": "10000"}).exactly(1)
-        source.journal.matching("HEAD", "manifest").none()
-        source.journal.matching("GET", "manifest").exactly(5)
-        clear(source, target)
-        ran = await world.sync(ends, {"from": "p/app", "tags": tags("*")})
-        assert ran.statuses() == ["skipped"] * 5
-        # A tag that the map leaves out is asked for by itself.
-        target.journal.matching("HEAD", "manifest", reference="left-out").exactly(1)
-        assert target.journal.summary() == {"GET tag_list": 1, "HEAD manifest": 1}
-        assert source.journal.summary() == {"GET tag_list": 1, "GET manifest": 1}
-        source.journal.matching("GET", "manifest", reference="left-out").exactly(1)
+    source, target = google(world, "europe-docker.pkg.dev"), google(world, "us-docker.pkg.dev")
+    for number in range(4):
+        seed.image().load_into(app(source), "p/app", tag=f"v{number}")
+    seed.image().load_into(app(source), "p/app", tag="left-out")
+    ends = {"source": "europe-docker.pkg.dev", "t": "us-docker.pkg.dev"}
+    ran = await world.sync(ends, {"from": "p/app", "tags": tags("*")})
+    assert (ran.status, ran.statuses()) == (0, ["synced"] * 5)
+    source.journal.matching("GET", "tag_list", query={"n": "10000"}).exactly(1)
+    source.journal.matching("HEAD", "manifest").none()
+    source.journal.matching("GET", "manifest").exactly(5)
+    clear(source, target)
+    ran = await world.sync(ends, {"from": "p/app", "tags": tags("*")})
+    assert ran.statuses() == ["skipped"] * 5
+    # A tag that the map leaves out is asked for by itself.
+    target.journal.matching("HEAD", "manifest", reference="left-out").exactly(1)
+    assert target.journal.summary() == {"GET tag_list": 1, "HEAD manifest": 1}
+    assert source.journal.summary() == {"GET tag_list": 1, "GET manifest": 1}
+    source.journal.matching("GET", "manifest", reference="left-out").exactly(1)
 
 
 # Who waits for whom.
 
 
-async def test_the_first_upload_starts_before_the_last_tag_is_discovered(seed: Seed) -> None:
-    async with virtual() as world:
-        source = world.registry("source.test", up=Link(latency=0.05), down=Link(latency=0.05))
-        target = world.registry("target.test", up=Link(latency=0.05), down=Link(latency=0.05))
-        base = seed.layer(LARGE)
-        for number in range(80):
-            seed.image(layers=[base, seed.layer(900)]).load_into(
-                app(source), "app", tag=f"v{number}"
-            )
-        ran = await world.sync(
-            {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
-        )
-        assert (ran.status, len(ran.images)) == (0, 80)
-        first = min(each.begun for each in target.journal.matching("POST", "upload_start"))
-        asked = [each.begun for each in source.journal.matching("GET", "manifest")]
-        assert sum(begun > first for begun in asked) > 16
+async def test_the_first_upload_starts_before_the_last_tag_is_discovered(
+    world: Virtual, seed: Seed
+) -> None:
+    source = world.registry("source.test", up=Link(latency=0.05), down=Link(latency=0.05))
+    target = world.registry("target.test", up=Link(latency=0.05), down=Link(latency=0.05))
+    base = seed.layer(LARGE)
+    for number in range(80):
+        seed.image(layers=[base, seed.layer(900)]).load_into(app(source), "app", tag=f"v{number}")
+    ran = await world.sync({"source": source, "target": target}, {"from": "app", "tags": tags("*")})
+    assert (ran.status, len(ran.images)) == (0, 80)
+    first = min(each.begun for each in target.journal.matching("POST", "upload_start"))
+    asked = [each.begun for each in source.journal.matching("GET", "manifest")]
+    assert sum(begun > first for begun in asked) > 16
 
 
 @pytest.mark.parametrize(("seconds", "mounts"), [(4, True), (40, False)])
 async def test_a_target_that_is_slow_to_answer_for_a_tag_holds_others_up_once_and_not_for_long(
-    seed: Seed, seconds: float, mounts: bool
+    world: Virtual, seed: Seed, seconds: float, mounts: bool
 ) -> None:
     """What the tag shows can be mounted, so it is waited for: at most 5 s, whatever wants to know."""
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image = seed.image(sizes=(LARGE,))
-        image.load_into(app(source), "app", tag="v1")
-        image.load_into(app(target), "app", tag="v1")
-        target.app.faults.on("HEAD", "manifest", repository="app").delay(seconds)
-        began = anyio.current_time()
-        ran = await world.sync(
-            {"source": source, "target": target},
-            {"from": "app", "tags": tags("v1")},
-            *(
-                {"from": "app", "to": f"beside/{number}", "tags": tags("v1")}
-                for number in range(40)
-            ),
-        )
-        assert (ran.status, ran.failed) == (0, [])
-        read = 0 if mounts else len(image.blobs)
-        source.journal.matching("GET", "blob").exactly(read)
-        ends = [each.time - began for each in target.journal.matching("PUT", "manifest")]
-        assert len(ends) == 40
-        assert max(ends) < 6
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image = seed.image(sizes=(LARGE,))
+    image.load_into(app(source), "app", tag="v1")
+    image.load_into(app(target), "app", tag="v1")
+    target.app.faults.on("HEAD", "manifest", repository="app").delay(seconds)
+    began = anyio.current_time()
+    ran = await world.sync(
+        {"source": source, "target": target},
+        {"from": "app", "tags": tags("v1")},
+        *({"from": "app", "to": f"beside/{number}", "tags": tags("v1")} for number in range(40)),
+    )
+    assert (ran.status, ran.failed) == (0, [])
+    # Until a host has answered for the first time, nobody else asks it.
+    is_first = target.journal.entries[0].repository == "app"
+    read = 0 if mounts or is_first else len(image.blobs)
+    source.journal.matching("GET", "blob").exactly(read)
+    ends = [each.time - began for each in target.journal.matching("PUT", "manifest")]
+    assert len(ends) == 40
+    assert max(ends) < (seconds if is_first else 5) + 1
 
 
 async def test_blobs_go_by_the_number_of_images_that_name_them(
-    seed: Seed, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, seed: Seed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/specification.md section 1.1, "Blob order": over all images that are discovered when a
     blob's turn comes. A first image holds the only slot until the others are discovered. Blobs go
     one by one here, so that their order shows.
     """
     monkeypatch.setattr(schedule, "_MAX_BLOB_TASKS", 1)
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        seed.image().load_into(app(source), "first", tag="v1")
-        layers = [seed.layer(900) for _ in range(8)]
-        for number in range(8):
-            # The last layer is in all of them, the first one in the last of them only.
-            image = seed.image(layers=layers[7 - number :])
-            image.load_into(app(source), "app", tag=f"v{number}")
-        source.app.faults.on("GET", "blob", repository="first").delay(20)
-        ran = await world.sync(
-            {"source": source, "target": target},
-            {"from": "first", "tags": tags("v1")},
-            {"from": "app", "tags": tags("*")},
-            **{"global": {"max_concurrent_transfers": 1}},
-        )
-        assert (ran.status, ran.failed) == (0, [])
-        by_count = [each["digest"] for each in reversed(image.document["layers"])]
-        read = [each.reference for each in source.journal.matching("GET", "blob", "app")]
-        assert [digest for digest in read if digest in by_count] == by_count
+    source, target = world.registry("source.test"), world.registry("target.test")
+    seed.image().load_into(app(source), "first", tag="v1")
+    layers = [seed.layer(900) for _ in range(8)]
+    for number in range(8):
+        # The last layer is in all of them, the first one in the last of them only.
+        image = seed.image(layers=layers[7 - number :])
+        image.load_into(app(source), "app", tag=f"v{number}")
+    source.app.faults.on("GET", "blob", repository="first").delay(20)
+    ran = await world.sync(
+        {"source": source, "target": target},
+        {"from": "first", "tags": tags("v1")},
+        {"from": "app", "tags": tags("*")},
+        **{"global": {"max_concurrent_transfers": 1}},
+    )
+    assert (ran.status, ran.failed) == (0, [])
+    by_count = [each["digest"] for each in reversed(image.document["layers"])]
+    read = [each.reference for each in source.journal.matching("GET", "blob", "app")]
+    assert [digest for digest in read if digest in by_count] == by_count
 
 
 @pytest.mark.parametrize("how", ["slow", "rationed"])
 async def test_a_source_that_gives_little_stalls_nobody_who_reads_elsewhere(
-    seed: Seed, how: str
+    world: Virtual, seed: Seed, how: str
 ) -> None:
     """Images of the hard source were found first and hold as many slots as there are, and yet."""
-    async with virtual() as world:
-        slow = Link(bandwidth=2000) if how == "slow" else Link()
-        hard, easy = world.registry("hard.test", down=slow), world.registry("easy.test")
-        target = world.registry("target.test")
-        for number in range(4):
-            seed.image(sizes=(LARGE,)).load_into(app(hard), "hard", tag=f"v{number}")
-            seed.image(sizes=(LARGE,)).load_into(app(easy), "easy", tag=f"v{number}")
-        if how == "rationed":
-            wait = {"Retry-After": "60"}
-            hard.app.faults.on("GET", "blob").first(8).status(
-                429, error="TOOMANYREQUESTS", headers=wait
-            )
-        began = anyio.current_time()
-        ran = await world.sync(
-            {"source": hard, "easy": easy, "target": target},
-            {"from": "hard", "tags": tags("*"), "targets": ["target"]},
-            {"from": "easy", "tags": tags("*"), "source": "easy", "targets": ["target"]},
+    slow = Link(bandwidth=2000) if how == "slow" else Link()
+    hard, easy = world.registry("hard.test", down=slow), world.registry("easy.test")
+    target = world.registry("target.test")
+    for number in range(4):
+        seed.image(sizes=(LARGE,)).load_into(app(hard), "hard", tag=f"v{number}")
+        seed.image(sizes=(LARGE,)).load_into(app(easy), "easy", tag=f"v{number}")
+    if how == "rationed":
+        wait = {"Retry-After": "60"}
+        hard.app.faults.on("GET", "blob").first(8).status(
+            429, error="TOOMANYREQUESTS", headers=wait
         )
-        assert (ran.status, ran.failed) == (0, [])
-        easily = [each.time - began for each in target.journal.matching("PUT", "manifest", "easy")]
-        hardly = [each.time - began for each in target.journal.matching("PUT", "manifest", "hard")]
-        assert max(easily) < 10 < 59 < max(hardly)
+    began = anyio.current_time()
+    ran = await world.sync(
+        {"source": hard, "easy": easy, "target": target},
+        {"from": "hard", "tags": tags("*"), "targets": ["target"]},
+        {"from": "easy", "tags": tags("*"), "source": "easy", "targets": ["target"]},
+    )
+    assert (ran.status, ran.failed) == (0, [])
+    easily = [each.time - began for each in target.journal.matching("PUT", "manifest", "easy")]
+    hardly = [each.time - began for each in target.journal.matching("PUT", "manifest", "hard")]
+    assert max(easily) < 10 < 59 < max(hardly)
 
 
 async def test_a_source_that_pauses_before_the_first_small_blob_stalls_nobody_who_reads_elsewhere(
-    seed: Seed,
+    world: Virtual, seed: Seed
 ) -> None:
     """The first small blob that is to go to a target may teach something about it: nobody waits
     for that while its source has asked for a minute's pause.
     """
-    async with virtual() as world:
-        hard, easy = world.registry("hard.test"), world.registry("easy.test")
-        target = world.registry("target.test")
-        config = Part("application/vnd.acme.config.v1+json", seed.blob(LARGE))
-        large = compose(config, [Part("application/vnd.acme.part", seed.blob(LARGE))])
-        large.load_into(app(hard), "hard", tag="v0")
-        seed.image(sizes=(900,)).load_into(app(hard), "hard", tag="v1")
-        for number in range(4):
-            seed.image(sizes=(900,)).load_into(app(easy), "easy", tag=f"v{number}")
-        # First large blobs, which begin the pause; then small ones, which have to wait for its end;
-        # then all that could go.
-        hard.app.faults.on("GET", "blob").first(2).status(429, retry_after=60)
-        hard.app.faults.on("GET", "manifest", reference="v1").delay(2)
-        easy.app.faults.on("GET", "tag_list").delay(4)
-        began = anyio.current_time()
-        ran = await world.sync(
-            {"source": hard, "easy": easy, "target": target},
-            {"from": "hard", "tags": tags("*"), "targets": ["target"]},
-            {"from": "easy", "tags": tags("*"), "source": "easy", "targets": ["target"]},
-        )
-        assert (ran.status, ran.failed) == (0, [])
-        easily = [each.time - began for each in target.journal.matching("PUT", "manifest", "easy")]
-        hardly = [each.time - began for each in target.journal.matching("PUT", "manifest", "hard")]
-        assert max(easily) < 10 < 59 < min(hardly)
+    hard, easy = world.registry("hard.test"), world.registry("easy.test")
+    target = world.registry("target.test")
+    config = Part("application/vnd.acme.config.v1+json", seed.blob(LARGE))
+    large = compose(config, [Part("application/vnd.acme.part", seed.blob(LARGE))])
+    large.load_into(app(hard), "hard", tag="v0")
+    seed.image(sizes=(900,)).load_into(app(hard), "hard", tag="v1")
+    for number in range(4):
+        seed.image(sizes=(900,)).load_into(app(easy), "easy", tag=f"v{number}")
+    # First large blobs, which begin the pause; then small ones, which have to wait for its end;
+    # then all that could go.
+    hard.app.faults.on("GET", "blob").first(2).status(429, retry_after=60)
+    hard.app.faults.on("GET", "manifest", reference="v1").delay(2)
+    easy.app.faults.on("GET", "tag_list").delay(4)
+    began = anyio.current_time()
+    ran = await world.sync(
+        {"source": hard, "easy": easy, "target": target},
+        {"from": "hard", "tags": tags("*"), "targets": ["target"]},
+        {"from": "easy", "tags": tags("*"), "source": "easy", "targets": ["target"]},
+    )
+    assert (ran.status, ran.failed) == (0, [])
+    easily = [each.time - began for each in target.journal.matching("PUT", "manifest", "easy")]
+    hardly = [each.time - began for each in target.journal.matching("PUT", "manifest", "hard")]
+    assert max(easily) < 10 < 59 < min(hardly)
 
 
 async def test_a_target_that_does_not_answer_takes_its_time_out_for_all_blobs_at_once(
-    seed: Seed,
+    world: Virtual, seed: Seed
 ) -> None:
     """One attempt finds out whether a repository accepts uploads; then nobody waits in a row."""
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image = seed.image(sizes=(900, 901, 902, 903, 904))
-        image.load_into(app(source), "app", tag="v1")
-        target.app.faults.on("POST", "upload_start").first(7).delay(100)
-        began = anyio.current_time()
-        ran = await world.copy(source, target)
-        assert (ran.status, ran.failed) == (0, [])
-        assert anyio.current_time() - began < 3 * 60
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image = seed.image(sizes=(900, 901, 902, 903, 904))
+    image.load_into(app(source), "app", tag="v1")
+    target.app.faults.on("POST", "upload_start").first(7).delay(100)
+    began = anyio.current_time()
+    ran = await world.copy(source, target)
+    assert (ran.status, ran.failed) == (0, [])
+    assert anyio.current_time() - began < 3 * 60
 
 
-async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_asked_again(seed: Seed) -> None:
+async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_asked_again(
+    world: Virtual, seed: Seed
+) -> None:
     """Two requests carry one token. It is refused to the first, which gets another; the answer to
     the second comes later, and says nothing of the new one.
     """
-    async with virtual() as world:
-        tokens = TokenService(now=anyio.current_time)
-        source = world.registry("source.test", auth=tokens)
-        target = world.registry("target.test")
-        for number in range(2):
-            seed.image().load_into(app(source), "app", tag=f"v{number}")
-        with_token = {"authorization": "Bearer *"}
-        early = source.app.faults.on("GET", "manifest", reference="v0", header=with_token)
-        early.first(1).challenge(
-            realm="http://source.test/token", service=tokens.service, error="invalid_token"
-        )
-        late = source.app.faults.on("GET", "manifest", reference="v1", header=with_token)
-        late.first(1).delay(2).status(403)
-        ran = await world.sync(
-            {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
-        )
-        assert (ran.status, ran.failed, ran.statuses()) == (0, [], ["synced"] * 2)
-        source.journal.matching(status=403).exactly(1)
-        asked = source.journal.matching("GET", "manifest", reference="v1", header=with_token)
-        assert [each.authorization[1].partition(".")[0] for each in asked] == ["token-1", "token-2"]
-        source.journal.matching("GET", "token").exactly(2)
+    tokens = TokenService(now=anyio.current_time)
+    source = world.registry("source.test", auth=tokens)
+    target = world.registry("target.test")
+    for number in range(2):
+        seed.image().load_into(app(source), "app", tag=f"v{number}")
+    with_token = {"authorization": "Bearer *"}
+    early = source.app.faults.on("GET", "manifest", reference="v0", header=with_token)
+    early.first(1).challenge(
+        realm="http://source.test/token", service=tokens.service, error="invalid_token"
+    )
+    late = source.app.faults.on("GET", "manifest", reference="v1", header=with_token)
+    late.first(1).delay(2).status(403)
+    ran = await world.sync({"source": source, "target": target}, {"from": "app", "tags": tags("*")})
+    assert (ran.status, ran.failed, ran.statuses()) == (0, [], ["synced"] * 2)
+    source.journal.matching(status=403).exactly(1)
+    asked = source.journal.matching("GET", "manifest", reference="v1", header=with_token)
+    assert [each.authorization[1].partition(".")[0] for each in asked] == ["token-1", "token-2"]
+    source.journal.matching("GET", "token").exactly(2)
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-async def test_an_index_waits_for_its_slowest_child_at_every_level(seed: Seed, slow: int) -> None:
+async def test_an_index_waits_for_its_slowest_child_at_every_level(
+    world: Virtual, seed: Seed, slow: int
+) -> None:
     """What an index names is there before it is put, at each level (I2)."""
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        leaves = [seed.image(sizes=(900,)) for _ in range(2)]
-        inner = seed.index(leaves, with_platforms=False)
-        middle = seed.index([inner, seed.image(sizes=(900,))], with_platforms=False)
-        top = seed.index([seed.image(sizes=(900,)), middle], with_platforms=False)
-        top.load_into(app(source), "app", tag="v1")
-        app(target).faults.on("PUT", "manifest", reference=leaves[slow].top).delay(5)
-        app(target).faults.on("PUT", "manifest", reference=inner.top).delay(5)
-        app(target).faults.on("PUT", "manifest", reference=middle.top).delay(5)
-        assert (await world.copy(source, target)).status == 0
-        assert held(target, "app", top)
-        puts = target.journal.matching("PUT", "manifest")
-        puts.exactly(7)
-        target.journal.matching("PUT", "manifest", status=201).exactly(7)
-        for index, reference in ((inner, inner.top), (middle, middle.top), (top, "v1")):
-            put = target.journal.matching("PUT", "manifest", reference=reference).exactly(1)
-            for entry in index.document["manifests"]:
-                child = target.journal.matching("PUT", "manifest", reference=entry["digest"])
-                child.exactly(1).before(put)
+    source, target = world.registry("source.test"), world.registry("target.test")
+    leaves = [seed.image(sizes=(900,)) for _ in range(2)]
+    inner = seed.index(leaves, with_platforms=False)
+    middle = seed.index([inner, seed.image(sizes=(900,))], with_platforms=False)
+    top = seed.index([seed.image(sizes=(900,)), middle], with_platforms=False)
+    top.load_into(app(source), "app", tag="v1")
+    app(target).faults.on("PUT", "manifest", reference=leaves[slow].top).delay(5)
+    app(target).faults.on("PUT", "manifest", reference=inner.top).delay(5)
+    app(target).faults.on("PUT", "manifest", reference=middle.top).delay(5)
+    assert (await world.copy(source, target)).status == 0
+    assert held(target, "app", top)
+    puts = target.journal.matching("PUT", "manifest")
+    puts.exactly(7)
+    target.journal.matching("PUT", "manifest", status=201).exactly(7)
+    for index, reference in ((inner, inner.top), (middle, middle.top), (top, "v1")):
+        put = target.journal.matching("PUT", "manifest", reference=reference).exactly(1)
+        for entry in index.document["manifests"]:
+            child = target.journal.matching("PUT", "manifest", reference=entry["digest"])
+            child.exactly(1).before(put)
 
 
 @pytest.mark.parametrize("how", ["slow", "failing"])
 async def test_a_target_in_trouble_holds_back_no_other(
-    seed: Seed, tmp_path: Path, how: str
+    world: Virtual, seed: Seed, tmp_path: Path, how: str
 ) -> None:
-    async with virtual() as world:
-        source, well = world.registry("source.test"), world.registry("well.test")
-        ill = world.registry("ill.test", up=Link(bandwidth=5000) if how == "slow" else Link())
-        images = [seed.image(sizes=(LARGE, 1_100_000)) for _ in range(2)]
-        for number, image in enumerate(images):
-            image.load_into(app(source), "app", tag=f"v{number}")
-        if how == "failing":
-            ill.app.faults.on("POST PUT").status(503)
-        ends, began = {"source": source, "ill": ill, "well": well}, anyio.current_time()
-        ran = await sync(world, tmp_path, ends, {"from": "app", "tags": tags("*")})
-        assert ran.status == (0 if how == "slow" else 1)
-        assert all(held(well, "app", image) for image in images)
-        assert (
-            max(each.time - began for each in well.journal.matching("PUT", "manifest", status=201))
-            < 10
-        )
-        # One read of the source serves both.
-        source.journal.matching("GET", "blob").exactly(6)
-        if how == "slow":
-            assert min(each.time - began for each in ill.journal.matching("PUT", "manifest")) > 100
+    source, well = world.registry("source.test"), world.registry("well.test")
+    ill = world.registry("ill.test", up=Link(bandwidth=5000) if how == "slow" else Link())
+    images = [seed.image(sizes=(LARGE, 1_100_000)) for _ in range(2)]
+    for number, image in enumerate(images):
+        image.load_into(app(source), "app", tag=f"v{number}")
+    if how == "failing":
+        ill.app.faults.on("POST PUT").status(503)
+    ends, began = {"source": source, "ill": ill, "well": well}, anyio.current_time()
+    ran = await sync(world, tmp_path, ends, {"from": "app", "tags": tags("*")})
+    assert ran.status == (0 if how == "slow" else 1)
+    assert all(held(well, "app", image) for image in images)
+    assert (
+        max(each.time - began for each in well.journal.matching("PUT", "manifest", status=201)) < 10
+    )
+    # One read of the source serves both.
+    source.journal.matching("GET", "blob").exactly(6)
+    if how == "slow":
+        assert min(each.time - began for each in ill.journal.matching("PUT", "manifest")) > 100
 
 
-async def test_the_first_upload_start_of_a_repository_is_alone(tmp_path: Path) -> None:
+async def test_the_first_upload_start_of_a_repository_is_alone(
+    world: Virtual, tmp_path: Path
+) -> None:
     """Where a first upload makes the repository, another that comes at the same time may be
     refused.
     """
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        seed = Seed(9)
-        images = [seed.image(sizes=(LARGE, LARGE)) for _ in range(2)]
-        for number, image in enumerate(images):
-            image.load_into(app(source), "app", tag=f"v{number}")
-        starts: list[float] = []
-        made = anyio.Event()
+    source, target = world.registry("source.test"), world.registry("target.test")
+    seed = Seed(9)
+    images = [seed.image(sizes=(LARGE, LARGE)) for _ in range(2)]
+    for number, image in enumerate(images):
+        image.load_into(app(source), "app", tag=f"v{number}")
+    starts: list[float] = []
+    made = anyio.Event()
 
-        async def intercept(request: Request) -> Answer | None:
-            if request.kind != "upload_start":
-                return None
-            starts.append(anyio.current_time())
-            if len(starts) == 1:
-                await anyio.sleep(1)
-                made.set()
-            return None if made.is_set() else error(404, "NAME_UNKNOWN", "not yet")
+    async def intercept(request: Request) -> Answer | None:
+        if request.kind != "upload_start":
+            return None
+        starts.append(anyio.current_time())
+        if len(starts) == 1:
+            await anyio.sleep(1)
+            made.set()
+        return None if made.is_set() else error(404, "NAME_UNKNOWN", "not yet")
 
-        app(target).intercept = intercept
-        ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
-        ran = await sync(world, tmp_path, ends, mapping)
-        assert ran.statuses() == ["synced", "synced"], ran.err
-        assert all(held(target, "app", image) for image in images)
-        # The others go at the same time, as soon as it is answered.
-        assert len(starts) == 6
-        assert max(starts) - starts[0] < 1.5
-        assert target.journal.count("POST", "upload_start", status=404) == 0
+    app(target).intercept = intercept
+    ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
+    ran = await sync(world, tmp_path, ends, mapping)
+    assert ran.statuses() == ["synced", "synced"], ran.err
+    assert all(held(target, "app", image) for image in images)
+    # The others go at the same time, as soon as it is answered.
+    assert len(starts) == 6
+    assert max(starts) - starts[0] < 1.5
+    assert target.journal.count("POST", "upload_start", status=404) == 0

@@ -64,187 +64,177 @@ def all_held(places: list[Place], *images: Image) -> bool:
 # What goes over the wire.
 
 
-async def test_one_get_serves_three_targets_where_nothing_is_staged() -> None:
-    async with virtual() as world:
-        source = world.registry("source.test")
-        places = targets(world, None, None, None)
-        image = load(source, 3 * MIB, 2 * MIB)
-        ran = await mirror(world, source, places)
-        assert (ran.status, ran.err) == (0, "")
-        assert all_held(places, image)
-        source.journal.matching("GET", "blob").exactly(len(image.blobs))
-        for digest in image.blobs:
-            pulls(source, digest).exactly(1)
-        for place in places:
-            place.journal.matching("POST", "upload_start").exactly(len(image.blobs))
-            place.journal.matching("PUT", "upload").exactly(len(image.blobs))
+async def test_one_get_serves_three_targets_where_nothing_is_staged(world: Virtual) -> None:
+    source = world.registry("source.test")
+    places = targets(world, None, None, None)
+    image = load(source, 3 * MIB, 2 * MIB)
+    ran = await mirror(world, source, places)
+    assert (ran.status, ran.err) == (0, "")
+    assert all_held(places, image)
+    source.journal.matching("GET", "blob").exactly(len(image.blobs))
+    for digest in image.blobs:
+        pulls(source, digest).exactly(1)
+    for place in places:
+        place.journal.matching("POST", "upload_start").exactly(len(image.blobs))
+        place.journal.matching("PUT", "upload").exactly(len(image.blobs))
 
 
-async def test_one_get_serves_all_where_the_limit_has_no_room_for_a_blob() -> None:
-    async with virtual() as world:
-        source = world.registry("source.test")
-        places = targets(world, None, None)
-        image = load(source, 3 * MIB, 2 * MIB)
-        ran = await mirror(world, source, places, **{"global": {"staging_size_limit": "2.5 MB"}})
-        assert (ran.status, ran.err) == (0, "")
-        assert all_held(places, image)
-        for digest in image.blobs:
-            pulls(source, digest).exactly(1)
+async def test_one_get_serves_all_where_the_limit_has_no_room_for_a_blob(world: Virtual) -> None:
+    source = world.registry("source.test")
+    places = targets(world, None, None)
+    image = load(source, 3 * MIB, 2 * MIB)
+    ran = await mirror(world, source, places, **{"global": {"staging_size_limit": "2.5 MB"}})
+    assert (ran.status, ran.err) == (0, "")
+    assert all_held(places, image)
+    for digest in image.blobs:
+        pulls(source, digest).exactly(1)
 
 
 @pytest.mark.provokes("blob_pulled_twice")  # once for the disk, once for all targets
 async def test_a_full_disk_costs_one_reading(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+    world: Virtual, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     class Full(FileIO):
         def write(self, piece: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(staging, "FileIO", Full)
-    async with virtual() as world:
-        source = world.registry("source.test")
-        places = targets(world, None, None, None)
-        image = load(source, 3 * MIB)
-        ran = await mirror(world, source, places, **{"global": {"cache_dir": str(tmp_path)}})
-        assert ran.status == 0
-        assert all_held(places, image)
-        pulls(source, largest(image)).exactly(2)
+    source = world.registry("source.test")
+    places = targets(world, None, None, None)
+    image = load(source, 3 * MIB)
+    ran = await mirror(world, source, places, **{"global": {"cache_dir": str(tmp_path)}})
+    assert ran.status == 0
+    assert all_held(places, image)
+    pulls(source, largest(image)).exactly(2)
 
 
-async def test_a_slow_target_sets_the_pace_and_the_source_is_read_once() -> None:
+async def test_a_slow_target_sets_the_pace_and_the_source_is_read_once(world: Virtual) -> None:
     """4 MiB at 64 KiB a second: it never stands still, so that nobody leaves it behind."""
-    async with virtual() as world:
-        source = world.registry("source.test")
-        places = targets(world, None, None, Link(bandwidth=1 << 16, window=1 << 16))
-        image = load(source, 4 * MIB)
-        ran = await mirror(world, source, places)
-        assert (ran.status, ran.err) == (0, "")
-        assert all_held(places, image)
-        pulls(source, largest(image)).exactly(1)
-        assert ran.seconds == pytest.approx(64, abs=2)
-        fast, slow = (bodies(place, largest(image))[0] for place in (places[0], places[2]))
-        assert (slow.ended_time or 0) - (fast.ended_time or 0) < 10
+    source = world.registry("source.test")
+    places = targets(world, None, None, Link(bandwidth=1 << 16, window=1 << 16))
+    image = load(source, 4 * MIB)
+    ran = await mirror(world, source, places)
+    assert (ran.status, ran.err) == (0, "")
+    assert all_held(places, image)
+    pulls(source, largest(image)).exactly(1)
+    assert ran.seconds == pytest.approx(64, abs=2)
+    fast, slow = (bodies(place, largest(image))[0] for place in (places[0], places[2]))
+    assert (slow.ended_time or 0) - (fast.ended_time or 0) < 10
 
 
 @pytest.mark.provokes("blob_pulled_twice", "second_session")
 @pytest.mark.parametrize("resumable", [True, False])
 async def test_a_target_that_stalls_is_left_behind_and_served_by_a_reading_of_its_own(
-    resumable: bool,
+    world: Virtual, resumable: bool
 ) -> None:
-    async with virtual() as world:
-        source = world.registry("source.test")
-        places = targets(world, None, None, None, resumable=resumable)
-        image = load(source, 4 * MIB)
-        digest = largest(image)
-        stalled = places[2].app.faults.on("PUT", "upload", query={"digest": digest}).first()
-        stalled.delay(PATIENCE + 3, after=MIB, of="request")
-        began = anyio.current_time()
-        ran = await mirror(world, source, places)
-        assert (ran.status, ran.err) == (0, "")
-        assert all_held(places, image)
-        pulls(source, digest).exactly(2)
-        for place in places[:2]:
-            (body,) = bodies(place, digest)
-            assert (body.ended_time or 0) - began == pytest.approx(PATIENCE, abs=1)
-        assert ran.seconds == pytest.approx(PATIENCE + 5, abs=1)
-        size = len(image.blobs[digest])
-        first, second = (entry.request_bytes for entry in bodies(places[2], digest))
-        assert MIB <= first < 3 * MIB
-        assert second == (size - first if resumable else size)
+    source = world.registry("source.test")
+    places = targets(world, None, None, None, resumable=resumable)
+    image = load(source, 4 * MIB)
+    digest = largest(image)
+    stalled = places[2].app.faults.on("PUT", "upload", query={"digest": digest}).first()
+    stalled.delay(PATIENCE + 3, after=MIB, of="request")
+    began = anyio.current_time()
+    ran = await mirror(world, source, places)
+    assert (ran.status, ran.err) == (0, "")
+    assert all_held(places, image)
+    pulls(source, digest).exactly(2)
+    for place in places[:2]:
+        (body,) = bodies(place, digest)
+        assert (body.ended_time or 0) - began == pytest.approx(PATIENCE, abs=1)
+    assert ran.seconds == pytest.approx(PATIENCE + 5, abs=1)
+    size = len(image.blobs[digest])
+    first, second = (entry.request_bytes for entry in bodies(places[2], digest))
+    assert MIB <= first < 3 * MIB
+    assert second == (size - first if resumable else size)
 
 
 @pytest.mark.provokes("blob_pulled_twice", "second_session")
-async def test_a_target_that_is_not_ready_in_time_is_not_waited_for() -> None:
-    async with virtual() as world:
-        source = world.registry("source.test")
-        places = targets(world, None, None, None)
-        image = load(source, 4 * MIB)
-        start = places[1].app.faults.on("POST", "upload_start", query={"mount": largest(image)})
-        start.first().delay(50)
-        began = anyio.current_time()
-        ran = await mirror(world, source, places)
-        assert (ran.status, ran.err) == (0, "")
-        assert all_held(places, image)
-        pulls(source, largest(image)).exactly(2)
-        ended = [(bodies(place, largest(image))[0].ended_time or 0) - began for place in places]
-        assert ended == [pytest.approx(seconds, abs=1) for seconds in (PATIENCE, 50, PATIENCE)]
+async def test_a_target_that_is_not_ready_in_time_is_not_waited_for(world: Virtual) -> None:
+    source = world.registry("source.test")
+    places = targets(world, None, None, None)
+    image = load(source, 4 * MIB)
+    start = places[1].app.faults.on("POST", "upload_start", query={"mount": largest(image)})
+    start.first().delay(50)
+    began = anyio.current_time()
+    ran = await mirror(world, source, places)
+    assert (ran.status, ran.err) == (0, "")
+    assert all_held(places, image)
+    pulls(source, largest(image)).exactly(2)
+    ended = [(bodies(place, largest(image))[0].ended_time or 0) - began for place in places]
+    assert ended == [pytest.approx(seconds, abs=1) for seconds in (PATIENCE, 50, PATIENCE)]
 
 
 @pytest.mark.provokes("blob_pulled_twice")
-async def test_a_target_that_asks_for_a_long_pause_is_not_waited_for() -> None:
-    async with virtual() as world:
-        source = world.registry("source.test")
-        places = targets(world, None, None, None)
-        image = load(source, 4 * MIB)
-        digest = largest(image)
-        (config,) = image.blobs.keys() - {digest}
-        busy = places[1].app.faults.on("POST", "upload_start", query={"mount": config})
-        busy.first().status(429, retry_after=120)
-        late = places[2].app.faults.on("POST", "upload_start", query={"mount": digest})
-        late.first().delay(10)
-        began = anyio.current_time()
-        ran = await mirror(world, source, places)
-        assert (ran.status, ran.err) == (0, "")
-        assert all_held(places, image)
-        pulls(source, digest).exactly(2)
-        ended = [(bodies(place, digest)[0].ended_time or 0) - began for place in places]
-        # Whether it waits for the others, or its own start has to wait, they go on without it.
-        assert ended[0] == ended[2] <= PATIENCE + 1
-        assert ended[1] == pytest.approx(120, abs=1)
+async def test_a_target_that_asks_for_a_long_pause_is_not_waited_for(world: Virtual) -> None:
+    source = world.registry("source.test")
+    places = targets(world, None, None, None)
+    image = load(source, 4 * MIB)
+    digest = largest(image)
+    (config,) = image.blobs.keys() - {digest}
+    busy = places[1].app.faults.on("POST", "upload_start", query={"mount": config})
+    busy.first().status(429, retry_after=120)
+    late = places[2].app.faults.on("POST", "upload_start", query={"mount": digest})
+    late.first().delay(10)
+    began = anyio.current_time()
+    ran = await mirror(world, source, places)
+    assert (ran.status, ran.err) == (0, "")
+    assert all_held(places, image)
+    pulls(source, digest).exactly(2)
+    ended = [(bodies(place, digest)[0].ended_time or 0) - began for place in places]
+    # Whether it waits for the others, or its own start has to wait, they go on without it.
+    assert ended[0] == ended[2] <= PATIENCE + 1
+    assert ended[1] == pytest.approx(120, abs=1)
 
 
-async def test_a_target_that_has_the_blob_is_not_waited_for() -> None:
-    async with virtual() as world:
-        source = world.registry("source.test")
-        places = targets(world, None, None, None)
-        image = load(source, 4 * MIB)
-        app = places[1].app
-        assert isinstance(app, App)
-        app.add_blob("app", image.blobs[largest(image)])
-        ran = await mirror(world, source, places)
-        assert (ran.status, ran.err) == (0, "")
-        assert all_held(places, image)
-        pulls(source, largest(image)).exactly(1)
-        bodies(places[1], largest(image)).exactly(0)
-        assert ran.seconds < 1
+async def test_a_target_that_has_the_blob_is_not_waited_for(world: Virtual) -> None:
+    source = world.registry("source.test")
+    places = targets(world, None, None, None)
+    image = load(source, 4 * MIB)
+    app = places[1].app
+    assert isinstance(app, App)
+    app.add_blob("app", image.blobs[largest(image)])
+    ran = await mirror(world, source, places)
+    assert (ran.status, ran.err) == (0, "")
+    assert all_held(places, image)
+    pulls(source, largest(image)).exactly(1)
+    bodies(places[1], largest(image)).exactly(0)
+    assert ran.seconds < 1
 
 
 @pytest.mark.provokes("blob_pulled_twice")
-async def test_a_target_that_breaks_ends_no_other_and_goes_on_by_itself() -> None:
-    async with virtual() as world:
-        source = world.registry("source.test")
-        places = targets(world, None, None, None, resumable=True)
-        image = load(source, 4 * MIB)
-        digest = largest(image)
-        places[0].app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
-            after=MIB, of="request"
-        )
-        ran = await mirror(world, source, places)
-        assert (ran.status, ran.err) == (0, "")
-        assert all_held(places, image)
-        pulls(source, digest).exactly(2)
-        assert [entry.request_bytes for entry in bodies(places[0], digest)] == [
-            MIB,
-            len(image.blobs[digest]) - MIB,
-        ]
-        for place in places[1:]:
-            bodies(place, digest).exactly(1)
+async def test_a_target_that_breaks_ends_no_other_and_goes_on_by_itself(world: Virtual) -> None:
+    source = world.registry("source.test")
+    places = targets(world, None, None, None, resumable=True)
+    image = load(source, 4 * MIB)
+    digest = largest(image)
+    places[0].app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+        after=MIB, of="request"
+    )
+    ran = await mirror(world, source, places)
+    assert (ran.status, ran.err) == (0, "")
+    assert all_held(places, image)
+    pulls(source, digest).exactly(2)
+    assert [entry.request_bytes for entry in bodies(places[0], digest)] == [
+        MIB,
+        len(image.blobs[digest]) - MIB,
+    ]
+    for place in places[1:]:
+        bodies(place, digest).exactly(1)
 
 
 @pytest.mark.provokes("blob_pulled_twice", "second_session")
-async def test_a_source_that_breaks_for_good_is_read_again_for_all_at_once() -> None:
+async def test_a_source_that_breaks_for_good_is_read_again_for_all_at_once(world: Virtual) -> None:
     """It goes on by Range five times; then the targets come together again."""
-    async with virtual() as world:
-        source = world.registry("source.test")
-        places = targets(world, None, None, None, resumable=True)
-        image = load(source, 4 * MIB)
-        digest = largest(image)
-        broken = source.app.faults.on("GET", "blob", reference=digest)
-        broken.first(5).drop(after=0, of="response")
-        ran = await mirror(world, source, places)
-        assert (ran.status, ran.err) == (0, "")
-        assert all_held(places, image)
-        assert len(pulls(source, digest)) <= 5 + 1 + 1
+    source = world.registry("source.test")
+    places = targets(world, None, None, None, resumable=True)
+    image = load(source, 4 * MIB)
+    digest = largest(image)
+    broken = source.app.faults.on("GET", "blob", reference=digest)
+    broken.first(5).drop(after=0, of="response")
+    ran = await mirror(world, source, places)
+    assert (ran.status, ran.err) == (0, "")
+    assert all_held(places, image)
+    assert len(pulls(source, digest)) <= 5 + 1 + 1
 
 
 @pytest.mark.parametrize("most", [2, 5])
@@ -281,16 +271,15 @@ async def copy_many(most: int) -> None:
 
 
 @pytest.mark.provokes("blob_pulled_twice")  # it tries to mount first, and comes too late
-async def test_a_registry_that_is_source_and_target_takes_part() -> None:
-    async with virtual() as world:
-        source, other = world.registry("source.test", mounts=False), world.registry("b.test")
-        image = load(source, 3 * MIB)
-        ends = {"source": {"url": source.url, "max_concurrent": 2}, "b": other}
-        mapping = {"from": "app", "to": "copy", "tags": tags("v1"), "targets": ["source", "b"]}
-        ran = await world.sync(ends, mapping, **OFF)
-        assert (ran.status, ran.err) == (0, "")
-        assert held(source, "copy", image)
-        assert held(other, "copy", image)
+async def test_a_registry_that_is_source_and_target_takes_part(world: Virtual) -> None:
+    source, other = world.registry("source.test", mounts=False), world.registry("b.test")
+    image = load(source, 3 * MIB)
+    ends = {"source": {"url": source.url, "max_concurrent": 2}, "b": other}
+    mapping = {"from": "app", "to": "copy", "tags": tags("v1"), "targets": ["source", "b"]}
+    ran = await world.sync(ends, mapping, **OFF)
+    assert (ran.status, ran.err) == (0, "")
+    assert held(source, "copy", image)
+    assert held(other, "copy", image)
 
 
 # The pace, without a wire.
@@ -391,31 +380,30 @@ async def test_a_failure_of_the_source_ends_all_requests_with_its_place() -> Non
 @pytest.mark.parametrize("seconds", [5, 60])
 @pytest.mark.parametrize("how", ["refused", "silent"])
 async def test_an_outage_of_the_source_is_waited_out_by_all_targets(
-    how: Any, seconds: float
+    world: Virtual, how: Any, seconds: float
 ) -> None:
     """What they lack is read once more for all when the source is back."""
-    async with virtual() as world:
-        source = world.registry("source.test", down=Link(bandwidth=MIB))
-        places = targets(world, None, None, None)
-        image = load(source, 8 * MIB)
+    source = world.registry("source.test", down=Link(bandwidth=MIB))
+    places = targets(world, None, None, None)
+    image = load(source, 8 * MIB)
 
-        async def outage() -> None:
-            await anyio.sleep(4)
-            source.reset_connections()
-            async with source.outage(how, seconds):
-                pass
+    async def outage() -> None:
+        await anyio.sleep(4)
+        source.reset_connections()
+        async with source.outage(how, seconds):
+            pass
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(outage)
-            ran = await mirror(world, source, places)
-        assert ran.status == 0, ran.err
-        assert all_held(places, image)
-        digest = largest(image)
-        served = [entry for entry in pulls(source, digest) if entry.status in (200, 206)]
-        assert len(served) == 2
-        for place in places:
-            sent = sum(entry.request_bytes for entry in bodies(place, digest))
-            assert sent == len(image.blobs[digest])
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outage)
+        ran = await mirror(world, source, places)
+    assert ran.status == 0, ran.err
+    assert all_held(places, image)
+    digest = largest(image)
+    served = [entry for entry in pulls(source, digest) if entry.status in (200, 206)]
+    assert len(served) == 2
+    for place in places:
+        sent = sum(entry.request_bytes for entry in bodies(place, digest))
+        assert sent == len(image.blobs[digest])
 
 
 # Chunks.
@@ -435,22 +423,21 @@ def azures(world: Virtual, number: int) -> list[Provider]:
 @pytest.mark.parametrize("size", [9 * MIB, 40 * MIB], ids=["in one chunk", "in three"])
 @pytest.mark.parametrize("number", [2, 5])
 async def test_targets_that_take_chunks_share_a_reading_as_far_as_memory_goes(
-    size: int, number: int
+    world: Virtual, size: int, number: int
 ) -> None:
     """48 MiB of memory have room for three chunks of 16 MiB, or five of 9 MiB."""
-    async with virtual() as world:
-        source, plain = world.registry("source.test"), world.registry("plain.test")
-        image = load(source, size)
-        digest = largest(image)
-        providers = azures(world, number)
-        ends: dict[str, Any] = {"source": source, "plain": plain}
-        ends |= {f"{n}": f"https://{n}.azurecr.io" for n in "abcdef"[:number]}
-        ran = await world.sync(ends, {"from": "app", "tags": tags("v1")}, **OFF)
-        assert ran.status == 0, ran.err
-        assert held(plain, "app", image)
-        assert all(provider.blob("app", digest) == image.blobs[digest] for provider in providers)
-        together = max(1, min(number, 3 if size > 16 * MIB else 5))
-        pulls(source, digest).exactly(-(-number // together))
+    source, plain = world.registry("source.test"), world.registry("plain.test")
+    image = load(source, size)
+    digest = largest(image)
+    providers = azures(world, number)
+    ends: dict[str, Any] = {"source": source, "plain": plain}
+    ends |= {f"{n}": f"https://{n}.azurecr.io" for n in "abcdef"[:number]}
+    ran = await world.sync(ends, {"from": "app", "tags": tags("v1")}, **OFF)
+    assert ran.status == 0, ran.err
+    assert held(plain, "app", image)
+    assert all(provider.blob("app", digest) == image.blobs[digest] for provider in providers)
+    together = max(1, min(number, 3 if size > 16 * MIB else 5))
+    pulls(source, digest).exactly(-(-number // together))
 
 
 # Who shares a reading, without a wire.

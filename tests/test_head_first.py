@@ -15,7 +15,7 @@ from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
 from conformance.registry.app import App
 from conformance.server.memory import Place
-from tests.ends import Ran, Virtual, document, held, tags, virtual
+from tests.ends import Ran, Virtual, document, held, tags
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -64,126 +64,123 @@ def app(place: Place) -> App:
 
 @pytest.mark.parametrize("rule", [("v*",), NAMES], ids=["glob", "literal"])
 async def test_unchanged_tags_cost_a_head_and_their_referrers(
-    tmp_path: Path, rule: tuple[str, ...]
+    world: Virtual, tmp_path: Path, rule: tuple[str, ...]
 ) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path)
-        for name in NAMES[:3]:
-            stage.load(stage.seed.index(), name)
-        for name in NAMES[3:]:
-            stage.load(stage.seed.image(), name)
-        ran = await stage.run(*rule)
-        assert ran.statuses() == ["skipped"] * 5
-        listing = {"GET tag_list": 1} if rule == ("v*",) else {}
-        assert stage.asked() == {"HEAD manifest": 5, "GET referrers": 5, **listing}
-        assert stage.target.journal.summary() == {"GET tag_list": 1, "HEAD manifest": 5}
+    stage = Stage(world, tmp_path)
+    for name in NAMES[:3]:
+        stage.load(stage.seed.index(), name)
+    for name in NAMES[3:]:
+        stage.load(stage.seed.image(), name)
+    ran = await stage.run(*rule)
+    assert ran.statuses() == ["skipped"] * 5
+    listing = {"GET tag_list": 1} if rule == ("v*",) else {}
+    assert stage.asked() == {"HEAD manifest": 5, "GET referrers": 5, **listing}
+    assert stage.target.journal.summary() == {"GET tag_list": 1, "HEAD manifest": 5}
 
-        # The look was a whole one, as far as later runs know.
-        ran = await stage.run(*rule)
-        assert ran.statuses() == ["skipped"] * 5
-        assert stage.asked() == {"HEAD manifest": 5, **listing}
+    # The look was a whole one, as far as later runs know.
+    ran = await stage.run(*rule)
+    assert ran.statuses() == ["skipped"] * 5
+    assert stage.asked() == {"HEAD manifest": 5, **listing}
 
 
 async def test_without_the_api_one_listing_takes_the_place_of_all_fallback_tags(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path, referrers_api=False)
-        for name in NAMES:
-            stage.load(stage.seed.index(), name)
-        assert (await stage.run(*NAMES)).statuses() == ["skipped"] * 5
-        assert stage.asked() == {"HEAD manifest": 5, "GET referrers": 1, "GET tag_list": 1}
+    stage = Stage(world, tmp_path, referrers_api=False)
+    for name in NAMES:
+        stage.load(stage.seed.index(), name)
+    assert (await stage.run(*NAMES)).statuses() == ["skipped"] * 5
+    assert stage.asked() == {"HEAD manifest": 5, "GET referrers": 1, "GET tag_list": 1}
 
 
-async def test_docker_hub_needs_no_field_for_tags_that_the_target_lists(tmp_path: Path) -> None:
-    async with virtual() as world:
-        hub, target = world.persona("dockerhub"), world.registry("target.test")
-        seed = Seed(9)
-        for name in NAMES:
-            image = seed.index()
-            image.load_into(hub, "library/alpine", tag=name)
-            image.load_into(app(target), "alpine", tag=name)
-        mapping = {"from": "alpine", "tags": tags(*NAMES), "artifacts": {"enabled": True}}
-        file = tmp_path / "mirror.yaml"
-        file.write_text(document({"source": "docker.io", "target": target}, mapping))
-        ran = await world.run("sync", "--json", "-q", "-c", str(file))
-        assert ran.statuses() == ["skipped"] * 5
-        hub.journal.matching("HEAD", "manifest", status=200).exactly(5)
-        hub.journal.matching("GET", "manifest").none()
+async def test_docker_hub_needs_no_field_for_tags_that_the_target_lists(
+    world: Virtual, tmp_path: Path
+) -> None:
+    hub, target = world.persona("dockerhub"), world.registry("target.test")
+    seed = Seed(9)
+    for name in NAMES:
+        image = seed.index()
+        image.load_into(hub, "library/alpine", tag=name)
+        image.load_into(app(target), "alpine", tag=name)
+    mapping = {"from": "alpine", "tags": tags(*NAMES), "artifacts": {"enabled": True}}
+    file = tmp_path / "mirror.yaml"
+    file.write_text(document({"source": "docker.io", "target": target}, mapping))
+    ran = await world.run("sync", "--json", "-q", "-c", str(file))
+    assert ran.statuses() == ["skipped"] * 5
+    hub.journal.matching("HEAD", "manifest", status=200).exactly(5)
+    hub.journal.matching("GET", "manifest").none()
 
 
 async def test_a_signature_that_the_target_holds_is_not_fetched_and_a_new_one_is(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path)
-        image = stage.load(stage.seed.index(), "v0")
-        stage.load(stage.seed.artifact(image))
-        assert (await stage.run("v0")).statuses() == ["skipped"]
-        # Of the image and of its signature.
-        assert stage.asked() == {"HEAD manifest": 1, "GET referrers": 2}
-        # The target is asked once whether it needs a list of them.
-        assert stage.target.journal.summary() == {"HEAD manifest": 2, "GET referrers": 1}
+    stage = Stage(world, tmp_path)
+    image = stage.load(stage.seed.index(), "v0")
+    stage.load(stage.seed.artifact(image))
+    assert (await stage.run("v0")).statuses() == ["skipped"]
+    # Of the image and of its signature.
+    assert stage.asked() == {"HEAD manifest": 1, "GET referrers": 2}
+    # The target is asked once whether it needs a list of them.
+    assert stage.target.journal.summary() == {"HEAD manifest": 2, "GET referrers": 1}
 
-        late = stage.load(stage.seed.artifact(image), at_target=False)
-        await anyio.sleep(2 * HOUR)
-        assert (await stage.run("v0")).statuses() == ["synced"]
-        assert stage.asked()["GET manifest by digest"] == 1
-        assert held(stage.target, "app", late)
-
-
-async def test_what_is_copied_is_looked_at_whole(tmp_path: Path) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path)
-        children = [stage.seed.image(architecture=each) for each in ("amd64", "arm64")]
-        image = stage.load(stage.seed.index(children), "v0", at_target=False)
-        signature = stage.load(stage.seed.artifact(children[1]), at_target=False)
-        assert (await stage.run("v0")).statuses() == ["synced"]
-        # The index, its children, the signature; all four are asked about.
-        assert stage.asked()["HEAD manifest"] == 1
-        assert stage.asked()["GET manifest by digest"] == 4
-        assert stage.asked()["GET referrers"] == 4
-        assert held(stage.target, "app", image)
-        assert held(stage.target, "app", signature)
+    late = stage.load(stage.seed.artifact(image), at_target=False)
+    await anyio.sleep(2 * HOUR)
+    assert (await stage.run("v0")).statuses() == ["synced"]
+    assert stage.asked()["GET manifest by digest"] == 1
+    assert held(stage.target, "app", late)
 
 
-async def test_what_a_failed_run_left_out_below_the_top_is_not_forgotten(tmp_path: Path) -> None:
+async def test_what_is_copied_is_looked_at_whole(world: Virtual, tmp_path: Path) -> None:
+    stage = Stage(world, tmp_path)
+    children = [stage.seed.image(architecture=each) for each in ("amd64", "arm64")]
+    image = stage.load(stage.seed.index(children), "v0", at_target=False)
+    signature = stage.load(stage.seed.artifact(children[1]), at_target=False)
+    assert (await stage.run("v0")).statuses() == ["synced"]
+    # The index, its children, the signature; all four are asked about.
+    assert stage.asked()["HEAD manifest"] == 1
+    assert stage.asked()["GET manifest by digest"] == 4
+    assert stage.asked()["GET referrers"] == 4
+    assert held(stage.target, "app", image)
+    assert held(stage.target, "app", signature)
+
+
+async def test_what_a_failed_run_left_out_below_the_top_is_not_forgotten(
+    world: Virtual, tmp_path: Path
+) -> None:
     """The snapshot has expired, and the target holds the image: that artifacts are lacking is known
     by the look at them alone, which does not expire.
     """
-    async with virtual() as world:
-        stage = Stage(world, tmp_path)
-        children = [stage.seed.image(architecture=each) for each in ("amd64", "arm64")]
-        stage.load(stage.seed.index(children), "v0", at_target=False)
-        signature = stage.load(stage.seed.artifact(children[1]), at_target=False)
+    stage = Stage(world, tmp_path)
+    children = [stage.seed.image(architecture=each) for each in ("amd64", "arm64")]
+    stage.load(stage.seed.index(children), "v0", at_target=False)
+    signature = stage.load(stage.seed.artifact(children[1]), at_target=False)
 
-        def intercept(request: Request) -> Answer | None:
-            if request.method == "PUT" and request.reference == signature.top:
-                return error(403, "DENIED", "not now")
-            return None
+    def intercept(request: Request) -> Answer | None:
+        if request.method == "PUT" and request.reference == signature.top:
+            return error(403, "DENIED", "not now")
+        return None
 
-        app(stage.target).intercept = intercept
-        short = {"cache_ttl": "1h"}
-        assert (await stage.run("v0", **{"global": short})).statuses() == ["failed"]
-        app(stage.target).intercept = None
-        await anyio.sleep(2 * HOUR)
-        assert (await stage.run("v0", **{"global": short})).statuses() == ["synced"]
-        assert held(stage.target, "app", signature)
+    app(stage.target).intercept = intercept
+    short = {"cache_ttl": "1h"}
+    assert (await stage.run("v0", **{"global": short})).statuses() == ["failed"]
+    app(stage.target).intercept = None
+    await anyio.sleep(2 * HOUR)
+    assert (await stage.run("v0", **{"global": short})).statuses() == ["synced"]
+    assert held(stage.target, "app", signature)
 
 
 async def test_artifacts_that_are_wanted_from_now_on_are_looked_for_at_all_depths(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
     """This program has copied the image and has never asked for its artifacts."""
-    async with virtual() as world:
-        stage = Stage(world, tmp_path)
-        children = [stage.seed.image(architecture=each) for each in ("amd64", "arm64")]
-        stage.load(stage.seed.index(children), "v0", at_target=False)
-        signature = stage.load(stage.seed.artifact(children[1]), at_target=False)
-        ends = {"source": stage.source, "target": stage.target}
-        file = tmp_path / "mirror.yaml"
-        file.write_text(document(ends, {"from": "app", "tags": tags("v0")}))
-        ran = await world.run("sync", "--json", "-q", "-c", str(file))
-        assert ran.statuses() == ["synced"]
-        assert (await stage.run("v0")).statuses() == ["synced"]
-        assert held(stage.target, "app", signature)
+    stage = Stage(world, tmp_path)
+    children = [stage.seed.image(architecture=each) for each in ("amd64", "arm64")]
+    stage.load(stage.seed.index(children), "v0", at_target=False)
+    signature = stage.load(stage.seed.artifact(children[1]), at_target=False)
+    ends = {"source": stage.source, "target": stage.target}
+    file = tmp_path / "mirror.yaml"
+    file.write_text(document(ends, {"from": "app", "tags": tags("v0")}))
+    ran = await world.run("sync", "--json", "-q", "-c", str(file))
+    assert ran.statuses() == ["synced"]
+    assert (await stage.run("v0")).statuses() == ["synced"]
+    assert held(stage.target, "app", signature)

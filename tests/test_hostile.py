@@ -43,6 +43,7 @@ from conformance.server.sockets import Server
 from tests.ends import (
     QUICK,
     Start,
+    Virtual,
     basic,
     copy,
     document,
@@ -51,7 +52,6 @@ from tests.ends import (
     run_regsync,
     sync,
     tags,
-    virtual,
 )
 from tests.test_redirects import REGISTRY, transport_of
 from tests.test_redirects import registry as plain_registry
@@ -250,25 +250,24 @@ def test_discovery_rests_while_heavy_manifests_wait(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_no_failed_image_keeps_the_body_that_it_failed_on() -> None:
+async def test_no_failed_image_keeps_the_body_that_it_failed_on(world: Virtual) -> None:
     names = [f"v{number}" for number in range(60)]
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        body = b"\xff" * 2**20
-        source.app.intercept = lambda request: (
-            Response(200, [], body) if request.kind == "manifest" else None
+    source, target = world.registry("source.test"), world.registry("target.test")
+    body = b"\xff" * 2**20
+    source.app.intercept = lambda request: (
+        Response(200, [], body) if request.kind == "manifest" else None
+    )
+    tracemalloc.start()
+    try:
+        ran = await world.sync(
+            {"source": source, "t": target}, {"from": "app", "tags": tags(*names)}
         )
-        tracemalloc.start()
-        try:
-            ran = await world.sync(
-                {"source": source, "t": target}, {"from": "app", "tags": tags(*names)}
-            )
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
-        assert ran.statuses() == ["failed"] * 60
-        # Fewer are in flight, and each is there twice at most.
-        assert peak < 30 * 2**20
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert ran.statuses() == ["failed"] * 60
+    # Fewer are in flight, and each is there twice at most.
+    assert peak < 30 * 2**20
 
 
 @pytest.mark.anyio

@@ -288,35 +288,34 @@ class Stage:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_late_signature_arrives_when_its_look_is_due(tmp_path: Path) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path)
-        first = stage.sign(stage.images[0])
-        assert (await stage.run()).images[0]["artifacts"] == {
-            "synced": 1,
-            "skipped": 0,
-            "failed": 0,
-            "stripped": 0,
-        }
-        assert stage.holds(first)
-        late = stage.sign(stage.images[0])
-        quiet = await stage.run()
-        assert quiet.statuses() == ["skipped"]
-        assert not stage.holds(late)
-        assert stage.asked(stage.source) == {"GET tag_list": 1, "HEAD manifest": 1}
-        assert stage.asked(stage.target) == {"HEAD manifest": 1}
-        await anyio.sleep(6 * MINUTE)
-        ran = await stage.run()
-        assert ran.statuses() == ["synced"], "what moves is told"
-        assert ran.images[0]["artifacts"] == {"synced": 1, "skipped": 1, "failed": 0, "stripped": 0}
-        assert stage.holds(late)
-        assert stage.source.journal.count("GET", "referrers") == 2, (
-            "the image, and what is new on it"
-        )
-        await anyio.sleep(10 * MINUTE)
-        assert (await stage.run()).statuses() == ["skipped"]
-        assert stage.source.journal.count("GET", "referrers") == 1
-        assert stage.source.journal.count("GET", "manifest") == 0
+async def test_a_late_signature_arrives_when_its_look_is_due(
+    world: Virtual, tmp_path: Path
+) -> None:
+    stage = Stage(world, tmp_path)
+    first = stage.sign(stage.images[0])
+    assert (await stage.run()).images[0]["artifacts"] == {
+        "synced": 1,
+        "skipped": 0,
+        "failed": 0,
+        "stripped": 0,
+    }
+    assert stage.holds(first)
+    late = stage.sign(stage.images[0])
+    quiet = await stage.run()
+    assert quiet.statuses() == ["skipped"]
+    assert not stage.holds(late)
+    assert stage.asked(stage.source) == {"GET tag_list": 1, "HEAD manifest": 1}
+    assert stage.asked(stage.target) == {"HEAD manifest": 1}
+    await anyio.sleep(6 * MINUTE)
+    ran = await stage.run()
+    assert ran.statuses() == ["synced"], "what moves is told"
+    assert ran.images[0]["artifacts"] == {"synced": 1, "skipped": 1, "failed": 0, "stripped": 0}
+    assert stage.holds(late)
+    assert stage.source.journal.count("GET", "referrers") == 2, "the image, and what is new on it"
+    await anyio.sleep(10 * MINUTE)
+    assert (await stage.run()).statuses() == ["skipped"]
+    assert stage.source.journal.count("GET", "referrers") == 1
+    assert stage.source.journal.count("GET", "manifest") == 0
 
 
 async def minutes_of_looks(stage: Stage, minutes: int, step: int = 5) -> list[int]:
@@ -333,58 +332,62 @@ async def minutes_of_looks(stage: Stage, minutes: int, step: int = 5) -> list[in
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_images_that_were_copied_are_looked_at_by_the_schedule(tmp_path: Path) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path, images=3)
-        await stage.run()
-        # Later an hour apart, and a quarter of the time since the first when that is more.
-        assert await minutes_of_looks(stage, 480) == [5, 15, 30, 90, 150, 210, 280, 375]
-        # Not one of the early looks is left to make up for.
-        await anyio.sleep(8 * DAY)
-        await stage.run()
-        assert await minutes_of_looks(stage, 60) == []
+async def test_images_that_were_copied_are_looked_at_by_the_schedule(
+    world: Virtual, tmp_path: Path
+) -> None:
+    stage = Stage(world, tmp_path, images=3)
+    await stage.run()
+    # Later an hour apart, and a quarter of the time since the first when that is more.
+    assert await minutes_of_looks(stage, 480) == [5, 15, 30, 90, 150, 210, 280, 375]
+    # Not one of the early looks is left to make up for.
+    await anyio.sleep(8 * DAY)
+    await stage.run()
+    assert await minutes_of_looks(stage, 60) == []
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_images_that_were_found_there_have_no_early_looks(tmp_path: Path) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path, images=2)
-        for number, image in enumerate(stage.images):
-            image.load_into(stage.target.app, "app", f"v{number}")
-        assert (await stage.run()).statuses() == ["skipped"] * 2
-        assert stage.source.journal.count("GET", "referrers") == 2
-        assert await minutes_of_looks(stage, 180) == [60, 120, 180]
+async def test_images_that_were_found_there_have_no_early_looks(
+    world: Virtual, tmp_path: Path
+) -> None:
+    stage = Stage(world, tmp_path, images=2)
+    for number, image in enumerate(stage.images):
+        image.load_into(stage.target.app, "app", f"v{number}")
+    assert (await stage.run()).statuses() == ["skipped"] * 2
+    assert stage.source.journal.count("GET", "referrers") == 2
+    assert await minutes_of_looks(stage, 180) == [60, 120, 180]
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_an_image_that_was_gone_and_is_copied_again_begins_anew(tmp_path: Path) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path)
-        await stage.run()
-        await anyio.sleep(9 * DAY)
-        assert (await stage.run()).statuses() == ["skipped"]
-        stage.target.app.repositories.clear()
-        assert (await stage.run()).statuses() == ["synced"]
-        # As behind the first copy, and not a quarter of nine days later.
-        assert await minutes_of_looks(stage, 180) == [5, 15, 30, 90, 150]
+async def test_an_image_that_was_gone_and_is_copied_again_begins_anew(
+    world: Virtual, tmp_path: Path
+) -> None:
+    stage = Stage(world, tmp_path)
+    await stage.run()
+    await anyio.sleep(9 * DAY)
+    assert (await stage.run()).statuses() == ["skipped"]
+    stage.target.app.repositories.clear()
+    assert (await stage.run()).statuses() == ["synced"]
+    # As behind the first copy, and not a quarter of nine days later.
+    assert await minutes_of_looks(stage, 180) == [5, 15, 30, 90, 150]
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_another_tag_of_an_image_has_no_early_looks_again(tmp_path: Path) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path)
-        await stage.run()
-        await anyio.sleep(DAY)
-        assert (await stage.run()).statuses() == ["skipped"]
-        stage.load(stage.images[0], "v7")
-        assert (await stage.run()).statuses() == ["skipped", "synced"]
-        found = await minutes_of_looks(stage, 480)
-        # A quarter of the time since the image was first copied, which is six hours by now.
-        assert [minute for minute in found if minute < 360] == []
-        assert found
+async def test_another_tag_of_an_image_has_no_early_looks_again(
+    world: Virtual, tmp_path: Path
+) -> None:
+    stage = Stage(world, tmp_path)
+    await stage.run()
+    await anyio.sleep(DAY)
+    assert (await stage.run()).statuses() == ["skipped"]
+    stage.load(stage.images[0], "v7")
+    assert (await stage.run()).statuses() == ["skipped", "synced"]
+    found = await minutes_of_looks(stage, 480)
+    # A quarter of the time since the image was first copied, which is six hours by now.
+    assert [minute for minute in found if minute < 360] == []
+    assert found
 
 
 @pytest.mark.anyio
@@ -417,33 +420,33 @@ async def test_an_image_that_failed_was_not_copied(tmp_path: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_copy_of_artifacts_that_is_cut_off_is_made_up_for_by_the_next_run(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path)
-        await stage.run()
-        late = stage.sign(stage.images[0])
-        stage.source.app.faults.on("GET", "blob").stall()
-        async with stopped_at(1.0):
-            assert (await stage.run(None, "--recheck")).report["interrupted"]
-        stage.source.app.faults.clear()
-        assert not stage.holds(late)
-        # No look is due yet, but the last one led to nothing.
-        await stage.run()
-        assert stage.holds(late)
+    stage = Stage(world, tmp_path)
+    await stage.run()
+    late = stage.sign(stage.images[0])
+    stage.source.app.faults.on("GET", "blob").stall()
+    async with stopped_at(1.0):
+        assert (await stage.run(None, "--recheck")).report["interrupted"]
+    stage.source.app.faults.clear()
+    assert not stage.holds(late)
+    # No look is due yet, but the last one led to nothing.
+    await stage.run()
+    assert stage.holds(late)
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_list_of_referrers_comes_as_its_source_wrote_it(tmp_path: Path) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path, referrers_api=False)
-        stage.sign(stage.images[0])
-        (tag, listed) = only([*fallback_lists(stage.attached).items()])
-        odd = listed.with_manifest(encode(listed.document, "odd"), listed.media_type)
-        stage.load(odd, tag)
-        await stage.run()
-        assert stage.target.app.tags("app")[tag] == odd.top
+async def test_a_list_of_referrers_comes_as_its_source_wrote_it(
+    world: Virtual, tmp_path: Path
+) -> None:
+    stage = Stage(world, tmp_path, referrers_api=False)
+    stage.sign(stage.images[0])
+    (tag, listed) = only([*fallback_lists(stage.attached).items()])
+    odd = listed.with_manifest(encode(listed.document, "odd"), listed.media_type)
+    stage.load(odd, tag)
+    await stage.run()
+    assert stage.target.app.tags("app")[tag] == odd.top
 
 
 @pytest.mark.anyio
@@ -547,40 +550,42 @@ async def test_a_copy_by_hand_asks_although_the_state_knows_all(tmp_path: Path) 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_runs_that_come_late_make_up_for_early_looks_at_once(tmp_path: Path) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path)
-        await stage.run()
-        assert await minutes_of_looks(stage, 60, step=20) == [20, 40]
-        await anyio.sleep(9 * DAY)
-        late = stage.sign(stage.images[0])
-        assert (await stage.run()).statuses() == ["synced"]
-        assert stage.holds(late)
+async def test_runs_that_come_late_make_up_for_early_looks_at_once(
+    world: Virtual, tmp_path: Path
+) -> None:
+    stage = Stage(world, tmp_path)
+    await stage.run()
+    assert await minutes_of_looks(stage, 60, step=20) == [20, 40]
+    await anyio.sleep(9 * DAY)
+    late = stage.sign(stage.images[0])
+    assert (await stage.run()).statuses() == ["synced"]
+    assert stage.holds(late)
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_targets_that_end_at_different_times_are_looked_at_together(tmp_path: Path) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path)
-        slow = world.registry("slow.example", up=Link(bandwidth=1000))
-        text = document(
-            {"source": stage.source, "target": stage.target, "slow": slow},
-            {"from": "app", "targets": ["target", "slow"], "tags": tags("v*"), "artifacts": {}},
-            **{"global": {"cache_dir": str(tmp_path / "state")}},
-        )
-        path = tmp_path / "mirror.yaml"
-        path.write_text(text, encoding="utf-8")
-        found = []
-        for minute in range(0, 91, 5):
-            stage.source.journal.clear()
-            ran = await world.run("sync", "--json", "-q", "-c", str(path))
-            assert ran.status == 0
-            if stage.source.journal.count("GET", "referrers"):
-                found.append(minute)
-            await anyio.sleep(5 * MINUTE - ran.seconds)
-        # The slow one ends some seconds after the run began, and each look is in a run after that.
-        assert found == [0, 10, 20, 35]
+async def test_targets_that_end_at_different_times_are_looked_at_together(
+    world: Virtual, tmp_path: Path
+) -> None:
+    stage = Stage(world, tmp_path)
+    slow = world.registry("slow.example", up=Link(bandwidth=1000))
+    text = document(
+        {"source": stage.source, "target": stage.target, "slow": slow},
+        {"from": "app", "targets": ["target", "slow"], "tags": tags("v*"), "artifacts": {}},
+        **{"global": {"cache_dir": str(tmp_path / "state")}},
+    )
+    path = tmp_path / "mirror.yaml"
+    path.write_text(text, encoding="utf-8")
+    found = []
+    for minute in range(0, 91, 5):
+        stage.source.journal.clear()
+        ran = await world.run("sync", "--json", "-q", "-c", str(path))
+        assert ran.status == 0
+        if stage.source.journal.count("GET", "referrers"):
+            found.append(minute)
+        await anyio.sleep(5 * MINUTE - ran.seconds)
+    # The slow one ends some seconds after the run began, and each look is in a run after that.
+    assert found == [0, 10, 20, 35]
 
 
 @pytest.mark.anyio
@@ -719,15 +724,14 @@ async def test_required_artifacts_fail_the_copy_and_not_the_target_that_has_the_
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_without_state_one_of_four_runs_a_day_looks(tmp_path: Path) -> None:
-    async with virtual() as world:
-        stage = Stage(world, tmp_path)
+async def test_without_state_one_of_four_runs_a_day_looks(world: Virtual, tmp_path: Path) -> None:
+    stage = Stage(world, tmp_path)
+    await stage.run(state=False)
+    late = stage.sign(stage.images[0])
+    counts = []
+    for _ in range(4):
         await stage.run(state=False)
-        late = stage.sign(stage.images[0])
-        counts = []
-        for _ in range(4):
-            await stage.run(state=False)
-            counts.append(stage.source.journal.count("GET", "referrers"))
-            await anyio.sleep(6 * HOUR)
-        assert sorted(counts) == [0, 0, 0, 2], "the image, and what is new on it"
-        assert stage.holds(late)
+        counts.append(stage.source.journal.count("GET", "referrers"))
+        await anyio.sleep(6 * HOUR)
+    assert sorted(counts) == [0, 0, 0, 2], "the image, and what is new on it"
+    assert stage.holds(late)

@@ -15,7 +15,7 @@ from conformance.content.images import Image, Seed
 from conformance.registry.app import App
 from conformance.server.exchange import Answer, Reception, Request
 from conformance.server.memory import Link, Place
-from tests.ends import Virtual, document, held, tags, virtual
+from tests.ends import Virtual, document, held, tags
 from tests.layouts import blob_path, check_layout, make_layout
 from tests.test_signals import stopped_at
 
@@ -68,39 +68,40 @@ class Scene:
         assert not list(self.disk.rglob("*.partial"))
 
 
-async def test_half_a_blob_is_hashed_and_the_rest_alone_is_asked_for(tmp_path: Path) -> None:
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        scene.partial.write_bytes(scene.body[:HALF])
-        assert (await scene.sync()).statuses() == ["synced"]
-        assert scene.asked == [f"bytes={HALF}-"]
-        assert scene.sent == SIZE - HALF
-        scene.check()
+async def test_half_a_blob_is_hashed_and_the_rest_alone_is_asked_for(
+    world: Virtual, tmp_path: Path
+) -> None:
+    scene = Scene(tmp_path, world)
+    scene.partial.write_bytes(scene.body[:HALF])
+    assert (await scene.sync()).statuses() == ["synced"]
+    assert scene.asked == [f"bytes={HALF}-"]
+    assert scene.sent == SIZE - HALF
+    scene.check()
 
 
 @pytest.mark.parametrize("at", [0, HALF - 1])
 async def test_a_wrong_half_is_found_out_and_the_blob_is_written_anew(
-    tmp_path: Path, at: int
+    world: Virtual, tmp_path: Path, at: int
 ) -> None:
     """A power cut may leave zeros where bytes were written."""
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        left = bytearray(scene.body[:HALF])
-        left[at] ^= 1
-        scene.partial.write_bytes(left)
-        assert (await scene.sync()).statuses() == ["synced"]
-        assert scene.asked == [f"bytes={HALF}-", ""]
-        scene.check()
+    scene = Scene(tmp_path, world)
+    left = bytearray(scene.body[:HALF])
+    left[at] ^= 1
+    scene.partial.write_bytes(left)
+    assert (await scene.sync()).statuses() == ["synced"]
+    assert scene.asked == [f"bytes={HALF}-", ""]
+    scene.check()
 
 
 @pytest.mark.parametrize("left", [b"", b"x" * SIZE, b"x" * (SIZE + 1)], ids=["", "wrong", "long"])
-async def test_what_cannot_be_its_beginning_costs_no_request(tmp_path: Path, left: bytes) -> None:
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        scene.partial.write_bytes(left)
-        assert (await scene.sync()).statuses() == ["synced"]
-        assert scene.asked == [""]
-        scene.check()
+async def test_what_cannot_be_its_beginning_costs_no_request(
+    world: Virtual, tmp_path: Path, left: bytes
+) -> None:
+    scene = Scene(tmp_path, world)
+    scene.partial.write_bytes(left)
+    assert (await scene.sync()).statuses() == ["synced"]
+    assert scene.asked == [""]
+    scene.check()
 
 
 class _Whole(App):
@@ -115,95 +116,91 @@ class _Whole(App):
 
 @pytest.mark.parametrize("how", ["whole", "refused"])
 async def test_a_source_without_ranges_gives_the_blob_from_its_first_byte(
-    tmp_path: Path, how: str
+    world: Virtual, tmp_path: Path, how: str
 ) -> None:
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        if how == "whole":
-            scene.place = world.listen(_Whole(), "whole.test")
-            scene.image.load_into(scene.place.app, "app", tag="v1")
-        else:
-            scene.place.app.faults.on("GET", "blob", header={"Range": "*"}).status(416)
-        scene.partial.write_bytes(scene.body[:HALF])
-        ran = await scene.sync(source={"url": scene.place.url})
-        assert ran.statuses() == ["synced"]
-        assert scene.asked == [f"bytes={HALF}-", ""]
-        scene.check()
+    scene = Scene(tmp_path, world)
+    if how == "whole":
+        scene.place = world.listen(_Whole(), "whole.test")
+        scene.image.load_into(scene.place.app, "app", tag="v1")
+    else:
+        scene.place.app.faults.on("GET", "blob", header={"Range": "*"}).status(416)
+    scene.partial.write_bytes(scene.body[:HALF])
+    ran = await scene.sync(source={"url": scene.place.url})
+    assert ran.statuses() == ["synced"]
+    assert scene.asked == [f"bytes={HALF}-", ""]
+    scene.check()
 
 
 @pytest.mark.parametrize("is_right", [True, False])
 async def test_half_a_blob_that_comes_from_staging_is_verified_as_a_whole(
-    tmp_path: Path, is_right: bool
+    world: Virtual, tmp_path: Path, is_right: bool
 ) -> None:
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        other = world.registry("other.test")
-        scene.partial.write_bytes(scene.body[:HALF] if is_right else b"x" * HALF)
-        ran = await scene.sync(other={"url": "http://other.test"})
-        assert ran.statuses() == ["synced"] * 2, ran.err
-        assert scene.asked == [""]
-        assert held(other, "app", scene.image)
-        scene.check()
+    scene = Scene(tmp_path, world)
+    other = world.registry("other.test")
+    scene.partial.write_bytes(scene.body[:HALF] if is_right else b"x" * HALF)
+    ran = await scene.sync(other={"url": "http://other.test"})
+    assert ran.statuses() == ["synced"] * 2, ran.err
+    assert scene.asked == [""]
+    assert held(other, "app", scene.image)
+    scene.check()
 
 
-async def test_a_file_with_a_name_elsewhere_is_not_written(tmp_path: Path) -> None:
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        outside = tmp_path / "outside"
-        outside.write_bytes(scene.body[:HALF])
-        os.link(outside, scene.partial)
-        assert (await scene.sync()).statuses() == ["synced"]
-        assert outside.read_bytes() == scene.body[:HALF]
-        assert scene.asked == [""]
-        scene.check()
+async def test_a_file_with_a_name_elsewhere_is_not_written(world: Virtual, tmp_path: Path) -> None:
+    scene = Scene(tmp_path, world)
+    outside = tmp_path / "outside"
+    outside.write_bytes(scene.body[:HALF])
+    os.link(outside, scene.partial)
+    assert (await scene.sync()).statuses() == ["synced"]
+    assert outside.read_bytes() == scene.body[:HALF]
+    assert scene.asked == [""]
+    scene.check()
 
 
-async def test_a_run_that_was_stopped_is_gone_on_with_where_it_stood(tmp_path: Path) -> None:
-    async with virtual() as world:
-        scene = Scene(tmp_path, world, down=Link(bandwidth=20_000))
-        async with stopped_at(60.0):
-            ran = await scene.sync()
-        assert ran.status == 128 + signal.SIGTERM
-        written = scene.partial.stat().st_size
-        assert 0 < written < SIZE
+async def test_a_run_that_was_stopped_is_gone_on_with_where_it_stood(
+    world: Virtual, tmp_path: Path
+) -> None:
+    scene = Scene(tmp_path, world, down=Link(bandwidth=20_000))
+    async with stopped_at(60.0):
         ran = await scene.sync()
-        assert ran.statuses() == ["synced"]
-        assert scene.asked == ["", f"bytes={written}-"]
-        scene.check()
+    assert ran.status == 128 + signal.SIGTERM
+    written = scene.partial.stat().st_size
+    assert 0 < written < SIZE
+    ran = await scene.sync()
+    assert ran.statuses() == ["synced"]
+    assert scene.asked == ["", f"bytes={written}-"]
+    scene.check()
 
 
 async def test_without_locks_a_file_that_another_process_may_be_writing_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_locks(_: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(directory, "lock", no_locks)
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        scene.partial.write_bytes(scene.body[:HALF])
-        assert (await scene.sync()).statuses() == ["synced"]
-        assert scene.asked == [""]
-        assert scene.partial.read_bytes() == scene.body[:HALF]
-        assert check_layout(scene.disk) == set(scene.image.contents())
+    scene = Scene(tmp_path, world)
+    scene.partial.write_bytes(scene.body[:HALF])
+    assert (await scene.sync()).statuses() == ["synced"]
+    assert scene.asked == [""]
+    assert scene.partial.read_bytes() == scene.body[:HALF]
+    assert check_layout(scene.disk) == set(scene.image.contents())
 
-        scene.load(Seed(89))
-        scene.partial = blob_path(scene.disk, scene.digest).with_suffix(".ab.partial")
-        scene.partial.write_bytes(scene.body[:HALF])
-        long_ago = scene.partial.stat().st_mtime - 2 * 24 * 3600
-        os.utime(scene.partial, (long_ago, long_ago))
-        assert (await scene.sync()).statuses() == ["synced"]
-        assert scene.asked == [f"bytes={HALF}-"]
-        assert not scene.partial.exists()
+    scene.load(Seed(89))
+    scene.partial = blob_path(scene.disk, scene.digest).with_suffix(".ab.partial")
+    scene.partial.write_bytes(scene.body[:HALF])
+    long_ago = scene.partial.stat().st_mtime - 2 * 24 * 3600
+    os.utime(scene.partial, (long_ago, long_ago))
+    assert (await scene.sync()).statuses() == ["synced"]
+    assert scene.asked == [f"bytes={HALF}-"]
+    assert not scene.partial.exists()
 
 
-async def test_only_what_is_called_as_ours_is_swept(tmp_path: Path) -> None:
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        theirs = scene.partial.with_name("theirs.partial")
-        theirs.write_bytes(b"x")
-        ours = scene.partial.with_name(f"{'0' * 64}.partial")
-        ours.write_bytes(b"x")
-        assert (await scene.sync()).statuses() == ["synced"]
-        assert theirs.exists()
-        assert not ours.exists()
+async def test_only_what_is_called_as_ours_is_swept(world: Virtual, tmp_path: Path) -> None:
+    scene = Scene(tmp_path, world)
+    theirs = scene.partial.with_name("theirs.partial")
+    theirs.write_bytes(b"x")
+    ours = scene.partial.with_name(f"{'0' * 64}.partial")
+    ours.write_bytes(b"x")
+    assert (await scene.sync()).statuses() == ["synced"]
+    assert theirs.exists()
+    assert not ours.exists()

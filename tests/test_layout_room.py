@@ -13,7 +13,7 @@ from _regsync.layout.room import Reserved
 from _regsync.oci.manifest import Descriptor
 from conformance.content.images import Image, Seed
 from conformance.server.memory import Link
-from tests.ends import Virtual, document, only, tags, virtual
+from tests.ends import Virtual, document, only, tags
 from tests.layouts import blob_path, check_layout, digest_of, files_of, make_layout, names_of
 
 virtually = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -65,113 +65,108 @@ async def sync(world: Virtual, directory: Path, *more: str) -> Any:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_an_image_for_which_there_is_no_room_costs_no_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of its blobs would fit, and one of a smaller image does."""
     seed = Seed(90)
     disk = Disk(tmp_path, monkeypatch, 1_000_000)
-    async with virtual() as world:
-        place = world.registry("source.test")
-        image_of(seed, 600_000, 600_000).load_into(place.app, "app", tag="v1")
-        small = image_of(seed, 100_000).load_into(place.app, "app", tag="v2")
-        ran = await sync(world, tmp_path)
-        assert ran.statuses() == ["failed", "synced"]
-        error = next(each["error"] for each in ran.images if each["status"] == "failed")
-        assert error["code"] == "TARGET_ERROR"
-        assert "the image needs 1.2 MB" in error["message"]
-        assert str(disk.path) in error["message"]
-        assert "free space" in error["hint"]
-        assert place.journal.count("GET", "blob") == len(json.loads(small.body)["layers"]) + 1
-        assert check_layout(disk.path) == set(small.contents())
-        assert not list(disk.path.rglob("*.partial"))
+    place = world.registry("source.test")
+    image_of(seed, 600_000, 600_000).load_into(place.app, "app", tag="v1")
+    small = image_of(seed, 100_000).load_into(place.app, "app", tag="v2")
+    ran = await sync(world, tmp_path)
+    assert ran.statuses() == ["failed", "synced"]
+    error = next(each["error"] for each in ran.images if each["status"] == "failed")
+    assert error["code"] == "TARGET_ERROR"
+    assert "the image needs 1.2 MB" in error["message"]
+    assert str(disk.path) in error["message"]
+    assert "free space" in error["hint"]
+    assert place.journal.count("GET", "blob") == len(json.loads(small.body)["layers"]) + 1
+    assert check_layout(disk.path) == set(small.contents())
+    assert not list(disk.path.rglob("*.partial"))
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_images_under_way_keep_their_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The later one fails at once, where it would have filled the disk for both."""
     seed = Seed(91)
     disk = Disk(tmp_path, monkeypatch, 1_000_000)
-    async with virtual() as world:
-        place = world.registry("source.test", down=Link(bandwidth=10_000))
-        shared = seed.blob(300_000)
-        images = {
-            f"app:v{number}": seed.image(layers=[shared, seed.blob(300_000)]) for number in range(3)
-        }
-        for name, image in images.items():
-            image.load_into(place.app, "app", tag=name.partition(":")[2])
-        ran = await sync(world, tmp_path)
-        assert sorted(ran.statuses()) == ["failed", "synced", "synced"]
-        error = next(each["error"] for each in ran.images if each["status"] == "failed")
-        assert "for images under way" in error["message"]
-        assert "1.0 MB are free" in error["message"]
-        assert len(names_of(disk.path)) == 2
-        check_layout(disk.path)
-        assert place.journal.count("GET", "blob") == 3 + 2
-        assert disk.least > 0
+    place = world.registry("source.test", down=Link(bandwidth=10_000))
+    shared = seed.blob(300_000)
+    images = {
+        f"app:v{number}": seed.image(layers=[shared, seed.blob(300_000)]) for number in range(3)
+    }
+    for name, image in images.items():
+        image.load_into(place.app, "app", tag=name.partition(":")[2])
+    ran = await sync(world, tmp_path)
+    assert sorted(ran.statuses()) == ["failed", "synced", "synced"]
+    error = next(each["error"] for each in ran.images if each["status"] == "failed")
+    assert "for images under way" in error["message"]
+    assert "1.0 MB are free" in error["message"]
+    assert len(names_of(disk.path)) == 2
+    check_layout(disk.path)
+    assert place.journal.count("GET", "blob") == 3 + 2
+    assert disk.least > 0
 
-        disk.size = 2_000_000
-        ran = await sync(world, tmp_path)
-        assert sorted(ran.statuses()) == ["skipped", "skipped", "synced"]
+    disk.size = 2_000_000
+    ran = await sync(world, tmp_path)
+    assert sorted(ran.statuses()) == ["skipped", "skipped", "synced"]
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_an_image_that_fails_gives_its_room_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = Seed(92)
     disk = Disk(tmp_path, monkeypatch, 1_000_000)
-    async with virtual() as world:
-        place = world.registry("source.test")
-        lost = image_of(seed, 700_000).load_into(place.app, "app", tag="v1")
-        layer = json.loads(lost.body)["layers"][0]["digest"]
-        place.app.faults.on("GET", "blob", reference=layer).status(404)
-        place.app.faults.on("GET", "manifest", reference="v2").delay(5)
-        whole = image_of(seed, 700_000).load_into(place.app, "app", tag="v2")
-        ran = await sync(world, tmp_path)
-        assert ran.statuses() == ["failed", "synced"], ran.err
-        assert check_layout(disk.path) >= set(whole.contents())
+    place = world.registry("source.test")
+    lost = image_of(seed, 700_000).load_into(place.app, "app", tag="v1")
+    layer = json.loads(lost.body)["layers"][0]["digest"]
+    place.app.faults.on("GET", "blob", reference=layer).status(404)
+    place.app.faults.on("GET", "manifest", reference="v2").delay(5)
+    whole = image_of(seed, 700_000).load_into(place.app, "app", tag="v2")
+    ran = await sync(world, tmp_path)
+    assert ran.statuses() == ["failed", "synced"], ran.err
+    assert check_layout(disk.path) >= set(whole.contents())
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_what_is_there_and_what_a_killed_run_has_left_needs_no_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = Seed(93)
     disk = Disk(tmp_path, monkeypatch, 1_000_000)
-    async with virtual() as world:
-        place = world.registry("source.test")
-        shared = seed.blob(500_000)
-        seed.image(layers=[shared]).load_into(place.app, "app", tag="v1")
-        assert (await sync(world, tmp_path)).statuses() == ["synced"]
-        large = seed.blob(450_000)
-        seed.image(layers=[shared, large]).load_into(place.app, "app", tag="v2")
-        ran = await sync(world, tmp_path)
-        assert ran.statuses() == ["skipped", "synced"], ran.err
-        assert disk.least > 0
+    place = world.registry("source.test")
+    shared = seed.blob(500_000)
+    seed.image(layers=[shared]).load_into(place.app, "app", tag="v1")
+    assert (await sync(world, tmp_path)).statuses() == ["synced"]
+    large = seed.blob(450_000)
+    seed.image(layers=[shared, large]).load_into(place.app, "app", tag="v2")
+    ran = await sync(world, tmp_path)
+    assert ran.statuses() == ["skipped", "synced"], ran.err
+    assert disk.least > 0
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_dry_run_compares_the_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """None of its images is too large by itself."""
     seed = Seed(94)
     Disk(tmp_path, monkeypatch, 1_000_000)
-    async with virtual() as world:
-        place = world.registry("source.test")
-        for number in range(3):
-            image_of(seed, 400_000).load_into(place.app, "app", tag=f"v{number}")
-        ran = await sync(world, tmp_path, "--dry-run")
-        assert ran.statuses() == ["would_sync"] * 3
-        assert ran.status == 1
-        room = only(ran.totals["layouts"])
-        assert room["to_write"] > room["free"] == 1_000_000
+    place = world.registry("source.test")
+    for number in range(3):
+        image_of(seed, 400_000).load_into(place.app, "app", tag=f"v{number}")
+    ran = await sync(world, tmp_path, "--dry-run")
+    assert ran.statuses() == ["would_sync"] * 3
+    assert ran.status == 1
+    room = only(ran.totals["layouts"])
+    assert room["to_write"] > room["free"] == 1_000_000
 
 
 @pytest.mark.anyio

@@ -11,7 +11,7 @@ import pytest
 
 from conformance.content.images import Seed
 from conformance.server.memory import Link
-from tests.ends import Virtual, document, tags, virtual
+from tests.ends import Virtual, document, tags
 from tests.layouts import check_layout, names_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -50,15 +50,14 @@ async def sync(world: Virtual, file: Path) -> Any:
 
 
 async def test_the_index_is_replaced_every_ten_seconds_and_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = Seed(5)
-    async with virtual() as world:
-        place = world.registry("source.test", down=Link(bandwidth=10_000))
-        for number in range(40):
-            seed.image(sizes=(9_000,)).load_into(place.app, "app", tag=f"v{number}")
-        replaced = Replacements(monkeypatch, tmp_path / "disk")
-        ran = await sync(world, configure(tmp_path, {"from": "app", "tags": tags("v*")}))
+    place = world.registry("source.test", down=Link(bandwidth=10_000))
+    for number in range(40):
+        seed.image(sizes=(9_000,)).load_into(place.app, "app", tag=f"v{number}")
+    replaced = Replacements(monkeypatch, tmp_path / "disk")
+    ran = await sync(world, configure(tmp_path, {"from": "app", "tags": tags("v*")}))
     assert ran.status == 0
     assert ran.seconds > 35
     pauses = [
@@ -73,22 +72,21 @@ async def test_the_index_is_replaced_every_ten_seconds_and_at_the_end(
 
 
 async def test_a_short_run_replaces_it_once_and_waits_for_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = Seed(6)
-    async with virtual() as world:
-        place = world.registry("source.test")
-        for number in range(5):
-            seed.image().load_into(place.app, "app", tag=f"v{number}")
-        replaced = Replacements(monkeypatch, tmp_path / "disk")
-        ran = await sync(world, configure(tmp_path, {"from": "app", "tags": tags("v*")}))
+    place = world.registry("source.test")
+    for number in range(5):
+        seed.image().load_into(place.app, "app", tag=f"v{number}")
+    replaced = Replacements(monkeypatch, tmp_path / "disk")
+    ran = await sync(world, configure(tmp_path, {"from": "app", "tags": tags("v*")}))
     assert ran.status == 0
     assert ran.seconds < 5
     assert replaced.names == [5]
 
 
 async def test_an_image_is_reported_when_it_is_safe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What fails when the names are given is a failed image, though all its bytes have come."""
     seed = Seed(7)
@@ -100,11 +98,10 @@ async def test_an_image_is_reported_when_it_is_safe(
         replace(old, new)
 
     monkeypatch.setattr(os, "replace", fails)
-    async with virtual() as world:
-        place = world.registry("source.test")
-        for number in range(3):
-            seed.image().load_into(place.app, "app", tag=f"v{number}")
-        ran = await sync(world, configure(tmp_path, {"from": "app", "tags": tags("v*")}))
+    place = world.registry("source.test")
+    for number in range(3):
+        seed.image().load_into(place.app, "app", tag=f"v{number}")
+    ran = await sync(world, configure(tmp_path, {"from": "app", "tags": tags("v*")}))
     assert ran.status == 2
     assert ran.statuses() == ["failed"] * 3
     assert all("Input/output error" in image["error"]["message"] for image in ran.images)

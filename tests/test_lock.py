@@ -22,7 +22,7 @@ from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Place
-from tests.ends import Ran, Virtual, document, tags, virtual
+from tests.ends import Ran, Virtual, document, tags
 from tests.test_report import check
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -113,914 +113,901 @@ def asked(*places: Place) -> Counter[str]:
 # What a lock costs, and what is in it.
 
 
-async def test_a_first_lock_and_an_unchanged_one(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        images = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
-        mirror.load("nightly")
-        mirror.write({"from": "app", "tags": tags("v*")})
-        ran = await mirror.succeed("lock")
+async def test_a_first_lock_and_an_unchanged_one(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    images = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
+    mirror.load("nightly")
+    mirror.write({"from": "app", "tags": tags("v*")})
+    ran = await mirror.succeed("lock")
 
-        assert mirror.digests() == {tag: image.top for tag, image in images.items()}
-        assert asked(mirror.source) == {"GET tag_list": 1, "GET manifest": 3, "GET referrers": 3}
-        assert asked(mirror.target) == {}
-        assert [change["kind"] for change in ran.report["changes"]] == ["came"] * 3
-        assert ran.report["written"] is True
+    assert mirror.digests() == {tag: image.top for tag, image in images.items()}
+    assert asked(mirror.source) == {"GET tag_list": 1, "GET manifest": 3, "GET referrers": 3}
+    assert asked(mirror.target) == {}
+    assert [change["kind"] for change in ran.report["changes"]] == ["came"] * 3
+    assert ran.report["written"] is True
 
-        before = mirror.lock.stat()
-        ran = await mirror.succeed("lock")
-        assert asked(mirror.source) == {"GET tag_list": 1, "HEAD manifest": 3}
-        assert asked(mirror.target) == {}
-        assert (ran.report["changes"], ran.report["written"]) == ([], False)
-        assert mirror.lock.stat() == before
-
-
-async def test_one_image_that_moves_is_one_line(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        for number in range(3):
-            mirror.load(f"v{number}")
-        mirror.write({"from": "app", "tags": tags("v*")})
-        await mirror.succeed("lock")
-        before = mirror.lock.read_text().splitlines()
-        moved = mirror.load("v1")
-        signature = mirror.attach(moved)
-
-        ran = await mirror.succeed("lock", "--diff")
-        assert mirror.lock.read_text().splitlines() == before
-        assert not ran.report["written"]
-        check("lock", ran.report)
-        (change,) = ran.report["changes"]
-        assert change["kind"] == "moved"
-        assert change["after"]["digest"] == moved.top
-
-        await mirror.succeed("lock")
-        # Of the signature, too, it is asked what refers to it.
-        assert asked(mirror.source) == {
-            "GET tag_list": 1,
-            "HEAD manifest": 3,
-            "GET manifest": 1,
-            "GET referrers": 2,
-        }
-        after = mirror.lock.read_text().splitlines()
-        assert len(before) == len(after)
-        assert sum(old != new for old, new in zip(before, after, strict=True)) == 1
-        assert mirror.lines()["v1"]["artifacts"] == [
-            {"digest": signature.top, "type": SIGNATURE, "subject": moved.top}
-        ]
+    before = mirror.lock.stat()
+    ran = await mirror.succeed("lock")
+    assert asked(mirror.source) == {"GET tag_list": 1, "HEAD manifest": 3}
+    assert asked(mirror.target) == {}
+    assert (ran.report["changes"], ran.report["written"]) == ([], False)
+    assert mirror.lock.stat() == before
 
 
-async def test_two_platforms_of_one_source_have_lines_of_their_own(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        child = mirror.seed.image()
-        index = mirror.load(
-            "v1", mirror.seed.index([child, mirror.seed.image(architecture="arm64")])
-        )
-        signature = mirror.attach(child)
-        mirror.attach(index)
-        mirror.write(
-            {"from": "app", "to": "whole", "tags": tags("v1")},
-            {"from": "app", "to": "part", "tags": tags("v1"), "platforms": ["linux/amd64"]},
-        )
-        await mirror.succeed("lock")
-        # The index and its manifests are fetched once for both lines.
-        assert mirror.source.journal.count("GET", "manifest", reference="v1") == 1
-        whole, part = [
-            json.loads(line)
-            for line in mirror.lock.read_text().splitlines()
-            if line.startswith('{"source"')
-        ]
-        assert whole["digest"] == part["digest"] == index.top
-        assert "pushed" not in whole
-        assert part["pushed"] not in (None, index.top)
-        assert len(whole["artifacts"]) == 2
-        # What refers to the top of a trimmed index is not carried.
-        assert [each["digest"] for each in part["artifacts"]] == [signature.top]
+async def test_one_image_that_moves_is_one_line(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    for number in range(3):
+        mirror.load(f"v{number}")
+    mirror.write({"from": "app", "tags": tags("v*")})
+    await mirror.succeed("lock")
+    before = mirror.lock.read_text().splitlines()
+    moved = mirror.load("v1")
+    signature = mirror.attach(moved)
 
-        await mirror.succeed("lock")
-        assert asked(mirror.source) == {"HEAD manifest": 1}
-        ran = await mirror.succeed("sync", "--locked")
-        assert ran.statuses() == ["synced"] * 2
-        assert mirror.held(repository="whole") == {"v1": index.top}
-        assert mirror.held(repository="part") == {"v1": part["pushed"]}
-        ran = await mirror.succeed("sync", "--locked")
-        assert asked(mirror.source) == {}
-        assert asked(mirror.target) == {"HEAD manifest": 2}
+    ran = await mirror.succeed("lock", "--diff")
+    assert mirror.lock.read_text().splitlines() == before
+    assert not ran.report["written"]
+    check("lock", ran.report)
+    (change,) = ran.report["changes"]
+    assert change["kind"] == "moved"
+    assert change["after"]["digest"] == moved.top
+
+    await mirror.succeed("lock")
+    # Of the signature, too, it is asked what refers to it.
+    assert asked(mirror.source) == {
+        "GET tag_list": 1,
+        "HEAD manifest": 3,
+        "GET manifest": 1,
+        "GET referrers": 2,
+    }
+    after = mirror.lock.read_text().splitlines()
+    assert len(before) == len(after)
+    assert sum(old != new for old, new in zip(before, after, strict=True)) == 1
+    assert mirror.lines()["v1"]["artifacts"] == [
+        {"digest": signature.top, "type": SIGNATURE, "subject": moved.top}
+    ]
 
 
-async def test_artifacts_that_one_mapping_excludes_are_the_other_ones(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        image = mirror.load("v1")
-        sbom = mirror.attach(image, SBOM)
-        signature = mirror.attach(image)
-        of_sbom = mirror.attach(sbom)
-        mirror.write(
-            {"from": "app", "to": "all", "tags": tags("v1")},
-            {"from": "app", "to": "signed", "tags": tags("v1"), "artifacts": {"exclude": [SBOM]}},
-            {"from": "app", "to": "bare", "tags": tags("v1"), "artifacts": {"enabled": False}},
-        )
-        await mirror.succeed("lock")
-        listed = [each["digest"] for each in mirror.lines()["v1"]["artifacts"]]
-        assert sorted(listed) == sorted([sbom.top, signature.top, of_sbom.top])
-        assert listed.index(sbom.top) < listed.index(of_sbom.top)
+async def test_two_platforms_of_one_source_have_lines_of_their_own(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    child = mirror.seed.image()
+    index = mirror.load("v1", mirror.seed.index([child, mirror.seed.image(architecture="arm64")]))
+    signature = mirror.attach(child)
+    mirror.attach(index)
+    mirror.write(
+        {"from": "app", "to": "whole", "tags": tags("v1")},
+        {"from": "app", "to": "part", "tags": tags("v1"), "platforms": ["linux/amd64"]},
+    )
+    await mirror.succeed("lock")
+    # The index and its manifests are fetched once for both lines.
+    assert mirror.source.journal.count("GET", "manifest", reference="v1") == 1
+    whole, part = [
+        json.loads(line)
+        for line in mirror.lock.read_text().splitlines()
+        if line.startswith('{"source"')
+    ]
+    assert whole["digest"] == part["digest"] == index.top
+    assert "pushed" not in whole
+    assert part["pushed"] not in (None, index.top)
+    assert len(whole["artifacts"]) == 2
+    # What refers to the top of a trimmed index is not carried.
+    assert [each["digest"] for each in part["artifacts"]] == [signature.top]
 
-        await mirror.succeed("sync", "--locked")
-        assert mirror.source.journal.count(kind="referrers") == 0
-        held = mirror.target.app.repositories
-        assert {sbom.top, signature.top, of_sbom.top} <= held["all"].manifests.keys()
-        assert signature.top in held["signed"].manifests
-        assert {sbom.top, of_sbom.top}.isdisjoint(held["signed"].manifests)
-        assert held["bare"].manifests.keys() == {image.top}
-        await mirror.succeed("sync", "--locked")
-        assert asked(mirror.source) == {}
-        assert asked(mirror.target) == {"HEAD manifest": 3}
+    await mirror.succeed("lock")
+    assert asked(mirror.source) == {"HEAD manifest": 1}
+    ran = await mirror.succeed("sync", "--locked")
+    assert ran.statuses() == ["synced"] * 2
+    assert mirror.held(repository="whole") == {"v1": index.top}
+    assert mirror.held(repository="part") == {"v1": part["pushed"]}
+    ran = await mirror.succeed("sync", "--locked")
+    assert asked(mirror.source) == {}
+    assert asked(mirror.target) == {"HEAD manifest": 2}
 
 
-async def test_without_artifacts_and_platforms_a_head_a_tag_is_enough(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        images = [mirror.load(tag) for tag in ("v1", "v2")]
-        mirror.write({"from": "app", "tags": tags("v1", "v2"), "artifacts": {"enabled": False}})
-        await mirror.succeed("lock")
-        assert asked(mirror.source) == {"HEAD manifest": 2}
-        assert list(mirror.digests().values()) == [image.top for image in images]
+async def test_artifacts_that_one_mapping_excludes_are_the_other_ones(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    image = mirror.load("v1")
+    sbom = mirror.attach(image, SBOM)
+    signature = mirror.attach(image)
+    of_sbom = mirror.attach(sbom)
+    mirror.write(
+        {"from": "app", "to": "all", "tags": tags("v1")},
+        {"from": "app", "to": "signed", "tags": tags("v1"), "artifacts": {"exclude": [SBOM]}},
+        {"from": "app", "to": "bare", "tags": tags("v1"), "artifacts": {"enabled": False}},
+    )
+    await mirror.succeed("lock")
+    listed = [each["digest"] for each in mirror.lines()["v1"]["artifacts"]]
+    assert sorted(listed) == sorted([sbom.top, signature.top, of_sbom.top])
+    assert listed.index(sbom.top) < listed.index(of_sbom.top)
+
+    await mirror.succeed("sync", "--locked")
+    assert mirror.source.journal.count(kind="referrers") == 0
+    held = mirror.target.app.repositories
+    assert {sbom.top, signature.top, of_sbom.top} <= held["all"].manifests.keys()
+    assert signature.top in held["signed"].manifests
+    assert {sbom.top, of_sbom.top}.isdisjoint(held["signed"].manifests)
+    assert held["bare"].manifests.keys() == {image.top}
+    await mirror.succeed("sync", "--locked")
+    assert asked(mirror.source) == {}
+    assert asked(mirror.target) == {"HEAD manifest": 3}
+
+
+async def test_without_artifacts_and_platforms_a_head_a_tag_is_enough(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    images = [mirror.load(tag) for tag in ("v1", "v2")]
+    mirror.write({"from": "app", "tags": tags("v1", "v2"), "artifacts": {"enabled": False}})
+    await mirror.succeed("lock")
+    assert asked(mirror.source) == {"HEAD manifest": 2}
+    assert list(mirror.digests().values()) == [image.top for image in images]
 
 
 async def test_a_tag_that_moves_to_a_digest_of_another_line_costs_its_head_alone(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        image = mirror.load("v1")
-        mirror.attach(image)
-        mirror.load("latest")
-        mirror.write({"from": "app", "tags": tags("v1", "latest")})
-        await mirror.succeed("lock")
-        seen = mirror.lines()["v1"]["first_seen"]
-        await anyio.sleep(DAY)
-        mirror.load("latest", image)
-        await mirror.succeed("lock")
-        assert asked(mirror.source) == {"HEAD manifest": 2}
-        lines = mirror.lines()
-        assert lines["latest"]["artifacts"] == lines["v1"]["artifacts"] != []
-        assert lines["latest"]["first_seen"] == seen
+    mirror = Mirror(world, tmp_path)
+    image = mirror.load("v1")
+    mirror.attach(image)
+    mirror.load("latest")
+    mirror.write({"from": "app", "tags": tags("v1", "latest")})
+    await mirror.succeed("lock")
+    seen = mirror.lines()["v1"]["first_seen"]
+    await anyio.sleep(DAY)
+    mirror.load("latest", image)
+    await mirror.succeed("lock")
+    assert asked(mirror.source) == {"HEAD manifest": 2}
+    lines = mirror.lines()
+    assert lines["latest"]["artifacts"] == lines["v1"]["artifacts"] != []
+    assert lines["latest"]["first_seen"] == seen
 
 
-async def test_first_seen_changes_with_the_digest_alone(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        mirror.load("v1")
-        mirror.load("v2")
-        mirror.write({"from": "app", "tags": tags("v*")})
-        await mirror.succeed("lock")
-        before = mirror.lines()
-        await anyio.sleep(DAY)
-        mirror.load("v2")
-        await mirror.succeed("lock", "--recheck")
-        after = mirror.lines()
-        assert after["v1"] == before["v1"]
-        assert parse_time(after["v2"]["first_seen"]) - parse_time(before["v2"]["first_seen"]) == DAY
+async def test_first_seen_changes_with_the_digest_alone(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    mirror.load("v1")
+    mirror.load("v2")
+    mirror.write({"from": "app", "tags": tags("v*")})
+    await mirror.succeed("lock")
+    before = mirror.lines()
+    await anyio.sleep(DAY)
+    mirror.load("v2")
+    await mirror.succeed("lock", "--recheck")
+    after = mirror.lines()
+    assert after["v1"] == before["v1"]
+    assert parse_time(after["v2"]["first_seen"]) - parse_time(before["v2"]["first_seen"]) == DAY
 
 
-async def test_digests_in_a_listing_spare_the_heads(tmp_path: Path) -> None:
+async def test_digests_in_a_listing_spare_the_heads(world: Virtual, tmp_path: Path) -> None:
     """Google's registries tell them."""
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        provider = world.persona("gcr_open")
-        images = {tag: mirror.seed.image() for tag in ("v1", "v2")}
-        for tag, image in images.items():
-            image.load_into(provider, "project/app", tag)
+    mirror = Mirror(world, tmp_path)
+    provider = world.persona("gcr_open")
+    images = {tag: mirror.seed.image() for tag in ("v1", "v2")}
+    for tag, image in images.items():
+        image.load_into(provider, "project/app", tag)
 
-        def list_digests(request: Request) -> Answer | None:
-            if request.kind != "tag_list":
-                return None
-            named = {image.top: {"tag": [tag]} for tag, image in images.items()}
-            listing = {"name": "project/app", "tags": [*images], "manifest": named}
-            headers = [("Content-Type", "application/json")]
-            return Response(200, headers, json.dumps(listing).encode())
+    def list_digests(request: Request) -> Answer | None:
+        if request.kind != "tag_list":
+            return None
+        named = {image.top: {"tag": [tag]} for tag, image in images.items()}
+        listing = {"name": "project/app", "tags": [*images], "manifest": named}
+        headers = [("Content-Type", "application/json")]
+        return Response(200, headers, json.dumps(listing).encode())
 
-        provider.intercept = list_digests
-        mapping = {"from": "project/app", "tags": tags("v*"), "artifacts": {"enabled": False}}
-        registry = {"url": provider.row.hosts["registry"], "auth_type": "anonymous"}
-        mirror.write(mapping, registries={"source": registry})
-        await mirror.succeed("lock")
-        assert mirror.digests() == {tag: image.top for tag, image in images.items()}
-        assert provider.journal.summary() == {"GET tag_list": 1}
+    provider.intercept = list_digests
+    mapping = {"from": "project/app", "tags": tags("v*"), "artifacts": {"enabled": False}}
+    registry = {"url": provider.row.hosts["registry"], "auth_type": "anonymous"}
+    mirror.write(mapping, registries={"source": registry})
+    await mirror.succeed("lock")
+    assert mirror.digests() == {tag: image.top for tag, image in images.items()}
+    assert provider.journal.summary() == {"GET tag_list": 1}
 
 
-async def test_signatures_that_come_later(tmp_path: Path) -> None:
+async def test_signatures_that_come_later(world: Virtual, tmp_path: Path) -> None:
     """One under a tag of cosign's is in the listing; what the API alone could tell is asked for with
     --recheck.
     """
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        image = mirror.load("v1")
-        mirror.load("v2")
-        mirror.write({"from": "app", "tags": tags("v*")})
-        await mirror.succeed("lock")
+    mirror = Mirror(world, tmp_path)
+    image = mirror.load("v1")
+    mirror.load("v2")
+    mirror.write({"from": "app", "tags": tags("v*")})
+    await mirror.succeed("lock")
 
-        late = mirror.attach(image)
-        assert (await mirror.succeed("lock")).report["changes"] == []
-        (change,) = (await mirror.succeed("lock", "--recheck")).report["changes"]
-        assert change["kind"] == "changed"
-        assert change["after"]["artifacts"] == [late.top]
-        assert asked(mirror.source)["GET referrers"] == 3  # of both images and the signature
+    late = mirror.attach(image)
+    assert (await mirror.succeed("lock")).report["changes"] == []
+    (change,) = (await mirror.succeed("lock", "--recheck")).report["changes"]
+    assert change["kind"] == "changed"
+    assert change["after"]["artifacts"] == [late.top]
+    assert asked(mirror.source)["GET referrers"] == 3  # of both images and the signature
 
-        tag = referrers_tag(image.top) + ".sig"
-        cosign = mirror.load(tag)
-        (change,) = (await mirror.succeed("lock")).report["changes"]
-        assert sorted(change["after"]["artifacts"]) == sorted([late.top, cosign.top])
-        assert [each.get("tag") for each in mirror.lines()["v1"]["artifacts"]] == [tag, None]
-        await mirror.succeed("lock")
-        assert asked(mirror.source) == {"GET tag_list": 1, "HEAD manifest": 2}
+    tag = referrers_tag(image.top) + ".sig"
+    cosign = mirror.load(tag)
+    (change,) = (await mirror.succeed("lock")).report["changes"]
+    assert sorted(change["after"]["artifacts"]) == sorted([late.top, cosign.top])
+    assert [each.get("tag") for each in mirror.lines()["v1"]["artifacts"]] == [tag, None]
+    await mirror.succeed("lock")
+    assert asked(mirror.source) == {"GET tag_list": 1, "HEAD manifest": 2}
 
 
 # What fails while a lock is made.
 
 
-async def test_a_mapping_that_fails_keeps_its_lines(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        for repository in ("app", "other"):
-            mirror.load("v1", repository=repository)
-        mirror.write({"from": "app", "tags": tags("v*")}, {"from": "other", "tags": tags("v*")})
-        await mirror.succeed("lock")
-        before = mirror.lock.read_text().splitlines()
-        mirror.load("v1")
-        mirror.load("v1", repository="other")
-        mirror.source.app.faults.on("GET", "tag_list", repository="app").status(403)
+async def test_a_mapping_that_fails_keeps_its_lines(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    for repository in ("app", "other"):
+        mirror.load("v1", repository=repository)
+    mirror.write({"from": "app", "tags": tags("v*")}, {"from": "other", "tags": tags("v*")})
+    await mirror.succeed("lock")
+    before = mirror.lock.read_text().splitlines()
+    mirror.load("v1")
+    mirror.load("v1", repository="other")
+    mirror.source.app.faults.on("GET", "tag_list", repository="app").status(403)
 
-        ran = await mirror.run("lock")
-        assert ran.status == 1
-        (failure,) = ran.report["failed"]
-        assert (failure["source"], failure["keeps_lines"]) == ("source.example/app", True)
-        assert failure["error"]["code"] == "AUTH_ERROR"
-        assert "failed source.example/app: AUTH_ERROR" in ran.err
-        check("lock", ran.report)
-        after = mirror.lock.read_text().splitlines()
-        moved = [new for old, new in zip(before, after, strict=True) if old != new]
-        assert len(moved) == 1
-        assert "source.example/other:v1" in moved[0]
-
-
-async def test_a_registry_that_fails_half_way_writes_no_first_lock(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        for number in range(3):
-            mirror.load(f"v{number}")
-        mirror.load("v1", repository="other")
-        mirror.write({"from": "app", "tags": tags("v*")}, {"from": "other", "tags": tags("v*")})
-        fault = mirror.source.app.faults.on("GET", "manifest", reference="v1", repository="app")
-        fault.status(401)
-        ran = await mirror.run("lock")
-        assert ran.status == 1
-        assert not mirror.lock.exists()
-        assert not ran.report["written"]
-        (failure,) = ran.report["failed"]
-        assert (failure["source"], failure["keeps_lines"]) == ("source.example/app", False)
-        said = await mirror.world.run("lock", "-c", str(mirror.file))
-        assert f"{mirror.lock} was not written: it would lack source.example/app" in said.err
+    ran = await mirror.run("lock")
+    assert ran.status == 1
+    (failure,) = ran.report["failed"]
+    assert (failure["source"], failure["keeps_lines"]) == ("source.example/app", True)
+    assert failure["error"]["code"] == "AUTH_ERROR"
+    assert "failed source.example/app: AUTH_ERROR" in ran.err
+    check("lock", ran.report)
+    after = mirror.lock.read_text().splitlines()
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert len(moved) == 1
+    assert "source.example/other:v1" in moved[0]
 
 
-async def test_a_registry_that_fails_half_way_leaves_the_old_lines(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        for number in range(3):
-            mirror.load(f"v{number}")
-        mirror.write({"from": "app", "tags": tags("v*")})
-        await mirror.succeed("lock")
-        before = mirror.lock.read_text()
-        mirror.load("v0")
-        mirror.load("v9")
-        mirror.source.app.faults.on("HEAD", "manifest", reference="v2").status(403)
-        ran = await mirror.run("lock")
-        assert ran.status == 1
-        assert mirror.lock.read_text() == before
-        assert ran.report["failed"][0]["keeps_lines"]
+async def test_a_registry_that_fails_half_way_writes_no_first_lock(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    for number in range(3):
+        mirror.load(f"v{number}")
+    mirror.load("v1", repository="other")
+    mirror.write({"from": "app", "tags": tags("v*")}, {"from": "other", "tags": tags("v*")})
+    fault = mirror.source.app.faults.on("GET", "manifest", reference="v1", repository="app")
+    fault.status(401)
+    ran = await mirror.run("lock")
+    assert ran.status == 1
+    assert not mirror.lock.exists()
+    assert not ran.report["written"]
+    (failure,) = ran.report["failed"]
+    assert (failure["source"], failure["keeps_lines"]) == ("source.example/app", False)
+    said = await mirror.world.run("lock", "-c", str(mirror.file))
+    assert f"{mirror.lock} was not written: it would lack source.example/app" in said.err
 
 
-async def test_everything_that_fails_for_want_of_a_login_is_status_4(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        mirror.load("v1")
-        mirror.write({"from": "app", "tags": tags("v*")})
-        mirror.source.app.faults.on("GET", "tag_list").status(403)
-        assert (await mirror.run("lock")).status == 4
+async def test_a_registry_that_fails_half_way_leaves_the_old_lines(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    for number in range(3):
+        mirror.load(f"v{number}")
+    mirror.write({"from": "app", "tags": tags("v*")})
+    await mirror.succeed("lock")
+    before = mirror.lock.read_text()
+    mirror.load("v0")
+    mirror.load("v9")
+    mirror.source.app.faults.on("HEAD", "manifest", reference="v2").status(403)
+    ran = await mirror.run("lock")
+    assert ran.status == 1
+    assert mirror.lock.read_text() == before
+    assert ran.report["failed"][0]["keeps_lines"]
 
 
-async def test_an_image_that_is_itself_at_fault_fails_alone(tmp_path: Path) -> None:
+async def test_everything_that_fails_for_want_of_a_login_is_status_4(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    mirror.load("v1")
+    mirror.write({"from": "app", "tags": tags("v*")})
+    mirror.source.app.faults.on("GET", "tag_list").status(403)
+    assert (await mirror.run("lock")).status == 4
+
+
+async def test_an_image_that_is_itself_at_fault_fails_alone(world: Virtual, tmp_path: Path) -> None:
     """No such tag, no such platform: the others are locked, and what was known of it stays."""
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        index = mirror.load("v1", mirror.seed.index())
-        mirror.load("v2", mirror.seed.index())
-        mapping = {"from": "app", "tags": tags("v1", "v2", "v3"), "platforms": ["linux/amd64"]}
-        mirror.write(mapping)
-        ran = await mirror.run("lock")
-        assert ran.status == 1
-        assert [each["source"] for each in ran.report["failed"]] == ["source.example/app:v3"]
-        assert mirror.digests().keys() == {"v1", "v2"}
+    mirror = Mirror(world, tmp_path)
+    index = mirror.load("v1", mirror.seed.index())
+    mirror.load("v2", mirror.seed.index())
+    mapping = {"from": "app", "tags": tags("v1", "v2", "v3"), "platforms": ["linux/amd64"]}
+    mirror.write(mapping)
+    ran = await mirror.run("lock")
+    assert ran.status == 1
+    assert [each["source"] for each in ran.report["failed"]] == ["source.example/app:v3"]
+    assert mirror.digests().keys() == {"v1", "v2"}
 
-        mirror.load("v1", mirror.seed.index(platforms=("linux/s390x", "linux/arm64")))
-        ran = await mirror.run("lock")
-        failed = {each["source"]: each["keeps_lines"] for each in ran.report["failed"]}
-        assert failed == {"source.example/app:v1": True, "source.example/app:v3": False}
-        assert mirror.digests()["v1"] == index.top
+    mirror.load("v1", mirror.seed.index(platforms=("linux/s390x", "linux/arm64")))
+    ran = await mirror.run("lock")
+    failed = {each["source"]: each["keeps_lines"] for each in ran.report["failed"]}
+    assert failed == {"source.example/app:v1": True, "source.example/app:v3": False}
+    assert mirror.digests()["v1"] == index.top
 
 
 async def test_a_tag_that_moves_while_it_is_looked_at_is_locked_as_it_is_then(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        mirror.load("v1")
-        mirror.write({"from": "app", "tags": tags("v1")})
-        await mirror.succeed("lock")
-        between = mirror.load("v1")
-        newest = mirror.seed.image()
+    mirror = Mirror(world, tmp_path)
+    mirror.load("v1")
+    mirror.write({"from": "app", "tags": tags("v1")})
+    await mirror.succeed("lock")
+    between = mirror.load("v1")
+    newest = mirror.seed.image()
 
-        def move(request: Request) -> Answer | None:
-            if request.method == "GET" and request.reference == between.top:
-                mirror.source.app.repositories["app"].manifests.pop(between.top, None)
-                newest.load_into(mirror.source.app, "app", "v1")
-            return None
+    def move(request: Request) -> Answer | None:
+        if request.method == "GET" and request.reference == between.top:
+            mirror.source.app.repositories["app"].manifests.pop(between.top, None)
+            newest.load_into(mirror.source.app, "app", "v1")
+        return None
 
-        mirror.source.app.intercept = move
-        await mirror.succeed("lock")
-        assert mirror.digests() == {"v1": newest.top}
-
-
-async def test_only_some_repositories(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        for repository in ("app", "other"):
-            mirror.load("v1", repository=repository)
-        mapping = {"tags": tags("v1")}
-        mirror.write({"from": "app", **mapping}, {"from": "other", **mapping})
-        await mirror.succeed("lock")
-        before = mirror.lock.read_text().splitlines()
-        mirror.load("v1")
-        mirror.load("v1", repository="other")
-
-        ran = await mirror.succeed("lock", "--only", "other", "--diff")
-        assert [each["source"] for each in ran.report["changes"]] == ["source.example/other:v1"]
-        await mirror.succeed("lock", "--only", "source.example/other")
-        assert mirror.source.journal.count(repository="app") == 0
-        after = mirror.lock.read_text().splitlines()
-        moved = [new for old, new in zip(before, after, strict=True) if old != new]
-        assert len(moved) == 1
-        assert "other:v1" in moved[0]
-
-        ran = await mirror.run("lock", "--only", "nothing")
-        assert ran.status == 3
-        assert "--only nothing: no mapping has this repository as `from`" in ran.err
+    mirror.source.app.intercept = move
+    await mirror.succeed("lock")
+    assert mirror.digests() == {"v1": newest.top}
 
 
-async def test_what_the_configuration_no_longer_names_leaves_the_lock(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        for repository in ("app", "other"):
-            mirror.load("v1", repository=repository)
-        mapping = {"tags": tags("v1")}
-        mirror.write({"from": "app", **mapping}, {"from": "other", **mapping})
-        await mirror.succeed("lock")
-        mirror.write({"from": "app", **mapping})
-        ran = await mirror.succeed("lock")
-        assert [each["kind"] for each in ran.report["changes"]] == ["gone"]
-        assert "other" not in mirror.lock.read_text()
+async def test_only_some_repositories(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    for repository in ("app", "other"):
+        mirror.load("v1", repository=repository)
+    mapping = {"tags": tags("v1")}
+    mirror.write({"from": "app", **mapping}, {"from": "other", **mapping})
+    await mirror.succeed("lock")
+    before = mirror.lock.read_text().splitlines()
+    mirror.load("v1")
+    mirror.load("v1", repository="other")
+
+    ran = await mirror.succeed("lock", "--only", "other", "--diff")
+    assert [each["source"] for each in ran.report["changes"]] == ["source.example/other:v1"]
+    await mirror.succeed("lock", "--only", "source.example/other")
+    assert mirror.source.journal.count(repository="app") == 0
+    after = mirror.lock.read_text().splitlines()
+    moved = [new for old, new in zip(before, after, strict=True) if old != new]
+    assert len(moved) == 1
+    assert "other:v1" in moved[0]
+
+    ran = await mirror.run("lock", "--only", "nothing")
+    assert ran.status == 3
+    assert "--only nothing: no mapping has this repository as `from`" in ran.err
 
 
-async def test_other_artifacts_are_looked_for_when_the_mapping_takes_others(tmp_path: Path) -> None:
+async def test_what_the_configuration_no_longer_names_leaves_the_lock(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    for repository in ("app", "other"):
+        mirror.load("v1", repository=repository)
+    mapping = {"tags": tags("v1")}
+    mirror.write({"from": "app", **mapping}, {"from": "other", **mapping})
+    await mirror.succeed("lock")
+    mirror.write({"from": "app", **mapping})
+    ran = await mirror.succeed("lock")
+    assert [each["kind"] for each in ran.report["changes"]] == ["gone"]
+    assert "other" not in mirror.lock.read_text()
+
+
+async def test_other_artifacts_are_looked_for_when_the_mapping_takes_others(
+    world: Virtual, tmp_path: Path
+) -> None:
     """Other tags alone cost no look at what stays."""
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        image = mirror.load("v1")
-        signature = mirror.attach(image)
-        mirror.write({"from": "app", "tags": tags("v*"), "artifacts": {"include": [SBOM]}})
-        await mirror.succeed("lock")
-        assert "artifacts" not in mirror.lines()["v1"]
-        mirror.write({"from": "app", "tags": tags("v*", "w*"), "artifacts": {"include": [SBOM]}})
-        ran = await mirror.succeed("lock")
-        assert (ran.report["changes"], ran.report["rules_changed"]) == ([], True)
-        assert asked(mirror.source) == {"GET tag_list": 1, "HEAD manifest": 1}
-        mirror.write({"from": "app", "tags": tags("v*")})
-        (change,) = (await mirror.succeed("lock")).report["changes"]
-        assert change["after"]["artifacts"] == [signature.top]
+    mirror = Mirror(world, tmp_path)
+    image = mirror.load("v1")
+    signature = mirror.attach(image)
+    mirror.write({"from": "app", "tags": tags("v*"), "artifacts": {"include": [SBOM]}})
+    await mirror.succeed("lock")
+    assert "artifacts" not in mirror.lines()["v1"]
+    mirror.write({"from": "app", "tags": tags("v*", "w*"), "artifacts": {"include": [SBOM]}})
+    ran = await mirror.succeed("lock")
+    assert (ran.report["changes"], ran.report["rules_changed"]) == ([], True)
+    assert asked(mirror.source) == {"GET tag_list": 1, "HEAD manifest": 1}
+    mirror.write({"from": "app", "tags": tags("v*")})
+    (change,) = (await mirror.succeed("lock")).report["changes"]
+    assert change["after"]["artifacts"] == [signature.top]
 
 
 # The file.
 
 
-async def test_a_lock_is_readable_for_all_and_a_link_stays_one(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        mirror.load("v1")
-        mirror.write({"from": "app", "tags": tags("v1")})
-        await mirror.succeed("lock")
-        assert mirror.lock.stat().st_mode & 0o777 == 0o644
-        elsewhere = tmp_path / "elsewhere"
-        mirror.lock.rename(elsewhere)
-        mirror.lock.symlink_to(elsewhere)
-        elsewhere.chmod(0o600)
-        mirror.load("v1")
-        await mirror.succeed("lock")
-        assert mirror.lock.is_symlink()
-        assert elsewhere.stat().st_mode & 0o777 == 0o600
-        assert not any(name.endswith(".partial") for name in os.listdir(tmp_path))
+async def test_a_lock_is_readable_for_all_and_a_link_stays_one(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    mirror.load("v1")
+    mirror.write({"from": "app", "tags": tags("v1")})
+    await mirror.succeed("lock")
+    assert mirror.lock.stat().st_mode & 0o777 == 0o644
+    elsewhere = tmp_path / "elsewhere"
+    mirror.lock.rename(elsewhere)
+    mirror.lock.symlink_to(elsewhere)
+    elsewhere.chmod(0o600)
+    mirror.load("v1")
+    await mirror.succeed("lock")
+    assert mirror.lock.is_symlink()
+    assert elsewhere.stat().st_mode & 0o777 == 0o600
+    assert not any(name.endswith(".partial") for name in os.listdir(tmp_path))
 
 
 async def test_a_full_disk_leaves_the_old_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        mirror.load("v1")
-        mirror.write({"from": "app", "tags": tags("v1")})
-        await mirror.succeed("lock")
-        before = mirror.lock.read_text()
-        mirror.load("v1")
+    mirror = Mirror(world, tmp_path)
+    mirror.load("v1")
+    mirror.write({"from": "app", "tags": tags("v1")})
+    await mirror.succeed("lock")
+    before = mirror.lock.read_text()
+    mirror.load("v1")
 
-        def full(descriptor: int) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr(os, "fsync", full)
-        text = "was not written and is unchanged: No space left on device"
-        with pytest.raises(RegsyncError, match=text):
-            await mirror.run("lock")
-        assert mirror.lock.read_text() == before
-        assert [name for name in os.listdir(tmp_path) if "lock" in name] == ["mirror.lock"]
-
-
-async def test_of_two_processes_one_writes(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        mirror.load("v1")
-        mirror.write({"from": "app", "tags": tags("v1")})
-        file = locking.open_lock(str(mirror.lock))
-        await mirror.succeed("lock")
-        theirs = mirror.lock.read_text()
-        with pytest.raises(RegsyncError, match="something else changed it") as refused:
-            locking.write(file, Lock())
-        assert refused.value.hint == "run `regsync lock` again"
-        assert mirror.lock.read_text() == theirs
-
-        file = locking.open_lock(str(mirror.lock))
-        mirror.lock.unlink()
-        with pytest.raises(RegsyncError, match="something else"):
-            locking.write(file, Lock())
+    monkeypatch.setattr(os, "fsync", full)
+    text = "was not written and is unchanged: No space left on device"
+    with pytest.raises(RegsyncError, match=text):
+        await mirror.run("lock")
+    assert mirror.lock.read_text() == before
+    assert [name for name in os.listdir(tmp_path) if "lock" in name] == ["mirror.lock"]
 
 
-async def test_a_lock_that_cannot_be_read_is_a_configuration_error(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        mirror.write({"from": "app", "tags": tags("v1")})
-        mirror.lock.write_text('{"lock": 1}\n<<<<<<< HEAD\n')
-        for command in (["lock"], ["sync", "--locked"]):
-            ran = await mirror.run(*command)
-            assert ran.status == 3
-            assert f"{mirror.lock}:2:1: conflict marks" in ran.err
-            assert ran.report["problems"][0]["line"] == 2
-        mirror.lock.unlink()
-        mirror.lock.mkdir()
-        assert (await mirror.run("lock")).status == 3
+async def test_of_two_processes_one_writes(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    mirror.load("v1")
+    mirror.write({"from": "app", "tags": tags("v1")})
+    file = locking.open_lock(str(mirror.lock))
+    await mirror.succeed("lock")
+    theirs = mirror.lock.read_text()
+    with pytest.raises(RegsyncError, match="something else changed it") as refused:
+        locking.write(file, Lock())
+    assert refused.value.hint == "run `regsync lock` again"
+    assert mirror.lock.read_text() == theirs
+
+    file = locking.open_lock(str(mirror.lock))
+    mirror.lock.unlink()
+    with pytest.raises(RegsyncError, match="something else"):
+        locking.write(file, Lock())
+
+
+async def test_a_lock_that_cannot_be_read_is_a_configuration_error(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    mirror.write({"from": "app", "tags": tags("v1")})
+    mirror.lock.write_text('{"lock": 1}\n<<<<<<< HEAD\n')
+    for command in (["lock"], ["sync", "--locked"]):
+        ran = await mirror.run(*command)
+        assert ran.status == 3
+        assert f"{mirror.lock}:2:1: conflict marks" in ran.err
+        assert ran.report["problems"][0]["line"] == 2
+    mirror.lock.unlink()
+    mirror.lock.mkdir()
+    assert (await mirror.run("lock")).status == 3
 
 
 # What is shown.
 
 
-async def test_what_changed_is_a_line_each_or_a_table(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        old = {tag: mirror.load(tag) for tag in ("v1", "v2")}
-        mirror.write({"from": "app", "tags": tags("v*")})
-        said = await world.run("lock", "-c", str(mirror.file))
-        assert said.out.splitlines() == [
-            *(f"came source.example/app:{tag} {image.top}" for tag, image in old.items()),
-            "changed the mappings, or their rules",
-        ]
-        assert (await world.run("lock", "-c", str(mirror.file))).out == ""
-        assert (await world.run("lock", "--markdown", "-c", str(mirror.file))).out == ""
+async def test_what_changed_is_a_line_each_or_a_table(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    old = {tag: mirror.load(tag) for tag in ("v1", "v2")}
+    mirror.write({"from": "app", "tags": tags("v*")})
+    said = await world.run("lock", "-c", str(mirror.file))
+    assert said.out.splitlines() == [
+        *(f"came source.example/app:{tag} {image.top}" for tag, image in old.items()),
+        "changed the mappings, or their rules",
+    ]
+    assert (await world.run("lock", "-c", str(mirror.file))).out == ""
+    assert (await world.run("lock", "--markdown", "-c", str(mirror.file))).out == ""
 
-        new = mirror.load("v1")
-        signature = mirror.attach(old["v2"])
-        options = ("lock", "--diff", "--recheck", "-c", str(mirror.file))
-        said = await world.run(*options)
-        assert said.out.splitlines() == [
-            f"moved source.example/app:v1 {old['v1'].top} -> {new.top}",
-            f"changed source.example/app:v2 {old['v2'].top} (artifacts: 1 came, 0 gone)",
-        ]
-        said = await world.run(*options, "--markdown")
-        assert said.out.splitlines() == [
-            "1 moved, 1 changed",
-            "",
-            "| | image | was | is | artifacts |",
-            "|---|---|---|---|---|",
-            f"| moved | `source.example/app:v1` | `{old['v1'].top[:19]}` | `{new.top[:19]}` | 0 |",
-            f"| changed | `source.example/app:v2` | `{old['v2'].top[:19]}` | `{old['v2'].top[:19]}` | 1 |",
-        ]
-        assert signature.top not in mirror.lock.read_text()
+    new = mirror.load("v1")
+    signature = mirror.attach(old["v2"])
+    options = ("lock", "--diff", "--recheck", "-c", str(mirror.file))
+    said = await world.run(*options)
+    assert said.out.splitlines() == [
+        f"moved source.example/app:v1 {old['v1'].top} -> {new.top}",
+        f"changed source.example/app:v2 {old['v2'].top} (artifacts: 1 came, 0 gone)",
+    ]
+    said = await world.run(*options, "--markdown")
+    assert said.out.splitlines() == [
+        "1 moved, 1 changed",
+        "",
+        "| | image | was | is | artifacts |",
+        "|---|---|---|---|---|",
+        f"| moved | `source.example/app:v1` | `{old['v1'].top[:19]}` | `{new.top[:19]}` | 0 |",
+        f"| changed | `source.example/app:v2` | `{old['v2'].top[:19]}` | `{old['v2'].top[:19]}` | 1 |",
+    ]
+    assert signature.top not in mirror.lock.read_text()
 
 
 # A run from a lock.
 
 
 async def test_a_run_from_a_lock_copies_what_was_reviewed_and_asks_nothing_else(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        reviewed = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
-        signature = mirror.attach(reviewed["v0"])
-        mirror.write({"from": "app", "tags": tags("v*")})
-        await mirror.succeed("lock")
-        mirror.load("v1")
-        mirror.load("v9")
-        late = mirror.attach(reviewed["v2"])
+    mirror = Mirror(world, tmp_path)
+    reviewed = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
+    signature = mirror.attach(reviewed["v0"])
+    mirror.write({"from": "app", "tags": tags("v*")})
+    await mirror.succeed("lock")
+    mirror.load("v1")
+    mirror.load("v9")
+    late = mirror.attach(reviewed["v2"])
 
-        ran = await mirror.succeed("sync", "--locked")
-        assert ran.statuses() == ["synced"] * 3
-        assert mirror.held() == {tag: image.top for tag, image in reviewed.items()}
-        manifests = mirror.target.app.repositories["app"].manifests
-        assert signature.top in manifests
-        assert late.top not in manifests
-        assert mirror.source.journal.count(kind="tag_list") == 0
-        assert mirror.source.journal.count(kind="referrers") == 0
-        fetched = mirror.source.journal.matching(kind="manifest")
-        assert sorted(str(entry.reference) for entry in fetched) == sorted(
-            [*(image.top for image in reviewed.values()), signature.top]
-        )
+    ran = await mirror.succeed("sync", "--locked")
+    assert ran.statuses() == ["synced"] * 3
+    assert mirror.held() == {tag: image.top for tag, image in reviewed.items()}
+    manifests = mirror.target.app.repositories["app"].manifests
+    assert signature.top in manifests
+    assert late.top not in manifests
+    assert mirror.source.journal.count(kind="tag_list") == 0
+    assert mirror.source.journal.count(kind="referrers") == 0
+    fetched = mirror.source.journal.matching(kind="manifest")
+    assert sorted(str(entry.reference) for entry in fetched) == sorted(
+        [*(image.top for image in reviewed.values()), signature.top]
+    )
 
-        ran = await mirror.succeed("sync", "--locked")
-        assert ran.statuses() == ["skipped"] * 3
-        assert asked(mirror.source) == {}
-        assert asked(mirror.target) == {"HEAD manifest": 3}
+    ran = await mirror.succeed("sync", "--locked")
+    assert ran.statuses() == ["skipped"] * 3
+    assert asked(mirror.source) == {}
+    assert asked(mirror.target) == {"HEAD manifest": 3}
 
 
 async def test_a_lock_that_is_not_for_this_configuration_stops_the_run_before_any_request(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        mirror.load("v1")
-        mirror.write({"from": "app", "tags": tags("v*")})
-        ran = await mirror.run("sync", "--locked")
-        assert ran.status == 3
-        assert f"the lock file {mirror.lock} does not exist" in ran.err
-        assert "run `regsync lock`" in ran.err
+    mirror = Mirror(world, tmp_path)
+    mirror.load("v1")
+    mirror.write({"from": "app", "tags": tags("v*")})
+    ran = await mirror.run("sync", "--locked")
+    assert ran.status == 3
+    assert f"the lock file {mirror.lock} does not exist" in ran.err
+    assert "run `regsync lock`" in ran.err
 
-        await mirror.succeed("lock")
-        for mapping in (
-            {"from": "app", "tags": tags("v*", "w*")},
-            {"from": "app", "tags": tags("v*"), "platforms": ["linux/arm64"]},
-            {"from": "app", "tags": tags("v*"), "artifacts": {"enabled": False}},
-        ):
-            mirror.write({"from": "app", "tags": tags("v*"), "to": "x"}, mapping)
-            for command in ("sync", "analyze"):
-                ran = await mirror.run(command, "--locked")
-                assert ran.status == 3
-                assert "mappings[1], from source.example/app" in ran.err
-                assert asked(mirror.source, mirror.target) == {}
-
-
-async def test_a_path_for_the_lock_means_a_run_from_it(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        image = mirror.load("v1")
-        mirror.write({"from": "app", "tags": tags("v*")})
-        elsewhere = str(tmp_path / "elsewhere.lock")
-        await mirror.succeed("lock", "--lock", elsewhere)
-        assert not mirror.lock.exists()
-        mirror.load("v1")
-        await mirror.succeed("sync", "--lock", elsewhere)
-        assert mirror.held() == {"v1": image.top}
-        ran = await world.run("sync", "--locked", "-c", "-", stdin=mirror.file.read_text())
-        assert ran.status == 3
-        assert "--lock PATH is required" in ran.err
+    await mirror.succeed("lock")
+    for mapping in (
+        {"from": "app", "tags": tags("v*", "w*")},
+        {"from": "app", "tags": tags("v*"), "platforms": ["linux/arm64"]},
+        {"from": "app", "tags": tags("v*"), "artifacts": {"enabled": False}},
+    ):
+        mirror.write({"from": "app", "tags": tags("v*"), "to": "x"}, mapping)
+        for command in ("sync", "analyze"):
+            ran = await mirror.run(command, "--locked")
+            assert ran.status == 3
+            assert "mappings[1], from source.example/app" in ran.err
+            assert asked(mirror.source, mirror.target) == {}
 
 
-async def test_a_digest_that_is_gone_fails_its_image_alone(tmp_path: Path) -> None:
+async def test_a_path_for_the_lock_means_a_run_from_it(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    image = mirror.load("v1")
+    mirror.write({"from": "app", "tags": tags("v*")})
+    elsewhere = str(tmp_path / "elsewhere.lock")
+    await mirror.succeed("lock", "--lock", elsewhere)
+    assert not mirror.lock.exists()
+    mirror.load("v1")
+    await mirror.succeed("sync", "--lock", elsewhere)
+    assert mirror.held() == {"v1": image.top}
+    ran = await world.run("sync", "--locked", "-c", "-", stdin=mirror.file.read_text())
+    assert ran.status == 3
+    assert "--lock PATH is required" in ran.err
+
+
+async def test_a_digest_that_is_gone_fails_its_image_alone(world: Virtual, tmp_path: Path) -> None:
     """What the tag names now has not been reviewed, so it is not copied."""
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        kept = mirror.load("v1")
-        gone = mirror.load("v2")
-        mirror.write({"from": "app", "tags": tags("v*")})
-        await mirror.succeed("lock")
-        mirror.load("v2")
-        del mirror.source.app.repositories["app"].manifests[gone.top]
+    mirror = Mirror(world, tmp_path)
+    kept = mirror.load("v1")
+    gone = mirror.load("v2")
+    mirror.write({"from": "app", "tags": tags("v*")})
+    await mirror.succeed("lock")
+    mirror.load("v2")
+    del mirror.source.app.repositories["app"].manifests[gone.top]
 
-        ran = await mirror.run("sync", "--locked")
-        assert ran.status == 1
-        assert mirror.held() == {"v1": kept.top}
-        (failed,) = (each for each in ran.images if each["status"] == "failed")
-        assert failed["source"] == "source.example/app:v2"
-        assert failed["error"]["code"] == "SOURCE_ERROR"
-        assert "regsync lock" in failed["error"]["hint"]
-        assert mirror.source.journal.count("HEAD", "manifest") == 0
-
-
-async def test_an_artifact_that_is_gone_fails_its_image(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        image = mirror.load("v1")
-        signature = mirror.attach(image)
-        mirror.write({"from": "app", "tags": tags("v1")})
-        await mirror.succeed("lock")
-        del mirror.source.app.repositories["app"].manifests[signature.top]
-        ran = await mirror.run("sync", "--locked")
-        assert ran.statuses() == ["failed"]
-        assert mirror.held() == {}
-        assert "run `regsync lock --recheck`" in ran.images[0]["error"]["hint"]
-        await mirror.succeed("lock", "--recheck")
-        assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
+    ran = await mirror.run("sync", "--locked")
+    assert ran.status == 1
+    assert mirror.held() == {"v1": kept.top}
+    (failed,) = (each for each in ran.images if each["status"] == "failed")
+    assert failed["source"] == "source.example/app:v2"
+    assert failed["error"]["code"] == "SOURCE_ERROR"
+    assert "regsync lock" in failed["error"]["hint"]
+    assert mirror.source.journal.count("HEAD", "manifest") == 0
 
 
-async def test_the_rules_choose_among_the_tags_in_the_lock(tmp_path: Path) -> None:
+async def test_an_artifact_that_is_gone_fails_its_image(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    image = mirror.load("v1")
+    signature = mirror.attach(image)
+    mirror.write({"from": "app", "tags": tags("v1")})
+    await mirror.succeed("lock")
+    del mirror.source.app.repositories["app"].manifests[signature.top]
+    ran = await mirror.run("sync", "--locked")
+    assert ran.statuses() == ["failed"]
+    assert mirror.held() == {}
+    assert "run `regsync lock --recheck`" in ran.images[0]["error"]["hint"]
+    await mirror.succeed("lock", "--recheck")
+    assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
+
+
+async def test_the_rules_choose_among_the_tags_in_the_lock(world: Virtual, tmp_path: Path) -> None:
     """`latest` and `min_tags` mean what they meant when the lock was made, whatever came since, and a
     line that a reviewer takes out is not copied.
     """
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        for version in ("1.0.0", "1.1.0", "1.2.0", "1.3.0", "2.0.0"):
-            mirror.load(version)
-        mirror.write(
-            {"from": "app", "to": "latest", "tags": {"semver": "1.x", "latest": 3}},
-            {"from": "app", "to": "floor", "tags": {"semver": ">=2", "min_tags": 2}},
-        )
-        await mirror.succeed("lock")
-        assert mirror.digests().keys() == {"1.1.0", "1.2.0", "1.3.0", "2.0.0"}
-        mirror.load("1.4.0")
-        mirror.load("2.1.0")
-        ran = await mirror.succeed("sync", "--locked")
-        assert mirror.held(repository="latest").keys() == {"1.1.0", "1.2.0", "1.3.0"}
-        assert mirror.held(repository="floor").keys() == {"1.3.0", "2.0.0"}
-        assert [each["selected"] for each in ran.report["mappings"]] == [3, 2]
+    mirror = Mirror(world, tmp_path)
+    for version in ("1.0.0", "1.1.0", "1.2.0", "1.3.0", "2.0.0"):
+        mirror.load(version)
+    mirror.write(
+        {"from": "app", "to": "latest", "tags": {"semver": "1.x", "latest": 3}},
+        {"from": "app", "to": "floor", "tags": {"semver": ">=2", "min_tags": 2}},
+    )
+    await mirror.succeed("lock")
+    assert mirror.digests().keys() == {"1.1.0", "1.2.0", "1.3.0", "2.0.0"}
+    mirror.load("1.4.0")
+    mirror.load("2.1.0")
+    ran = await mirror.succeed("sync", "--locked")
+    assert mirror.held(repository="latest").keys() == {"1.1.0", "1.2.0", "1.3.0"}
+    assert mirror.held(repository="floor").keys() == {"1.3.0", "2.0.0"}
+    assert [each["selected"] for each in ran.report["mappings"]] == [3, 2]
 
-        lines = mirror.lock.read_text().splitlines()
-        mirror.lock.write_text("\n".join(line for line in lines if ":1.2.0" not in line))
-        ran = await mirror.succeed("sync", "--locked")
-        assert [each["selected"] for each in ran.report["mappings"]] == [2, 2]
-
-
-async def test_several_targets_have_one_head_each_a_tag(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path, "one.example", "two.example")
-        images = {f"v{number}": mirror.load(f"v{number}") for number in range(4)}
-        mirror.attach(images["v1"])
-        mirror.write({"from": "app", "tags": tags("v*")})
-        await mirror.succeed("lock")
-        await mirror.succeed("sync", "--locked")
-        assert [mirror.held(place).keys() for place in mirror.targets] == [images.keys()] * 2
-        await mirror.succeed("sync", "--locked")
-        assert asked(mirror.source) == {}
-        assert [asked(place) for place in mirror.targets] == [{"HEAD manifest": 4}] * 2
+    lines = mirror.lock.read_text().splitlines()
+    mirror.lock.write_text("\n".join(line for line in lines if ":1.2.0" not in line))
+    ran = await mirror.succeed("sync", "--locked")
+    assert [each["selected"] for each in ran.report["mappings"]] == [2, 2]
 
 
-async def test_a_job_without_state_has_one_head_a_tag_too(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        for number in range(4):
-            mirror.load(f"v{number}")
-        mirror.write({"from": "app", "tags": tags("v*")}, **{"global": {"cache_dir": "kept"}})
-        await mirror.succeed("lock")
-        await mirror.succeed("sync", "--locked")
-        assert mirror.target.journal.count(kind="tag_list") == 0
-        (tmp_path / "kept").rename(tmp_path / "lost")
-        await mirror.succeed("sync", "--locked")
-        assert asked(mirror.source) == {}
-        assert asked(mirror.target) == {"HEAD manifest": 4}
+async def test_several_targets_have_one_head_each_a_tag(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path, "one.example", "two.example")
+    images = {f"v{number}": mirror.load(f"v{number}") for number in range(4)}
+    mirror.attach(images["v1"])
+    mirror.write({"from": "app", "tags": tags("v*")})
+    await mirror.succeed("lock")
+    await mirror.succeed("sync", "--locked")
+    assert [mirror.held(place).keys() for place in mirror.targets] == [images.keys()] * 2
+    await mirror.succeed("sync", "--locked")
+    assert asked(mirror.source) == {}
+    assert [asked(place) for place in mirror.targets] == [{"HEAD manifest": 4}] * 2
 
 
-async def test_an_unchanged_run_asks_the_source_for_no_token(tmp_path: Path) -> None:
-    async with virtual() as world:
-        service = TokenService({"captain": "secret"}, now=anyio.current_time)
-        mirror = Mirror(world, tmp_path, auth=service)
-        mirror.load("v1")
-        login = {"auth_type": "basic", "credentials": {"username": "captain", "password": "secret"}}
-        registries = {
-            "source": {"url": mirror.source.url, **login},
-            "target0": {"url": mirror.target.url, **login},
-        }
-        mirror.write({"from": "app", "tags": tags("v1")}, registries=registries)
-        for command in (["lock"], ["sync", "--locked"], ["sync", "--locked"]):
-            before = (len(mirror.source.journal.entries), len(service.issued))
-            ran = await world.run(*command, "-q", "-c", str(mirror.file))
-            assert ran.status == 0, ran.err
-        after = (len(mirror.source.journal.entries), len(service.issued))
-        assert after == (before[0], before[1] + 1)  # the token is the target's
+async def test_a_job_without_state_has_one_head_a_tag_too(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    for number in range(4):
+        mirror.load(f"v{number}")
+    mirror.write({"from": "app", "tags": tags("v*")}, **{"global": {"cache_dir": "kept"}})
+    await mirror.succeed("lock")
+    await mirror.succeed("sync", "--locked")
+    assert mirror.target.journal.count(kind="tag_list") == 0
+    (tmp_path / "kept").rename(tmp_path / "lost")
+    await mirror.succeed("sync", "--locked")
+    assert asked(mirror.source) == {}
+    assert asked(mirror.target) == {"HEAD manifest": 4}
+
+
+async def test_an_unchanged_run_asks_the_source_for_no_token(
+    world: Virtual, tmp_path: Path
+) -> None:
+    service = TokenService({"captain": "secret"}, now=anyio.current_time)
+    mirror = Mirror(world, tmp_path, auth=service)
+    mirror.load("v1")
+    login = {"auth_type": "basic", "credentials": {"username": "captain", "password": "secret"}}
+    registries = {
+        "source": {"url": mirror.source.url, **login},
+        "target0": {"url": mirror.target.url, **login},
+    }
+    mirror.write({"from": "app", "tags": tags("v1")}, registries=registries)
+    for command in (["lock"], ["sync", "--locked"], ["sync", "--locked"]):
+        before = (len(mirror.source.journal.entries), len(service.issued))
+        ran = await world.run(*command, "-q", "-c", str(mirror.file))
+        assert ran.status == 0, ran.err
+    after = (len(mirror.source.journal.entries), len(service.issued))
+    assert after == (before[0], before[1] + 1)  # the token is the target's
 
 
 @pytest.mark.parametrize("api", [True, False], ids=["referrers API", "fallback tags"])
-async def test_artifacts_come_by_their_locked_digests(tmp_path: Path, api: bool) -> None:
+async def test_artifacts_come_by_their_locked_digests(
+    world: Virtual, tmp_path: Path, api: bool
+) -> None:
     """Tags of cosign's and lists under fallback tags may have moved since."""
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path, referrers_api=api)
-        image = mirror.load("v1")
-        signature = mirror.attach(image)
-        tag = referrers_tag(image.top) + ".sig"
-        cosign = mirror.load(tag)
-        mirror.write({"from": "app", "tags": tags("v*")})
-        await mirror.succeed("lock")
+    mirror = Mirror(world, tmp_path, referrers_api=api)
+    image = mirror.load("v1")
+    signature = mirror.attach(image)
+    tag = referrers_tag(image.top) + ".sig"
+    cosign = mirror.load(tag)
+    mirror.write({"from": "app", "tags": tags("v*")})
+    await mirror.succeed("lock")
 
-        late = mirror.attach(image)
-        mirror.load(tag)
-        ran = await mirror.succeed("sync", "--locked")
-        assert ran.images[0]["artifacts"]["synced"] == 2
-        held = mirror.target.app.repositories["app"]
-        assert {image.top, signature.top, cosign.top} <= held.manifests.keys()
-        assert late.top not in held.manifests
-        assert mirror.held()[tag] == cosign.top
-        if not api:
-            listed = held.manifests[mirror.held()[referrers_tag(image.top)]]
-            (entry,) = json.loads(listed.body)["manifests"]
-            assert entry["digest"] == signature.top
-            assert entry["mediaType"] == signature.media_type
-            assert entry["size"] == len(signature.body)
-            assert entry["artifactType"] == SIGNATURE
-        await mirror.succeed("sync", "--locked")
-        assert asked(mirror.source) == {}
-        assert asked(mirror.target) == {"HEAD manifest": 1}
+    late = mirror.attach(image)
+    mirror.load(tag)
+    ran = await mirror.succeed("sync", "--locked")
+    assert ran.images[0]["artifacts"]["synced"] == 2
+    held = mirror.target.app.repositories["app"]
+    assert {image.top, signature.top, cosign.top} <= held.manifests.keys()
+    assert late.top not in held.manifests
+    assert mirror.held()[tag] == cosign.top
+    if not api:
+        listed = held.manifests[mirror.held()[referrers_tag(image.top)]]
+        (entry,) = json.loads(listed.body)["manifests"]
+        assert entry["digest"] == signature.top
+        assert entry["mediaType"] == signature.media_type
+        assert entry["size"] == len(signature.body)
+        assert entry["artifactType"] == SIGNATURE
+    await mirror.succeed("sync", "--locked")
+    assert asked(mirror.source) == {}
+    assert asked(mirror.target) == {"HEAD manifest": 1}
 
 
 async def test_a_list_at_the_target_is_mended_from_the_manifest_of_an_artifact(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
     """The target holds the artifact and does not list it: its entry is made of the manifest, which is
     asked for by digest.
     """
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path, referrers_api=False)
-        image = mirror.load("v1")
-        signature = mirror.attach(image)
-        mirror.write({"from": "app", "tags": tags("v1")})
-        await mirror.succeed("lock")
-        await mirror.succeed("sync", "--locked")
-        held = mirror.target.app.repositories["app"]
-        listed = held.tags.pop(referrers_tag(image.top))
-        await mirror.succeed("sync", "--locked", "--recheck")
-        assert held.tags[referrers_tag(image.top)] == listed
-        assert asked(mirror.source) == {"GET manifest": 1}
-        assert mirror.source.journal.entries[0].reference == signature.top
+    mirror = Mirror(world, tmp_path, referrers_api=False)
+    image = mirror.load("v1")
+    signature = mirror.attach(image)
+    mirror.write({"from": "app", "tags": tags("v1")})
+    await mirror.succeed("lock")
+    await mirror.succeed("sync", "--locked")
+    held = mirror.target.app.repositories["app"]
+    listed = held.tags.pop(referrers_tag(image.top))
+    await mirror.succeed("sync", "--locked", "--recheck")
+    assert held.tags[referrers_tag(image.top)] == listed
+    assert asked(mirror.source) == {"GET manifest": 1}
+    assert mirror.source.journal.entries[0].reference == signature.top
 
 
-async def test_recheck_asks_targets_for_what_the_lock_has(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        image = mirror.load("v1")
-        signature = mirror.attach(image)
-        mirror.write({"from": "app", "tags": tags("v1")})
-        await mirror.succeed("lock")
-        await mirror.succeed("sync", "--locked")
-        late = mirror.attach(image)
-        await mirror.succeed("sync", "--locked", "--recheck")
-        assert asked(mirror.source) == {}
-        assert asked(mirror.target) == {"HEAD manifest": 2}
+async def test_recheck_asks_targets_for_what_the_lock_has(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    image = mirror.load("v1")
+    signature = mirror.attach(image)
+    mirror.write({"from": "app", "tags": tags("v1")})
+    await mirror.succeed("lock")
+    await mirror.succeed("sync", "--locked")
+    late = mirror.attach(image)
+    await mirror.succeed("sync", "--locked", "--recheck")
+    assert asked(mirror.source) == {}
+    assert asked(mirror.target) == {"HEAD manifest": 2}
 
-        del mirror.target.app.repositories["app"].manifests[signature.top]
-        await mirror.succeed("sync", "--locked", "--recheck")
-        assert signature.top in mirror.target.app.repositories["app"].manifests
-        assert late.top not in mirror.target.app.repositories["app"].manifests
-
-
-async def test_an_artifact_that_a_new_lock_adds_arrives(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        image = mirror.load("v1")
-        mirror.load("v2")
-        mirror.write({"from": "app", "tags": tags("v*")})
-        await mirror.succeed("lock")
-        await mirror.succeed("sync", "--locked")
-        late = mirror.attach(image)
-        await mirror.succeed("lock", "--recheck")
-        ran = await mirror.succeed("sync", "--locked")
-        assert ran.statuses() == ["synced", "skipped"]
-        assert late.top in mirror.target.app.repositories["app"].manifests
-        assert asked(mirror.source) == {"GET manifest": 1, "GET blob": 1}
-        await mirror.succeed("sync", "--locked")
-        assert asked(mirror.target) == {"HEAD manifest": 2}
+    del mirror.target.app.repositories["app"].manifests[signature.top]
+    await mirror.succeed("sync", "--locked", "--recheck")
+    assert signature.top in mirror.target.app.repositories["app"].manifests
+    assert late.top not in mirror.target.app.repositories["app"].manifests
 
 
-async def test_what_an_unlocked_run_has_copied_is_not_copied_again(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        images = [mirror.load(f"v{number}") for number in range(3)]
-        mirror.attach(images[0])
-        mirror.write({"from": "app", "tags": tags("v*")})
-        await mirror.succeed("sync")
-        await mirror.succeed("lock")
-        ran = await mirror.succeed("sync", "--locked")
-        assert ran.statuses() == ["skipped"] * 3
-        assert asked(mirror.source) == {}
-        assert asked(mirror.target) == {"HEAD manifest": 3}
+async def test_an_artifact_that_a_new_lock_adds_arrives(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    image = mirror.load("v1")
+    mirror.load("v2")
+    mirror.write({"from": "app", "tags": tags("v*")})
+    await mirror.succeed("lock")
+    await mirror.succeed("sync", "--locked")
+    late = mirror.attach(image)
+    await mirror.succeed("lock", "--recheck")
+    ran = await mirror.succeed("sync", "--locked")
+    assert ran.statuses() == ["synced", "skipped"]
+    assert late.top in mirror.target.app.repositories["app"].manifests
+    assert asked(mirror.source) == {"GET manifest": 1, "GET blob": 1}
+    await mirror.succeed("sync", "--locked")
+    assert asked(mirror.target) == {"HEAD manifest": 2}
 
 
-async def test_an_index_that_is_trimmed_otherwise_fails_its_image(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        mirror.load("v1", mirror.seed.index())
-        mirror.write({"from": "app", "tags": tags("v1"), "platforms": ["linux/amd64"]})
-        await mirror.succeed("lock")
-        pushed = mirror.lines()["v1"]["pushed"]
-        other = f"sha256:{7:064x}"
-        mirror.lock.write_text(mirror.lock.read_text().replace(pushed, other))
-        ran = await mirror.run("sync", "--locked")
-        assert ran.statuses() == ["failed"]
-        assert mirror.held() == {}
-        error = ran.images[0]["error"]
-        assert error["code"] == "CONTENT_ERROR"
-        assert (
-            f"the index trimmed to `platforms` is {pushed}, but {other} in the lock"
-            in error["message"]
-        )
-        assert "run `regsync lock --recheck`" in error["hint"]
-        await mirror.succeed("lock", "--recheck")
-        assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
+async def test_what_an_unlocked_run_has_copied_is_not_copied_again(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    images = [mirror.load(f"v{number}") for number in range(3)]
+    mirror.attach(images[0])
+    mirror.write({"from": "app", "tags": tags("v*")})
+    await mirror.succeed("sync")
+    await mirror.succeed("lock")
+    ran = await mirror.succeed("sync", "--locked")
+    assert ran.statuses() == ["skipped"] * 3
+    assert asked(mirror.source) == {}
+    assert asked(mirror.target) == {"HEAD manifest": 3}
 
 
-async def test_tags_that_never_move_are_skipped_by_the_targets_listing(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        for number in range(3):
-            mirror.load(f"v{number}")
-        mirror.write({"from": "app", "tags": tags("v*", immutable_tags="v*")})
-        await mirror.succeed("lock")
-        await mirror.succeed("sync", "--locked")
-        ran = await mirror.succeed("sync", "--locked")
-        assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 3
-        assert asked(mirror.source) == {}
-        assert asked(mirror.target) == {"GET tag_list": 1}
+async def test_an_index_that_is_trimmed_otherwise_fails_its_image(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    mirror.load("v1", mirror.seed.index())
+    mirror.write({"from": "app", "tags": tags("v1"), "platforms": ["linux/amd64"]})
+    await mirror.succeed("lock")
+    pushed = mirror.lines()["v1"]["pushed"]
+    other = f"sha256:{7:064x}"
+    mirror.lock.write_text(mirror.lock.read_text().replace(pushed, other))
+    ran = await mirror.run("sync", "--locked")
+    assert ran.statuses() == ["failed"]
+    assert mirror.held() == {}
+    error = ran.images[0]["error"]
+    assert error["code"] == "CONTENT_ERROR"
+    assert (
+        f"the index trimmed to `platforms` is {pushed}, but {other} in the lock" in error["message"]
+    )
+    assert "run `regsync lock --recheck`" in error["hint"]
+    await mirror.succeed("lock", "--recheck")
+    assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
+
+
+async def test_tags_that_never_move_are_skipped_by_the_targets_listing(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    for number in range(3):
+        mirror.load(f"v{number}")
+    mirror.write({"from": "app", "tags": tags("v*", immutable_tags="v*")})
+    await mirror.succeed("lock")
+    await mirror.succeed("sync", "--locked")
+    ran = await mirror.succeed("sync", "--locked")
+    assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 3
+    assert asked(mirror.source) == {}
+    assert asked(mirror.target) == {"GET tag_list": 1}
 
 
 async def test_an_image_that_requires_an_artifact_and_has_none_in_the_lock_fails(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        image = mirror.load("v1")
-        mirror.write({"from": "app", "tags": tags("v1"), "artifacts": {"require_artifacts": True}})
-        await mirror.succeed("lock")
-        mirror.attach(image)
-        ran = await mirror.run("sync", "--locked")
-        assert ran.statuses() == ["failed"]
-        assert "the image has no artifact" in ran.images[0]["error"]["message"]
-        await mirror.succeed("lock", "--recheck")
-        assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
+    mirror = Mirror(world, tmp_path)
+    image = mirror.load("v1")
+    mirror.write({"from": "app", "tags": tags("v1"), "artifacts": {"require_artifacts": True}})
+    await mirror.succeed("lock")
+    mirror.attach(image)
+    ran = await mirror.run("sync", "--locked")
+    assert ran.statuses() == ["failed"]
+    assert "the image has no artifact" in ran.images[0]["error"]["message"]
+    await mirror.succeed("lock", "--recheck")
+    assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
 
 
-async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        images = {name: mirror.load("v1", repository=name) for name in ("app", "other")}
-        mirror.attach(images["app"])
-        mapping = {"tags": tags("v*"), "artifacts": {"exclude": [SIGNATURE]}}
-        mirror.write(
-            {"from": "app", "tags": tags("v*")},
-            {"from": "app", "to": "bare", **mapping},
-            {"from": "other", "tags": tags("v*")},
-        )
-        await mirror.succeed("lock")
-        for name in images:
-            mirror.load("v1", repository=name)
-            mirror.load("v2", repository=name)
+async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(
+    world: Virtual, tmp_path: Path
+) -> None:
+    mirror = Mirror(world, tmp_path)
+    images = {name: mirror.load("v1", repository=name) for name in ("app", "other")}
+    mirror.attach(images["app"])
+    mapping = {"tags": tags("v*"), "artifacts": {"exclude": [SIGNATURE]}}
+    mirror.write(
+        {"from": "app", "tags": tags("v*")},
+        {"from": "app", "to": "bare", **mapping},
+        {"from": "other", "tags": tags("v*")},
+    )
+    await mirror.succeed("lock")
+    for name in images:
+        mirror.load("v1", repository=name)
+        mirror.load("v2", repository=name)
 
-        def source_was_asked_by_digest_alone() -> bool:
-            asked_for = {str(entry.reference) for entry in mirror.source.journal.entries}
-            return all(each.startswith("sha256:") for each in asked_for) and bool(asked_for)
+    def source_was_asked_by_digest_alone() -> bool:
+        asked_for = {str(entry.reference) for entry in mirror.source.journal.entries}
+        return all(each.startswith("sha256:") for each in asked_for) and bool(asked_for)
 
-        ran = await mirror.succeed("sync", "--locked", "--dry-run")
-        assert ran.statuses() == ["would_sync"] * 3
-        stripped = {each["target"]: each["artifacts"]["stripped"] for each in ran.images}
-        assert stripped["target.example/bare:v1"] == 1
-        assert sum(stripped.values()) == 1
-        assert source_was_asked_by_digest_alone()
-        assert mirror.source.journal.count(kind="referrers") == 0
-        assert mirror.target.app.repositories == {}
+    ran = await mirror.succeed("sync", "--locked", "--dry-run")
+    assert ran.statuses() == ["would_sync"] * 3
+    stripped = {each["target"]: each["artifacts"]["stripped"] for each in ran.images}
+    assert stripped["target.example/bare:v1"] == 1
+    assert sum(stripped.values()) == 1
+    assert source_was_asked_by_digest_alone()
+    assert mirror.source.journal.count(kind="referrers") == 0
+    assert mirror.target.app.repositories == {}
 
-        ran = await mirror.succeed("analyze", "--locked")
-        assert ran.report["images"] == 2
-        assert source_was_asked_by_digest_alone()
+    ran = await mirror.succeed("analyze", "--locked")
+    assert ran.report["images"] == 2
+    assert source_was_asked_by_digest_alone()
 
-        ran = await mirror.succeed("sync", "--locked", "--shard", "1/2")
-        assert ran.statuses() == ["synced"]
-        assert mirror.held(repository="other") == {"v1": images["other"].top}
+    ran = await mirror.succeed("sync", "--locked", "--shard", "1/2")
+    assert ran.statuses() == ["synced"]
+    assert mirror.held(repository="other") == {"v1": images["other"].top}
 
 
-async def test_what_failed_is_asked_for_again_from_the_lock(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        images = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
-        mirror.write({"from": "app", "tags": tags("v*")})
-        await mirror.succeed("lock")
-        mirror.load("v1")
-        mirror.target.app.faults.on("PUT", "manifest", reference="v1").status(403)
-        ran = await mirror.run("sync", "--locked")
-        assert ran.status == 1
-        report = tmp_path / "report.json"
-        report.write_text(ran.out)
-        mirror.target.app.faults.clear()
-        ran = await mirror.succeed("sync", "--locked", "--retry-from", str(report))
-        assert ran.statuses() == ["synced"]
-        assert mirror.held() == {tag: image.top for tag, image in images.items()}
-        assert mirror.source.journal.count("HEAD") == 0
+async def test_what_failed_is_asked_for_again_from_the_lock(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    images = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
+    mirror.write({"from": "app", "tags": tags("v*")})
+    await mirror.succeed("lock")
+    mirror.load("v1")
+    mirror.target.app.faults.on("PUT", "manifest", reference="v1").status(403)
+    ran = await mirror.run("sync", "--locked")
+    assert ran.status == 1
+    report = tmp_path / "report.json"
+    report.write_text(ran.out)
+    mirror.target.app.faults.clear()
+    ran = await mirror.succeed("sync", "--locked", "--retry-from", str(report))
+    assert ran.statuses() == ["synced"]
+    assert mirror.held() == {tag: image.top for tag, image in images.items()}
+    assert mirror.source.journal.count("HEAD") == 0

@@ -16,7 +16,7 @@ from conformance.client.attachments import FAMILIES, family, referrers_tag
 from conformance.client.copies import fetch_http, identical, push_http
 from conformance.content.images import Seed
 from tests.attached import Scene
-from tests.ends import Ran, only, run_regsync, tags, virtual
+from tests.ends import Ran, Virtual, only, run_regsync, tags
 from tests.test_lock import Mirror, asked
 from tests.thinning import thinned
 from tests.watching import Scene as Watched
@@ -107,54 +107,52 @@ async def test_a_configuration_that_the_lock_is_not_for_leaves_the_last_good_one
 
 
 @marked
-async def test_a_lock_tells_ages_where_nothing_is_kept(tmp_path: Path) -> None:
+async def test_a_lock_tells_ages_where_nothing_is_kept(world: Virtual, tmp_path: Path) -> None:
     """A job without a directory that stays: what the lock has seen three days ago is old enough."""
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        old = mirror.load("v1")
-        mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
-        mirror.write(mapping, **{"global": {}})
-        await mirror.succeed("lock")
-        await anyio.sleep(72 * HOUR)
-        mirror.load("v2")
-        await mirror.succeed("lock")
+    mirror = Mirror(world, tmp_path)
+    old = mirror.load("v1")
+    mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
+    mirror.write(mapping, **{"global": {}})
+    await mirror.succeed("lock")
+    await anyio.sleep(72 * HOUR)
+    mirror.load("v2")
+    await mirror.succeed("lock")
 
-        text = mirror.file.read_text()
-        ran = await world.run(
-            *("sync", "--json", "-q", "--lock", str(mirror.lock), "-c", "-"), stdin=text
-        )
-        assert ran.status == 0, ran.err
-        assert {each["source"]: each["status"] for each in ran.images} == {
-            "source.example/app:v1": "synced",
-            "source.example/app:v2": "skipped",
-        }
-        assert mirror.held() == {"v1": old.top}
-        with pytest.raises(ConfigError, match="this run keeps nothing"):
-            await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+    text = mirror.file.read_text()
+    ran = await world.run(
+        *("sync", "--json", "-q", "--lock", str(mirror.lock), "-c", "-"), stdin=text
+    )
+    assert ran.status == 0, ran.err
+    assert {each["source"]: each["status"] for each in ran.images} == {
+        "source.example/app:v1": "synced",
+        "source.example/app:v2": "skipped",
+    }
+    assert mirror.held() == {"v1": old.top}
+    with pytest.raises(ConfigError, match="this run keeps nothing"):
+        await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
 
 
 @marked
-async def test_a_lock_takes_the_times_that_runs_have_seen(tmp_path: Path) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path)
-        mirror.load("v1")
-        mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
-        mirror.write(mapping)
-        ran = await mirror.run("sync")
-        (held,) = ran.images
-        assert held["reason"] == "min_age"
-        await anyio.sleep(HOUR)
-        await mirror.succeed("lock")
-        (line,) = mirror.lines().values()
-        (entry,) = (
-            json.loads(line)
-            for line in (tmp_path / "state" / "seen.jsonl").read_text().splitlines()
-            if "digest" in line
-        )
-        assert line["first_seen"] == entry["first_seen"]
-        await mirror.succeed("sync", "--locked")
-        assert asked(mirror.source) == {}
-        assert asked(mirror.target) == {"HEAD manifest": 1}
+async def test_a_lock_takes_the_times_that_runs_have_seen(world: Virtual, tmp_path: Path) -> None:
+    mirror = Mirror(world, tmp_path)
+    mirror.load("v1")
+    mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
+    mirror.write(mapping)
+    ran = await mirror.run("sync")
+    (held,) = ran.images
+    assert held["reason"] == "min_age"
+    await anyio.sleep(HOUR)
+    await mirror.succeed("lock")
+    (line,) = mirror.lines().values()
+    (entry,) = (
+        json.loads(line)
+        for line in (tmp_path / "state" / "seen.jsonl").read_text().splitlines()
+        if "digest" in line
+    )
+    assert line["first_seen"] == entry["first_seen"]
+    await mirror.succeed("sync", "--locked")
+    assert asked(mirror.source) == {}
+    assert asked(mirror.target) == {"HEAD manifest": 1}
 
 
 # Artifacts of every form, between registries with and without the referrers API.
@@ -179,18 +177,17 @@ CELLS = itertools.product(("strict", "distribution"), ("strict", "distribution")
 @marked
 @pytest.mark.parametrize(("source", "target", "name"), thinned(CELLS))
 async def test_what_hangs_on_an_image_comes_from_a_lock_as_it_comes_without(
-    source: str, target: str, name: str, tmp_path: Path
+    world: Virtual, source: str, target: str, name: str, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        stage = LockedScene(world, tmp_path, family(name), source, target)
-        ran = await stage.succeed()
-        stage.check_order()
-        stage.check()
-        told = only(ran.images)["artifacts"]
-        assert (told["synced"], told["failed"]) == (len(stage.made.travelling), 0)
-        await stage.settle()
-        assert stage.source.journal.summary() == {}
-        assert stage.target.journal.summary() == {"HEAD manifest": 1}
+    stage = LockedScene(world, tmp_path, family(name), source, target)
+    ran = await stage.succeed()
+    stage.check_order()
+    stage.check()
+    told = only(ran.images)["artifacts"]
+    assert (told["synced"], told["failed"]) == (len(stage.made.travelling), 0)
+    await stage.settle()
+    assert stage.source.journal.summary() == {}
+    assert stage.target.journal.summary() == {"HEAD manifest": 1}
 
 
 # Debian's docker-registry, which has no referrers API.

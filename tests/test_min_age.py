@@ -190,29 +190,28 @@ async def test_two_mappings_hold_one_tag_back_for_different_times(mirror: Mirror
 
 
 async def test_one_verdict_for_all_targets_and_those_that_hold_it_are_unchanged(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        mirror = Mirror(world, tmp_path, "east", "west")
-        image = mirror.push("v1")
-        image.load_into(app(mirror.targets["west"]), "app", tag="v1")
-        rule = {"artifacts": {"enabled": True}}
-        ran = await mirror.run("v1", **rule)
-        assert [each["reason"] for each in ran.images] == ["min_age", "unchanged"]
-        signature = mirror.seed.artifact(image).load_into(app(mirror.source), "app")
+    mirror = Mirror(world, tmp_path, "east", "west")
+    image = mirror.push("v1")
+    image.load_into(app(mirror.targets["west"]), "app", tag="v1")
+    rule = {"artifacts": {"enabled": True}}
+    ran = await mirror.run("v1", **rule)
+    assert [each["reason"] for each in ran.images] == ["min_age", "unchanged"]
+    signature = mirror.seed.artifact(image).load_into(app(mirror.source), "app")
 
-        # The signature goes where the image is, and waits with it where it is not.
-        await anyio.sleep(2 * DAY)
-        ran = await mirror.run("v1", **rule)
-        outcomes = {each["target"]: each["status"] for each in ran.images}
-        assert outcomes == {"east.test/app:v1": "skipped", "west.test/app:v1": "synced"}
-        assert not app(mirror.targets["east"]).tags("app")
-        assert held(mirror.targets["west"], "app", signature)
+    # The signature goes where the image is, and waits with it where it is not.
+    await anyio.sleep(2 * DAY)
+    ran = await mirror.run("v1", **rule)
+    outcomes = {each["target"]: each["status"] for each in ran.images}
+    assert outcomes == {"east.test/app:v1": "skipped", "west.test/app:v1": "synced"}
+    assert not app(mirror.targets["east"]).tags("app")
+    assert held(mirror.targets["west"], "app", signature)
 
-        await anyio.sleep(DAY)
-        ran = await mirror.run("v1", **rule)
-        assert ran.statuses() == ["synced", "skipped"]
-        assert held(mirror.targets["east"], "app", signature)
+    await anyio.sleep(DAY)
+    ran = await mirror.run("v1", **rule)
+    assert ran.statuses() == ["synced", "skipped"]
+    assert held(mirror.targets["east"], "app", signature)
 
 
 async def test_an_index_that_is_trimmed_goes_by_the_digest_of_its_source(mirror: Mirror) -> None:
@@ -231,27 +230,26 @@ async def test_an_index_that_is_trimmed_goes_by_the_digest_of_its_source(mirror:
 
 
 async def test_where_the_listing_has_digests_a_held_tag_costs_nothing_at_its_source(
-    tmp_path: Path,
+    world: Virtual, tmp_path: Path
 ) -> None:
-    async with virtual() as world:
-        provider, target = world.persona("gcr_open"), world.registry("target.test")
-        image = Seed(23).image().load_into(provider, "team/app", tag="v1")
+    provider, target = world.persona("gcr_open"), world.registry("target.test")
+    image = Seed(23).image().load_into(provider, "team/app", tag="v1")
 
-        def list_digests(request: Request) -> Answer | None:
-            if request.kind != "tag_list":
-                return None
-            listing = {"name": "team/app", "tags": ["v1"], "manifest": {image.top: {"tag": ["v1"]}}}
-            headers = [("Content-Type", "application/json")]
-            return Response(200, headers, json.dumps(listing).encode())
+    def list_digests(request: Request) -> Answer | None:
+        if request.kind != "tag_list":
+            return None
+        listing = {"name": "team/app", "tags": ["v1"], "manifest": {image.top: {"tag": ["v1"]}}}
+        headers = [("Content-Type", "application/json")]
+        return Response(200, headers, json.dumps(listing).encode())
 
-        provider.intercept = list_digests
-        mapping = {"from": "team/app", "tags": tags("v*"), "min_age": "3d"}
-        ends = {"source": {"url": provider.row.hosts["registry"]}, "target": target}
-        file = tmp_path / "mirror.yaml"
-        file.write_text(document(ends, mapping))
-        ran = await world.run("sync", "--json", "-q", "-c", str(file))
-        assert (ran.images[0]["reason"], ran.images[0]["source_digest"]) == ("min_age", image.top)
-        assert provider.journal.summary() == {"GET tag_list": 1}
+    provider.intercept = list_digests
+    mapping = {"from": "team/app", "tags": tags("v*"), "min_age": "3d"}
+    ends = {"source": {"url": provider.row.hosts["registry"]}, "target": target}
+    file = tmp_path / "mirror.yaml"
+    file.write_text(document(ends, mapping))
+    ran = await world.run("sync", "--json", "-q", "-c", str(file))
+    assert (ran.images[0]["reason"], ran.images[0]["source_digest"]) == ("min_age", image.top)
+    assert provider.journal.summary() == {"GET tag_list": 1}
 
 
 async def test_held_tags_count_in_latest_and_in_min_tags(mirror: Mirror) -> None:

@@ -28,7 +28,7 @@ from conformance.programs import docker_registry
 from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Link, Place
-from tests.ends import Ran, Virtual, document, held, only, started, tags, virtual
+from tests.ends import Ran, Virtual, document, held, only, started, tags
 
 PATIENCE = Patience(after_answer=120.0, without_answer=15.0, first_pause=0.5)
 REFUSED = ConnectFailed("no connection to r.test: connection refused")
@@ -359,15 +359,14 @@ def thorough(name: str, how: str, seconds: float) -> Any:
         for seconds in (0.5, 5.0, 30.0)
     ],
 )
-async def test_an_outage_is_waited_out(name: str, how: str, seconds: float) -> None:
+async def test_an_outage_is_waited_out(world: Virtual, name: str, how: str, seconds: float) -> None:
     """All arrives, nothing is sent twice, and little time is lost beside that of the outage."""
-    async with virtual() as world:
-        scene = World(world, images=16)
-        async with scene.away(name, how, 2.0, seconds):
-            ran = await scene.sync()
-        scene.check_arrived(ran)
-        # The bodies take 4.5 s. What was lost ends by its own time-outs: a manifest's has 300 s.
-        assert ran.seconds < 2.0 + seconds + (320 if how == "lost" else 20)
+    scene = World(world, images=16)
+    async with scene.away(name, how, 2.0, seconds):
+        ran = await scene.sync()
+    scene.check_arrived(ran)
+    # The bodies take 4.5 s. What was lost ends by its own time-outs: a manifest's has 300 s.
+    assert ran.seconds < 2.0 + seconds + (320 if how == "lost" else 20)
 
 
 @excused
@@ -375,19 +374,20 @@ async def test_an_outage_is_waited_out(name: str, how: str, seconds: float) -> N
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("name", ["target", "blobs", "token", "source"])
 @pytest.mark.parametrize("how", ["refused", "503"])
-async def test_one_probe_at_a_time_and_none_when_it_is_back(name: str, how: str) -> None:
+async def test_one_probe_at_a_time_and_none_when_it_is_back(
+    world: Virtual, name: str, how: str
+) -> None:
     begins = 2.0
-    async with virtual() as world:
-        scene = World(world, images=30)
-        async with scene.away(name, how, begins, 40.0):
-            ran = await scene.sync()
-        scene.check_arrived(ran)
+    scene = World(world, images=30)
+    async with scene.away(name, how, begins, 40.0):
+        ran = await scene.sync()
+    scene.check_arrived(ran)
 
-        attempts = scene.attempts(name, begins, begins + 40.0)
-        gaps = [round(later - time, 1) for time, later in itertools.pairwise(attempts)]
-        assert gaps[-6:] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0], "nothing comes between two probes"
-        for place in scene.places.values():
-            assert not [entry for entry in place.journal.entries if entry.target == "/v2/"]
+    attempts = scene.attempts(name, begins, begins + 40.0)
+    gaps = [round(later - time, 1) for time, later in itertools.pairwise(attempts)]
+    assert gaps[-6:] == [1.0, 2.0, 4.0, 8.0, 10.0, 10.0], "nothing comes between two probes"
+    for place in scene.places.values():
+        assert not [entry for entry in place.journal.entries if entry.target == "/v2/"]
 
 
 @pytest.mark.anyio
@@ -395,111 +395,106 @@ async def test_one_probe_at_a_time_and_none_when_it_is_back(name: str, how: str)
 @pytest.mark.parametrize(("how", "seconds"), [("refused", 15.0), ("silent", 15.0), ("503", 15.0)])
 @pytest.mark.parametrize("name", ["source", "target", "token"])
 async def test_what_was_never_there_is_said_within_twenty_seconds(
-    name: str, how: str, seconds: float
+    world: Virtual, name: str, how: str, seconds: float
 ) -> None:
-    async with virtual() as world:
-        scene = World(world, images=4)
-        async with scene.away(name, how, 0.0, 1000.0):
-            ran = await scene.sync()
-        assert ran.status == 2
-        assert ran.seconds == pytest.approx(seconds, abs=0.5)
-        assert ran.failed
-        assert all("(waited for 15s)" in line for line in ran.failed)
-        attempts = scene.attempts(name, 0.0, 1000.0)
-        times = {round(time, 1) for time in attempts}
-        assert len(times) == (2 if how == "silent" else 5), "one contact and its probes, for all"
+    scene = World(world, images=4)
+    async with scene.away(name, how, 0.0, 1000.0):
+        ran = await scene.sync()
+    assert ran.status == 2
+    assert ran.seconds == pytest.approx(seconds, abs=0.5)
+    assert ran.failed
+    assert all("(waited for 15s)" in line for line in ran.failed)
+    attempts = scene.attempts(name, 0.0, 1000.0)
+    times = {round(time, 1) for time in attempts}
+    assert len(times) == (2 if how == "silent" else 5), "one contact and its probes, for all"
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_name_that_does_not_exist_is_said_at_once() -> None:
-    async with virtual() as world:
-        scene = World(world, images=4)
-        scene.places["target"].host = "nobody.test"
-        ran = await scene.sync()
-        assert ran.status == 2
-        assert ran.seconds < 3
-        assert len(scene.connected["nobody.test"]) == 3
+async def test_a_name_that_does_not_exist_is_said_at_once(world: Virtual) -> None:
+    scene = World(world, images=4)
+    scene.places["target"].host = "nobody.test"
+    ran = await scene.sync()
+    assert ran.status == 2
+    assert ran.seconds < 3
+    assert len(scene.connected["nobody.test"]) == 3
 
 
 @excused
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["refused", "503"])
-async def test_a_registry_that_stays_away_is_given_up_after_two_minutes(how: str) -> None:
+async def test_a_registry_that_stays_away_is_given_up_after_two_minutes(
+    world: Virtual, how: str
+) -> None:
     """Each image fails once, and the other target has them all."""
-    async with virtual() as world:
-        scene = World(world, images=16)
-        other = world.registry("other.test")
-        async with scene.away("target", how, 2.0, 1000.0):
-            ran = await scene.sync(other=other)
-        assert ran.status == 1
-        assert ran.seconds == pytest.approx(122.0, abs=1.0)
-        assert all(held(other, "app", image) for image in scene.images.values())
-        failed = [image["target"] for image in ran.images if image["status"] == "failed"]
-        assert 0 < len(failed) == len(set(failed))
-        assert all(target.startswith("target.test/") for target in failed)
-        assert all("waited for 2m00s" in line for line in ran.failed)
+    scene = World(world, images=16)
+    other = world.registry("other.test")
+    async with scene.away("target", how, 2.0, 1000.0):
+        ran = await scene.sync(other=other)
+    assert ran.status == 1
+    assert ran.seconds == pytest.approx(122.0, abs=1.0)
+    assert all(held(other, "app", image) for image in scene.images.values())
+    failed = [image["target"] for image in ran.images if image["status"] == "failed"]
+    assert 0 < len(failed) == len(set(failed))
+    assert all(target.startswith("target.test/") for target in failed)
+    assert all("waited for 2m00s" in line for line in ran.failed)
 
 
 @excused
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_an_outage_is_said_once_and_so_is_its_end() -> None:
-    async with virtual() as world:
-        scene = World(world, images=16)
-        async with scene.away("target", "refused", 2.0, 20.0):
-            ran = await scene.sync(arguments=("-v",))
-        lines = ran.err.splitlines()
-        said = [line for line in lines if "waiting for target.test" in line]
-        assert said == ["warning: waiting for target.test (Connection refused), for 2m00s at most"]
-        back = only([line for line in lines if "answers again" in line])
-        assert back.startswith("info: target.test answers again, after 2")
+async def test_an_outage_is_said_once_and_so_is_its_end(world: Virtual) -> None:
+    scene = World(world, images=16)
+    async with scene.away("target", "refused", 2.0, 20.0):
+        ran = await scene.sync(arguments=("-v",))
+    lines = ran.err.splitlines()
+    said = [line for line in lines if "waiting for target.test" in line]
+    assert said == ["warning: waiting for target.test (Connection refused), for 2m00s at most"]
+    back = only([line for line in lines if "answers again" in line])
+    assert back.startswith("info: target.test answers again, after 2")
 
 
 @excused
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_the_heartbeat_says_for_whom_a_run_waits() -> None:
-    async with virtual() as world:
-        scene = World(world, images=16)
-        async with scene.away("target", "refused", 2.0, 40.0):
-            ran = await scene.sync(arguments=())
-        beat = only([line for line in ran.err.splitlines() if line.startswith("still running")])
-        assert beat.endswith("; waiting for target.test (Connection refused), 28s")
+async def test_the_heartbeat_says_for_whom_a_run_waits(world: Virtual) -> None:
+    scene = World(world, images=16)
+    async with scene.away("target", "refused", 2.0, 40.0):
+        ran = await scene.sync(arguments=())
+    beat = only([line for line in ran.err.splitlines() if line.startswith("still running")])
+    assert beat.endswith("; waiting for target.test (Connection refused), 28s")
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["refused", "503", "lost"])
-async def test_a_signal_ends_the_waiting_at_once(how: str) -> None:
-    async with virtual() as world:
-        scene = World(world, images=16)
+async def test_a_signal_ends_the_waiting_at_once(world: Virtual, how: str) -> None:
+    scene = World(world, images=16)
 
-        async def interrupt() -> None:
-            await anyio.sleep(10.0)
-            signal.raise_signal(signal.SIGTERM)
+    async def interrupt() -> None:
+        await anyio.sleep(10.0)
+        signal.raise_signal(signal.SIGTERM)
 
-        async with scene.away("source", how, 0.0, 1000.0), anyio.create_task_group() as tasks:
-            tasks.start_soon(interrupt)
-            ran = await scene.sync()
-        assert ran.status == 143
-        assert ran.seconds == pytest.approx(10.0, abs=0.1)
+    async with scene.away("source", how, 0.0, 1000.0), anyio.create_task_group() as tasks:
+        tasks.start_soon(interrupt)
+        ran = await scene.sync()
+    assert ran.status == 143
+    assert ran.seconds == pytest.approx(10.0, abs=0.1)
 
 
 @excused
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["refused", "503"])
-async def test_a_mount_that_an_outage_met_is_asked_for_again(how: str) -> None:
+async def test_a_mount_that_an_outage_met_is_asked_for_again(world: Virtual, how: str) -> None:
     """What is there in another repository is not uploaded because its host was away."""
-    async with virtual() as world:
-        scene = World(world, images=16)
-        mappings = [{"from": "app", "to": name, "tags": tags("*")} for name in ("app", "copy")]
-        async with scene.away("target", how, 2.0, 5.0):
-            ran = await scene.sync(*mappings)
-        assert (ran.status, ran.statuses()) == (0, ["synced"] * 32), ran.err
-        scene.check_sent_once()
+    scene = World(world, images=16)
+    mappings = [{"from": "app", "to": name, "tags": tags("*")} for name in ("app", "copy")]
+    async with scene.away("target", how, 2.0, 5.0):
+        ran = await scene.sync(*mappings)
+    assert (ran.status, ran.statuses()) == (0, ["synced"] * 32), ran.err
+    scene.check_sent_once()
 
 
 @excused
@@ -507,26 +502,25 @@ async def test_a_mount_that_an_outage_met_is_asked_for_again(how: str) -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(("times", "uploads"), [(1, 1), (2, 2)])
 async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(
-    times: int, uploads: int
+    world: Virtual, times: int, uploads: int
 ) -> None:
     """A registry that always breaks at a mount gets the blob by upload."""
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image = Seed(5).image(sizes=(1000,)).load_into(app(source), "app", tag="v1")
-        digest = max(image.blobs, key=lambda digest: len(image.blobs[digest]))
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image = Seed(5).image(sizes=(1000,)).load_into(app(source), "app", tag="v1")
+    digest = max(image.blobs, key=lambda digest: len(image.blobs[digest]))
 
-        def is_mount(request: Request) -> bool:
-            query = dict(request.query)
-            is_from_elsewhere = query.get("from") not in (None, request.repository)
-            return is_from_elsewhere and query.get("mount") == digest
+    def is_mount(request: Request) -> bool:
+        query = dict(request.query)
+        is_from_elsewhere = query.get("from") not in (None, request.repository)
+        return is_from_elsewhere and query.get("mount") == digest
 
-        ill = target.app.faults.on("POST", "upload_start", where=is_mount)
-        ill.first(times).status(503)
-        mappings = [{"from": "app", "to": name, "tags": tags("*")} for name in ("app", "copy")]
-        ran = await world.sync({"source": source, "target": target}, *mappings)
-        assert (ran.status, ran.statuses()) == (0, ["synced"] * 2), ran.err
-        puts = target.journal.matching("PUT", "upload", query={"digest": digest}, status=201)
-        assert len(puts) == uploads
+    ill = target.app.faults.on("POST", "upload_start", where=is_mount)
+    ill.first(times).status(503)
+    mappings = [{"from": "app", "to": name, "tags": tags("*")} for name in ("app", "copy")]
+    ran = await world.sync({"source": source, "target": target}, *mappings)
+    assert (ran.status, ran.statuses()) == (0, ["synced"] * 2), ran.err
+    puts = target.journal.matching("PUT", "upload", query={"digest": digest}, status=201)
+    assert len(puts) == uploads
 
 
 @excused
@@ -536,62 +530,60 @@ async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(
 @pytest.mark.parametrize("how", ["refused", "503"])
 @pytest.mark.parametrize("settings", [{"staging_size_limit": 0}, {}], ids=["shared", "staged"])
 async def test_a_reading_for_several_targets_goes_on_where_it_broke(
-    how: str, settings: dict[str, Any], tmp_path: Path
+    world: Virtual, how: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     """After 40 s, twice as long as a request to a target is kept open for its source."""
-    async with virtual() as world:
-        scene = World(world, images=0)
-        blobs = scene.places["blobs"]
-        blobs.change_links(down=Link(bandwidth=2 * KIB * KIB))
-        image = Seed(6).image(sizes=(12 * KIB * KIB,))
-        for place in (scene.places["source"], blobs):
-            image.load_into(app(place), "app", tag="v1")
-        targets = {name: world.registry(f"{name}.test") for name in ("one", "two")}
-        config = document(
-            {"source": scene.places["source"], **targets},
-            {"from": "app", "tags": tags("*")},
-            **{"global": {"cache_dir": str(tmp_path), **settings}},
-        )
-        async with scene.away("blobs", how, 3.0, 40.0):
-            if how == "503":
-                large = max(image.blobs, key=lambda digest: len(image.blobs[digest]))
-                broken = blobs.app.faults.on("GET", "blob", reference=large).first()
-                broken.drop(after=5 * KIB * KIB, of="response")
-            ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=config)
-        assert (ran.status, ran.statuses()) == (0, ["synced"] * 2), ran.err
-        assert all(held(target, "app", image) for target in targets.values())
-        for target in targets.values():
-            sent = target.journal.matching("PUT", "upload")
-            assert sum(entry.request_bytes for entry in sent) < 13 * KIB * KIB
-        read = sum(entry.response_bytes for entry in blobs.journal.matching("GET", "blob"))
-        assert read < 13 * KIB * KIB
-        assert ran.seconds < 43 + 15
+    scene = World(world, images=0)
+    blobs = scene.places["blobs"]
+    blobs.change_links(down=Link(bandwidth=2 * KIB * KIB))
+    image = Seed(6).image(sizes=(12 * KIB * KIB,))
+    for place in (scene.places["source"], blobs):
+        image.load_into(app(place), "app", tag="v1")
+    targets = {name: world.registry(f"{name}.test") for name in ("one", "two")}
+    config = document(
+        {"source": scene.places["source"], **targets},
+        {"from": "app", "tags": tags("*")},
+        **{"global": {"cache_dir": str(tmp_path), **settings}},
+    )
+    async with scene.away("blobs", how, 3.0, 40.0):
+        if how == "503":
+            large = max(image.blobs, key=lambda digest: len(image.blobs[digest]))
+            broken = blobs.app.faults.on("GET", "blob", reference=large).first()
+            broken.drop(after=5 * KIB * KIB, of="response")
+        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=config)
+    assert (ran.status, ran.statuses()) == (0, ["synced"] * 2), ran.err
+    assert all(held(target, "app", image) for target in targets.values())
+    for target in targets.values():
+        sent = target.journal.matching("PUT", "upload")
+        assert sum(entry.request_bytes for entry in sent) < 13 * KIB * KIB
+    read = sum(entry.response_bytes for entry in blobs.journal.matching("GET", "blob"))
+    assert read < 13 * KIB * KIB
+    assert ran.seconds < 43 + 15
 
 
 @excused
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_an_upload_goes_on_through_as_many_outages_as_it_meets() -> None:
+async def test_an_upload_goes_on_through_as_many_outages_as_it_meets(world: Virtual) -> None:
     """Five of 10 s each, in an upload of 64 s."""
-    async with virtual() as world:
-        source = world.registry("source.test")
-        target = world.registry("target.test", up=Link(bandwidth=200 * KIB))
-        image = Seed(7).image(sizes=(64 * 200 * KIB,)).load_into(app(source), "app", tag="v1")
+    source = world.registry("source.test")
+    target = world.registry("target.test", up=Link(bandwidth=200 * KIB))
+    image = Seed(7).image(sizes=(64 * 200 * KIB,)).load_into(app(source), "app", tag="v1")
 
-        async def outages() -> None:
-            for _ in range(5):
-                await anyio.sleep(15.0)
-                target.fail("refused")
-                await anyio.sleep(10.0)
-                target.recover()
+    async def outages() -> None:
+        for _ in range(5):
+            await anyio.sleep(15.0)
+            target.fail("refused")
+            await anyio.sleep(10.0)
+            target.recover()
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(outages)
-            ran = await world.copy(source, target)
-            tasks.cancel_scope.cancel()
-        assert ran.status == 0, ran.err
-        assert held(target, "app", image)
-        assert 64 + 5 * 10 <= ran.seconds < 64 + 5 * 20
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(outages)
+        ran = await world.copy(source, target)
+        tasks.cancel_scope.cancel()
+    assert ran.status == 0, ran.err
+    assert held(target, "app", image)
+    assert 64 + 5 * 10 <= ran.seconds < 64 + 5 * 20
 
 
 # The waiting by itself.

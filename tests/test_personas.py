@@ -14,7 +14,7 @@ import pytest
 from conformance.content.images import Seed
 from conformance.providers.personas import persona
 from conformance.server.names import Names, names
-from tests.ends import document, held, only, program, run_regsync, sync, tags, virtual
+from tests.ends import Virtual, document, held, only, program, run_regsync, sync, tags
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,22 +44,23 @@ def test_regsync_lists_a_source_that_is_old(seed: Seed) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_regsync_copies_from_hub_by_its_short_name_in_memory(seed: Seed) -> None:
+async def test_regsync_copies_from_hub_by_its_short_name_in_memory(
+    world: Virtual, seed: Seed
+) -> None:
     """Names as they are, https as it is believed: `docker.io`, the token service elsewhere,
     `library/`.
     """
-    async with virtual() as world:
-        hub, target = world.persona("dockerhub"), world.registry("target.test")
-        image = seed.index().load_into(hub, "library/alpine", tag="3")
-        text = document({"source": "docker.io", "t": target}, {"from": "alpine", "tags": tags("3")})
-        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
-        assert (ran.status, ran.err) == (0, "")
-        assert held(target, "alpine", image)
-        again = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
-        assert (again.status, again.statuses()) == (0, ["skipped"])
-        assert hub.tokens is not None
-        assert not {entry.kind for entry in hub.journal.entries} & {"token"}
-        assert {entry.kind for entry in hub.tokens.journal.entries} == {"token"}
+    hub, target = world.persona("dockerhub"), world.registry("target.test")
+    image = seed.index().load_into(hub, "library/alpine", tag="3")
+    text = document({"source": "docker.io", "t": target}, {"from": "alpine", "tags": tags("3")})
+    ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+    assert (ran.status, ran.err) == (0, "")
+    assert held(target, "alpine", image)
+    again = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+    assert (again.status, again.statuses()) == (0, ["skipped"])
+    assert hub.tokens is not None
+    assert not {entry.kind for entry in hub.journal.entries} & {"token"}
+    assert {entry.kind for entry in hub.tokens.journal.entries} == {"token"}
 
 
 def test_regsync_follows_to_the_storage_without_its_credential(seed: Seed) -> None:

@@ -17,7 +17,7 @@ from conformance.messages import Answer, Request, Response
 from conformance.registry.app import App
 from conformance.registry.tokens import Challenge, Form, TokenService
 from conformance.server.memory import Link, Place
-from tests.ends import Virtual, held, tags, virtual
+from tests.ends import Virtual, held, tags
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -53,116 +53,108 @@ def without_error(challenge: Challenge) -> list[str]:
 @pytest.mark.parametrize("form", ["plain", without_error])
 @pytest.mark.parametrize(("uses", "images"), [(25, 12), (7, 4)])
 async def test_a_registry_whose_tokens_end_after_some_requests_loses_no_image(
-    uses: int, images: int, form: Form | str
+    world: Virtual, uses: int, images: int, form: Form | str
 ) -> None:
-    async with virtual() as world:
-        source, target, registries = pair(world, uses=uses, form=form)
-        loaded = load(source, images)
-        ran = await world.sync(registries, {"from": "app", "tags": tags(glob="v*")})
-        assert (ran.status, ran.failed) == (0, []), ran.err
-        assert ran.statuses() == ["synced"] * images
-        assert all(held(target, "app", image) for image in loaded)
-        for place in (source, target):
-            let_in = len(place.journal.entries) - len(place.journal.matching(status=401))
-            assert let_in > uses, "one token would not have done"
+    source, target, registries = pair(world, uses=uses, form=form)
+    loaded = load(source, images)
+    ran = await world.sync(registries, {"from": "app", "tags": tags(glob="v*")})
+    assert (ran.status, ran.failed) == (0, []), ran.err
+    assert ran.statuses() == ["synced"] * images
+    assert all(held(target, "app", image) for image in loaded)
+    for place in (source, target):
+        let_in = len(place.journal.entries) - len(place.journal.matching(status=401))
+        assert let_in > uses, "one token would not have done"
 
 
-async def test_requests_with_the_same_ended_token_share_one_renewal() -> None:
-    async with virtual() as world:
-        source = world.registry("source.test", auth=service(), up=Link(0.1))
-        target = world.registry("target.test")
-        registries = {"source": {"url": source.url, **LOGIN}, "target": target}
-        load(source, 12)
-        tokens = source.app.auth
-        revoked: list[int] = []
+async def test_requests_with_the_same_ended_token_share_one_renewal(world: Virtual) -> None:
+    source = world.registry("source.test", auth=service(), up=Link(0.1))
+    target = world.registry("target.test")
+    registries = {"source": {"url": source.url, **LOGIN}, "target": target}
+    load(source, 12)
+    tokens = source.app.auth
+    revoked: list[int] = []
 
-        def intercept(request: Request) -> None:
-            if request.kind == "blob" and not revoked:
-                revoked.append(tokens.requests)
-                tokens.revoke()
+    def intercept(request: Request) -> None:
+        if request.kind == "blob" and not revoked:
+            revoked.append(tokens.requests)
+            tokens.revoke()
 
-        source.app.intercept = intercept
-        ran = await world.sync(registries, {"from": "app", "tags": tags(glob="v*")})
-        assert (ran.status, ran.failed) == (0, []), ran.err
-        refused = source.journal.matching(status=401)
-        assert len(refused) > 3, "one bare request, and all that carried the revoked token"
-        assert tokens.requests == revoked[0] + 1
-
-
-async def test_a_token_that_ends_at_a_redirect_is_renewed_as_well() -> None:
-    async with virtual() as world:
-        source, target, registries = pair(world)
-        image = load(source, 1)[0]
-        redirected: list[str] = []
-
-        def intercept(request: Request) -> Answer | None:
-            if request.kind != "blob" or redirected:
-                return None
-            redirected.append(request.path)
-            source.app.auth.revoke()
-            return Response(307, [("Location", f"{request.path}?again=1")])
-
-        source.app.intercept = intercept
-        ran = await world.sync(registries, {"from": "app", "tags": tags("v0")})
-        assert (ran.status, ran.failed) == (0, []), ran.err
-        assert held(target, "app", image)
-        assert source.app.auth.requests == 2
+    source.app.intercept = intercept
+    ran = await world.sync(registries, {"from": "app", "tags": tags(glob="v*")})
+    assert (ran.status, ran.failed) == (0, []), ran.err
+    refused = source.journal.matching(status=401)
+    assert len(refused) > 3, "one bare request, and all that carried the revoked token"
+    assert tokens.requests == revoked[0] + 1
 
 
-async def test_a_token_that_never_worked_is_renewed_once() -> None:
+async def test_a_token_that_ends_at_a_redirect_is_renewed_as_well(world: Virtual) -> None:
+    source, target, registries = pair(world)
+    image = load(source, 1)[0]
+    redirected: list[str] = []
+
+    def intercept(request: Request) -> Answer | None:
+        if request.kind != "blob" or redirected:
+            return None
+        redirected.append(request.path)
+        source.app.auth.revoke()
+        return Response(307, [("Location", f"{request.path}?again=1")])
+
+    source.app.intercept = intercept
+    ran = await world.sync(registries, {"from": "app", "tags": tags("v0")})
+    assert (ran.status, ran.failed) == (0, []), ran.err
+    assert held(target, "app", image)
+    assert source.app.auth.requests == 2
+
+
+async def test_a_token_that_never_worked_is_renewed_once(world: Virtual) -> None:
     """A registry that takes no token at all: two of them are tried for a request, as ever."""
-    async with virtual() as world:
-        source, _, registries = pair(world)
-        load(source, 1)
-        useless = source.app.faults.on("GET", "manifest")
-        useless.challenge(
-            realm="http://source.test/token", service="registry.test", error="invalid_token"
-        )
-        ran = await world.sync(registries, {"from": "app", "tags": tags("v0")})
-        assert ran.status == 4
-        assert source.journal.count("GET", "manifest") == 2
-        assert source.app.auth.requests == 1
+    source, _, registries = pair(world)
+    load(source, 1)
+    useless = source.app.faults.on("GET", "manifest")
+    useless.challenge(
+        realm="http://source.test/token", service="registry.test", error="invalid_token"
+    )
+    ran = await world.sync(registries, {"from": "app", "tags": tags("v0")})
+    assert ran.status == 4
+    assert source.journal.count("GET", "manifest") == 2
+    assert source.app.auth.requests == 1
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_busy_server_has_let_nobody_in(status: int) -> None:
-    async with virtual() as world:
-        source, _, registries = pair(world)
-        load(source, 1)
-        shown: list[str] = []
+async def test_a_busy_server_has_let_nobody_in(world: Virtual, status: int) -> None:
+    source, _, registries = pair(world)
+    load(source, 1)
+    shown: list[str] = []
 
-        def intercept(request: Request) -> Answer | None:
-            if request.kind != "manifest" or not request.header("authorization"):
-                return None
-            shown.append(request.header("authorization"))
-            if len(shown) == 1:
-                return Response(status, [("Retry-After", "1")])
-            source.app.auth.revoke()
+    def intercept(request: Request) -> Answer | None:
+        if request.kind != "manifest" or not request.header("authorization"):
             return None
+        shown.append(request.header("authorization"))
+        if len(shown) == 1:
+            return Response(status, [("Retry-After", "1")])
+        source.app.auth.revoke()
+        return None
 
-        source.app.intercept = intercept
-        ran = await world.sync(registries, {"from": "app", "tags": tags("v0")})
-        assert ran.status == 4
-        assert len(shown) == 3, "the first token again, and one that was new"
-        assert source.app.auth.requests == 2
+    source.app.intercept = intercept
+    ran = await world.sync(registries, {"from": "app", "tags": tags("v0")})
+    assert ran.status == 4
+    assert len(shown) == 3, "the first token again, and one that was new"
+    assert source.app.auth.requests == 2
 
 
-async def test_what_has_let_nobody_write_is_no_ended_token() -> None:
+async def test_what_has_let_nobody_write_is_no_ended_token(world: Virtual) -> None:
     """The token lets requests read, so it is good; that it is refused to the first that writes is
     for lack of a right, though the challenge does not say so.
     """
-    async with virtual() as world:
-        source = world.registry("source.test")
-        pulls_only = service(
-            grants=lambda user, access: access.action == "pull", form=without_error
-        )
-        target = world.registry("target.test", auth=pulls_only)
-        image = load(source, 1)[0]
-        image.load_into(target.app, "app", tag="other")
-        target.app.repositories["app"].blobs.clear()
-        registries = {"source": source, "target": {"url": target.url, **LOGIN}}
-        ran = await world.sync(registries, {"from": "app", "tags": tags("v0")})
-        assert ran.status == 4
-        starts = target.journal.matching("POST", "upload_start")
-        assert [bool(entry.query) for entry in starts] == [True, True, False, False]
-        assert pulls_only.requests == 4
+    source = world.registry("source.test")
+    pulls_only = service(grants=lambda user, access: access.action == "pull", form=without_error)
+    target = world.registry("target.test", auth=pulls_only)
+    image = load(source, 1)[0]
+    image.load_into(target.app, "app", tag="other")
+    target.app.repositories["app"].blobs.clear()
+    registries = {"source": source, "target": {"url": target.url, **LOGIN}}
+    ran = await world.sync(registries, {"from": "app", "tags": tags("v0")})
+    assert ran.status == 4
+    starts = target.journal.matching("POST", "upload_start")
+    assert [bool(entry.query) for entry in starts] == [True, True, False, False]
+    assert pulls_only.requests == 4

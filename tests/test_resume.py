@@ -28,7 +28,7 @@ from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.exchange import Reception
 from conformance.server.memory import Link, Place
-from tests.ends import Ran, held, only, tags, virtual
+from tests.ends import Ran, Virtual, held, only, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -72,61 +72,58 @@ def arrived(image: Image, target: Place, ran: Ran) -> None:
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("after", [1, 300_000, SIZE - 1])
 async def test_a_broken_source_body_goes_on_while_the_put_stays_open(
-    after: int, reset: bool
+    world: Virtual, after: int, reset: bool
 ) -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, digest = load(source, SIZE)
-        source.app.faults.on("GET", "blob", reference=digest).first().drop(
-            after=after, of="response", reset=reset
-        )
-        arrived(image, target, await world.copy(source, target))
-        first, rest = pulls(source, digest)
-        assert first.header("range") == ""
-        # A reset may take with it what was under way.
-        began = int(rest.header("range").removeprefix("bytes=").removesuffix("-") or 0)
-        assert began == after if not reset else began <= after
-        assert rest.response_bytes == SIZE - began
-        assert only(sends(target, digest)).request_bytes == SIZE
-        target.journal.matching("POST", "upload_start").exactly(2)
-        target.journal.matching("GET", "upload").none()
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, SIZE)
+    source.app.faults.on("GET", "blob", reference=digest).first().drop(
+        after=after, of="response", reset=reset
+    )
+    arrived(image, target, await world.copy(source, target))
+    first, rest = pulls(source, digest)
+    assert first.header("range") == ""
+    # A reset may take with it what was under way.
+    began = int(rest.header("range").removeprefix("bytes=").removesuffix("-") or 0)
+    assert began == after if not reset else began <= after
+    assert rest.response_bytes == SIZE - began
+    assert only(sends(target, digest)).request_bytes == SIZE
+    target.journal.matching("POST", "upload_start").exactly(2)
+    target.journal.matching("GET", "upload").none()
 
 
-async def test_a_source_that_breaks_every_mebibyte_is_read_once() -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, digest = load(source, 12 * MIB)
-        source.app.faults.on("GET", "blob", reference=digest).drop(after=MIB, of="response")
-        arrived(image, target, await world.copy(source, target))
-        assert [each.header("range") for each in pulls(source, digest)] == [
-            "", *(f"bytes={n * MIB}-" for n in range(1, 12))
-        ]  # fmt: skip
-        assert sum(each.response_bytes for each in pulls(source, digest)) == 12 * MIB
-        assert only(sends(target, digest)).request_bytes == 12 * MIB
+async def test_a_source_that_breaks_every_mebibyte_is_read_once(world: Virtual) -> None:
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, 12 * MIB)
+    source.app.faults.on("GET", "blob", reference=digest).drop(after=MIB, of="response")
+    arrived(image, target, await world.copy(source, target))
+    assert [each.header("range") for each in pulls(source, digest)] == [
+        "", *(f"bytes={n * MIB}-" for n in range(1, 12))
+    ]  # fmt: skip
+    assert sum(each.response_bytes for each in pulls(source, digest)) == 12 * MIB
+    assert only(sends(target, digest)).request_bytes == 12 * MIB
 
 
 @pytest.mark.parametrize(("resumable", "again"), [(False, 2), (True, 4)])
 async def test_a_source_that_breaks_without_progress_is_given_up(
-    resumable: bool, again: int
+    world: Virtual, resumable: bool, again: int
 ) -> None:
     """Five attempts without a mebibyte between them; then the blob begins again twice, or goes on
     five times.
     """
-    async with virtual() as world:
-        source, target = (
-            world.registry("source.test"),
-            world.registry("target.test", resumable=resumable),
-        )
-        _, digest = load(source, SIZE)
-        source.app.faults.on("GET", "blob", reference=digest, header={"Range": "*"}).drop(
-            of="response", after=0
-        )
-        source.app.faults.on("GET", "blob", reference=digest).drop(of="response", after=MIB)
-        ran = await world.copy(source, target)
-        assert ran.status == 2
-        assert "NETWORK_ERROR" in only(ran.failed)
-        assert len(pulls(source, digest)) == 1 + 4 + again
-        assert not app(target).tags("app")
+    source, target = (
+        world.registry("source.test"),
+        world.registry("target.test", resumable=resumable),
+    )
+    _, digest = load(source, SIZE)
+    source.app.faults.on("GET", "blob", reference=digest, header={"Range": "*"}).drop(
+        of="response", after=0
+    )
+    source.app.faults.on("GET", "blob", reference=digest).drop(of="response", after=MIB)
+    ran = await world.copy(source, target)
+    assert ran.status == 2
+    assert "NETWORK_ERROR" in only(ran.failed)
+    assert len(pulls(source, digest)) == 1 + 4 + again
+    assert not app(target).tags("app")
 
 
 class _Whole(App):
@@ -149,102 +146,100 @@ def _elsewhere(request: Request, answer: Answer) -> Answer:
 
 
 @pytest.mark.parametrize("how", ["whole", "elsewhere", "unsaid", "refused"])
-async def test_only_the_right_rest_is_taken_else_the_blob_begins_again(how: str) -> None:
-    async with virtual() as world:
-        source = world.listen(_Whole() if how == "whole" else App(), "source.test")
-        target = world.registry("target.test", resumable=False)
-        image, digest = load(source, SIZE)
-        source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
-        part = {"Range": "*"}
-        if how == "elsewhere":
-            source.app.amend = _elsewhere
-        elif how == "unsaid":
-            source.app.faults.on("GET", "blob", header=part).lie(headers={"Content-Range": None})
-        elif how == "refused":
-            source.app.faults.on("GET", "blob", header=part).status(416)
-        arrived(image, target, await world.copy(source, target))
-        assert [each.header("range") for each in pulls(source, digest)] == ["", f"bytes={MIB}-", ""]
-        broken, whole = sends(target, digest)
-        assert broken.status is None
-        assert whole.request_bytes == SIZE
-        # It was asked, once, what it kept of the first.
-        target.journal.matching("GET", "upload", status=404).exactly(1)
-        target.journal.matching("HEAD", "blob").none()
+async def test_only_the_right_rest_is_taken_else_the_blob_begins_again(
+    world: Virtual, how: str
+) -> None:
+    source = world.listen(_Whole() if how == "whole" else App(), "source.test")
+    target = world.registry("target.test", resumable=False)
+    image, digest = load(source, SIZE)
+    source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
+    part = {"Range": "*"}
+    if how == "elsewhere":
+        source.app.amend = _elsewhere
+    elif how == "unsaid":
+        source.app.faults.on("GET", "blob", header=part).lie(headers={"Content-Range": None})
+    elif how == "refused":
+        source.app.faults.on("GET", "blob", header=part).status(416)
+    arrived(image, target, await world.copy(source, target))
+    assert [each.header("range") for each in pulls(source, digest)] == ["", f"bytes={MIB}-", ""]
+    broken, whole = sends(target, digest)
+    assert broken.status is None
+    assert whole.request_bytes == SIZE
+    # It was asked, once, what it kept of the first.
+    target.journal.matching("GET", "upload", status=404).exactly(1)
+    target.journal.matching("HEAD", "blob").none()
 
 
-async def test_a_source_is_waited_for_no_longer_than_twenty_seconds() -> None:
-    async with virtual() as world:
-        source, target = (
-            world.registry("source.test"),
-            world.registry("target.test", resumable=False),
-        )
-        image, digest = load(source, SIZE)
-        faults = source.app.faults
-        faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
-        faults.on("GET", "blob", reference=digest, header={"Range": "*"}).first().status(
-            503, retry_after=15
-        )
-        faults.on("GET", "blob", reference=digest, header={"Range": "*"}).first().status(
-            503, retry_after=15
-        )
-        began = anyio.current_time()
-        arrived(image, target, await world.copy(source, target))
-        broken, _ = sends(target, digest)
-        # The fourth begins anew, when the window opens again: the registry has asked for that of
-        # everybody.
-        assert [round(each.time - began) for each in pulls(source, digest)] == [0, 0, 15, 30]
-        assert broken.status is None
+async def test_a_source_is_waited_for_no_longer_than_twenty_seconds(world: Virtual) -> None:
+    source, target = (world.registry("source.test"), world.registry("target.test", resumable=False))
+    image, digest = load(source, SIZE)
+    faults = source.app.faults
+    faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
+    faults.on("GET", "blob", reference=digest, header={"Range": "*"}).first().status(
+        503, retry_after=15
+    )
+    faults.on("GET", "blob", reference=digest, header={"Range": "*"}).first().status(
+        503, retry_after=15
+    )
+    began = anyio.current_time()
+    arrived(image, target, await world.copy(source, target))
+    broken, _ = sends(target, digest)
+    # The fourth begins anew, when the window opens again: the registry has asked for that of
+    # everybody.
+    assert [round(each.time - began) for each in pulls(source, digest)] == [0, 0, 15, 30]
+    assert broken.status is None
 
 
-async def test_the_rest_of_a_blob_behind_a_redirect_is_asked_for_at_the_registry() -> None:
+async def test_the_rest_of_a_blob_behind_a_redirect_is_asked_for_at_the_registry(
+    world: Virtual,
+) -> None:
     """A signed URL that was used is not used again (docs/protocol-facts.md section 1.13)."""
-    async with virtual() as world:
-        provider, target = world.persona("redirecting"), world.registry("target.test")
-        image = Seed(72).image(layers=[Seed(73).blob(SIZE)]).load_into(provider, "app", tag="v1")
-        digest = max(image.blobs, key=lambda each: len(image.blobs[each]))
-        storage = provider.sites["storage"]
-        storage.faults.on("GET", path=f"*{digest[7:]}").first().drop(after=MIB, of="response")
-        registries = {"source": f"https://{provider.row.hosts['registry']}", "target": target}
-        ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
-        assert ran.status == 0, ran.err
-        assert held(target, "app", image)
-        ranges = [f"bytes={MIB}-"]
-        asked = provider.journal.matching("GET", "blob", reference=digest)
-        assert [each.header("range") for each in asked] == ["", *ranges]
-        given_out = [each for each in storage.journal.entries if digest[7:] in each.target]
-        assert [each.header("range") for each in given_out] == ["", *ranges]
-        assert len({each.target for each in given_out}) == 1 + (
-            given_out[0].target != given_out[1].target
-        )
+    provider, target = world.persona("redirecting"), world.registry("target.test")
+    image = Seed(72).image(layers=[Seed(73).blob(SIZE)]).load_into(provider, "app", tag="v1")
+    digest = max(image.blobs, key=lambda each: len(image.blobs[each]))
+    storage = provider.sites["storage"]
+    storage.faults.on("GET", path=f"*{digest[7:]}").first().drop(after=MIB, of="response")
+    registries = {"source": f"https://{provider.row.hosts['registry']}", "target": target}
+    ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
+    assert ran.status == 0, ran.err
+    assert held(target, "app", image)
+    ranges = [f"bytes={MIB}-"]
+    asked = provider.journal.matching("GET", "blob", reference=digest)
+    assert [each.header("range") for each in asked] == ["", *ranges]
+    given_out = [each for each in storage.journal.entries if digest[7:] in each.target]
+    assert [each.header("range") for each in given_out] == ["", *ranges]
+    assert len({each.target for each in given_out}) == 1 + (
+        given_out[0].target != given_out[1].target
+    )
 
 
 @pytest.mark.parametrize("size", [2 * MIB, 500])
-async def test_a_blob_for_several_targets_is_read_once_though_it_breaks(size: int) -> None:
+async def test_a_blob_for_several_targets_is_read_once_though_it_breaks(
+    world: Virtual, size: int
+) -> None:
     """On its way to disk, and into memory."""
-    async with virtual() as world:
-        source = world.registry("source.test")
-        targets = {name: world.registry(f"{name}.test") for name in ("one", "two")}
-        image, digest = load(source, size)
-        digest = next(each for each, body in image.blobs.items() if len(body) == size)
-        source.app.faults.on("GET", "blob", reference=digest).first().drop(after=200, of="response")
-        ran = await world.sync({"source": source, **targets}, {"from": "app", "tags": tags("v1")})
-        assert ran.status == 0, ran.err
-        assert all(held(target, "app", image) for target in targets.values())
-        assert [each.header("range") for each in pulls(source, digest)] == ["", "bytes=200-"]
-        assert sum(each.response_bytes for each in pulls(source, digest)) == size
+    source = world.registry("source.test")
+    targets = {name: world.registry(f"{name}.test") for name in ("one", "two")}
+    image, digest = load(source, size)
+    digest = next(each for each, body in image.blobs.items() if len(body) == size)
+    source.app.faults.on("GET", "blob", reference=digest).first().drop(after=200, of="response")
+    ran = await world.sync({"source": source, **targets}, {"from": "app", "tags": tags("v1")})
+    assert ran.status == 0, ran.err
+    assert all(held(target, "app", image) for target in targets.values())
+    assert [each.header("range") for each in pulls(source, digest)] == ["", "bytes=200-"]
+    assert sum(each.response_bytes for each in pulls(source, digest)) == size
 
 
-async def test_a_corrupted_rest_is_never_committed() -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        _, digest = load(source, SIZE)
-        source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
-        # The rest is wrong, and so is the whole blob when it is read once more.
-        source.app.faults.on("GET", "blob", reference=digest).corrupt(7)
-        ran = await world.copy(source, target)
-        assert ran.status == 2
-        assert "CONTENT_ERROR" in only(ran.failed)
-        assert digest not in app(target).repositories["app"].blobs
+async def test_a_corrupted_rest_is_never_committed(world: Virtual) -> None:
+    source, target = world.registry("source.test"), world.registry("target.test")
+    _, digest = load(source, SIZE)
+    source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
+    # The rest is wrong, and so is the whole blob when it is read once more.
+    source.app.faults.on("GET", "blob", reference=digest).corrupt(7)
+    ran = await world.copy(source, target)
+    assert ran.status == 2
+    assert "CONTENT_ERROR" in only(ran.failed)
+    assert digest not in app(target).repositories["app"].blobs
 
 
 # A target that breaks.
@@ -257,232 +252,222 @@ def often(monkeypatch: pytest.MonkeyPatch) -> int:
     return MIB // 2
 
 
-async def test_a_target_that_kept_a_part_gets_the_rest(often: int) -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, digest = load(source, SIZE)
-        kept = 2 * MIB + 1234
-        target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
-            after=kept, of="request"
-        )
-        arrived(image, target, await world.copy(source, target))
-        broken, rest = sends(target, digest)
-        assert rest.header("content-range") == f"{kept}-{SIZE - 1}"
-        assert (broken.request_bytes, rest.request_bytes) == (kept, SIZE - kept)
-        target.journal.matching("GET", "upload", status=204).exactly(1)
-        target.journal.matching("POST", "upload_start").exactly(len(image.blobs))
-        target.journal.matching("HEAD", "blob").none()
-        # Read from the checkpoint before that, and hashed on from there.
-        _, again = pulls(source, digest)
-        began = int(again.header("range").removeprefix("bytes=").removesuffix("-"))
-        assert kept - often - PIECE < began <= kept
-        assert again.response_bytes == SIZE - began
+async def test_a_target_that_kept_a_part_gets_the_rest(world: Virtual, often: int) -> None:
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, SIZE)
+    kept = 2 * MIB + 1234
+    target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+        after=kept, of="request"
+    )
+    arrived(image, target, await world.copy(source, target))
+    broken, rest = sends(target, digest)
+    assert rest.header("content-range") == f"{kept}-{SIZE - 1}"
+    assert (broken.request_bytes, rest.request_bytes) == (kept, SIZE - kept)
+    target.journal.matching("GET", "upload", status=204).exactly(1)
+    target.journal.matching("POST", "upload_start").exactly(len(image.blobs))
+    target.journal.matching("HEAD", "blob").none()
+    # Read from the checkpoint before that, and hashed on from there.
+    _, again = pulls(source, digest)
+    began = int(again.header("range").removeprefix("bytes=").removesuffix("-"))
+    assert kept - often - PIECE < began <= kept
+    assert again.response_bytes == SIZE - began
 
 
 @pytest.mark.parametrize("form", ["distribution3", "strict"])
-async def test_a_whole_body_whose_answer_got_lost_is_not_sent_again(form: str, often: int) -> None:
+async def test_a_whole_body_whose_answer_got_lost_is_not_sent_again(
+    world: Virtual, form: str, often: int
+) -> None:
     """I7: the registry died between the last byte and the commit: asked by HEAD, then closed by an
     empty PUT.
     """
-    async with virtual() as world:
-        source = world.registry("source.test")
-        provider = world.persona(form)
-        image, digest = load(source, SIZE)
-        provider.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
-            after=SIZE, of="request"
-        )
-        registries = {"source": source, "target": f"https://{provider.row.hosts['registry']}"}
-        began = anyio.current_time()
-        ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
-        assert ran.status == 0, ran.err
-        puts = [
-            each
-            for each in provider.journal.matching("PUT", "upload")
-            if each.query.get("digest") == digest
-        ]
-        assert [each.request_bytes for each in puts] == [SIZE, 0]
-        assert puts[1].header("content-range") == ""
-        heads = provider.journal.matching("HEAD", "blob", reference=digest)
-        assert [round(each.time - began) for each in heads] == [0, 1, 4]
-        assert len(pulls(source, digest)) == 1
-        assert provider.blob("app", digest) == image.blobs[digest]
+    source = world.registry("source.test")
+    provider = world.persona(form)
+    image, digest = load(source, SIZE)
+    provider.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+        after=SIZE, of="request"
+    )
+    registries = {"source": source, "target": f"https://{provider.row.hosts['registry']}"}
+    began = anyio.current_time()
+    ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
+    assert ran.status == 0, ran.err
+    puts = [
+        each
+        for each in provider.journal.matching("PUT", "upload")
+        if each.query.get("digest") == digest
+    ]
+    assert [each.request_bytes for each in puts] == [SIZE, 0]
+    assert puts[1].header("content-range") == ""
+    heads = provider.journal.matching("HEAD", "blob", reference=digest)
+    assert [round(each.time - began) for each in heads] == [0, 1, 4]
+    assert len(pulls(source, digest)) == 1
+    assert provider.blob("app", digest) == image.blobs[digest]
 
 
 @pytest.mark.parametrize("committed", [True, False])
-async def test_an_error_behind_the_last_byte_is_asked_about(committed: bool) -> None:
+async def test_an_error_behind_the_last_byte_is_asked_about(
+    world: Virtual, committed: bool
+) -> None:
     """By HEAD after 0, 1 and 3 s; its session got an answer, and is asked nothing."""
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, digest = load(source, SIZE)
-        failing = target.app.faults.on("PUT", "upload", query={"digest": digest}).first()
-        failing.status(503, at="answer") if committed else failing.status(503, early=False)
-        arrived(image, target, await world.copy(source, target))
-        assert [each.request_bytes for each in sends(target, digest)] == [SIZE] * (
-            1 if committed else 2
-        )
-        heads = target.journal.matching("HEAD", "blob", reference=digest)
-        assert [round(each.time - heads[0].time) for each in heads] == (
-            [0] if committed else [0, 1, 4]
-        )
-        target.journal.matching("GET", "upload").none()
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, SIZE)
+    failing = target.app.faults.on("PUT", "upload", query={"digest": digest}).first()
+    failing.status(503, at="answer") if committed else failing.status(503, early=False)
+    arrived(image, target, await world.copy(source, target))
+    assert [each.request_bytes for each in sends(target, digest)] == [SIZE] * (
+        1 if committed else 2
+    )
+    heads = target.journal.matching("HEAD", "blob", reference=digest)
+    assert [round(each.time - heads[0].time) for each in heads] == ([0] if committed else [0, 1, 4])
+    target.journal.matching("GET", "upload").none()
 
 
-async def test_a_target_that_is_away_for_a_while_is_asked_again_what_it_kept(often: int) -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, digest = load(source, SIZE)
-        target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
-            after=2 * MIB, of="request"
-        )
-        target.app.faults.on("GET", "upload").first(3).status(503, retry_after=2)
-        arrived(image, target, await world.copy(source, target))
-        assert [each.request_bytes for each in sends(target, digest)] == [2 * MIB, SIZE - 2 * MIB]
-        target.journal.matching("GET", "upload").exactly(4)
+async def test_a_target_that_is_away_for_a_while_is_asked_again_what_it_kept(
+    world: Virtual, often: int
+) -> None:
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, SIZE)
+    target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+        after=2 * MIB, of="request"
+    )
+    target.app.faults.on("GET", "upload").first(3).status(503, retry_after=2)
+    arrived(image, target, await world.copy(source, target))
+    assert [each.request_bytes for each in sends(target, digest)] == [2 * MIB, SIZE - 2 * MIB]
+    target.journal.matching("GET", "upload").exactly(4)
 
 
-async def test_a_target_that_breaks_again_and_again_gets_every_byte_once(often: int) -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, digest = load(source, SIZE)
-        target.app.faults.on("PUT", "upload", query={"digest": digest}).first(4).drop(
-            after=600_000, of="request"
-        )
-        arrived(image, target, await world.copy(source, target))
-        assert [each.request_bytes for each in sends(target, digest)] == [600_000] * 4 + [
-            SIZE - 2_400_000
-        ]
-        target.journal.matching("POST", "upload_start").exactly(len(image.blobs))
+async def test_a_target_that_breaks_again_and_again_gets_every_byte_once(
+    world: Virtual, often: int
+) -> None:
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, SIZE)
+    target.app.faults.on("PUT", "upload", query={"digest": digest}).first(4).drop(
+        after=600_000, of="request"
+    )
+    arrived(image, target, await world.copy(source, target))
+    assert [each.request_bytes for each in sends(target, digest)] == [600_000] * 4 + [
+        SIZE - 2_400_000
+    ]
+    target.journal.matching("POST", "upload_start").exactly(len(image.blobs))
 
 
-async def test_a_target_that_forgot_is_asked_once_and_gets_the_blob_again() -> None:
-    async with virtual() as world:
-        source, target = (
-            world.registry("source.test"),
-            world.registry("target.test", resumable=False),
-        )
-        image, _ = load(source, SIZE, 2 * MIB)
-        for digest, body in image.blobs.items():
-            if len(body) > MIB:
-                target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
-                    after=MIB, of="request"
-                )
-        registries = {
-            "source": {"url": source.url},
-            "target": {"url": target.url, "max_concurrent": 3},
-        }
-        ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
-        assert ran.status == 0, ran.err
-        assert held(target, "app", image)
-        # The other one may have been asked for before the first answer was there, not later.
-        assert 1 <= target.journal.count("GET", "upload", status=404) <= 2
-        target.journal.matching("HEAD", "blob").none()
-        for digest, body in image.blobs.items():
-            assert len(sends(target, digest)) == (2 if len(body) > MIB else 1)
-
-
-async def test_a_blob_begins_again_at_most_twice() -> None:
-    """The last time in the other dialect."""
-    async with virtual() as world:
-        source, target = (
-            world.registry("source.test"),
-            world.registry("target.test", resumable=False),
-        )
-        _, digest = load(source, SIZE)
-        for method in ("PUT", "PATCH"):
-            target.app.faults.on(method, "upload", where=lambda asked: asked.length() == SIZE).drop(
-                after=MIB
+async def test_a_target_that_forgot_is_asked_once_and_gets_the_blob_again(world: Virtual) -> None:
+    source, target = (world.registry("source.test"), world.registry("target.test", resumable=False))
+    image, _ = load(source, SIZE, 2 * MIB)
+    for digest, body in image.blobs.items():
+        if len(body) > MIB:
+            target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+                after=MIB, of="request"
             )
-        ran = await world.copy(source, target)
-        assert ran.status == 2
-        assert len(sends(target, digest)) == 2
-        target.journal.matching("PATCH", "upload").exactly(1)
-        target.journal.matching("GET", "upload").exactly(1)
+    registries = {"source": {"url": source.url}, "target": {"url": target.url, "max_concurrent": 3}}
+    ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
+    assert ran.status == 0, ran.err
+    assert held(target, "app", image)
+    # The other one may have been asked for before the first answer was there, not later.
+    assert 1 <= target.journal.count("GET", "upload", status=404) <= 2
+    target.journal.matching("HEAD", "blob").none()
+    for digest, body in image.blobs.items():
+        assert len(sends(target, digest)) == (2 if len(body) > MIB else 1)
+
+
+async def test_a_blob_begins_again_at_most_twice(world: Virtual) -> None:
+    """The last time in the other dialect."""
+    source, target = (world.registry("source.test"), world.registry("target.test", resumable=False))
+    _, digest = load(source, SIZE)
+    for method in ("PUT", "PATCH"):
+        target.app.faults.on(method, "upload", where=lambda asked: asked.length() == SIZE).drop(
+            after=MIB
+        )
+    ran = await world.copy(source, target)
+    assert ran.status == 2
+    assert len(sends(target, digest)) == 2
+    target.journal.matching("PATCH", "upload").exactly(1)
+    target.journal.matching("GET", "upload").exactly(1)
 
 
 @pytest.mark.parametrize(
     "said", ["0-0", "", "5-10", f"0-{10 * SIZE}", "0-99999999999999999999999999", "none"]
 )
-async def test_a_status_that_says_nothing_of_use_lets_the_blob_begin_again(said: str) -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, digest = load(source, SIZE)
-        target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
-            after=MIB, of="request"
-        )
-        target.app.faults.on("GET", "upload").lie(headers={"Range": said})
-        arrived(image, target, await world.copy(source, target))
-        assert [each.request_bytes for each in sends(target, digest)] == [MIB, SIZE]
+async def test_a_status_that_says_nothing_of_use_lets_the_blob_begin_again(
+    world: Virtual, said: str
+) -> None:
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, SIZE)
+    target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+        after=MIB, of="request"
+    )
+    target.app.faults.on("GET", "upload").lie(headers={"Range": said})
+    arrived(image, target, await world.copy(source, target))
+    assert [each.request_bytes for each in sends(target, digest)] == [MIB, SIZE]
 
 
 @pytest.mark.provokes("bytes_not_of_digest")
 @pytest.mark.parametrize("form", ["strict", "distribution3"])
-async def test_a_rest_that_does_not_fit_lets_the_blob_begin_again(form: str, often: int) -> None:
+async def test_a_rest_that_does_not_fit_lets_the_blob_begin_again(
+    world: Virtual, form: str, often: int
+) -> None:
     """Too little is said (zot): a strict registry answers 416, distribution 3 finds another digest,
     400.
     """
-    async with virtual() as world:
-        source, provider = world.registry("source.test"), world.persona(form)
-        image, digest = load(source, SIZE)
-        provider.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
-            after=2 * MIB, of="request"
-        )
-        provider.faults.on("GET", "upload").first().lie(headers={"Range": f"0-{MIB}"})
-        registries = {"source": source, "target": f"https://{provider.row.hosts['registry']}"}
-        ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
-        assert ran.status == 0, ran.err
-        assert provider.blob("app", digest) == image.blobs[digest]
-        puts = [
-            each
-            for each in provider.journal.matching("PUT", "upload")
-            if each.query.get("digest") == digest
-        ]
-        assert [each.status for each in puts] == [None, 416 if form == "strict" else 400, 201]
-        assert puts[2].request_bytes == SIZE
+    source, provider = world.registry("source.test"), world.persona(form)
+    image, digest = load(source, SIZE)
+    provider.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+        after=2 * MIB, of="request"
+    )
+    provider.faults.on("GET", "upload").first().lie(headers={"Range": f"0-{MIB}"})
+    registries = {"source": source, "target": f"https://{provider.row.hosts['registry']}"}
+    ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
+    assert ran.status == 0, ran.err
+    assert provider.blob("app", digest) == image.blobs[digest]
+    puts = [
+        each
+        for each in provider.journal.matching("PUT", "upload")
+        if each.query.get("digest") == digest
+    ]
+    assert [each.status for each in puts] == [None, 416 if form == "strict" else 400, 201]
+    assert puts[2].request_bytes == SIZE
 
 
-async def test_source_and_target_break_and_both_go_on(often: int) -> None:
+async def test_source_and_target_break_and_both_go_on(world: Virtual, often: int) -> None:
     """The source is away for longer than a PUT is kept open; what the target kept is not sent
     again.
     """
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, digest = load(source, SIZE)
-        source.app.faults.on("GET", "blob", reference=digest).first().drop(
-            after=2 * MIB, of="response"
-        )
-        source.app.faults.on("GET", "blob", header={"Range": "*"}).first(8).status(503)
-        arrived(image, target, await world.copy(source, target))
-        broken, rest = sends(target, digest)
-        assert broken.request_bytes + rest.request_bytes == SIZE
-        first, again = (each for each in pulls(source, digest) if each.status in (200, 206))
-        # What was read and had not left for the target is read again.
-        assert SIZE <= first.response_bytes + again.response_bytes < SIZE + often + 2 * PIECE
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, SIZE)
+    source.app.faults.on("GET", "blob", reference=digest).first().drop(after=2 * MIB, of="response")
+    source.app.faults.on("GET", "blob", header={"Range": "*"}).first(8).status(503)
+    arrived(image, target, await world.copy(source, target))
+    broken, rest = sends(target, digest)
+    assert broken.request_bytes + rest.request_bytes == SIZE
+    first, again = (each for each in pulls(source, digest) if each.status in (200, 206))
+    # What was read and had not left for the target is read again.
+    assert SIZE <= first.response_bytes + again.response_bytes < SIZE + often + 2 * PIECE
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(side: str) -> None:
+async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(
+    world: Virtual, side: str
+) -> None:
     """It answered before: repetitions of one request do not make it unreachable for the run."""
-    async with virtual() as world:
-        source, target = (
-            world.registry("source.test", down=Link(bandwidth=MIB)),
-            world.registry("target.test"),
-        )
-        image, digest = load(source, 12 * MIB)
-        ran = list[Ran]()
+    source, target = (
+        world.registry("source.test", down=Link(bandwidth=MIB)),
+        world.registry("target.test"),
+    )
+    image, digest = load(source, 12 * MIB)
+    ran = list[Ran]()
 
-        async def copy() -> None:
-            ran.append(await world.copy(source, target))
+    async def copy() -> None:
+        ran.append(await world.copy(source, target))
 
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(copy)
-            await anyio.sleep(6)
-            async with (source if side == "source" else target).outage("refused", 3):
-                pass
-        arrived(image, target, ran[0])
-        puts = sends(target, digest)
-        assert sum(each.request_bytes for each in puts) == 12 * MIB
-        assert len(puts) == (1 if side == "source" else 2)
-        assert ran[0].seconds < (12 if side == "source" else 18) + 5
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(copy)
+        await anyio.sleep(6)
+        async with (source if side == "source" else target).outage("refused", 3):
+            pass
+    arrived(image, target, ran[0])
+    puts = sends(target, digest)
+    assert sum(each.request_bytes for each in puts) == 12 * MIB
+    assert len(puts) == (1 if side == "source" else 2)
+    assert ran[0].seconds < (12 if side == "source" else 18) + 5
 
 
 # Answers that got lost, and logins.
@@ -490,62 +475,60 @@ async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(side
 
 @pytest.mark.provokes("refused_login_again")
 @pytest.mark.parametrize("times", [1, 5, 6])
-async def test_a_login_that_expires_before_a_body_is_renewed_five_times_at_most(times: int) -> None:
-    async with virtual() as world:
-        source = world.registry("source.test")
-        target = world.registry("target.test", auth=TokenService({"u": "p"}))
-        image, digest = load(source, SIZE)
-        expired = target.app.faults.on("PUT", "upload", query={"digest": digest}).first(times)
-        expired.challenge(
-            realm="http://target.test/token", service="registry.test", error="invalid_token"
-        )
-        who = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
-        ran = await world.sync(
-            {"source": source, "target": {"url": target.url, **who}}, {"from": "app"}
-        )
-        assert len(expired.struck) == times
-        assert len(sends(target, digest)) == min(times + 1, 6)
-        if times < 6:
-            assert ran.status == 0, ran.err
-            assert held(target, "app", image)
-        else:
-            assert ran.status == 4
-            assert "AUTH_ERROR" in only(ran.failed)
+async def test_a_login_that_expires_before_a_body_is_renewed_five_times_at_most(
+    world: Virtual, times: int
+) -> None:
+    source = world.registry("source.test")
+    target = world.registry("target.test", auth=TokenService({"u": "p"}))
+    image, digest = load(source, SIZE)
+    expired = target.app.faults.on("PUT", "upload", query={"digest": digest}).first(times)
+    expired.challenge(
+        realm="http://target.test/token", service="registry.test", error="invalid_token"
+    )
+    who = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
+    ran = await world.sync(
+        {"source": source, "target": {"url": target.url, **who}}, {"from": "app"}
+    )
+    assert len(expired.struck) == times
+    assert len(sends(target, digest)) == min(times + 1, 6)
+    if times < 6:
+        assert ran.status == 0, ran.err
+        assert held(target, "app", image)
+    else:
+        assert ran.status == 4
+        assert "AUTH_ERROR" in only(ran.failed)
 
 
 @pytest.mark.provokes("refused_login_again")
-async def test_a_stray_basic_challenge_does_not_make_passwords_travel() -> None:
-    async with virtual() as world:
-        source = world.registry("source.test")
-        target = world.registry("target.test", auth=TokenService({"u": "p"}))
-        image, digest = load(source, SIZE)
-        stray = target.app.faults.on("PUT", "upload", query={"digest": digest}).first()
-        stray.challenge('Basic realm="a proxy"')
-        who = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
-        ran = await world.sync(
-            {"source": source, "target": {"url": target.url, **who}}, {"from": "app"}
-        )
-        assert ran.status == 0, ran.err
-        assert held(target, "app", image)
-        kinds = {each.kind for each in target.journal.entries if each.authorization[0] == "basic"}
-        assert kinds == {"token"}
+async def test_a_stray_basic_challenge_does_not_make_passwords_travel(world: Virtual) -> None:
+    source = world.registry("source.test")
+    target = world.registry("target.test", auth=TokenService({"u": "p"}))
+    image, digest = load(source, SIZE)
+    stray = target.app.faults.on("PUT", "upload", query={"digest": digest}).first()
+    stray.challenge('Basic realm="a proxy"')
+    who = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
+    ran = await world.sync(
+        {"source": source, "target": {"url": target.url, **who}}, {"from": "app"}
+    )
+    assert ran.status == 0, ran.err
+    assert held(target, "app", image)
+    kinds = {each.kind for each in target.journal.entries if each.authorization[0] == "basic"}
+    assert kinds == {"token"}
 
 
-async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_breaks() -> None:
+async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_breaks(
+    world: Virtual,
+) -> None:
     """Tried without the excuse that the audit of `test_fault_matrix` has for it."""
-    async with virtual() as world:
-        source, target = (
-            world.registry("source.test"),
-            world.registry("target.test", resumable=False),
-        )
-        image, digest = load(source, SIZE)
-        Seed(76).image().load_into(app(target), "app", tag="old")
-        source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
-        source.app.faults.on("GET", "blob", header={"Range": "*"}).status(416)
-        registries = {"source": source, "target": target}
-        ran = await world.sync(registries, {"from": "app", "tags": tags("v1", "old")})
-        assert held(target, "app", image), ran.err
-        target.journal.matching("HEAD", "blob", reference=digest).at_most(1)
+    source, target = (world.registry("source.test"), world.registry("target.test", resumable=False))
+    image, digest = load(source, SIZE)
+    Seed(76).image().load_into(app(target), "app", tag="old")
+    source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
+    source.app.faults.on("GET", "blob", header={"Range": "*"}).status(416)
+    registries = {"source": source, "target": target}
+    ran = await world.sync(registries, {"from": "app", "tags": tags("v1", "old")})
+    assert held(target, "app", image), ran.err
+    target.journal.matching("HEAD", "blob", reference=digest).at_most(1)
 
 
 # What has arrived and is not seen yet.
@@ -555,63 +538,60 @@ async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_
 @pytest.mark.parametrize(
     ("times", "at"), [(1, [0, 0.5]), (3, [0, 0.5, 1.5, 3.5]), (4, [0, 0.5, 1.5, 3.5])]
 )
-async def test_a_registry_that_is_late_to_see_a_blob_gets_time(times: int, at: list[float]) -> None:
+async def test_a_registry_that_is_late_to_see_a_blob_gets_time(
+    world: Virtual, times: int, at: list[float]
+) -> None:
     """All was confirmed in this run: the manifest is put again after 0.5, 1 and 2 s, then all is
     looked up.
     """
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, _ = load(source, 900)
-        target.app.faults.on("PUT", "manifest").first(times).status(400, "MANIFEST_BLOB_UNKNOWN")
-        ran = await world.copy(source, target)
-        puts = target.journal.matching("PUT", "manifest")
-        assert [each.time - puts[0].time for each in puts] == pytest.approx(at)
-        assert len(target.journal.matching("HEAD", "blob")) == (
-            len(image.blobs) if times == 4 else 0
-        )
-        assert held(target, "app", image) == (ran.status == 0) == (times < 4)
-        assert times < 4 or "MANIFEST_BLOB_UNKNOWN" in only(ran.failed)
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, _ = load(source, 900)
+    target.app.faults.on("PUT", "manifest").first(times).status(400, "MANIFEST_BLOB_UNKNOWN")
+    ran = await world.copy(source, target)
+    puts = target.journal.matching("PUT", "manifest")
+    assert [each.time - puts[0].time for each in puts] == pytest.approx(at)
+    assert len(target.journal.matching("HEAD", "blob")) == (len(image.blobs) if times == 4 else 0)
+    assert held(target, "app", image) == (ran.status == 0) == (times < 4)
+    assert times < 4 or "MANIFEST_BLOB_UNKNOWN" in only(ran.failed)
 
 
 @pytest.mark.provokes(
     "manifest_names_absent", "blob_uploaded_twice", "blob_pulled_twice", "second_session"
 )
-async def test_a_blob_that_vanished_behind_its_upload_is_brought_again() -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, digest = load(source, 70_000, 900)
-        lost = list[bytes]()
+async def test_a_blob_that_vanished_behind_its_upload_is_brought_again(world: Virtual) -> None:
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, 70_000, 900)
+    lost = list[bytes]()
 
-        def lose(request: Request) -> None:
-            if (request.method, request.kind, lost) == ("PUT", "manifest", []):
-                del app(target).repositories["app"].blobs[digest]
-                lost.append(b"")
+    def lose(request: Request) -> None:
+        if (request.method, request.kind, lost) == ("PUT", "manifest", []):
+            del app(target).repositories["app"].blobs[digest]
+            lost.append(b"")
 
-        target.app.intercept = lose
-        arrived(image, target, await world.copy(source, target))
-        target.journal.matching("PUT", "manifest").exactly(5)
-        target.journal.matching("HEAD", "blob").exactly(len(image.blobs))
-        assert len(pulls(source, digest)) == len(sends(target, digest)) == 2
+    target.app.intercept = lose
+    arrived(image, target, await world.copy(source, target))
+    target.journal.matching("PUT", "manifest").exactly(5)
+    target.journal.matching("HEAD", "blob").exactly(len(image.blobs))
+    assert len(pulls(source, digest)) == len(sends(target, digest)) == 2
 
 
 @pytest.mark.parametrize("size", [2 * MIB, 500_000])
-async def test_a_staged_blob_goes_on_from_where_it_was_staged(size: int) -> None:
+async def test_a_staged_blob_goes_on_from_where_it_was_staged(world: Virtual, size: int) -> None:
     """One of two targets breaks: what it lacks comes from disk, or memory, not from the source."""
-    async with virtual() as world:
-        source = world.registry("source.test")
-        one, two = (world.registry(f"{name}.test") for name in ("one", "two"))
-        image, digest = load(source, size)
-        two.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
-            after=300_000, of="request"
-        )
-        ran = await world.sync(
-            {"source": source, "one": one, "two": two}, {"from": "app", "tags": tags("v1")}
-        )
-        arrived(image, one, ran)
-        arrived(image, two, ran)
-        assert len(pulls(source, digest)) == 1
-        assert [each.request_bytes for each in sends(two, digest)] == [300_000, size - 300_000]
-        assert sends(two, digest)[-1].header("content-range") == f"300000-{size - 1}"
+    source = world.registry("source.test")
+    one, two = (world.registry(f"{name}.test") for name in ("one", "two"))
+    image, digest = load(source, size)
+    two.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+        after=300_000, of="request"
+    )
+    ran = await world.sync(
+        {"source": source, "one": one, "two": two}, {"from": "app", "tags": tags("v1")}
+    )
+    arrived(image, one, ran)
+    arrived(image, two, ran)
+    assert len(pulls(source, digest)) == 1
+    assert [each.request_bytes for each in sends(two, digest)] == [300_000, size - 300_000]
+    assert sends(two, digest)[-1].header("content-range") == f"300000-{size - 1}"
 
 
 # Any instant.
@@ -710,18 +690,17 @@ async def test_a_cancelled_resumption_holds_nothing(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("often", "bodies"), [(1, 2), (9, 3)])
-async def test_a_forgotten_session_is_opened_anew(often: int, bodies: int) -> None:
+async def test_a_forgotten_session_is_opened_anew(world: Virtual, often: int, bodies: int) -> None:
     """The blob begins again, at most twice; what was refused before its body is no resumption."""
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, digest = load(source, SIZE)
-        gone = target.app.faults.on("PUT", "upload", query={"digest": digest}).first(often)
-        gone.status(404, error="BLOB_UPLOAD_UNKNOWN")
-        ran = await world.copy(source, target)
-        if often == 1:
-            arrived(image, target, ran)
-        else:
-            assert ran.status == 2
-            assert "TARGET_ERROR" in only(ran.failed)
-        assert len(sends(target, digest)) == bodies
-        target.journal.matching("GET", "upload").none()
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, SIZE)
+    gone = target.app.faults.on("PUT", "upload", query={"digest": digest}).first(often)
+    gone.status(404, error="BLOB_UPLOAD_UNKNOWN")
+    ran = await world.copy(source, target)
+    if often == 1:
+        arrived(image, target, ran)
+    else:
+        assert ran.status == 2
+        assert "TARGET_ERROR" in only(ran.failed)
+    assert len(sends(target, digest)) == bodies
+    target.journal.matching("GET", "upload").none()

@@ -12,7 +12,7 @@ from conformance.journal import Entries
 from conformance.messages import Answer, Request
 from conformance.registry.app import App
 from conformance.server.memory import Place
-from tests.ends import Virtual, held, only, tags, virtual
+from tests.ends import Virtual, held, only, tags
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -39,58 +39,57 @@ async def mirror(world: Virtual, source: Place, *targets: Place, **top: Any) -> 
 @pytest.mark.parametrize("size", [1000, 3 * MIB], ids=["in one piece", "in many"])
 @pytest.mark.parametrize("at", [0, -1], ids=["from the first byte", "at the last byte"])
 async def test_a_blob_that_was_wrong_once_is_read_again_over_a_fresh_connection(
-    size: int, at: int
+    world: Virtual, size: int, at: int
 ) -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        image, digest = load(source, size)
-        source.app.faults.on("GET", "blob", reference=digest).first().corrupt(at)
-        ran = await world.copy(source, target)
-        assert (ran.status, ran.err) == (0, "")
-        assert held(target, "app", image)
-        first, second = pulls(source, digest)
-        before = {entry.connection for entry in source.journal.entries if entry is not second}
-        assert second.connection not in before
-        assert first.status == second.status == 200
-        assert "range" not in second.headers
-        assert ran.seconds == pytest.approx(0, abs=0.01), "nobody waits for it"
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image, digest = load(source, size)
+    source.app.faults.on("GET", "blob", reference=digest).first().corrupt(at)
+    ran = await world.copy(source, target)
+    assert (ran.status, ran.err) == (0, "")
+    assert held(target, "app", image)
+    first, second = pulls(source, digest)
+    before = {entry.connection for entry in source.journal.entries if entry is not second}
+    assert second.connection not in before
+    assert first.status == second.status == 200
+    assert "range" not in second.headers
+    assert ran.seconds == pytest.approx(0, abs=0.01), "nobody waits for it"
 
 
 @pytest.mark.parametrize("staged", [True, False])
 async def test_a_blob_that_is_always_wrong_is_read_once_more_for_all_targets(
-    staged: bool, tmp_path: Any
+    world: Virtual, staged: bool, tmp_path: Any
 ) -> None:
     """Whichever target reads it, it is read twice in a run."""
-    async with virtual() as world:
-        source, *targets = (world.registry(f"{name}.test") for name in ("source", "a", "b"))
-        _, digest = load(source, 3 * MIB)
-        source.app.faults.on("GET", "blob", reference=digest).corrupt(5)
-        limit = {} if staged else {"staging_size_limit": 0}
-        settings = {"global": {"cache_dir": str(tmp_path), **limit}}
-        ran = await mirror(world, source, *targets, **settings)
-        assert ran.statuses() == ["failed"] * 2
-        errors = [image["error"] for image in ran.images]
-        assert {error["code"] for error in errors} == {"CONTENT_ERROR"}
-        assert all("match its digest" in error["message"] for error in errors)
-        assert all(target.app.tags("app") == {} for target in targets)
-        pulls(source, digest).exactly(2)
+    source, *targets = (world.registry(f"{name}.test") for name in ("source", "a", "b"))
+    _, digest = load(source, 3 * MIB)
+    source.app.faults.on("GET", "blob", reference=digest).corrupt(5)
+    limit = {} if staged else {"staging_size_limit": 0}
+    settings = {"global": {"cache_dir": str(tmp_path), **limit}}
+    ran = await mirror(world, source, *targets, **settings)
+    assert ran.statuses() == ["failed"] * 2
+    errors = [image["error"] for image in ran.images]
+    assert {error["code"] for error in errors} == {"CONTENT_ERROR"}
+    assert all("match its digest" in error["message"] for error in errors)
+    assert all(target.app.tags("app") == {} for target in targets)
+    pulls(source, digest).exactly(2)
 
 
 @PULLED_TWICE
-async def test_what_a_session_in_chunks_has_taken_of_the_wrong_bytes_is_given_up() -> None:
-    async with virtual() as world:
-        source = world.registry("source.test")
-        azure = world.persona("acr")
-        image, digest = load(source, 17 * MIB)
-        source.app.faults.on("GET", "blob", reference=digest).first().corrupt(3)
-        host = azure.row.hosts["registry"]
-        ran = await world.sync(
-            {"source": source, "t": f"https://{host}"}, {"from": "app", "tags": tags("v1")}
-        )
-        assert ran.statuses() == ["synced"], ran.err
-        assert azure.blob("app", digest) == image.blobs[digest]
-        pulls(source, digest).exactly(2)
-        azure.journal.matching("DELETE", "upload").exactly(1)
+async def test_what_a_session_in_chunks_has_taken_of_the_wrong_bytes_is_given_up(
+    world: Virtual,
+) -> None:
+    source = world.registry("source.test")
+    azure = world.persona("acr")
+    image, digest = load(source, 17 * MIB)
+    source.app.faults.on("GET", "blob", reference=digest).first().corrupt(3)
+    host = azure.row.hosts["registry"]
+    ran = await world.sync(
+        {"source": source, "t": f"https://{host}"}, {"from": "app", "tags": tags("v1")}
+    )
+    assert ran.statuses() == ["synced"], ran.err
+    assert azure.blob("app", digest) == image.blobs[digest]
+    pulls(source, digest).exactly(2)
+    azure.journal.matching("DELETE", "upload").exactly(1)
 
 
 def wrong(
@@ -125,38 +124,36 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("times", [1, 2], ids=["wrong once", "wrong always"])
 async def test_a_manifest_is_read_again_over_a_fresh_connection(
-    by_digest: bool, change: Callable[[bytes], bytes], times: int
+    world: Virtual, by_digest: bool, change: Callable[[bytes], bytes], times: int
 ) -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        index = Seed(8).index(platforms=("linux/amd64",)).load_into(source.app, "app", tag="v1")
-        source.app.amend = wrong(change, times, by_digest=by_digest)
-        ran = await world.copy(source, target)
-        asked = [
-            entry
-            for entry in source.journal.matching("GET", "manifest")
-            if (":" in entry.reference) is by_digest
-        ]
-        assert len(asked) == 2
-        before = {entry.connection for entry in source.journal.entries if entry is not asked[1]}
-        after = [entry for entry in source.journal.entries if entry.number > asked[1].number]
-        before -= {entry.connection for entry in after}
-        assert asked[1].connection not in before
-        if times == 1:
-            assert ran.statuses() == ["synced"], ran.err
-            assert held(target, "app", index)
-        else:
-            assert only(ran.images)["error"]["code"] == "CONTENT_ERROR"
-
-
-async def test_what_has_its_digest_and_is_no_manifest_is_asked_for_once() -> None:
-    async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test")
-        app = source.app
-        assert isinstance(app, App)
-        load(source, 10)
-        app.amend = wrong(lambda _: b'{"schemaVersion": 2}', 9, by_digest=False)
-        app.faults.on("GET", "manifest").lie(headers={"Docker-Content-Digest": None})
-        ran = await world.copy(source, target)
+    source, target = world.registry("source.test"), world.registry("target.test")
+    index = Seed(8).index(platforms=("linux/amd64",)).load_into(source.app, "app", tag="v1")
+    source.app.amend = wrong(change, times, by_digest=by_digest)
+    ran = await world.copy(source, target)
+    asked = [
+        entry
+        for entry in source.journal.matching("GET", "manifest")
+        if (":" in entry.reference) is by_digest
+    ]
+    assert len(asked) == 2
+    before = {entry.connection for entry in source.journal.entries if entry is not asked[1]}
+    after = [entry for entry in source.journal.entries if entry.number > asked[1].number]
+    before -= {entry.connection for entry in after}
+    assert asked[1].connection not in before
+    if times == 1:
+        assert ran.statuses() == ["synced"], ran.err
+        assert held(target, "app", index)
+    else:
         assert only(ran.images)["error"]["code"] == "CONTENT_ERROR"
-        assert source.journal.count("GET", "manifest") == 1
+
+
+async def test_what_has_its_digest_and_is_no_manifest_is_asked_for_once(world: Virtual) -> None:
+    source, target = world.registry("source.test"), world.registry("target.test")
+    app = source.app
+    assert isinstance(app, App)
+    load(source, 10)
+    app.amend = wrong(lambda _: b'{"schemaVersion": 2}', 9, by_digest=False)
+    app.faults.on("GET", "manifest").lie(headers={"Docker-Content-Digest": None})
+    ran = await world.copy(source, target)
+    assert only(ran.images)["error"]["code"] == "CONTENT_ERROR"
+    assert source.journal.count("GET", "manifest") == 1

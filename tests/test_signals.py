@@ -84,86 +84,93 @@ def check_left(ran: Ran, number: signal.Signals = signal.SIGTERM) -> None:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_signal_ends_what_only_asks_at_once(
-    tmp_path: Path, number: signal.Signals, side: str, method: str, kind: str, how: str
+    world: Virtual,
+    tmp_path: Path,
+    number: signal.Signals,
+    side: str,
+    method: str,
+    kind: str,
+    how: str,
 ) -> None:
-    async with virtual() as world:
-        source, target = ends(world)
-        images = [
-            Seed(n).image(sizes=(9000,)).load_into(source.app, "app", tag=f"v{n}") for n in range(3)
-        ]
-        Seed(9).image().load_into(target.app, "app", "v0", "v1", "v2")
-        rule = (source if side == "source" else target).app.faults.on(method, kind)
-        if how == "stalls":
-            rule.stall()
-        elif how == "is ill":
-            rule.status(503, retry_after=30)
-        else:
-            rule.status(429, retry_after=200)
-        file = written(tmp_path, {"from": "app", "tags": tags("v*")})
-        async with stopped_at(7.0, number=number):
-            ran = await world.run("sync", "--json", "-q", "-c", file)
-        check_left(ran, number)
-        assert ran.seconds == pytest.approx(7.0, abs=0.01)
-        assert not target.journal.count("POST") + target.journal.count("PUT")
-        await again(world, file)
-        assert all(held(target, "app", image) for image in images)
+    source, target = ends(world)
+    images = [
+        Seed(n).image(sizes=(9000,)).load_into(source.app, "app", tag=f"v{n}") for n in range(3)
+    ]
+    Seed(9).image().load_into(target.app, "app", "v0", "v1", "v2")
+    rule = (source if side == "source" else target).app.faults.on(method, kind)
+    if how == "stalls":
+        rule.stall()
+    elif how == "is ill":
+        rule.status(503, retry_after=30)
+    else:
+        rule.status(429, retry_after=200)
+    file = written(tmp_path, {"from": "app", "tags": tags("v*")})
+    async with stopped_at(7.0, number=number):
+        ran = await world.run("sync", "--json", "-q", "-c", file)
+    check_left(ran, number)
+    assert ran.seconds == pytest.approx(7.0, abs=0.01)
+    assert not target.journal.count("POST") + target.journal.count("PUT")
+    await again(world, file)
+    assert all(held(target, "app", image) for image in images)
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("command", ["copy", "sync --dry-run", "analyze"])
-async def test_so_do_a_copy_and_what_changes_nothing(tmp_path: Path, command: str) -> None:
-    async with virtual() as world:
-        source, target = ends(world)
-        Seed(1).image().load_into(source.app, "app", tag="v1")
-        source.app.faults.on("GET", "manifest").stall()
-        async with stopped_at(3.0):
-            if command == "copy":
-                ran = await world.copy(source, target)
-            else:
-                file = written(tmp_path, {"from": "app", "tags": tags("v1")})
-                ran = await world.run(*command.split(), "--json", "-q", "-c", file)
-        assert ran.status == 128 + signal.SIGTERM
-        assert ran.seconds == pytest.approx(3.0, abs=0.01)
+async def test_so_do_a_copy_and_what_changes_nothing(
+    world: Virtual, tmp_path: Path, command: str
+) -> None:
+    source, target = ends(world)
+    Seed(1).image().load_into(source.app, "app", tag="v1")
+    source.app.faults.on("GET", "manifest").stall()
+    async with stopped_at(3.0):
+        if command == "copy":
+            ran = await world.copy(source, target)
+        else:
+            file = written(tmp_path, {"from": "app", "tags": tags("v1")})
+            ran = await world.run(*command.split(), "--json", "-q", "-c", file)
+    assert ran.status == 128 + signal.SIGTERM
+    assert ran.seconds == pytest.approx(3.0, abs=0.01)
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.provokes("manifest_names_absent")
-async def test_an_image_that_starts_again_behind_a_signal_asks_nothing_new(tmp_path: Path) -> None:
+async def test_an_image_that_starts_again_behind_a_signal_asks_nothing_new(
+    world: Virtual, tmp_path: Path
+) -> None:
     """The questions that wait would be asked by a worker that no signal has cancelled."""
-    async with virtual() as world:
-        source, target = ends(world)
-        seed = Seed(1)
-        layer = seed.layer(9000)
-        seed.image(layers=[layer]).load_into(source.app, "app", tag="a1")
-        state = {"global": {"cache_dir": str(tmp_path / "state")}}
-        file = written(tmp_path, {"from": "app", "tags": tags("*")}, **state)
-        await again(world, file)
+    source, target = ends(world)
+    seed = Seed(1)
+    layer = seed.layer(9000)
+    seed.image(layers=[layer]).load_into(source.app, "app", tag="a1")
+    state = {"global": {"cache_dir": str(tmp_path / "state")}}
+    file = written(tmp_path, {"from": "app", "tags": tags("*")}, **state)
+    await again(world, file)
 
-        del target.app.repositories["app"].blobs[digest_of(layer)]
-        source.app.repositories["app"].tags.clear()
-        images = [seed.image(layers=[layer], architecture=name) for name in ("arm64", "s390x")]
-        images[0].load_into(source.app, "app", tag="a2")
-        for number in range(20):
-            images[1].load_into(source.app, "app", tag=f"z{number}")
-        source.app.faults.on("GET", "manifest", reference="z*").stall()
+    del target.app.repositories["app"].blobs[digest_of(layer)]
+    source.app.repositories["app"].tags.clear()
+    images = [seed.image(layers=[layer], architecture=name) for name in ("arm64", "s390x")]
+    images[0].load_into(source.app, "app", tag="a2")
+    for number in range(20):
+        images[1].load_into(source.app, "app", tag=f"z{number}")
+    source.app.faults.on("GET", "manifest", reference="z*").stall()
 
-        asked = []
+    asked = []
 
-        async def stop(request: Request) -> None:
-            if request.method == "PUT" and request.kind == "manifest":
-                target.app.intercept = None
-                asked.append(source.journal.count("GET", "manifest"))
-                signal.raise_signal(signal.SIGTERM)
-                await anyio.sleep(1)
+    async def stop(request: Request) -> None:
+        if request.method == "PUT" and request.kind == "manifest":
+            target.app.intercept = None
+            asked.append(source.journal.count("GET", "manifest"))
+            signal.raise_signal(signal.SIGTERM)
+            await anyio.sleep(1)
 
-        target.app.intercept = stop
-        check_left(await world.run("sync", "--json", "-q", "-c", file))
-        target.journal.matching("PUT", "manifest", status=400).exactly(1)
-        source.journal.matching("GET", "manifest").exactly(only(asked))
-        await again(world, file)
-        assert all(held(target, "app", image) for image in images)
+    target.app.intercept = stop
+    check_left(await world.run("sync", "--json", "-q", "-c", file))
+    target.journal.matching("PUT", "manifest", status=400).exactly(1)
+    source.journal.matching("GET", "manifest").exactly(only(asked))
+    await again(world, file)
+    assert all(held(target, "app", image) for image in images)
 
 
 @pytest.mark.anyio
@@ -198,55 +205,54 @@ async def test_a_late_look_at_artifacts_is_cut_off_too(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("wait", [60, 250])
 async def test_a_transfer_that_waits_for_a_registry_is_left_when_nothing_else_goes_on(
-    tmp_path: Path, method: str, kind: str, wait: int
+    world: Virtual, tmp_path: Path, method: str, kind: str, wait: int
 ) -> None:
-    async with virtual() as world:
-        source, target = ends(world)
-        image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
-        faults = (source if method == "GET" else target).app.faults
-        faults.on(method, kind).status(429 if wait > 60 else 503, retry_after=wait)
-        file = written(tmp_path, {"from": "app", "tags": tags("v1")})
-        async with stopped_at(20.0):
-            ran = await world.run("sync", "--json", "-q", "-c", file)
-        check_left(ran)
-        assert ran.seconds < 20.0 + 5
-        await again(world, file)
-        assert held(target, "app", image)
+    source, target = ends(world)
+    image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
+    faults = (source if method == "GET" else target).app.faults
+    faults.on(method, kind).status(429 if wait > 60 else 503, retry_after=wait)
+    file = written(tmp_path, {"from": "app", "tags": tags("v1")})
+    async with stopped_at(20.0):
+        ran = await world.run("sync", "--json", "-q", "-c", file)
+    check_left(ran)
+    assert ran.seconds < 20.0 + 5
+    await again(world, file)
+    assert held(target, "app", image)
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_manifest_put_in_a_short_back_off_is_put_again(tmp_path: Path) -> None:
-    async with virtual() as world:
-        source, target = ends(world)
-        image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
-        target.app.faults.on("PUT", "manifest").first().delay(5).status(503, retry_after=1)
-        async with stopped_at(4.0):
-            ran = await world.copy(source, target)
-        assert (ran.status, ran.statuses()) == (0, ["synced"])
-        assert held(target, "app", image)
-        assert target.app.tags("app") == {"v1": image.top}
+async def test_a_manifest_put_in_a_short_back_off_is_put_again(
+    world: Virtual, tmp_path: Path
+) -> None:
+    source, target = ends(world)
+    image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
+    target.app.faults.on("PUT", "manifest").first().delay(5).status(503, retry_after=1)
+    async with stopped_at(4.0):
+        ran = await world.copy(source, target)
+    assert (ran.status, ran.statuses()) == (0, ["synced"])
+    assert held(target, "app", image)
+    assert target.app.tags("app") == {"v1": image.top}
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_images_that_have_not_begun_do_not_begin(tmp_path: Path) -> None:
+async def test_images_that_have_not_begun_do_not_begin(world: Virtual, tmp_path: Path) -> None:
     """Eight images wait to mount what one brings: it ends, and none of them starts."""
-    async with virtual() as world:
-        source, target = ends(world, up=Link(bandwidth=10_000))
-        image = Seed(1).image(sizes=(60_000,))
-        for n in range(8):
-            image.load_into(source.app, f"app-{n}", tag="v1")
-        file = written(tmp_path, *({"from": f"app-{n}", "tags": tags("v1")} for n in range(8)))
-        async with stopped_at(3.0):
-            ran = await world.run("sync", "--json", "-q", "-c", file)
-        check_left(ran)
-        assert ran.statuses() == ["synced"]
-        assert target.journal.count("PUT", "manifest") == 1
-        assert target.journal.count("POST") == 2
-        ran = await again(world, file)
-        assert sorted(ran.statuses()) == ["skipped", *["synced"] * 7]
-        assert ran.totals["bytes"] == 0
+    source, target = ends(world, up=Link(bandwidth=10_000))
+    image = Seed(1).image(sizes=(60_000,))
+    for n in range(8):
+        image.load_into(source.app, f"app-{n}", tag="v1")
+    file = written(tmp_path, *({"from": f"app-{n}", "tags": tags("v1")} for n in range(8)))
+    async with stopped_at(3.0):
+        ran = await world.run("sync", "--json", "-q", "-c", file)
+    check_left(ran)
+    assert ran.statuses() == ["synced"]
+    assert target.journal.count("PUT", "manifest") == 1
+    assert target.journal.count("POST") == 2
+    ran = await again(world, file)
+    assert sorted(ran.statuses()) == ["skipped", *["synced"] * 7]
+    assert ran.totals["bytes"] == 0
 
 
 # What can end.
@@ -254,49 +260,46 @@ async def test_images_that_have_not_begun_do_not_begin(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_stream_that_ends_in_time_ends_and_the_others_are_dropped(tmp_path: Path) -> None:
+async def test_a_stream_that_ends_in_time_ends_and_the_others_are_dropped(
+    world: Virtual, tmp_path: Path
+) -> None:
     """Both share a line."""
-    async with virtual() as world:
-        source, target = ends(world, up=Link(bandwidth=20_000))
-        small = Seed(1).image(sizes=(180_000,)).load_into(source.app, "small", tag="v1")
-        Seed(2).image(sizes=(2_000_000,)).load_into(source.app, "large", tag="v1")
-        file = written(
-            tmp_path, *({"from": name, "tags": tags("v1")} for name in ("large", "small"))
-        )
-        async with stopped_at(5.0):
-            ran = await world.run("sync", "--json", "-q", "-c", file)
-        check_left(ran)
-        assert ran.statuses() == ["synced"]
-        assert ran.seconds == pytest.approx(5 + DRAIN_SECONDS, abs=0.01)
-        assert held(target, "small", small)
-        assert target.app.tags("large") == {}
-        await again(world, file)
+    source, target = ends(world, up=Link(bandwidth=20_000))
+    small = Seed(1).image(sizes=(180_000,)).load_into(source.app, "small", tag="v1")
+    Seed(2).image(sizes=(2_000_000,)).load_into(source.app, "large", tag="v1")
+    file = written(tmp_path, *({"from": name, "tags": tags("v1")} for name in ("large", "small")))
+    async with stopped_at(5.0):
+        ran = await world.run("sync", "--json", "-q", "-c", file)
+    check_left(ran)
+    assert ran.statuses() == ["synced"]
+    assert ran.seconds == pytest.approx(5 + DRAIN_SECONDS, abs=0.01)
+    assert held(target, "small", small)
+    assert target.app.tags("large") == {}
+    await again(world, file)
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_stream_that_ends_in_time_is_not_dropped(tmp_path: Path) -> None:
-    async with virtual() as world:
-        source, target = ends(world, up=Link(bandwidth=40_000))
-        image = Seed(1).image(sizes=(1_000_000,)).load_into(source.app, "app", tag="v1")
-        async with stopped_at(5.0):
-            ran = await world.copy(source, target)
-        assert (ran.status, ran.statuses()) == (0, ["synced"])
-        assert 20 < ran.seconds < 5 + DRAIN_SECONDS
-        assert held(target, "app", image)
+async def test_a_stream_that_ends_in_time_is_not_dropped(world: Virtual, tmp_path: Path) -> None:
+    source, target = ends(world, up=Link(bandwidth=40_000))
+    image = Seed(1).image(sizes=(1_000_000,)).load_into(source.app, "app", tag="v1")
+    async with stopped_at(5.0):
+        ran = await world.copy(source, target)
+    assert (ran.status, ran.statuses()) == (0, ["synced"])
+    assert 20 < ran.seconds < 5 + DRAIN_SECONDS
+    assert held(target, "app", image)
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_stall_lasts_as_long_as_a_drain(tmp_path: Path) -> None:
-    async with virtual() as world:
-        source, target = ends(world)
-        Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
-        target.app.faults.on("PUT", "manifest").stall()
-        async with stopped_at(5.0):
-            ran = await world.copy(source, target)
-        check_left(ran)
-        assert ran.seconds == pytest.approx(5 + DRAIN_SECONDS, abs=0.01)
+async def test_a_stall_lasts_as_long_as_a_drain(world: Virtual, tmp_path: Path) -> None:
+    source, target = ends(world)
+    Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
+    target.app.faults.on("PUT", "manifest").stall()
+    async with stopped_at(5.0):
+        ran = await world.copy(source, target)
+    check_left(ran)
+    assert ran.seconds == pytest.approx(5 + DRAIN_SECONDS, abs=0.01)
 
 
 # At once.
@@ -306,27 +309,26 @@ async def test_a_stall_lasts_as_long_as_a_drain(tmp_path: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(
-    tmp_path: Path, number: signal.Signals
+    world: Virtual, tmp_path: Path, number: signal.Signals
 ) -> None:
-    async with virtual() as world:
-        source, target = ends(world, up=Link(bandwidth=10_000))
-        image = Seed(1).image(sizes=(10_000, 200_000)).load_into(source.app, "app", tag="v1")
-        file = written(tmp_path, {"from": "app", "tags": tags("v1")})
-        async with stopped_at(10.0, 11.0, number=number):
-            ran = await world.run("sync", "--json", "-q", "-c", file)
-        check_left(ran, number)
-        assert ran.seconds == pytest.approx(11.0, abs=0.01)
-        assert entries(tmp_path / ".regsync") > 0
-        assert not (tmp_path / ".regsync" / "state.db-journal").exists()
-        assert isinstance(target.app, App)
-        there = [digest for digest in image.blobs if target.app.blob("app", digest) is not None]
-        assert len(there) == 2, "the config and the small layer"
-        await again(world, file)
-        assert target.journal.count("PUT", "upload") == 1, (
-            "what was answered is not asked for, the rest is brought"
-        )
-        assert target.journal.count("HEAD", "blob") <= 1
-        assert held(target, "app", image)
+    source, target = ends(world, up=Link(bandwidth=10_000))
+    image = Seed(1).image(sizes=(10_000, 200_000)).load_into(source.app, "app", tag="v1")
+    file = written(tmp_path, {"from": "app", "tags": tags("v1")})
+    async with stopped_at(10.0, 11.0, number=number):
+        ran = await world.run("sync", "--json", "-q", "-c", file)
+    check_left(ran, number)
+    assert ran.seconds == pytest.approx(11.0, abs=0.01)
+    assert entries(tmp_path / ".regsync") > 0
+    assert not (tmp_path / ".regsync" / "state.db-journal").exists()
+    assert isinstance(target.app, App)
+    there = [digest for digest in image.blobs if target.app.blob("app", digest) is not None]
+    assert len(there) == 2, "the config and the small layer"
+    await again(world, file)
+    assert target.journal.count("PUT", "upload") == 1, (
+        "what was answered is not asked for, the rest is brought"
+    )
+    assert target.journal.count("HEAD", "blob") <= 1
+    assert held(target, "app", image)
 
 
 @pytest.mark.anyio

@@ -26,7 +26,7 @@ from conformance.messages import Answer, Request, Response, error
 from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth, TokenService
 from conformance.server.sockets import Server
-from tests.ends import ROOT, Ran, Start, held, only, run_regsync, started, virtual
+from tests.ends import ROOT, Ran, Start, Virtual, held, only, run_regsync, started
 
 SECRET = "Xyzzy-0pen-Sesame"
 SIGNATURE = f"sha256-{'a' * 64}.sig"
@@ -338,22 +338,21 @@ def test_an_interrupt_ends_a_listing_with_130(source: Server) -> None:
     ],
 )
 async def test_every_form_of_a_reference_is_the_registry_that_it_names(
-    host: str, port: int, scheme: str, written: str, repository: str
+    world: Virtual, host: str, port: int, scheme: str, written: str, repository: str
 ) -> None:
-    async with virtual() as world:
-        source = world.listen(App(), host, port=port, scheme=scheme)
-        target = world.registry("target.test")
-        image = Seed(5).image().load_into(source.app, repository, "latest", "v1")
-        listed = await world.run("tags", written)
-        assert (listed.status, listed.out.split(), listed.err) == (0, ["latest", "v1"], "")
-        config = json.dumps({"registries": {"t": {"url": "http://target.test"}}, "mappings": []})
-        forms = {written: "latest", f"{written}:v1": "v1", f"{written}@{image.top}": None}
-        for number, (form, tag) in enumerate(forms.items()):
-            to = f"target.test/copy{number}"
-            ran = await world.run("copy", "--no-artifacts", "-c", "-", form, to, stdin=config)
-            assert (ran.status, ran.err) == (0, "")
-            assert held(target, f"copy{number}", image)
-            assert list(target.app.tags(f"copy{number}")) == ([tag] if tag else [])
+    source = world.listen(App(), host, port=port, scheme=scheme)
+    target = world.registry("target.test")
+    image = Seed(5).image().load_into(source.app, repository, "latest", "v1")
+    listed = await world.run("tags", written)
+    assert (listed.status, listed.out.split(), listed.err) == (0, ["latest", "v1"], "")
+    config = json.dumps({"registries": {"t": {"url": "http://target.test"}}, "mappings": []})
+    forms = {written: "latest", f"{written}:v1": "v1", f"{written}@{image.top}": None}
+    for number, (form, tag) in enumerate(forms.items()):
+        to = f"target.test/copy{number}"
+        ran = await world.run("copy", "--no-artifacts", "-c", "-", form, to, stdin=config)
+        assert (ran.status, ran.err) == (0, "")
+        assert held(target, f"copy{number}", image)
+        assert list(target.app.tags(f"copy{number}")) == ([tag] if tag else [])
 
 
 SHORT = [

@@ -17,7 +17,7 @@ from _regsync.config.model import Registry
 from _regsync.registry.transport import Transport
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Link
-from tests.ends import held, tags, virtual
+from tests.ends import Virtual, held, tags
 from tests.watching import Scene, Step, lines, scene, tellers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -380,29 +380,28 @@ async def test_a_first_cycle_in_which_not_all_fails_makes_ready(
 
 
 async def test_a_cycle_is_ill_when_nothing_moves_and_not_when_it_is_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told_by = tellers(monkeypatch)
-    async with virtual() as world:
-        stage = Scene(world, tmp_path)
-        slow = world.registry("slow.test", up=Link(bandwidth=2000), down=Link(bandwidth=2000))
-        stage.seed.image(sizes=(4_000_000,)).load_into(slow.app, "app", tag="v1")
-        stage.write(
-            {"from": "app", "source": "slow", "tags": tags("v1")},
-            registries={"slow": "http://slow.test"},
-        )
-        states: list[bool] = []
+    stage = Scene(world, tmp_path)
+    slow = world.registry("slow.test", up=Link(bandwidth=2000), down=Link(bandwidth=2000))
+    stage.seed.image(sizes=(4_000_000,)).load_into(slow.app, "app", tag="v1")
+    stage.write(
+        {"from": "app", "source": "slow", "tags": tags("v1")},
+        registries={"slow": "http://slow.test"},
+    )
+    states: list[bool] = []
 
-        async def look() -> None:
-            for _ in range(15):
-                states.append(told_by[0]("/healthz")[0] == 200)
-                await anyio.sleep(60)
-            slow.fail("silent")
-            for _ in range(25):
-                await anyio.sleep(60)
-                states.append(told_by[0]("/healthz")[0] == 200)
-            slow.recover()
+    async def look() -> None:
+        for _ in range(15):
+            states.append(told_by[0]("/healthz")[0] == 200)
+            await anyio.sleep(60)
+        slow.fail("silent")
+        for _ in range(25):
+            await anyio.sleep(60)
+            states.append(told_by[0]("/healthz")[0] == 200)
+        slow.recover()
 
-        await stage.watch(look, interval=120, idle=3600.0, slow_window=36000.0)
-        assert all(states[:29])
-        assert not any(states[31:])
+    await stage.watch(look, interval=120, idle=3600.0, slow_window=36000.0)
+    assert all(states[:29])
+    assert not any(states[31:])
