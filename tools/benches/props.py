@@ -19,13 +19,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import importlib
 import json
 import re
 import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from tools.benches.runner import ROOT
@@ -304,6 +305,8 @@ def lag(pyz: str, arguments: Sequence[str]) -> int:
     ticks; `wall_ms` has in it what the system gave to others meanwhile.
     """
     sys.path[:0] = ["{}/cp{}{}".format(pyz, *sys.version_info[:2]), pyz]
+    with suppress(ImportError):  # there is no tree for this interpreter
+        importlib.import_module("tree_importer")  # as the file itself does when it starts
     import anyio
 
     import regsync

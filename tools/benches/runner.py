@@ -246,7 +246,7 @@ class Figure(NamedTuple):
         if self.goal is not None:
             verdict = "met" if self.is_met else "NOT MET"
         number = f"{self.value:9.2f} {self.unit:<15}"
-        return f"  {self.name:<22} {number} {wanted:<14} {verdict:<8} {self.detail}".rstrip()
+        return f"  {self.name:<26} {number} {wanted:<14} {verdict:<8} {self.detail}".rstrip()
 
 
 def print_figures(figures: Iterable[Figure], *, as_json: bool = False) -> None:
