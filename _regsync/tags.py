@@ -83,23 +83,24 @@ def _parse_glob(pattern: str) -> _Pattern:
         raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
 
     tokens: list[_Token] = []
-    depth = 0  # of alternatives
+    depth = 0  # how many alternatives are open
     for match in _WRITTEN_TOKEN.finditer(pattern):
-        token = _token(pattern, match, depth)
+        token = _token(pattern, match, depth)  # ValueError for a '}' that closes nothing
         if token is _Mark.OPEN:
             depth += 1
         elif token is _Mark.CLOSE:
             depth -= 1
         tokens.append(token)
-    if depth:
+    if depth > 0:
         raise ValueError(f"{pattern!r} has a '{{' without '}}'")
 
     tokens = _with_texts_joined(tokens)
-    if len(tokens) > 1 or not isinstance(tokens[0], str):
+    has_wildcards = any(not isinstance(token, str) for token in tokens)
+    if has_wildcards:
         return _Pattern(tuple(tokens), literal=None)
 
     # The literal will stand in a request as it is (docs/design.md section 5).
-    literal = tokens[0]
+    literal = "".join(map(str, tokens))
     if not is_tag(literal):
         raise ValueError(
             f"{literal!r} can never be a tag: letters, digits and . _ - only, 128 at most"

@@ -201,7 +201,7 @@ def test_what_is_too_old_is_removed_from_the_file(tmp_path: Path) -> None:
             state.put_snapshot(name, SnapshotEntry(moment, Snapshot(key, key)))
             state.put_artifact_check(name, ArtifactCheck(moment, 1, 1, b""))
             state.put_fact("host", Fact("mounts", str(moment), True, moment))
-        state.sweep(9, oldest=5, oldest_look=5, oldest_fact=5)
+        state.sweep(9, entries_before=5, looks_before=5, facts_before=5)
         assert state.swept == 9
     assert {table: len(found) for table, found in rows(tmp_path).items()} == dict.fromkeys(
         ("blob", "manifest", "snapshot", "look", "fact", "swept"), 1

@@ -255,11 +255,11 @@ def test_what_is_too_old_is_swept_once_a_day(monkeypatch: pytest.MonkeyPatch) ->
     known(archive, NOW + 3 * DAY, ttl=0).finish()
     assert [moment for moment, _ in swept] == [NOW, NOW + DAY + 1, NOW + 3 * DAY]
     assert swept[0][1] == {
-        "oldest": NOW - 7 * DAY,
-        "oldest_look": NOW - 400 * DAY,
-        "oldest_fact": NOW - DAY,
+        "entries_before": NOW - 7 * DAY,
+        "looks_before": NOW - 400 * DAY,
+        "facts_before": NOW - DAY,
     }
-    assert swept[2][1]["oldest"] == 0
+    assert swept[2][1]["entries_before"] == 0
 
 
 @pytest.mark.parametrize("name", ["a b", "a&digest=x", "a\r\nX: y", "A", "", "a/../b", "\ufffd"])

@@ -254,7 +254,9 @@ async def test_an_hour_in_which_a_failure_only_repeats_is_not_said_to_be_well(
     async with scene(tmp_path) as stage:
         stage.write({"from": "none", "tags": tags("*")})
         ran = await stage.watch(*[None] * 7, interval=600, more=("-v",))
-        assert [line[:26] for line in lines(ran, "cycle 7: ")] == ["debug: nothing new; cycle "]
+        assert [line[:34] for line in lines(ran, "cycle 7: ")] == [
+            "debug: the same images fail; cycle"
+        ]
         assert not lines(ran, "all is well")
 
 

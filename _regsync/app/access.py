@@ -51,7 +51,7 @@ async def check(config: Config, console: Console) -> int:
             transport.prepare(registry)
         discovery = Discovery(transport, Knowledge())
         # One iterator, from which each of the tasks below takes its next repository.
-        repositories = iter([discovery.connect(*place, side) for place, side in places.items()])
+        repositories = iter([discovery.open_remote(*place, side) for place, side in places.items()])
         access_check = AccessCheck(transport)
 
         async def work() -> None:

@@ -309,19 +309,21 @@ class Watch:
             "images": report.totals()["images"],
         }
         status = self._health.status
-        if status == "starting" and cycle["exit_status"] in (0, 1):
+        # 0: all is well, 1: some images failed. Either way the configuration serves.
+        has_run = cycle["exit_status"] in (0, 1)
+        if status == "starting" and has_run:
             status = "ready"
-        self._health = self._health._replace(status=status, cycle=cycle, due=now + self._interval)
+        next_cycle = now + self._interval
+        self._health = self._health._replace(status=status, cycle=cycle, due=next_cycle)
 
         text = f"cycle {self._number}: {'; '.join(report.summary(duration))}"
         if self._log.has_news:
+            self._last_sign_of_life = now
             self._console.log("info", "cycle", text, **cycle)
         elif now - self._last_sign_of_life >= QUIET_SECONDS:
-            state = "nothing new" if self._log.failures else "all is well"
+            self._last_sign_of_life = now
+            state = "the same images fail" if self._log.failures else "all is well"
             self._console.log("debug", "quiet", f"{state}; {text}")
-        else:
-            return
-        self._last_sign_of_life = now
 
 
 async def run(

@@ -267,39 +267,40 @@ class Layout:
         return self._folders[algorithm]
 
     def _read_index(self, *, may_be_new: bool) -> Index:
+        """Return what the layout names by `index.json`, or by `index.json.old` where a disk was pulled
+        out. With `may_be_new`, a folder without either is a layout without images.
+        """
         version = self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE)
         body = self._read_file(_INDEX_FILE, LARGEST_INDEX)
-        older = None if body is not None else self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX)
-        if version is None and body is None and older is None and may_be_new:
-            return Index()
-        if version is None:
+        has_index = body is not None or self._has_file(_OLD_INDEX_FILE)
+        is_new = may_be_new and not has_index
+        if version is None and not is_new:
             error = LayoutError(f"{self.shown} is not an image layout: it has no file oci-layout")
             error.hint = "check the path, and whether the disk is mounted"
             raise error
-        _check_version(version)
-        if body is None and older is None:
-            if may_be_new:  # a run was killed before its first images were there
-                return Index()
+        if version is not None:
+            _check_version(version)
+        if is_new:  # a new folder, or a run was killed before its first images were there
+            return Index()
+        if not has_index:
             error = LayoutError(f"{self.shown} is an incomplete image layout: it has no index.json")
             error.hint = "copy the layout again, or name another directory"
             raise error
 
         try:
-            index = parse_index(body if body is not None else b"")
-        except ContentError as error:
-            index = self._read_older_index(error)
-        else:
+            index = parse_index(body) if body is not None else self._read_older_index()
             self._bytes = body or b""
+        except ContentError as error:
+            if body is None or not self._has_file(_OLD_INDEX_FILE):
+                error.hint = "copy the layout again, or name another directory"
+                raise
+            index = self._read_older_index()
         self._stamp = self._stamp_of_index()
         return index
 
-    def _read_older_index(self, error: ContentError) -> Index:
-        """Return what `index.json.old` names: a disk without atomic replacement was pulled out."""
-        older = self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX)
-        if older is None:
-            error.hint = "copy the layout again, or name another directory"
-            raise error
-        index = parse_index(older)
+    def _read_older_index(self) -> Index:
+        """Return what `index.json.old` names."""
+        index = parse_index(self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX) or b"")
         text = f"{self.shown}: index.json cannot be read, index.json.old is used instead"
         self._log("warning", "layout_index", text)
         return index
@@ -319,6 +320,9 @@ class Layout:
                 if size > most:
                     raise ContentError(f"{printable(path)} has {size} bytes, more than {most}")
                 return stream.readall()
+
+    def _has_file(self, name: str) -> bool:
+        return os.path.lexists(os.path.join(self.path, name))
 
     def _stamp_of_index(self) -> _Stamp | None:
         try:

@@ -147,19 +147,19 @@ class Buffers:
     """Memory that bodies are read into: large pieces for the first few, smaller ones for the others."""
 
     def __init__(self) -> None:
-        self._large = 0  # how many large pieces are lent
+        self._large_lent = 0  # large pieces in use
 
     @contextmanager
     def lending(self, size: int) -> Iterator[memoryview]:
-        """Lend memory for one piece of a body of `size` bytes."""
-        if size <= PIECE or self._large == _MOST_LARGE:
+        """Give memory for one piece of a body; the body has `size` bytes, the piece has fewer."""
+        if size <= PIECE or self._large_lent == _MOST_LARGE:
             yield memoryview(bytearray(min(PIECE, size)))
             return
-        self._large += 1
+        self._large_lent += 1
         try:
             yield memoryview(bytearray(min(LARGE_PIECE, size)))
         finally:
-            self._large -= 1
+            self._large_lent -= 1
 
 
 class Response:
@@ -345,7 +345,7 @@ class _Pace:
         self.moved = 0
         self.waited = 0.0
 
-    def check(self, timeouts: Timeouts) -> None:
+    def fail_if_slow(self, timeouts: Timeouts) -> None:
         """Judge each `slow_window` seconds of waiting by themselves; TimedOut when too slow."""
         if self.waited < timeouts.slow_window:
             return
@@ -618,8 +618,11 @@ class Connection:
         return filled
 
     async def _wait_in_body(self, want: int) -> None:
-        """Wait for the stream; TimedOut when the body stands still or was too slow for long."""
-        self._pace.check(self.timeouts)
+        """Wait until the stream can be read or written again, as `want` says.
+
+        TimedOut when nothing moves for `timeouts.idle`, and when the body was too slow before.
+        """
+        self._pace.fail_if_slow(self.timeouts)
         idle = self.timeouts.idle
         began = anyio.current_time()
         try:
@@ -627,8 +630,9 @@ class Connection:
                 await self._stream.wait(want)
         except TimeoutError as error:
             raise TimedOut(f"{self.origin.authority} moved nothing for {idle:g} s") from error
-        self.used_at = anyio.current_time()
-        self._pace.waited += self.used_at - began
+        now = anyio.current_time()
+        self.used_at = now
+        self._pace.waited += now - began
 
 
 @cache

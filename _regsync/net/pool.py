@@ -74,13 +74,19 @@ class Pool:
     def keep(self, connection: Connection) -> None:
         """Keep a connection whose last exchange ended in order."""
         self._idle.append(connection)
-        if len(self._idle) <= min(_IDLE_PER_ORIGIN, _IDLE_IN_ALL):
-            return
+        if len(self._idle) <= _IDLE_PER_ORIGIN:
+            return  # neither bound is passed
 
-        to_origin = [idle for idle in self._idle if idle.origin == connection.origin]
-        for surplus in to_origin[:-_IDLE_PER_ORIGIN] or self._idle[:-_IDLE_IN_ALL]:
-            self._idle.remove(surplus)
-            surplus.close()
+        # The oldest are in front. At most one is too many, as one has come.
+        of_origin = [idle for idle in self._idle if idle.origin == connection.origin]
+        if len(of_origin) > _IDLE_PER_ORIGIN:
+            surplus = of_origin[0]
+        elif len(self._idle) > _IDLE_IN_ALL:
+            surplus = self._idle[0]
+        else:
+            return
+        self._idle.remove(surplus)
+        surplus.close()
 
     def close(self, origin: Origin | None = None) -> None:
         """Close the idle connections to an origin, or all."""

@@ -271,18 +271,24 @@ class StateFile:
         else:
             self._notes.clear()
 
-    def sweep(self, moment: int, *, oldest: int, oldest_look: int, oldest_fact: int) -> None:
-        """See `Archive.sweep`. Entries in memory are written first."""
-        self.commit()
+    def sweep(
+        self, moment: int, *, entries_before: int, looks_before: int, facts_before: int
+    ) -> None:
+        """Remove what is older than each moment (see `Archive.sweep`); the entries in memory are
+        written first.
+        """
+        self.commit()  # which may give the file up
         if self._connection is None or not self.is_kept:
             return
         connection = self._connection
         try:
             with _committing(connection):
                 for table in ("blob", "manifest", "snapshot"):
-                    connection.execute(f"DELETE FROM {table} WHERE confirmed < ?", (oldest,))
-                connection.execute("DELETE FROM look WHERE last < ?", (oldest_look,))
-                connection.execute("DELETE FROM fact WHERE learnt < ?", (oldest_fact,))
+                    connection.execute(
+                        f"DELETE FROM {table} WHERE confirmed < ?", (entries_before,)
+                    )
+                connection.execute("DELETE FROM look WHERE last < ?", (looks_before,))
+                connection.execute("DELETE FROM fact WHERE learnt < ?", (facts_before,))
                 connection.execute("INSERT OR REPLACE INTO swept VALUES (1, ?)", (moment,))
         except sqlite3.Error as error:
             self._on_write_error(error)

@@ -186,9 +186,11 @@ class Archive(Protocol):
 
     def put_fact(self, host: str, fact: Fact) -> None: ...
 
-    def sweep(self, moment: int, *, oldest: int, oldest_look: int, oldest_fact: int) -> None:
-        """Remove artifact checks last looked at before `oldest_look`, facts learnt before
-        `oldest_fact`, other entries confirmed before `oldest`. Set `swept` to `moment`.
+    def sweep(
+        self, moment: int, *, entries_before: int, looks_before: int, facts_before: int
+    ) -> None:
+        """Remove artifact checks last looked at before `looks_before`, facts learnt before
+        `facts_before`, other entries confirmed before `entries_before`. Set `swept` to `moment`.
         """
 
 
@@ -264,7 +266,9 @@ class Notes:
     def put_fact(self, host: str, fact: Fact) -> None:
         self.facts[host][fact.name, fact.segment] = fact
 
-    def sweep(self, moment: int, *, oldest: int, oldest_look: int, oldest_fact: int) -> None:
+    def sweep(
+        self, moment: int, *, entries_before: int, looks_before: int, facts_before: int
+    ) -> None:
         """Remove nothing: this process has put all entries."""
         self.swept = moment
 
@@ -851,9 +855,9 @@ class Knowledge:
         if not self._is_young(self._archive.swept, _SWEEP_SECONDS):
             self._archive.sweep(
                 now,
-                oldest=now - int(self._ttl) if self._ttl else 0,
-                oldest_look=now - _LONGEST_LOOK_SECONDS,
-                oldest_fact=now - _FACTS_SECONDS,
+                entries_before=now - int(self._ttl) if self._ttl else 0,
+                looks_before=now - _LONGEST_LOOK_SECONDS,
+                facts_before=now - _FACTS_SECONDS,
             )
 
     def _renew(self, where: RepositoryKey, root: bytes) -> None:

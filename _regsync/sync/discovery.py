@@ -76,18 +76,22 @@ class Once(Generic[_T]):
         self._end: anyio.Event | None = None
 
     async def get(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the answer, or raise the SyncError; only the first asker's `ask` is called."""
-        while not self.answer and self._error is None:
-            if not self._is_under_way:
+        """Return the answer, or raise the SyncError. `ask` is called unless another asker's has been."""
+        # An asker may wait several times: each time the one who asks may be cancelled.
+        while len(self.answer) == 0 and self._error is None:
+            if self._is_under_way:
+                await self._wait_for_end()
+            else:
                 await self._ask(ask)
-                continue
-            if self._end is None:
-                self._end = anyio.Event()
-            await self._end.wait()
 
         if self._error is not None:
             raise self._error
         return self.answer[0]
+
+    async def _wait_for_end(self) -> None:
+        if self._end is None:
+            self._end = anyio.Event()
+        await self._end.wait()
 
     async def _ask(self, ask: Callable[[], Awaitable[_T]]) -> None:
         self._is_under_way = True
@@ -264,7 +268,7 @@ class Discovery:
 
         # By registry, name, and whether it is a source.
         self._repositories: dict[tuple[Registry, str, bool], Repository] = {}
-        # The clients of registries, each once.
+        # The clients of registries, each once, for `keep_logins`.
         self._hosts: dict[RegistryClient, None] = {}
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
         # By target repository, the tags that `target_tags` returns.
@@ -287,20 +291,21 @@ class Discovery:
         """Return a repository, the same object each time."""
         key = (registry, name, side is Side.SOURCE)
         if key not in self._repositories:
-            open_repository = self._layouts.repository if registry.is_layout else self.connect
+            open_repository = self._layouts.repository if registry.is_layout else self.open_remote
             self._repositories[key] = open_repository(registry, name, side)
         return self._repositories[key]
 
     def source_of(self, mapping: MappingRule) -> Repository:
         return self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
 
-    def connect(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
-        """Return a repository of a registry, a new object each time."""
+    def open_remote(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
+        """Return a repository of a registry, a new object each time. No request is made."""
         host = self._transport.host(registry, name)
         repository = RemoteRepository(
             self._transport, host, name, side, reads_only=self._reads_only
         )
-        # What an earlier run learnt of the host's logins saves the bare request (rule 1).
+        # The challenge that an earlier run got saves the request that would ask for it (rule 1). What
+        # this run has learnt already is not replaced.
         host.authenticator.restore(self._knowledge.host(host.key).login)
         host.authenticator.plan_scope(repository.api_name, repository.rights)
         self._hosts[host] = None

@@ -482,6 +482,7 @@ class Staging:
     async def _pull_into_file(self, blob: Descriptor, read: Reader) -> None:
         if self._failed is not None:
             raise self._failed.without_place()
+        # A blob that is too large fails alone; a disk that fails, fails all that come later.
         self._make_room_on_disk(blob)
 
         self._incoming_size += blob.size

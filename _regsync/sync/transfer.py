@@ -420,19 +420,22 @@ class BlobTransfer:
         return self._knowledge.mount_source(copy.target.pool, copy.blob.digest)
 
     async def _mount_or_start(self, copy: _Copy, mount_from: str) -> BlobResult | None:
-        """Mount the blob; the answer to a refused mount is an open session (rule 10)."""
+        """Mount the blob; None when it has to be sent. A registry that refuses to mount opens a session
+        in the same answer, and the blob is sent in that one (rule 10).
+        """
         digest = copy.blob.digest
-        where = copy.target.pool
         host = copy.target.host.key
         if await copy.upload.start(mount_from):
             self._knowledge.accept_mount(host)
             return BlobResult.MOUNTED
 
-        self._knowledge.refuse_mount(where, mount_from)
+        self._knowledge.refuse_mount(copy.target.pool, mount_from)
         holder = (host, mount_from)
-        if self._knowledge.is_confirmed(holder, digest):
+        was_seen_in_this_run = self._knowledge.is_confirmed(holder, digest)
+        if was_seen_in_this_run:
             return None
-        # The entry of an earlier run was wrong, so a HEAD decides (docs/specification.md section 7).
+        # An earlier run believed that the blob is there, perhaps wrongly. What it believed of this
+        # target may be wrong as well, so a HEAD asks the target (docs/specification.md section 7).
         self._knowledge.forget(holder, digest)
         return BlobResult.PRESENT if await copy.target.has_blob(copy.blob) else None
 
