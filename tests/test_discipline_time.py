@@ -481,7 +481,7 @@ async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_asked_again(
         seed.image().load_into(app(source), "app", tag=f"v{number}")
     with_token = {"authorization": "Bearer *"}
     early = source.app.faults.on("GET", "manifest", reference="v0", header=with_token)
-    early.first(1).challenge(
+    early.first(1).delay(1).challenge(
         realm="http://source.test/token", service=tokens.service, error="invalid_token"
     )
     late = source.app.faults.on("GET", "manifest", reference="v1", header=with_token)
