@@ -163,7 +163,16 @@ def test_every_command_is_there() -> None:
 def test_every_option_exists_and_every_option_is_named() -> None:
     rules = {f"--{field.name.replace('_', '-')}" for field in SECTIONS["tags"]}
     real = {name for parser in commands().values() for name in options_of(parser)}
-    tools = {"--file", "--python", "--help", "--thorough", "--check", "--cache", "--out"}
+    tools = {
+        "--file",
+        "--order-seed",
+        "--python",
+        "--help",
+        "--thorough",
+        "--check",
+        "--cache",
+        "--out",
+    }
     tools |= {"--into", "--peer", "--table"}
     others = {"-b", "-cf", "-xf", "--quiet", "--oci-layout-path"}
     others |= {
