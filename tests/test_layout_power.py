@@ -69,7 +69,8 @@ class Scene:
 
     def check_cut(self, *, has_old_index: bool) -> None:
         """What a reader finds is old or new, and whole. A layout that was there is not gone."""
-        if not self.was_there and not list(self.disk.glob("index.json*")):
+        indexes = [self.disk / "index.json", self.disk / "index.json.old"]
+        if not self.was_there and not any(index.exists() for index in indexes):
             return
         if has_old_index and not self.is_readable():
             shutil.copy(self.disk / "index.json.old", self.disk / "index.json")
