@@ -160,9 +160,9 @@ def check_outcomes(ran: Ran, places: list[Place], wanted: Wanted) -> None:
 
 
 @pytest.mark.provokes(*NOT_YET, "mount_refused_again", "token_twice", "absent_tag_asked")
-@pytest.mark.provokes(
-    "blob_before_session"
-)  # a run that ends may drop the upload whose start others waited for
+# A run that ends may drop the upload whose start others waited for. Two sources bring one image's
+# signatures to one repository: the list of the first is read again for the second.
+@pytest.mark.provokes("blob_before_session", "own_manifest_asked")
 @NUMBERS
 async def test_a_run_that_is_stopped_ends_in_time_and_the_next_completes_it(
     number: int, tmp_path: Path, ended: list[Noted]
