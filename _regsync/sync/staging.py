@@ -190,7 +190,7 @@ class FilePieces(Pieces):
         for each piece would cost more than the reading. Where the file system cannot tell (tmpfs,
         which has all in memory, or NFS), the speed of the last piece does.
         """
-        if not hasattr(os, "RWF_NOWAIT") or not room:
+        if not (hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")) or not room:
             return None
         try:
             return os.preadv(self._file.fileno(), [room], offset, os.RWF_NOWAIT)
