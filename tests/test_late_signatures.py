@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 import pytest
@@ -18,6 +19,7 @@ from _regsync.state.database import StateFile
 from _regsync.state.knowledge import COMPLETE, COPIED, ArtifactCheck, Knowledge, hashed_key
 from _regsync.sync.artifact_checks import Look, decide_look, flags_after, is_due_without_state
 from _regsync.sync.image import ImageCopy
+from _regsync.sync.referrers import Search
 from conformance.client.attachments import fallback_lists
 from conformance.content.images import Image, Seed, encode
 from conformance.server.memory import Link, Place
@@ -735,3 +737,86 @@ async def test_without_state_one_of_four_runs_a_day_looks(world: Virtual, tmp_pa
         await anyio.sleep(6 * HOUR)
     assert sorted(counts) == [0, 0, 0, 2], "the image, and what is new on it"
     assert stage.holds(late)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("options", [{}, {"referrers_api": False}], ids=["api", "fallback"])
+async def test_a_first_signature_that_comes_late_costs_no_look_at_the_target(
+    world: Virtual, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """The last look found none, and what was not at the source did not come to the target."""
+    stage = Stage(world, tmp_path, **options)
+    assert (await stage.run()).statuses() == ["synced"]
+    late = stage.sign(stage.images[0])
+    await anyio.sleep(6 * MINUTE)
+    assert (await stage.run()).statuses() == ["synced"]
+    assert stage.holds(late)
+    asked = stage.target.journal.matching("HEAD", "manifest")
+    assert late.top not in {each.reference for each in asked}
+
+    # The next one may be there as well as the first, so each target is asked for it.
+    second = stage.sign(stage.images[0])
+    await anyio.sleep(10 * MINUTE)
+    assert (await stage.run()).statuses() == ["synced"]
+    assert stage.holds(second)
+    asked = stage.target.journal.matching("HEAD", "manifest")
+    assert [each.reference for each in asked].count(second.top) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_late_signature_that_somebody_else_brought_is_put_again_unharmed(
+    world: Virtual, tmp_path: Path
+) -> None:
+    stage = Stage(world, tmp_path)
+    assert (await stage.run()).statuses() == ["synced"]
+    late = stage.sign(stage.images[0])
+    late.load_into(stage.target.app, "app")
+    await anyio.sleep(6 * MINUTE)
+    assert (await stage.run()).statuses() == ["synced"]
+    assert stage.holds(late)
+    assert stage.target.journal.count("PUT", "manifest") == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_late_signature_is_looked_for_at_the_target_by_recheck(
+    world: Virtual, tmp_path: Path
+) -> None:
+    stage = Stage(world, tmp_path)
+    assert (await stage.run()).statuses() == ["synced"]
+    late = stage.sign(stage.images[0])
+    late.load_into(stage.target.app, "app")
+    assert (await stage.run(None, "--recheck")).statuses() == ["skipped"]
+    assert stage.target.journal.count("PUT", "manifest") == 0
+
+
+def test_only_what_refers_to_the_image_itself_is_known_to_be_late() -> None:
+    """A target has been asked for the image's own list, not for those of the manifests below it."""
+    search = Search(mock.Mock(), mock.Mock(), top="sha256:a", unsigned_targets=(mock.Mock(),))
+    assert search.targets_without("sha256:a") == search.unsigned_targets
+    assert search.targets_without("sha256:b") == ()
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_tag_of_cosign_that_comes_late_costs_no_look_and_one_that_moves_does(
+    world: Virtual, tmp_path: Path
+) -> None:
+    stage = Stage(world, tmp_path)
+    assert (await stage.run()).statuses() == ["synced"]
+    name = stage.images[0].top.replace(":", "-") + ".sig"
+
+    late = stage.load(stage.seed.image(), name)
+    assert (await stage.run()).statuses() == ["synced"]
+    assert stage.target.app.repositories["app"].tags[name] == late.top
+    asked = stage.target.journal.matching("HEAD", "manifest")
+    assert name not in {each.reference for each in asked}
+
+    moved = stage.load(stage.seed.image(), name)
+    await anyio.sleep(6 * MINUTE)
+    assert (await stage.run()).statuses() == ["synced"]
+    assert stage.target.app.repositories["app"].tags[name] == moved.top
+    asked = stage.target.journal.matching("HEAD", "manifest")
+    assert [each.reference for each in asked].count(name) == 1

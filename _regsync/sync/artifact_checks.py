@@ -9,9 +9,9 @@ Invariants: artifacts that are not known to be complete are always looked at.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from _regsync.state.knowledge import COMPLETE, COPIED, ArtifactCheck
+from _regsync.state.knowledge import COMPLETE, COPIED, ArtifactCheck, hashed_key
 from _regsync.sync.image import ImageCopy
 
 # Seconds after an image was copied: pipelines push, then sign.
@@ -78,6 +78,17 @@ def is_due_without_state(digest: str, now: float) -> bool:
     quarter = int(now) // _QUARTER_OF_A_DAY
     day = quarter // 4
     return (int(digest[-6:], 16) + quarter - day) % 4 == 0
+
+
+def hash_of_list(digests: Iterable[str]) -> bytes:
+    """Return what a check keeps of a source's list of artifacts (`ArtifactCheck.listing_hash`)."""
+    return hashed_key(*sorted(digests))[:8]
+
+
+def found_none(check: ArtifactCheck) -> bool:
+    """Say whether a look that was complete found no artifact that refers to the image itself."""
+    has_tags = check.flags & ~(COMPLETE | COPIED) != 0
+    return check.is_complete and not has_tags and check.listing_hash == hash_of_list(())
 
 
 def flags_after(copy: ImageCopy) -> int:

@@ -19,8 +19,8 @@ from _regsync.layout.layouts import Layouts
 from _regsync.oci.manifest import Descriptor, Manifest, by_digest_alone, referrer_entry
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.knowledge import Knowledge, hashed_key
-from _regsync.sync.artifact_checks import Look, is_due_without_state
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync.artifact_checks import Look, hash_of_list, is_due_without_state
 from _regsync.sync.discovery import Discovery, Named, TagLookup, TargetTag, gather
 from _regsync.sync.image import ImageCopy
 from _regsync.sync.lockfile import Lock, LockedArtifact, LockedImage, source_key
@@ -136,7 +136,7 @@ class LockedReferrers(Referrers):
         if is_there and not artifacts:
             return Look.NONE
 
-        listing_hash = _listing_hash(artifacts)
+        listing_hash = hash_of_list(artifact.digest for artifact in artifacts)
         for copy in usable:
             copy.listing_hash = listing_hash
         if self._recheck or not is_there:
@@ -218,7 +218,10 @@ class LockedReferrers(Referrers):
     async def _look_at_locked(self, search: Search, artifact: LockedArtifact) -> Artifact:
         """Find out which targets lack an artifact."""
         if artifact.tag is None:
-            return _artifact(artifact, await self.look_up_digest(search, artifact.digest))
+            return _artifact(
+                artifact,
+                await self.look_up_digest(search, artifact.digest, absent=search.new_targets),
+            )
         lookup = await self._discovery.look_up(
             search.mapping, artifact.digest, artifact.tag, search.targets, silent=search.new_targets
         )
@@ -251,8 +254,3 @@ def _wanted(
         else:
             refused.add(artifact.digest)
     return wanted
-
-
-def _listing_hash(artifacts: Sequence[LockedArtifact]) -> bytes:
-    """Return what a check keeps of a list of artifacts (`ArtifactCheck.listing_hash`)."""
-    return hashed_key(*sorted(artifact.digest for artifact in artifacts))[:8]

@@ -22,7 +22,14 @@ from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
 from _regsync.state.knowledge import Knowledge, RepositoryKey, digest_like, hashed_key, key_of
-from _regsync.sync.artifact_checks import Look, decide_look, is_due_without_state, look_for_news
+from _regsync.sync.artifact_checks import (
+    Look,
+    decide_look,
+    found_none,
+    hash_of_list,
+    is_due_without_state,
+    look_for_news,
+)
 from _regsync.sync.discovery import Discovery, Once, TagLookup, gather
 from _regsync.sync.image import ImageCopy
 from _regsync.sync.referrer_lists import ReferrerLists
@@ -91,11 +98,22 @@ class Search(NamedTuple):
     new_targets: tuple[Repository, ...] = ()
     # Targets with all artifacts after the last look: what the state says of these is believed.
     complete_targets: tuple[Repository, ...] = ()
+    # The image's digest at the source.
+    top: str = ""
+    # Those of `complete_targets` for which the last look found no artifact of `top`. What is listed
+    # since has come late, so they are not asked for it.
+    unsigned_targets: tuple[Repository, ...] = ()
 
     @property
     def is_filtered(self) -> bool:
         rule = self.mapping.artifacts
         return bool(rule.include or rule.exclude)
+
+    def targets_without(self, subject: str) -> tuple[Repository, ...]:
+        """Return the targets that hold no artifact of a subject, as far as is known."""
+        if subject == self.top:
+            return (*self.new_targets, *self.unsigned_targets)
+        return self.new_targets
 
     def wants(self, types: frozenset[str]) -> bool:
         """Say whether the filters take an artifact of these types."""
@@ -344,12 +362,18 @@ class Referrers:
         complete_copies = [
             copy for copy in copies if copy.already_at_target and copy.last_check.is_complete
         ]
+        unsigned_copies = [copy for copy in complete_copies if found_none(copy.last_check)]
+        if self._recheck:
+            complete_copies = []
+            unsigned_copies = []
         return Search(
             mapping._replace(platforms=None),
             source,
             targets=tuple(copy.target for copy in copies if copy.error is None),
             new_targets=tuple(copy.target for copy in copies if not copy.already_at_target),
-            complete_targets=tuple(copy.target for copy in complete_copies if not self._recheck),
+            complete_targets=tuple(copy.target for copy in complete_copies),
+            top=copies[0].source_digest,
+            unsigned_targets=tuple(copy.target for copy in unsigned_copies),
         )
 
     async def _compare_lists(
@@ -362,7 +386,7 @@ class Referrers:
         if not is_trimmed:
             listed = await self.lists.read(lookup.source, lookup.source_digest)
             digests = [entry.digest for entry in listed.entries]
-        listing_hash = hashed_key(*sorted(digests))[:8]
+        listing_hash = hash_of_list(digests)
 
         for copy in copies:
             copy.listing_hash = listing_hash
@@ -443,7 +467,8 @@ class Referrers:
         """Return the artifacts of one subject, asked for once for all its tags (rule 7)."""
         if len(self._artifacts) > _MOST_KEPT:
             self._artifacts.pop(next(iter(self._artifacts)))
-        targets = (search.targets, search.new_targets, search.complete_targets)
+        absent = search.targets_without(subject)
+        targets = (search.targets, absent, search.complete_targets)
         once = self._artifacts[search.mapping.index, search.is_filtered, targets, subject]
         return await once.get(partial(self._ask_for_artifacts, search, subject))
 
@@ -511,7 +536,9 @@ class Referrers:
             types = types_of(manifest)
         if not search.wants(types):
             return Artifact(subject, entry.digest, entry, None, types)
-        lookup = await self.look_up_digest(search, entry.digest, entry)
+        lookup = await self.look_up_digest(
+            search, entry.digest, entry, absent=search.targets_without(subject)
+        )
         if lookup is None or lookup.tree is None:
             return Artifact(subject, entry.digest, entry, lookup, types)
 
@@ -525,11 +552,17 @@ class Referrers:
         return Artifact(subject, entry.digest, entry, wanted_lookup, types)
 
     async def look_up_digest(
-        self, search: Search, digest: str, expected: Descriptor | None = None
+        self,
+        search: Search,
+        digest: str,
+        expected: Descriptor | None = None,
+        *,
+        absent: Sequence[Repository] = (),
     ) -> TagLookup | None:
         """Look up an artifact by its digest; None where it is known that no target lacks it.
 
-        `expected` is its entry in a list of referrers.
+        `expected` is its entry in a list of referrers. `absent` are targets that are not asked unless
+        the state says that they hold it.
         """
         believed = [
             target for target in search.targets if self._knowledge.is_committed(target.pool, digest)
@@ -542,7 +575,7 @@ class Referrers:
         )
         if not lacking:
             return None
-        silent = [target for target in search.new_targets if target not in believed]
+        silent = [target for target in absent if target not in believed]
         return await self._discovery.look_up(
             search.mapping, digest, digest, lacking, silent=silent, expected=expected
         )
@@ -553,8 +586,9 @@ class Referrers:
         return self._knowledge.is_confirmed(target.pool, digest)
 
     async def _look_at_tag(self, search: Search, subject: str, tag: str) -> Artifact:
+        absent = search.targets_without(subject)
         lookup = await self._discovery.look_up(
-            search.mapping, tag, tag, search.targets, silent=search.new_targets
+            search.mapping, tag, tag, search.targets, silent=absent
         )
         types = frozenset[str]()
         if lookup.tree is not None or search.is_filtered:
