@@ -491,6 +491,7 @@ def test_blobs_that_wait_for_their_source_hold_no_connection_to_the_targets(serv
 
 @pytest.mark.anyio
 async def test_idle_connections_are_bounded_over_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(net_pool, "_IDLE_PER_ORIGIN", 2)
     monkeypatch.setattr(net_pool, "_IDLE_IN_ALL", 3)
     wires = [Wire() for _ in range(5)]
     pool = Pool(lambda origin: pytest.fail("nothing is opened"), Timeouts())
