@@ -29,7 +29,8 @@ from _regsync.tags import select
 from conformance.content.images import Image, Seed
 from conformance.providers.personas import PERSONAS
 from conformance.registry.app import App
-from tests.ends import Start, held, run_regsync
+from conformance.registry.tokens import BasicAuth
+from tests.ends import Start, Virtual, held, run_regsync
 from tests.layouts import make_layout
 from tools import build_zipapp
 
@@ -181,6 +182,8 @@ def test_every_option_exists_and_every_option_is_named() -> None:
         "-k",
         "-l",
         "-m",
+        "-n",
+        "--exit-code",
         "--ignore-missing",
         "-suffix",
         "-alpine",
@@ -226,10 +229,108 @@ def test_the_display_is_the_programs() -> None:
     assert shown.splitlines() == progress_lines(now, 80, "█░")
 
 
-def test_the_help_of_auth_check_says_what_status_four_means() -> None:
-    helped = cli.parser_of("auth").format_help()
-    assert "Exit status 4: something that is needed is" in helped
-    assert "  4    " not in helped
+def samples() -> Iterator[str]:
+    """Give each line of output that the pages show of one image, `ghcr.io/org/app`."""
+    for language, block in BLOCKS:
+        if language == "text" and "ghcr.io/org/app" in block:
+            # A line that is broken goes on behind four blanks.
+            yield from block.replace("\n    ", " ").splitlines()
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_the_output_that_is_shown_is_the_programs(world: Virtual, tmp_path: Path) -> None:
+    source = world.listen(App(), "ghcr.io", scheme="https")
+    auth = BasicAuth({"mirror": "right"})
+    world.listen(App(auth=auth), "registry.example.com", scheme="https")
+    for number, tag in enumerate(("v1.2.3", "v1.2.4", "v1.3.0-rc.1")):
+        Seed(number).image().load_into(source.app, "org/app", tag=tag)
+    path = tmp_path / "mirror.yaml"
+    output = list[str]()
+
+    async def call(*words: str, password: str, glob: str | list[str]) -> None:
+        credentials = {"username": "mirror", "password": password}
+        mine = {"url": "registry.example.com", "auth_type": "basic", "credentials": credentials}
+        mapping = {"from": "org/app", "to": "app", "source": "ghcr", "targets": ["mine"]}
+        document = {
+            "registries": {"ghcr": {"url": "ghcr.io"}, "mine": mine},
+            "mappings": [{**mapping, "tags": {"glob": glob}}],
+        }
+        path.write_text(json.dumps(document))
+        where = [] if words[0] == "tags" else ["-c", str(path)]
+        ran = await world.run(*words, *where)
+        output.extend(ran.out.splitlines() + ran.err.splitlines())
+
+    await call("auth", "check", password="wrong", glob="v1.2.*")
+    await call("sync", password="right", glob=["v1.2.3", "v1.2.5"])
+    await call("auth", "check", password="right", glob="v1.2.*")
+    await call("sync", "--dry-run", password="right", glob="v1.2.*")
+    rule = ("--semver", ">=1.2", "--latest", "1")
+    await call("tags", "-v", "ghcr.io/org/app", *rule, password="right", glob="*")
+    await call("lock", password="right", glob="v1.2.*")
+    Seed(9).image().load_into(source.app, "org/app", tag="v1.2.4")
+    await call("lock", "--diff", password="right", glob="v1.2.*")
+
+    shortened = {re.sub(r"(sha256:[0-9a-f]{8})[0-9a-f]{56}", r"\1…", line) for line in output}
+    told = [line for line in samples() if not line.startswith("$ ")]
+    assert len(told) == 18
+    assert [line for line in told if line not in shortened] == []
+
+
+OWN_STATUSES = {
+    "audit": ["0    all is there and right", "1    there are findings"],
+    "auth": ["0    nothing that is needed", "4    something that is needed is missing"],
+    "lock": ["0    nothing failed, with or without changes", "1    something failed"],
+    "sync": ["0    nothing failed", "4    everything failed"],
+    "validate": ["0    the configuration is valid"],
+    "watch": ["0    stopped by SIGINT or SIGTERM"],
+}
+
+
+@pytest.mark.parametrize("name", OWN_STATUSES)
+def test_the_help_of_a_command_says_what_its_own_statuses_mean(name: str) -> None:
+    _, _, statuses = cli.parser_of(name).format_help().partition("exit status:\n")
+    for line in OWN_STATUSES[name]:
+        assert f"  {line}" in statuses
+
+
+def test_every_command_lists_the_statuses_that_it_can_end_with() -> None:
+    for name, parser in commands().items():
+        _, _, statuses = parser.format_help().partition("exit status:\n")
+        assert re.findall(r"(?m)^  (\d+) ", statuses) == cli.COMMANDS[name].statuses.split()
+        assert {"0", "3"} <= {*cli.COMMANDS[name].statuses.split()}
+
+
+@pytest.mark.parametrize("name", ["validate", "expand"])
+def test_a_configuration_is_named_with_or_without_an_option(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "mirror.yaml"
+    path.write_text("mappings: []")
+    plain = run_regsync(name, str(path))
+    assert plain.status == 0
+    for option in ("-c", "--config"):
+        assert run_regsync(name, option, str(path)).out == plain.out
+    both = run_regsync(name, str(path), "-c", str(path))
+    none = run_regsync(name)
+    for ran in (both, none):
+        assert ran.status == 3
+        assert "-c/--config" in ran.err
+
+
+def test_a_command_that_copies_nothing_does_not_say_that_it_copies() -> None:
+    for name in ("analyze", "audit"):
+        locked = next(action for action in commands()[name]._actions if action.dest == "locked")
+        assert locked.help and "copy" not in locked.help
+
+
+def test_q_hides_warnings_as_its_help_says(tmp_path: Path) -> None:
+    assert "no warnings" in run_regsync_help("validate")
+    path = tmp_path / "mirror.yaml"
+    mapping = "{from: a, source: a, targets: [b], tags: {immutable_tags: latest}}"
+    path.write_text(
+        f"registries: {{a: {{url: a.example}}, b: {{url: b.example}}}}\nmappings: [{mapping}]"
+    )
+    assert "warning: " in run_regsync("validate", str(path)).err
+    assert run_regsync("validate", "-q", str(path)).err == ""
 
 
 def test_refused_references_need_no_network() -> None:
@@ -321,13 +422,13 @@ CONTENT: list[dict[str, list[str]]] = [
         "library/alpine": ["3.17", "3.18", "3.19", "3.20", "edge"],
         "library/nginx": ["1.26", "1.27", "1.28"],
     },
-    {"library/redis": ["6.2.1", "7.2.4", "7.4.0", "7.4.1", "7.4.1-alpine"]},
+    {"library/redis": ["6.2.1", "7.2.4", "7.4.0", "7.4.1", "7.4.1-alpine", "7.4", "7"]},
     {
         "prometheus/prometheus": ["v2.49.0", "v2.50.0", "v2.51.2"],
         "prometheus/node-exporter": ["v1.8.2"],
     },
     {
-        "fluxcd/source-controller": ["v1.1.0", "v1.2.3", "v1.2.4", "v2.0.0"],
+        "fluxcd/source-controller": ["v1.1.0", "v1.2.3", "v1.2.4", "v1.3.0-rc.1", "v2.0.0"],
         "fluxcd/helm-controller": ["v1.0.0", "v1.1.0-rc.1", "v1.1.0-rc.2"],
     },
     {"library/postgres": ["15.1", "16.1", "16.2", "16.2-alpine"]},
@@ -350,7 +451,7 @@ SYNCED = [
         "prometheus/node-exporter:v1.8.2",
     },
     {
-        *(f"fluxcd/source-controller:{tag}" for tag in ("v1.2.3", "v1.2.4", "v2.0.0")),
+        *(f"fluxcd/source-controller:{tag}" for tag in ("v1.1.0", "v1.2.3", "v1.2.4")),
         "fluxcd/helm-controller:v1.1.0-rc.2",
     },
     {"db/postgres:16.1", "db/postgres:16.2"},

@@ -155,11 +155,13 @@ def test_another_user_with_another_release_of_python_builds_the_same_bytes(
     pytest.skip("no interpreter of this version can be run by another user")
 
 
-# Without how it is built at first, and what takes a compiler.
-_, _, FROM_READING = (
-    (ROOT / "docs" / "verify.md").read_text(encoding="utf-8").partition("## Read it")
+# Without how it is built at first, and what takes a compiler: what is done beside the file, then
+# what is done in a checkout.
+_, _, FROM_COMPARING = (
+    (ROOT / "docs" / "verify.md").read_text(encoding="utf-8").partition("## Compare what")
 )
-RECIPE = FROM_READING.partition("## The static")[0]
+BESIDE_THE_FILE, _, FROM_BUILDING = FROM_COMPARING.partition("## Build it\n")
+IN_A_CHECKOUT = FROM_BUILDING.partition("## Build it again")[2].partition("## The static")[0]
 
 
 @pytest.mark.slow
@@ -170,14 +172,15 @@ def test_the_recipe_for_a_third_party_works_without_a_network(pyz: Path, tmp_pat
     (folder / "build").mkdir()
     (folder / "build" / "wheels").symlink_to(folder / "wheels")
     lines = [
-        line
-        for block in re.findall(r"(?ms)^```\n(.*?)^```$", RECIPE)
+        (line, place)
+        for text, place in ((BESIDE_THE_FILE, folder / "dist"), (IN_A_CHECKOUT, folder))
+        for block in re.findall(r"(?ms)^```\n(.*?)^```$", text)
         for line in block.splitlines()
     ]
-    assert len(lines) == 5
-    for line in lines:
+    assert len(lines) == 6
+    for line, place in lines:
         command = re.sub(r"\bpython3(\.\d+)?\b", sys.executable, line)
-        done = run("sh", "-c", command, cwd=str(folder), **OFFLINE)
+        done = run("sh", "-c", command, cwd=str(place), **OFFLINE)
         assert (done.returncode, done.stderr) == (0, ""), line
         if "--check dist" in line:
             assert done.stdout == "dist/regsync.pyz is regsync.pyz of this source, byte for byte\n"

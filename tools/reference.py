@@ -37,12 +37,12 @@ BEGIN = "<!-- reference: begin -->"
 END = "<!-- reference: end -->"
 # A word, a duration or a size: YAML needs no quotes around it.
 PLAIN = r"[A-Za-z][A-Za-z0-9.+/:-]*|\d+[hmd]\S*|\d+ [KMGT]i?B"
-# Sections in reading order, and where each stands; `defaults` is the second half of a mapping.
+# Sections in reading order, and where each stands; `defaults` takes a mapping's last fields.
 TITLES = {
     "config": "The document",
     "registry": "Each of `registries`",
     "credentials": "`credentials`",
-    "mapping": "Each of `mappings`; from `source` on also `defaults`",
+    "mapping": "Each of `mappings` (`defaults` takes all but `from` and `to`)",
     "tags": "`tags`",
     "artifacts": "`artifacts`",
     "global": "`global`",

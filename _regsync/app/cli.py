@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from _regsync.app import commands
@@ -65,6 +66,7 @@ class Command(NamedTuple):
     examples: str
     add_arguments: Callable[[Parser], None]
     run: Callable[[argparse.Namespace, Console], int]
+    own_statuses: Mapping[str, str] = MappingProxyType({})  # those that mean something else here
 
 
 # Arguments
@@ -119,15 +121,20 @@ def parser_of(name: str | None) -> Parser:
         before = ["commands (see `regsync COMMAND --help`):", *listed]
     else:
         command = COMMANDS[name]
-        possible = command.statuses.split()
-        statuses = [line for line in STATUSES.splitlines() if line.split()[0] in possible]
-        parser = make_parser(f"regsync {name}", command.summary, "\n".join(statuses))
+        parser = make_parser(f"regsync {name}", command.summary, statuses_of(command))
         command.add_arguments(parser)
         before = ["examples:", *(f"  {line}".rstrip() for line in command.examples.splitlines())]
 
     add_global_arguments(parser)
     parser.epilog = "\n".join([*before, "", str(parser.epilog)])
     return parser
+
+
+def statuses_of(command: Command) -> str:
+    """Return the lines of `STATUSES` that a command can end with, with its own meanings."""
+    meanings = dict(line.split(maxsplit=1) for line in STATUSES.splitlines())
+    meanings |= command.own_statuses
+    return "\n".join(f"  {number:<5}{meanings[number]}" for number in command.statuses.split())
 
 
 def make_parser(prog: str, description: str, statuses: str) -> Parser:
@@ -156,7 +163,9 @@ def add_global_arguments(parser: Parser) -> None:
     parser.add_argument(
         "-v", action="count", help="show decisions and retries; -vv: also every request"
     )
-    parser.add_argument("-q", action="store_true", help="show only results and failures")
+    parser.add_argument(
+        "-q", action="store_true", help="show only results and failures, no warnings"
+    )
     parser.add_argument(
         "--log-format",
         metavar="text|json",
@@ -181,7 +190,14 @@ def add_optional_config(parser: Parser) -> None:
 
 
 def add_config_file(parser: Parser) -> None:
-    parser.add_argument("file", metavar="FILE", help="the configuration; - reads standard input")
+    """Take a configuration as FILE, or as other commands do with -c."""
+    forms = parser.add_mutually_exclusive_group(required=True)
+    meaning = "the configuration; - reads standard input"
+    left_out = argparse.SUPPRESS  # so that the form that is not given leaves the other's value
+    forms.add_argument("file", metavar="FILE", nargs="?", default=left_out, help=meaning)
+    forms.add_argument(
+        "-c", "--config", dest="file", metavar="FILE", default=left_out, help="the same as FILE"
+    )
 
 
 def add_json(parser: Parser, meaning: str = "write one JSON document to standard output") -> None:
@@ -252,8 +268,8 @@ def add_sync_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--recheck",
         action="store_true",
-        help="look again for the signatures and SBOMs of all images, at source and targets, and in"
-        " image layouts for all that the images name",
+        help="look again for the signatures and SBOMs of all images, at source and targets; in an"
+        " image layout also look for files that it has lost",
     )
     parser.add_argument(
         "--retry-from",
@@ -290,7 +306,7 @@ def add_watch_arguments(parser: Parser) -> None:
 
 def add_analyze_arguments(parser: Parser) -> None:
     add_config(parser)
-    add_locked(parser)
+    add_locked(parser, "look at what the lock file names, and not at what sources have now")
     add_shard(parser)
     add_json(parser)
 
@@ -303,10 +319,10 @@ def add_lock_arguments(parser: Parser) -> None:
         help="the lock file (default: FILE.lock beside the configuration FILE.yaml)",
     )
     parser.add_argument(
-        "--diff", action="store_true", help="show what would change, and write nothing"
+        "--diff", action="store_true", help="show the changes, and do not write the lock file"
     )
     parser.add_argument(
-        "--markdown", action="store_true", help="show it as a table, for a pull request"
+        "--markdown", action="store_true", help="show the changes as a table in Markdown"
     )
     parser.add_argument(
         "--only",
@@ -325,7 +341,7 @@ def add_lock_arguments(parser: Parser) -> None:
 
 def add_audit_arguments(parser: Parser) -> None:
     add_config(parser)
-    add_locked(parser, "compare with the lock file, and contact no source")
+    add_locked(parser, "expect at targets what the lock file names, and contact no source")
     parser.add_argument(
         "--read",
         metavar="N",
@@ -513,10 +529,10 @@ regsync sync -c mirror.yaml --retry-from report.json""",
         """\
 regsync watch -c mirror.yaml --interval 1h --json >>cycles.jsonl
 
-A changed configuration is read before the next cycle; SIGHUP begins one at once. Only changes are shown.
-SIGINT and SIGTERM end the program with status 0.""",
+A changed configuration is read before the next cycle; SIGHUP begins one at once. Only changes are shown.""",
         add_watch_arguments,
         commands.run_watch,
+        {"0": "stopped by SIGINT or SIGTERM", "2": "an unexpected error"},
     ),
     "analyze": Command(
         "show what the selected images share, and what a run would cost",
@@ -537,22 +553,28 @@ regsync lock -c mirror.yaml --diff --markdown
 regsync lock -c mirror.yaml --only library/alpine
 regsync sync -c mirror.yaml --locked
 
-Only sources are asked. A mapping that fails keeps its old lines. The exit status is 0 with or without changes.""",
+Only sources are asked. A mapping that fails keeps its old lines.""",
         add_lock_arguments,
         commands.run_lock,
+        {"0": "nothing failed, with or without changes"},
     ),
     "audit": Command(
         "check that targets hold what they should hold",
-        "3 130",
+        "0 1 2 3 130",
         """\
 regsync audit -c mirror.yaml
 regsync audit -c mirror.yaml --read 20 --json >audit.json
 regsync audit -c mirror.yaml --locked --receipt there.txt
 
-Every tag, manifest, blob and artifact is asked for, and nothing is written to any registry. Exit status 0: all is
-there and right; 1: there are findings; 2: something could not be checked.""",
+Every tag, manifest, blob and artifact is asked for, and nothing is written to any registry. Without --locked the
+targets are compared with what the sources have now.""",
         add_audit_arguments,
         commands.run_audit,
+        {
+            "0": "all is there and right",
+            "1": "there are findings",
+            "2": "something could not be checked, or an unexpected error",
+        },
     ),
     "tags": Command(
         "list the tags of a repository that a rule selects",
@@ -568,14 +590,18 @@ The options are the rules of `tags` in a configuration. -v says why other tags a
     ),
     "auth": Command(
         "check that the credentials have the rights that a configuration needs",
-        "0 3 130",
+        "0 2 3 4 130",
         """\
 regsync auth check -c mirror.yaml
 
-In each target repository that exists, an upload is begun and cancelled. Exit status 4: something that is needed is
-missing.""",
+In each target repository that exists, an upload is begun and cancelled.""",
         add_auth_arguments,
         commands.run_auth,
+        {
+            "0": "nothing that is needed is missing",
+            "2": "an unexpected error",
+            "4": "something that is needed is missing, or a registry did not answer",
+        },
     ),
     "report": Command(
         "show the JSON report of a run as text, Markdown, JUnit or HTML",
@@ -585,7 +611,8 @@ regsync report run.json
 regsync report run.json --to markdown >>"$GITHUB_STEP_SUMMARY"
 regsync report run.json --to html >run.html
 
-The report is what `sync --json` or `copy --json` has written. No registry is asked.""",
+The report is what `sync --json` or `copy --json` has written (`audit --json` writes another document). No registry
+is asked.""",
         add_report_arguments,
         commands.run_report,
     ),
@@ -597,6 +624,7 @@ regsync validate mirror.yaml
 regsync validate - <mirror.yaml""",
         add_config_file,
         commands.run_validate,
+        {"0": "the configuration is valid"},
     ),
     "expand": Command(
         "print a configuration with variables and defaults filled in",

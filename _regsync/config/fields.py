@@ -282,7 +282,8 @@ _INHERITED = (
     Field(
         "platforms",
         "all_or_texts",
-        "copy only these platforms of an index, each `os/arch[/variant]`; `all` undoes a default",
+        "copy only these platforms of an index, each `os/arch[/variant]`; `all` undoes a default. "
+        "Signatures of the whole index then stay behind",
         parse=parse_platform,
         refuses=Refusal("^all$", "'all' is not a platform: omit the field to copy every platform"),
         empty="omit it to copy all platforms",
@@ -410,8 +411,8 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "assume",
             "one_or_texts",
-            "for an `oci-layout` as target: receipts (`audit --receipt`) and other layouts. The far "
-            "side has the blobs that they name, so that these are left out",
+            "for an `oci-layout` as target: paths of receipts (`audit --receipt`) and of other layouts. "
+            "The far side has the blobs that they name, so that these are left out",
             empty="omit it to leave nothing out",
             example='["far.txt"]',
         ),
@@ -496,7 +497,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "min_tags",
             "count",
-            "keep at least N tags, whatever `semver` and `latest` drop",
+            "if fewer than N tags are left, bring back tags that `latest` or `semver` removed",
             example="3",
         ),
         Field(
@@ -530,7 +531,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "cache_ttl",
             "amount",
-            "how long a run trusts what earlier runs learned about targets; `0`: always",
+            "how long a run believes what earlier runs learned about targets; `0`: for ever",
             parse=parse_duration,
             default="12h",
             example="1h30m",
