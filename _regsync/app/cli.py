@@ -196,7 +196,7 @@ def add_config_file(parser: Parser) -> None:
     left_out = argparse.SUPPRESS  # so that the form that is not given leaves the other's value
     forms.add_argument("file", metavar="FILE", nargs="?", default=left_out, help=meaning)
     forms.add_argument(
-        "-c", "--config", dest="file", metavar="FILE", default=left_out, help="the same as FILE"
+        "-c", "--config", dest="file", metavar="FILE", default=left_out, help=meaning
     )
 
 
