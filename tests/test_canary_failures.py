@@ -278,6 +278,14 @@ Upload.start = stop
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name='__main__')
 """
+# Waits for a host that never answers for 1 s instead of 15.
+IMPATIENT = """
+import runpy, sys
+from _regsync.net.streams import Timeouts
+Timeouts.__new__.__defaults__ = tuple(Timeouts(first_answer=1.0))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
 
 
 @pytest.mark.parametrize("how", ["dev", "lost output", "closed output", "refused", *MIDDLES])
@@ -300,11 +308,11 @@ def test_a_process_shows_no_secret(
     monkeypatch.setenv("PYTHONFAULTHANDLER", "1")
     file = mirror(tmp_path, "http://127.0.0.1:9" if how == "refused" else source.url, target.url)
     traces = Traces(secrets, tmp_path, clean_env)
-    program = (
-        ["-c", MIDDLE.format(MIDDLES[how]), str(ROOT / "regsync.py")]
-        if how in MIDDLES
-        else [str(ROOT / "regsync.py")]
-    )
+    program = [str(ROOT / "regsync.py")]
+    if how in MIDDLES:
+        program = ["-c", MIDDLE.format(MIDDLES[how]), *program]
+    elif how == "refused":
+        program = ["-c", IMPATIENT, *program]
     command = [
         sys.executable,
         *(["-X", "dev"] if how == "dev" else []),

@@ -41,7 +41,7 @@ from tests.ends import (
     until_blank_line,
 )
 
-_HURRIED = Timeouts(connect=5.0, head=0.05)
+_HURRIED = Timeouts(connect=5.0, head=0.05, first_answer=1.0)
 
 
 @pytest.fixture

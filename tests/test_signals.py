@@ -526,7 +526,8 @@ def test_a_signal_right_before_the_event_loop_waits_is_not_lost(
 def test_nor_does_it_delay_the_end_of_a_run_that_gave_up(tmp_path: Path) -> None:
     script = _STUCK + (
         "from _regsync.net.streams import Timeouts\n"
-        "Timeouts.__new__.__defaults__ = (0.05, *Timeouts.__new__.__defaults__[1:])\n"
+        "hurried = Timeouts(connect=0.05, first_answer=1.0)\n"
+        "Timeouts.__new__.__defaults__ = tuple(hurried)\n"
     )
     with program(script + _RUN, "tags", "r.test/app") as process:
         out, err = process.communicate(timeout=60)
