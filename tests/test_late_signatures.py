@@ -794,9 +794,11 @@ async def test_a_late_signature_is_looked_for_at_the_target_by_recheck(
 
 def test_only_what_refers_to_the_image_itself_is_known_to_be_late() -> None:
     """A target has been asked for the image's own list, not for those of the manifests below it."""
-    search = Search(mock.Mock(), mock.Mock(), top="sha256:a", unsigned_targets=(mock.Mock(),))
-    assert search.targets_without("sha256:a") == search.unsigned_targets
-    assert search.targets_without("sha256:b") == ()
+    target = mock.Mock()
+    search = Search(mock.Mock(), mock.Mock(), top="a", targets_without_referrers=(target,))
+    assert search.silent_targets("a") == (target,)
+    assert search.silent_targets("a", for_tags=True) == ()
+    assert search.silent_targets("b") == ()
 
 
 @pytest.mark.anyio
@@ -820,3 +822,20 @@ async def test_a_tag_of_cosign_that_comes_late_costs_no_look_and_one_that_moves_
     assert stage.target.app.repositories["app"].tags[name] == moved.top
     asked = stage.target.journal.matching("HEAD", "manifest")
     assert [each.reference for each in asked].count(name) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_tag_of_cosign_that_no_listing_shows_is_compared_at_each_look(
+    world: Virtual, tmp_path: Path
+) -> None:
+    """The state knows only of tags that a listing has shown."""
+    stage = Stage(world, tmp_path, referrers_api=False)
+    name = stage.images[0].top.replace(":", "-") + ".sig"
+    stage.load(stage.seed.image(), name)
+    assert (await stage.run(tags("v0"))).statuses() == ["synced"]
+    await anyio.sleep(6 * MINUTE)
+    assert (await stage.run(tags("v0"))).statuses() == ["skipped"]
+    asked = stage.target.journal.matching("HEAD", "manifest")
+    assert [each.reference for each in asked].count(name) == 1
+    assert stage.target.journal.count("PUT", "manifest") == 0

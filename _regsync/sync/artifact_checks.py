@@ -85,10 +85,19 @@ def hash_of_list(digests: Iterable[str]) -> bytes:
     return hashed_key(*sorted(digests))[:8]
 
 
-def found_none(check: ArtifactCheck) -> bool:
-    """Say whether a look that was complete found no artifact that refers to the image itself."""
-    has_tags = check.flags & ~(COMPLETE | COPIED) != 0
-    return check.is_complete and not has_tags and check.listing_hash == hash_of_list(())
+def found_no_referrers(check: ArtifactCheck) -> bool:
+    """Say whether the source's list for the image itself was empty at the last look."""
+    return check.listing_hash == hash_of_list(())
+
+
+def found_no_tags(check: ArtifactCheck, listed_tags: int) -> bool:
+    """Say whether the source's listing shows tags with artifacts (`Referrers.listed_tags`) now, and
+    showed none at the last look.
+
+    Where nothing is listed, the check says nothing of tags: they may be at the target.
+    """
+    showed_some = check.flags & ~(COMPLETE | COPIED) != 0
+    return listed_tags != 0 and not showed_some
 
 
 def flags_after(copy: ImageCopy) -> int:

@@ -220,7 +220,7 @@ class LockedReferrers(Referrers):
         if artifact.tag is None:
             return _artifact(
                 artifact,
-                await self.look_up_digest(search, artifact.digest, absent=search.new_targets),
+                await self.look_up_digest(search, artifact.digest, silent=search.new_targets),
             )
         lookup = await self._discovery.look_up(
             search.mapping, artifact.digest, artifact.tag, search.targets, silent=search.new_targets

@@ -25,7 +25,8 @@ from _regsync.state.knowledge import Knowledge, RepositoryKey, digest_like, hash
 from _regsync.sync.artifact_checks import (
     Look,
     decide_look,
-    found_none,
+    found_no_referrers,
+    found_no_tags,
     hash_of_list,
     is_due_without_state,
     look_for_news,
@@ -100,20 +101,24 @@ class Search(NamedTuple):
     complete_targets: tuple[Repository, ...] = ()
     # The image's digest at the source.
     top: str = ""
-    # Those of `complete_targets` for which the last look found no artifact of `top`. What is listed
-    # since has come late, so they are not asked for it.
-    unsigned_targets: tuple[Repository, ...] = ()
+    # Those of `complete_targets` for which the last look found no referrer of `top`, and no tag of
+    # cosign's for it. What is found now has come late, so they are not asked for it.
+    targets_without_referrers: tuple[Repository, ...] = ()
+    targets_without_tags: tuple[Repository, ...] = ()
 
     @property
     def is_filtered(self) -> bool:
         rule = self.mapping.artifacts
         return bool(rule.include or rule.exclude)
 
-    def targets_without(self, subject: str) -> tuple[Repository, ...]:
-        """Return the targets that hold no artifact of a subject, as far as is known."""
-        if subject == self.top:
-            return (*self.new_targets, *self.unsigned_targets)
-        return self.new_targets
+    def silent_targets(self, subject: str, *, for_tags: bool = False) -> tuple[Repository, ...]:
+        """Return the targets that are not asked for a referrer of a subject, or for a tag of cosign's,
+        because they cannot hold it.
+        """
+        if subject != self.top:
+            return self.new_targets
+        late = self.targets_without_tags if for_tags else self.targets_without_referrers
+        return (*self.new_targets, *late)
 
     def wants(self, types: frozenset[str]) -> bool:
         """Say whether the filters take an artifact of these types."""
@@ -359,13 +364,11 @@ class Referrers:
     def search_for(
         self, mapping: MappingRule, source: Repository, copies: Sequence[ImageCopy]
     ) -> Search:
-        complete_copies = [
-            copy for copy in copies if copy.already_at_target and copy.last_check.is_complete
-        ]
-        unsigned_copies = [copy for copy in complete_copies if found_none(copy.last_check)]
-        if self._recheck:
-            complete_copies = []
-            unsigned_copies = []
+        complete_copies = list[ImageCopy]()
+        if not self._recheck:
+            complete_copies = [
+                copy for copy in copies if copy.already_at_target and copy.last_check.is_complete
+            ]
         return Search(
             mapping._replace(platforms=None),
             source,
@@ -373,7 +376,14 @@ class Referrers:
             new_targets=tuple(copy.target for copy in copies if not copy.already_at_target),
             complete_targets=tuple(copy.target for copy in complete_copies),
             top=copies[0].source_digest,
-            unsigned_targets=tuple(copy.target for copy in unsigned_copies),
+            targets_without_referrers=tuple(
+                copy.target for copy in complete_copies if found_no_referrers(copy.last_check)
+            ),
+            targets_without_tags=tuple(
+                copy.target
+                for copy in complete_copies
+                if found_no_tags(copy.last_check, copy.flags)
+            ),
         )
 
     async def _compare_lists(
@@ -467,8 +477,8 @@ class Referrers:
         """Return the artifacts of one subject, asked for once for all its tags (rule 7)."""
         if len(self._artifacts) > _MOST_KEPT:
             self._artifacts.pop(next(iter(self._artifacts)))
-        absent = search.targets_without(subject)
-        targets = (search.targets, absent, search.complete_targets)
+        silent = (search.silent_targets(subject), search.silent_targets(subject, for_tags=True))
+        targets = (search.targets, silent, search.complete_targets)
         once = self._artifacts[search.mapping.index, search.is_filtered, targets, subject]
         return await once.get(partial(self._ask_for_artifacts, search, subject))
 
@@ -537,7 +547,7 @@ class Referrers:
         if not search.wants(types):
             return Artifact(subject, entry.digest, entry, None, types)
         lookup = await self.look_up_digest(
-            search, entry.digest, entry, absent=search.targets_without(subject)
+            search, entry.digest, entry, silent=search.silent_targets(subject)
         )
         if lookup is None or lookup.tree is None:
             return Artifact(subject, entry.digest, entry, lookup, types)
@@ -557,11 +567,11 @@ class Referrers:
         digest: str,
         expected: Descriptor | None = None,
         *,
-        absent: Sequence[Repository] = (),
+        silent: Sequence[Repository] = (),
     ) -> TagLookup | None:
         """Look up an artifact by its digest; None where it is known that no target lacks it.
 
-        `expected` is its entry in a list of referrers. `absent` are targets that are not asked unless
+        `expected` is its entry in a list of referrers. Targets in `silent` are asked only where
         the state says that they hold it.
         """
         believed = [
@@ -575,7 +585,7 @@ class Referrers:
         )
         if not lacking:
             return None
-        silent = [target for target in absent if target not in believed]
+        silent = [target for target in silent if target not in believed]
         return await self._discovery.look_up(
             search.mapping, digest, digest, lacking, silent=silent, expected=expected
         )
@@ -586,9 +596,9 @@ class Referrers:
         return self._knowledge.is_confirmed(target.pool, digest)
 
     async def _look_at_tag(self, search: Search, subject: str, tag: str) -> Artifact:
-        absent = search.targets_without(subject)
+        silent = search.silent_targets(subject, for_tags=True)
         lookup = await self._discovery.look_up(
-            search.mapping, tag, tag, search.targets, silent=absent
+            search.mapping, tag, tag, search.targets, silent=silent
         )
         types = frozenset[str]()
         if lookup.tree is not None or search.is_filtered:
