@@ -29,6 +29,10 @@ _SAFE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, 
 # before, and whoever is cancelled waits for it (docs/bodies.md section 9).
 LONGEST_VISIT = 0.05
 
+# Seconds for one piece after which a disk is slow: a worker thread reads or writes the next one. A
+# piece that the system has in memory, or only takes there, costs less than the way to a thread.
+SLOW_PIECE = 0.02
+
 # Bytes that are hashed at once.
 _PIECE = 256 * 1024
 

@@ -235,9 +235,9 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life_only() -> 
         knowledge = known(archive, now)
         knowledge.record_snapshot(name, *keys)
         assert knowledge.snapshot(name) == keys
-        assert archive.tags[name].confirmed == (written or now)
+        assert archive.snapshots_by_name[name].confirmed == (written or now)
     known(archive, NOW + 7 * HOUR).record_snapshot(name, keys.source, keys.source)
-    assert archive.tags[name].confirmed == NOW + 7 * HOUR
+    assert archive.snapshots_by_name[name].confirmed == NOW + 7 * HOUR
     assert known(archive, NOW + 40 * HOUR).snapshot(name) is None
 
 

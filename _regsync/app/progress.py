@@ -192,7 +192,8 @@ def describe_work(work: Work, now: float) -> str:
         remaining = duration_text(max(0.0, work.drain_ends - now))
         return f"stopping in {remaining} at most, {len(names)} under way"
     if not names:
-        return "listing tags" if work.images_done == work.images_known else "comparing tags"
+        is_none_left = work.images_done == work.images_known  # others may be found by listing
+        return "listing tags" if is_none_left else "comparing tags"
     if len(names) == 1:
         return f"{work.doing} {names[0]}"
     return f"{len(names)} under way, first {names[0]}"

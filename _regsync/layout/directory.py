@@ -29,6 +29,7 @@ from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import ContentError, Side, SyncError, WrongBytes
 from _regsync.files import (
     PARTIAL_SUFFIX,
+    SLOW_PIECE,
     WRITE_FLAGS,
     hash_rest,
     lock,
@@ -54,9 +55,6 @@ _LARGEST_VERSION_FILE = 64 * 1024
 # Others read what is carried to them.
 _FOLDER_MODE = 0o755
 _FILE_MODE = 0o644
-
-# Seconds for one piece after which the disk is slow: the next piece goes by way of a worker thread.
-_SLOW_PIECE = 0.02
 
 # Files of a group above which the whole system is asked first to write out what it holds: to wait
 # for each file by itself takes much longer.
@@ -699,7 +697,7 @@ class BlobFile:
             await anyio.to_thread.run_sync(self.append, piece)
         else:
             self.append(piece)
-        self._is_disk_slow = anyio.current_time() - began > _SLOW_PIECE
+        self._is_disk_slow = anyio.current_time() - began > SLOW_PIECE
         self._set_rest()
 
     def append(self, piece: memoryview) -> None:

@@ -22,6 +22,7 @@ import anyio.to_thread
 from _regsync.addresses import Origin
 from _regsync.config.model import Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError, WrongBytes
+from _regsync.files import SLOW_PIECE
 from _regsync.layout.assumed import read_assumed
 from _regsync.layout.directory import BlobFile, Layout, LayoutError
 from _regsync.layout.index import Entry, image_entry, loose_entry
@@ -52,9 +53,6 @@ _ROW = Row(
     probe=None,
     listing_has_digests=True,
 )
-
-# Seconds for one piece after which the disk is slow: the next one is read by a worker thread.
-_SLOW_PIECE = 0.02
 
 
 def open_layout(registry: Registry, transport: Transport, on_put: Callable[[], None]) -> LayoutHost:
@@ -425,7 +423,7 @@ class _FileBody:
                 await anyio.lowlevel.checkpoint()
                 began = anyio.current_time()
                 count = self._stream.readinto(buffer)
-        self._is_disk_slow = anyio.current_time() - began > _SLOW_PIECE
+        self._is_disk_slow = anyio.current_time() - began > SLOW_PIECE
         return count
 
     def read_now(self, buffer: memoryview) -> int:

@@ -151,7 +151,7 @@ class Buffers:
 
     @contextmanager
     def lending(self, size: int) -> Iterator[memoryview]:
-        """Give memory for one piece of a body; the body has `size` bytes, the piece has fewer."""
+        """Give memory for one piece of a body; the body has `size` bytes, the piece not more."""
         if size <= PIECE or self._large_lent == _MOST_LARGE:
             yield memoryview(bytearray(min(PIECE, size)))
             return

@@ -500,7 +500,9 @@ def _statements(notes: Notes) -> Iterator[tuple[str, list[_Row]]]:
     yield "DELETE FROM manifest WHERE host = ? AND repository = ? AND digest = ?", deleted_manifests
     yield "INSERT OR REPLACE INTO manifest VALUES (?, ?, ?, ?, ?, ?)", manifests
 
-    snapshots = [(name, entry.confirmed, *entry.snapshot) for name, entry in notes.tags.items()]
+    snapshots = [
+        (name, entry.confirmed, *entry.snapshot) for name, entry in notes.snapshots_by_name.items()
+    ]
     yield "INSERT OR REPLACE INTO snapshot VALUES (?, ?, ?, ?)", list[_Row](snapshots)
 
     checks = [(name, *check) for name, check in notes.artifact_checks.items()]

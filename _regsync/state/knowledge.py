@@ -206,14 +206,19 @@ class Notes:
         # By host and key, then by repository.
         self.blobs: defaultdict[tuple[str, bytes], dict[str, BlobEntry | None]] = defaultdict(dict)
         self.manifests: dict[tuple[RepositoryKey, bytes], ManifestEntry | None] = {}
-        # By name, the snapshots.
-        self.tags: dict[bytes, SnapshotEntry] = {}
+        self.snapshots_by_name: dict[bytes, SnapshotEntry] = {}
         self.artifact_checks: dict[bytes, ArtifactCheck] = {}
         # By host, then by name and segment.
         self.facts: defaultdict[str, dict[tuple[str, str], Fact]] = defaultdict(dict)
 
     def __bool__(self) -> bool:
-        tables = (self.blobs, self.manifests, self.tags, self.artifact_checks, self.facts)
+        tables = (
+            self.blobs,
+            self.manifests,
+            self.snapshots_by_name,
+            self.artifact_checks,
+            self.facts,
+        )
         return any(tables)
 
     def blob(self, where: RepositoryKey, key: bytes) -> BlobEntry | None:
@@ -236,7 +241,9 @@ class Notes:
         ]
 
     def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
-        return {name: self.tags[name] for name in names if name in self.tags}
+        return {
+            name: self.snapshots_by_name[name] for name in names if name in self.snapshots_by_name
+        }
 
     def artifact_check(self, name: bytes) -> ArtifactCheck | None:
         return self.artifact_checks.get(name)
@@ -258,7 +265,7 @@ class Notes:
             self.manifests[where, key] = None
 
     def put_snapshot(self, name: bytes, entry: SnapshotEntry) -> None:
-        self.tags[name] = entry
+        self.snapshots_by_name[name] = entry
 
     def put_artifact_check(self, name: bytes, check: ArtifactCheck) -> None:
         self.artifact_checks[name] = check

@@ -30,6 +30,7 @@ from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import SyncError
 from _regsync.files import (
     PARTIAL_SUFFIX,
+    SLOW_PIECE,
     hash_rest,
     is_own_folder,
     open_safely,
@@ -52,10 +53,6 @@ _MEMORY_BUDGET = 48 * 1024 * 1024
 
 # Seconds without a write after which a partial file is taken for a killed run's.
 _ABANDONED_SECONDS = 24 * 3600.0
-
-# Seconds for one piece after which the disk is slow: a worker thread reads or writes the next one. A
-# piece that the system has in memory, or only takes there, costs less than the way to a thread.
-_SLOW_PIECE = 0.02
 
 # The first and the last bytes of a staged file are read by `next`, at least so many at each end, even
 # where `write_to` sends the rest. The first ones leave in one write with the head of the request. The
@@ -208,7 +205,7 @@ class FilePieces(Pieces):
         """Note whether the disk was slow."""
         began = anyio.current_time()
         yield
-        self._is_disk_slow = anyio.current_time() - began > _SLOW_PIECE
+        self._is_disk_slow = anyio.current_time() - began > SLOW_PIECE
 
     def _check_file(self) -> None:
         """Raise StagingFailed if the file was written to meanwhile, or if the bytes that were hashed on
@@ -513,7 +510,7 @@ class Staging:
                         written = await anyio.to_thread.run_sync(staged.write, piece)
                     else:
                         written = staged.write(piece)
-                    self._is_disk_slow = anyio.current_time() - began > _SLOW_PIECE
+                    self._is_disk_slow = anyio.current_time() - began > SLOW_PIECE
                     piece = piece[written:]
 
             await read(write)

@@ -294,7 +294,8 @@ def talk_foreign_layers(talk: Talk, seed: Seed) -> None:
     there = {"mediaType": media_type, "digest": digest_of(data), "size": len(data)}
     away = {"mediaType": media_type, "digest": digest_of(gone), "size": len(gone)}
     urls = {"urls": ["https://elsewhere.test/layer"]}
-    config, first, second = base.document["config"], *base.document["layers"]
+    config = base.document["config"]
+    first, second = base.document["layers"]
     for label, layers in {
         "here": [first, there],
         "here with urls": [first, {**there, **urls}],
