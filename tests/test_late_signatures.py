@@ -538,6 +538,65 @@ async def test_a_copy_by_hand_always_asks_for_artifacts(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
+@pytest.mark.parametrize("suffixes", [(), (".sig",), (".att", ".sbom", ".sig")])
+async def test_a_copy_by_hand_asks_for_three_tags_of_cosign_where_the_source_has_the_api(
+    world: Virtual, tmp_path: Path, suffixes: tuple[str, ...]
+) -> None:
+    """A HEAD each at the source, and one at the target only for a tag that the source has."""
+    stage = Stage(world, tmp_path)
+    name = stage.images[0].top.replace(":", "-")
+    tagged = [stage.load(stage.seed.image(), name + suffix) for suffix in suffixes]
+
+    assert (await stage.copy()).statuses() == ["synced"]
+    assert stage.source.journal.count("HEAD", "manifest") == 3
+    assert stage.source.journal.count("GET", "manifest") == 1 + len(tagged)
+    assert stage.source.journal.count("GET", "referrers") == 1
+    assert stage.source.journal.count("GET", "tag_list") == 0
+    assert stage.target.journal.count("HEAD", "manifest") == 1
+    assert all(stage.holds(each) for each in tagged)
+    assert sorted(stage.target.app.tags("app")) == sorted(
+        ["v0", *(name + suffix for suffix in suffixes)]
+    )
+
+    assert (await stage.copy()).statuses() == ["skipped"]
+    assert stage.source.journal.count("HEAD", "manifest") == 3
+    assert stage.source.journal.count("GET", "manifest") == 1
+    assert stage.target.journal.count("HEAD", "manifest") == 1 + len(tagged)
+
+    await stage.copy("--no-artifacts")
+    assert stage.source.journal.count("HEAD", "manifest") == 0
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_copy_of_one_platform_says_that_the_signature_of_its_index_stays_behind(
+    world: Virtual, tmp_path: Path
+) -> None:
+    stage = Stage(world, tmp_path)
+    index = stage.load(stage.seed.index(), "v0")
+    stage.load(stage.seed.image(), index.top.replace(":", "-") + ".sig")
+    ran = await stage.copy("--platform", "linux/amd64")
+    assert ran.images[0]["artifacts"]["stripped"] == 1
+    assert stage.source.journal.count("HEAD", "manifest") == 3
+    assert list(stage.target.app.tags("app")) == ["v0"]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_sync_of_plain_names_asks_for_no_tag_of_cosign_where_the_source_has_the_api(
+    world: Virtual, tmp_path: Path
+) -> None:
+    """Three requests for each image would be too many; a pattern has the tags listed."""
+    stage = Stage(world, tmp_path)
+    stage.load(stage.seed.image(), stage.images[0].top.replace(":", "-") + ".sig")
+    for options in ((), ("--recheck",)):
+        await stage.run(tags("v0"), *options)
+        stage.source.journal.matching(path="*sha256-*").none()
+        assert list(stage.target.app.tags("app")) == ["v0"]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
 async def test_a_copy_by_hand_asks_although_the_state_knows_all(tmp_path: Path) -> None:
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path)

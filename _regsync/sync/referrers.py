@@ -162,6 +162,9 @@ class Referrers:
         self._wall = wall
         self._has_state = has_state
         self._recheck = recheck
+        # Whether an image's tags of cosign's are asked for one by one where no listing shows them: a
+        # copy of one image lists nothing.
+        self.asks_for_tags = False
         self.lists = ReferrerLists(discovery, knowledge)
 
         # The artifacts of a subject, by mapping, whether its filters apply, targets and subject.
@@ -270,7 +273,7 @@ class Referrers:
         search = self.search_for(mapping, lookup.source, copies)
         found = await self._artifacts_of(search, subjects, deep=look is Look.DEEP)
 
-        without_targets = Search(search.mapping, lookup.source)
+        without_targets = Search(search.mapping, lookup.source, top=lookup.source_digest)
         stripped = await self._artifacts_of(without_targets, left_out, deep=False)
         if stripped:
             text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
@@ -491,6 +494,8 @@ class Referrers:
         tries_all = source_tags is None and self.lists.has_api(source) is False
         cosign_tags = [referrers_tag(subject) + suffix for suffix in _COSIGN_SUFFIXES]
         tags = [tag for tag in cosign_tags if tries_all or tag in (source_tags or ())]
+        if source_tags is None and not tries_all and self.asks_for_tags and subject == search.top:
+            tags = await self._existing_tags(source, cosign_tags)
         if not (entries or tags or self.lists.has_api(source)):
             text = f"{source}: no artifacts found (no referrers API, no fallback tag); images are copied without"
             self._discovery.say("info", "no_referrers", text)
@@ -511,6 +516,21 @@ class Referrers:
             for artifact in artifacts
             if artifact is not None and search.wants(artifact.types)
         ]
+
+    async def _existing_tags(self, source: Repository, tags: Iterable[str]) -> list[str]:
+        """Return those of these tags that the source has, each asked for by one HEAD."""
+
+        async def ask(tag: str) -> str:
+            try:
+                await self._discovery.source_digest(source, tag, by_head=True)
+            except RegistryError as error:
+                if error.status != 404:
+                    raise
+                return ""
+            return tag
+
+        answers = await gather(partial(ask, tag) for tag in tags)
+        return [tag for tag in answers if tag]
 
     async def _look_at(
         self, search: Search, subject: str, reference: str, entry: Descriptor | None

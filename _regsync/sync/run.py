@@ -215,6 +215,7 @@ class Run:
         wanted = WantedTag(mapping, reference, mapping.targets)
         self._wanted.append((wanted, target_reference))
         self.scheduler.images_known += len(wanted.targets)
+        self._referrers.asks_for_tags = True
         lookup = partial(self._look_up, wanted, target_reference)
         await self._conduct(stop, [_Queued(mapping.source.authority, lookup)])
 
