@@ -18,7 +18,8 @@ import pytest
 
 from _regsync.errors import ContentError, SyncError
 from _regsync.layout import directory
-from _regsync.layout.directory import BlobFile, Layout, LayoutError
+from _regsync.layout.directory import BlobFile, Layout
+from _regsync.layout.disk import LayoutError
 from _regsync.layout.index import (
     Index,
     image_entry,

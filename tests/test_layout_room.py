@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from _regsync.layout.directory import Layout, LayoutError
-from _regsync.layout.room import Reserved
+from _regsync.layout.directory import Layout
+from _regsync.layout.disk import LayoutError, Reserved
 from _regsync.oci.manifest import Descriptor
 from conformance.content.images import Image, Seed
 from conformance.server.memory import Link

@@ -38,7 +38,7 @@ NEEDLESS_OURS = {
     *("app.access", "app.auditing", "app.locking", "app.version", "app.watch", "app.health"),
     *("app.report_file", "app.report_forms", "app.report_page", "config.expansion"),
     *("auth.aws", "auth.azure", "auth.google", "auth.sigv4"),
-    *("layout.assumed", "layout.directory", "layout.index", "layout.repository", "layout.room"),
+    *("layout.assumed", "layout.directory", "layout.index", "layout.disk", "layout.repository"),
     *("sync.audit", "sync.dry_run", "sync.findings", "sync.retry"),
     *("sync.locked", "sync.lockfile", "sync.locking"),
 }

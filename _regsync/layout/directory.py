@@ -26,18 +26,27 @@ import anyio
 import anyio.to_thread
 
 from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
-from _regsync.errors import ContentError, Side, SyncError, WrongBytes
+from _regsync.errors import ContentError, SyncError, WrongBytes
 from _regsync.files import (
     PARTIAL_SUFFIX,
     SLOW_PIECE,
-    WRITE_FLAGS,
     hash_rest,
     lock,
     open_safely,
     remove_if_possible,
 )
+from _regsync.layout.disk import (
+    REMEDIES,
+    LayoutError,
+    Reserved,
+    create_file,
+    make_folder,
+    status_of,
+    sync_file,
+    sync_folder,
+    write_file,
+)
 from _regsync.layout.index import LARGEST_INDEX, Entry, Index, parse_index
-from _regsync.layout.room import Reserved
 from _regsync.oci.manifest import Descriptor, load_json
 from _regsync.oci.reference import split_digest
 from _regsync.text import printable, size_text
@@ -52,9 +61,8 @@ _OLD_INDEX_FILE = "index.json.old"
 _VERSION = b'{"imageLayoutVersion":"1.0.0"}\n'
 _LARGEST_VERSION_FILE = 64 * 1024
 
-# Others read what is carried to them.
-_FOLDER_MODE = 0o755
-_FILE_MODE = 0o644
+# The remedy for a layout that is damaged.
+_COPY_AGAIN = "copy the layout again, or name another directory"
 
 # Files of a group above which the whole system is asked first to write out what it holds: to wait
 # for each file by itself takes much longer.
@@ -63,23 +71,6 @@ _MANY_FILES = 32
 # Seconds without a write after which a blob that is not whole is taken for a killed run's, where the
 # file system has no locks.
 _ABANDONED_SECONDS = 24 * 3600.0
-
-# What to do about errors of the system.
-_REMEDIES = {
-    errno.EACCES: "let this user write there, or name another directory",
-    errno.EFBIG: "format the device with another file system: exFAT, ext4, NTFS",
-    errno.EIO: "check the device, and whether it is still there; then run again",
-    errno.ENOSPC: "free space on the device, or copy to a larger one",
-    errno.EROFS: "mount the device for writing, or copy to another one",
-}
-
-
-class LayoutError(SyncError):
-    """A layout cannot be read or written."""
-
-    @property
-    def code(self) -> str:  # type: ignore[override]
-        return "SOURCE_ERROR" if self.side is Side.SOURCE else "TARGET_ERROR"
 
 
 class _Whole(NamedTuple):
@@ -90,20 +81,20 @@ class _Whole(NamedTuple):
 
 
 class _Group:
-    """Blobs, manifests and entries of `index.json` that are brought to the disk by one commit."""
+    """What one commit brings to the disk."""
 
     def __init__(self) -> None:
         # By digest.
         self.blobs = dict[str, _Whole]()
         self.manifests = dict[str, bytes]()
-        # Whether entries of `index.json` have changed.
-        self.has_entries = False
-        # Set when the commit has ended; it has failed if there is an error then.
+        # Whether `index.json` is to be replaced.
+        self.changes_index = False
+        # Set when the commit has ended. It has failed if there is an error then.
         self.is_over = anyio.Event()
         self.error: SyncError | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.blobs or self.manifests or self.has_entries)
+        return bool(self.blobs or self.manifests or self.changes_index)
 
 
 class _Stamp(NamedTuple):
@@ -115,7 +106,15 @@ class _Stamp(NamedTuple):
 
 
 class Layout:
-    """One layout, for all its repositories in a run."""
+    """One layout, for all its repositories in a run.
+
+    How something is put into it:
+
+        add_blob, add_manifest   it joins the pending group, and reads as if it were in the layout
+        commit                   the group's files are synced and get their names, then `index.json`
+                                 is replaced; a new group is pending meanwhile
+        wait_until_safe          returns when the groups with all earlier puts are on the disk
+    """
 
     def __init__(
         self, path: str, log: Callable[..., None], on_put: Callable[[], None] = lambda: None
@@ -129,33 +128,34 @@ class Layout:
         # The entries of `index.json` and those that were put since; None before it was read.
         self._index: Index | None = None
         # The stamp and the bytes of `index.json` as it was last read or written.
-        self._stamp: _Stamp | None = None
-        self._bytes = b""
+        self._index_stamp: _Stamp | None = None
+        self._index_bytes = b""
 
-        # By algorithm, folders that were found to be folders.
+        # The folder of each algorithm's blobs, once it is known to be a folder and no link.
         self._folders = dict[str, str]()
 
-        # The open directory, while this process has its lock or its file system has no locks.
-        self._lock: int | None = None
+        # Whether `begin_writing` has been called: nothing below holds before that.
         self._is_writing = False
-        # Whether a file is replaced in one step here; set when writing begins.
+        # The open directory, which is locked where its file system has locks.
+        self._locked_folder: int | None = None
+        # Whether the file system replaces a file in one step.
         self._replaces_atomically = True
-        # The end of a file's name while it is written, and the time since when somebody may still be
-        # writing such a file: with a lock, nobody is.
+        # What the name of a file ends with while the file is written.
         self._suffix = PARTIAL_SUFFIX
+        # A partial file that was written to later may be another process's. With a lock none is.
         self._abandoned_before = math.inf
-        # By digest, what an earlier run had written of a blob.
+        # By digest of a blob: the partial file that a killed run has left.
         self._leftovers = dict[str, str]()
-        # The files of blobs that are not whole: of this run and of earlier ones.
-        self._partials = set[str]()
+        # All partial files of blobs, for `close` to remove: of this run and of killed ones.
+        self.partials = set[str]()
 
-        # The group to which puts are added, and the group that is being committed.
-        self._group = _Group()
-        self._under_way: _Group | None = None
+        # What was put since the last commit began, and what that commit is writing.
+        self._pending = _Group()
+        self._in_commit: _Group | None = None
         self._committing = anyio.Lock()
-        # Why nothing is written any more.
+        # The error of a failed commit, after which nothing is written.
         self._failure: SyncError | None = None
-        self._reserved = Reserved()
+        self.reserved = Reserved()
 
     def __str__(self) -> str:
         return f"oci-layout:{self.path}"
@@ -174,7 +174,7 @@ class Layout:
     def size_of(self, digest: str) -> int | None:
         """Return the size of a blob or manifest, None where it is not there.
 
-        LayoutError for anything but a regular file.
+        LayoutError for anything but a regular file: a link may lead out of the layout.
         """
         for group in self._groups():
             if digest in group.manifests:
@@ -185,10 +185,9 @@ class Layout:
         if path is None:
             return None
         with self.disk_errors():
-            try:
-                status = os.lstat(path)
-            except (FileNotFoundError, NotADirectoryError):
-                return None
+            status = status_of(path)
+        if status is None:
+            return None
         if not stat.S_ISREG(status.st_mode):
             raise LayoutError(f"{digest} is not a regular file in {self.shown}")
         return status.st_size
@@ -210,28 +209,28 @@ class Layout:
         """Open a blob. WrongBytes where it has another size, LayoutError where it is not there."""
         if self.size_of(digest) is None:
             raise LayoutError(f"{self.shown} does not hold {digest}")
-        paths = [group.blobs[digest].path for group in self._groups() if digest in group.blobs]
         with self.disk_errors():
-            stream = self._open_first(*paths, self._path_of(digest) or "")
+            stream = self._open_where_it_is(digest)
             status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size != size:
             stream.close()
             raise WrongBytes(f"the blob has {status.st_size} bytes, its descriptor says {size}")
         return stream
 
-    @staticmethod
-    def _open_first(*paths: str) -> FileIO:
-        """Open the first file that is there: one beside its place may get its name meanwhile."""
-        *beside, place = paths
-        for path in beside:
-            with contextlib.suppress(FileNotFoundError):
-                return FileIO(path, opener=open_safely)
-        return FileIO(place, opener=open_safely)
+    def _open_where_it_is(self, digest: str) -> FileIO:
+        # A blob without its name yet lies beside its place. A commit, in a worker thread, may move it
+        # between the two attempts.
+        for group in self._groups():
+            if digest in group.blobs:
+                with contextlib.suppress(FileNotFoundError):
+                    return FileIO(group.blobs[digest].path, opener=open_safely)
+        return FileIO(self._path_of(digest) or "", opener=open_safely)
 
     def _groups(self) -> Iterator[_Group]:
-        yield self._group
-        if self._under_way is not None:
-            yield self._under_way
+        """Give what was put and may not be at its place yet."""
+        yield self._pending
+        if self._in_commit is not None:
+            yield self._in_commit
 
     def _path_of(self, digest: str) -> str | None:
         """Return the place of a blob; None where its folder is not there."""
@@ -245,7 +244,7 @@ class Layout:
         folder = self._folder(algorithm)
         if folder is None:
             folder = os.path.join(self.path, "blobs", algorithm)
-            _make_folder(folder)
+            make_folder(folder)
         return os.path.join(folder, encoded)
 
     def _folder(self, algorithm: str) -> str | None:
@@ -255,10 +254,9 @@ class Layout:
             folder = os.path.join(blobs, algorithm)
             for each in (blobs, folder):
                 with self.disk_errors():
-                    try:
-                        status = os.lstat(each)
-                    except (FileNotFoundError, NotADirectoryError):
-                        return None
+                    status = status_of(each)
+                if status is None:
+                    return None
                 if not stat.S_ISDIR(status.st_mode):
                     raise LayoutError(f"{printable(each)} is not a directory")
             self._folders[algorithm] = folder
@@ -270,34 +268,44 @@ class Layout:
         """
         version = self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE)
         body = self._read_file(_INDEX_FILE, LARGEST_INDEX)
-        has_index = body is not None or self._has_file(_OLD_INDEX_FILE)
-        is_new = may_be_new and not has_index
-        if version is None and not is_new:
+        has_old_index = self._has_file(_OLD_INDEX_FILE)
+
+        # Without both: a new folder, or a run was killed before its first images were there.
+        has_no_images = body is None and not has_old_index
+        is_new = has_no_images and may_be_new
+        if version is not None:
+            _check_version(version)
+        elif not is_new:
             error = LayoutError(f"{self.shown} is not an image layout: it has no file oci-layout")
             error.hint = "check the path, and whether the disk is mounted"
             raise error
-        if version is not None:
-            _check_version(version)
-        if is_new:  # a new folder, or a run was killed before its first images were there
+        if is_new:
             return Index()
-        if not has_index:
+        if has_no_images:
             error = LayoutError(f"{self.shown} is an incomplete image layout: it has no index.json")
-            error.hint = "copy the layout again, or name another directory"
+            error.hint = _COPY_AGAIN
             raise error
 
         try:
-            index = parse_index(body) if body is not None else self._read_older_index()
-            self._bytes = body or b""
+            index = self._parse(body, has_old_index=has_old_index)
         except ContentError as error:
-            if body is None or not self._has_file(_OLD_INDEX_FILE):
-                error.hint = "copy the layout again, or name another directory"
-                raise
-            index = self._read_older_index()
-        self._stamp = self._stamp_of_index()
+            error.hint = _COPY_AGAIN
+            raise
+        self._index_stamp = self._stamp_of_index()
         return index
 
-    def _read_older_index(self) -> Index:
-        """Return what `index.json.old` names."""
+    def _parse(self, body: bytes | None, *, has_old_index: bool) -> Index:
+        """Parse `index.json`; where it is missing or damaged, `index.json.old`."""
+        if body is not None:
+            try:
+                index = parse_index(body)
+            except ContentError:
+                if not has_old_index:
+                    raise
+            else:
+                self._index_bytes = body
+                return index
+
         index = parse_index(self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX) or b"")
         text = f"{self.shown}: index.json cannot be read, index.json.old is used instead"
         self._log("warning", "layout_index", text)
@@ -307,9 +315,8 @@ class Layout:
         """Return a file of the layout, None where it is not there."""
         path = os.path.join(self.path, name)
         with self.disk_errors():
-            try:
-                status = os.lstat(path)
-            except (FileNotFoundError, NotADirectoryError):
+            status = status_of(path)
+            if status is None:
                 return None
             if not stat.S_ISREG(status.st_mode):
                 raise LayoutError(f"{printable(path)} is not a regular file")
@@ -338,7 +345,7 @@ class Layout:
             place = printable(str(error.filename or self.path))
             why = printable(error.strerror or str(error))
             told = LayoutError(f"{place}: {why}")
-            told.hint = _REMEDIES.get(error.errno or 0)
+            told.hint = REMEDIES.get(error.errno or 0)
             raise told from error
 
     # Writing.
@@ -350,25 +357,26 @@ class Layout:
         if self._is_writing:
             return
         with self.disk_errors():
-            _make_folder(self.path)
-            if self._lock is None:
+            make_folder(self.path)
+            if self._locked_folder is None:
                 self._take_lock()
             for name in ("blobs", os.path.join("blobs", "sha256")):
-                _make_folder(os.path.join(self.path, name))
-            if self._index is not None and self._stamp != self._stamp_of_index():
-                # Another process has written meanwhile. What was looked up before is only out of
-                # date: the worst is an image that is copied again.
+                make_folder(os.path.join(self.path, name))
+            # Before the lock was taken another process may have written. What was looked up by the old
+            # index is only out of date then: at worst an image is copied again.
+            if self._index is not None and self._index_stamp != self._stamp_of_index():
                 self._index = None
             self.index(may_be_new=True)
             if self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE) is None:
-                self._write_file(_VERSION_FILE, _VERSION)
+                self._replace_file(_VERSION_FILE, _VERSION)
             self._replaces_atomically = self._has_hard_links()
             self._find_leftovers()
         self._is_writing = True
 
     async def begin_blob(self, blob: Descriptor) -> BlobFile:
-        """Return the file of a blob that is to be written, behind what an earlier run had written of
-        it when it was killed: that is read and hashed first. LayoutError where there is no room.
+        """Return a file to write a blob into; LayoutError where there is no room for it.
+
+        What a killed run had written of the blob is hashed, and the file goes on behind it.
         """
         self.begin_writing()
         begun = None
@@ -378,7 +386,8 @@ class Layout:
                 begun = await _open_leftover(leftover, blob)
 
         rest = blob.size - (begun.size if begun is not None else 0)
-        room = self._room() + self._reserved.rest_of(blob.digest)
+        # Its image has usually reserved room for it, which counts as taken in `_room`.
+        room = self._room() + self.reserved.rest_of(blob.digest)
         if rest > room:
             if begun is not None:
                 begun.stream.close()
@@ -387,12 +396,14 @@ class Layout:
         if begun is None:
             with self.disk_errors():
                 path = self._place_for(blob.digest) + self._suffix
-                begun = _Begun(path, FileIO(_create(path), "w"), 0, None)
+                begun = _Begun(path, create_file(path), 0, None)
         return BlobFile(self, blob, begun)
 
     def reserve(self, sizes: Mapping[str, int]) -> Iterable[str]:
-        """Keep room for the blobs and manifests of an image, and return the digests of those that are
-        not here yet; LayoutError where there is too little. The caller gives them to `release`.
+        """Reserve room for what the layout lacks of an image; LayoutError where there is too little.
+
+        `sizes` are those of its blobs and manifests, by digest. Returns the digests with room, which
+        the caller gives to `release` when the image has ended.
         """
         self.begin_writing()
         absent = {
@@ -400,17 +411,17 @@ class Layout:
             for digest, size in sizes.items()
             if self.size_of(digest) != size
         }
-        needed = sum(size for digest, size in absent.items() if digest not in self._reserved)
-        # A new index.json is written beside the old one.
-        room = self._room() - len(self._bytes)
+        needed = sum(size for digest, size in absent.items() if digest not in self.reserved)
+        # The next index.json is written beside the present one.
+        room = self._room() - len(self._index_bytes)
         if needed > room:
             raise self._too_little_room(f"the image needs {size_text(needed)}", room)
-        self._reserved.add(absent)
+        self.reserved.add(absent)
         return absent.keys()
 
     def release(self, digests: Iterable[str]) -> None:
-        """Give back what `reserve` has kept."""
-        self._reserved.remove(digests)
+        """Give back the room of one image."""
+        self.reserved.remove(digests)
 
     def _size_of_leftover(self, digest: str) -> int:
         try:
@@ -420,15 +431,15 @@ class Layout:
 
     def _room(self) -> int:
         """Return the bytes that are free and that nobody has reserved."""
-        return self.free_bytes() - self._reserved.total
+        return self.free_bytes() - self.reserved.total
 
     def _too_little_room(self, needed: str, room: int) -> LayoutError:
         text = f"{self.shown} has room for {size_text(max(room, 0))}, {needed}"
-        if self._reserved.total:
-            others = size_text(self._reserved.total)
+        if self.reserved.total:
+            others = size_text(self.reserved.total)
             text += f" ({size_text(self.free_bytes())} are free, {others} are for images under way)"
         error = LayoutError(text)
-        error.hint = _REMEDIES[errno.ENOSPC]
+        error.hint = REMEDIES[errno.ENOSPC]
         return error
 
     def free_bytes(self) -> int:
@@ -439,14 +450,21 @@ class Layout:
         except OSError:
             return 0
 
+    def add_blob(self, digest: str, blob: _Whole) -> None:
+        """Put a blob; the next commit gives its file the blob's name."""
+        self.partials.discard(blob.path)
+        self.index().left_out.pop(digest, None)
+        self._pending.blobs[digest] = blob
+        self.on_put()
+
     def add_manifest(self, digest: str, body: bytes, entry: Entry | None) -> None:
         """Put a manifest; `entry` names it in `index.json`."""
         self.begin_writing()
         if self.size_of(digest) != len(body):
-            self._group.manifests[digest] = body
+            self._pending.manifests[digest] = body
         if entry is not None:
             self.index().put(entry)
-            self._group.has_entries = True
+            self._pending.changes_index = True
         self.on_put()
 
     def add_left_out(self, digest: str, repository: str) -> None:
@@ -456,12 +474,12 @@ class Layout:
         left_out = self.index().left_out
         if digest not in left_out:
             left_out[digest] = repository
-            self._group.has_entries = True
+            self._pending.changes_index = True
             self.on_put()
 
     def has_unsafe(self) -> bool:
         """Say whether something was put that `index.json` does not name yet."""
-        return bool(self._group) or self._under_way is not None
+        return bool(self._pending) or self._in_commit is not None
 
     async def wait_until_safe(self) -> None:
         """Wait until what was put is on the disk and in `index.json`; LayoutError where it failed."""
@@ -475,28 +493,31 @@ class Layout:
 
     async def commit(self) -> None:
         """Bring what was put to the disk: blobs and manifests get their names, then `index.json` is
-        replaced. An error is raised to those who wait for it.
+        replaced. An error is not raised here, but by `wait_until_safe`.
         """
         async with self._committing:
-            if not self._group:
+            if not self._pending:
                 return
-            group = self._group
-            self._under_way = group
-            self._group = _Group()
+            group = self._pending
+            self._in_commit = group
+            self._pending = _Group()
             try:
                 if self._failure is not None:
                     raise self._failure.without_place()
+                # A signal that ends the run does not end a commit halfway.
                 with anyio.CancelScope(shield=True):
-                    body = self.index().dump() if group.has_entries else self._bytes
+                    body = self.index().dump() if group.changes_index else self._index_bytes
                     await anyio.to_thread.run_sync(self._write_group, group, body)
             except SyncError as error:
                 self._fail(group, error)
             finally:
-                self._under_way = None
+                self._in_commit = None
                 group.is_over.set()
 
     def _fail(self, group: _Group, error: SyncError) -> None:
-        """Write nothing more, because memory and disk may differ now."""
+        """End a commit that failed. Nothing more is written, because some files of the group may have
+        their names and others not.
+        """
         error.drop_frames()
         error.hint = (
             error.hint or "run again when the cause is removed; the layout's tags are unchanged"
@@ -512,17 +533,17 @@ class Layout:
         """
         # Only a process that has the lock may remove files.
         if self._is_writing and sweep:
-            for path in self._partials:
+            for path in self.partials:
                 remove_if_possible(path)
-            self._partials.clear()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            self.partials.clear()
+        if self._locked_folder is not None:
+            os.close(self._locked_folder)
+            self._locked_folder = None
         self._is_writing = False
 
     def _take_lock(self) -> None:
         try:
-            # Nothing is left behind on the disk by a lock of the directory itself.
+            # The directory itself is locked: a file for the lock would stay on the disk.
             descriptor = os.open(self.path, os.O_RDONLY)
         except OSError:  # Windows opens no directories
             self._go_without_lock()
@@ -536,10 +557,12 @@ class Layout:
             raise busy from error
         except OSError:
             self._go_without_lock()
-        self._lock = descriptor
+        self._locked_folder = descriptor
 
     def _go_without_lock(self) -> None:
-        """Leave the files of another process alone that may be writing too."""
+        """Write files with names of our own, because another process may write the same blobs, and take
+        over only what nobody has written to for a day.
+        """
         self._abandoned_before = time.time() - _ABANDONED_SECONDS
         self._suffix = f".{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
         text = f"{self.shown}: its file system has no locks: let only one process write to it"
@@ -559,95 +582,94 @@ class Layout:
         return True
 
     def _find_leftovers(self) -> None:
-        """Find what killed runs have left of blobs."""
+        """Find the partial files that killed runs have left."""
         for algorithm, length in DIGEST_HEX_LENGTHS.items():
             folder = self._folder(algorithm)
             if folder is None:
                 continue
             for name in os.listdir(folder):
                 encoded, _, _ = name.partition(".")
-                if not name.endswith(PARTIAL_SUFFIX) or len(encoded) != length:
+                is_partial = name.endswith(PARTIAL_SUFFIX) and len(encoded) == length
+                if not is_partial:
                     continue
                 path = os.path.join(folder, name)
                 if os.lstat(path).st_mtime < self._abandoned_before:
                     self._leftovers[f"{algorithm}:{encoded}"] = path
-                    self._partials.add(path)
+                    self.partials.add(path)
 
     # In a worker thread.
 
     def _write_group(self, group: _Group, index: bytes) -> None:
+        """Write a group. The order is what a power cut at any instant may not break: bytes are synced
+        before a file gets its name, and names before `index.json` names them (I11).
+        """
         with self.disk_errors():
             self._check_place()
             partials = [(digest, blob.path) for digest, blob in group.blobs.items()]
             for digest, body in group.manifests.items():
                 path = self._place_for(digest) + self._suffix
-                with FileIO(_create(path), "w") as stream:
-                    _write_all(stream, body)
+                write_file(path, body)
                 partials.append((digest, path))
 
             if len(partials) > _MANY_FILES and hasattr(os, "sync"):
                 os.sync()
             for _, path in partials:
-                _sync(path)
+                sync_file(path)
             for digest, path in partials:
                 os.replace(path, self._place_for(digest))
             for folder in self._folders.values():
-                _sync_folder(folder)
-            if index != self._bytes:
-                self._replace_index(index)
-                self._bytes = index
+                sync_folder(folder)
+            if index != self._index_bytes:
+                old_name = None if self._replaces_atomically else _OLD_INDEX_FILE
+                self._replace_file(_INDEX_FILE, index, old_name=old_name)
+                self._index_bytes = index
 
     def _check_place(self) -> None:
-        """Raise LayoutError where the path leads elsewhere by now: to what lies below a disk."""
-        if self._lock is not None and not os.path.samestat(
-            os.fstat(self._lock), os.stat(self.path)
-        ):
+        """Raise LayoutError where the path leads to another directory than when writing began: a disk
+        was removed, and the path is now the folder that it was mounted on.
+        """
+        if self._locked_folder is None:
+            return
+        locked = os.fstat(self._locked_folder)
+        if not os.path.samestat(locked, os.stat(self.path)):
             gone = LayoutError(f"the disk of {self.shown} was removed while it was written")
-            gone.hint = _REMEDIES[errno.EIO]
+            gone.hint = REMEDIES[errno.EIO]
             raise gone
 
-    def _replace_index(self, index: bytes) -> None:
-        path = os.path.join(self.path, _INDEX_FILE)
-        if self._replaces_atomically:
-            self._write_file(_INDEX_FILE, index)
-            return
-        partial = path + self._suffix
-        with FileIO(_create(partial), "w") as stream:
-            _write_all(stream, index)
-        _sync(partial)
-        if os.path.lexists(path):
-            os.replace(path, os.path.join(self.path, _OLD_INDEX_FILE))
-            _sync_folder(self.path)
-        os.replace(partial, path)
-        _sync_folder(self.path)
+    def _replace_file(self, name: str, body: bytes, *, old_name: str | None = None) -> None:
+        """Replace a file of the layout by one that is on the disk whole.
 
-    def _write_file(self, name: str, body: bytes) -> None:
-        """Replace a file of the layout, which is whole at each instant."""
+        With `old_name` the file that was there is kept under that name. For a file system that does
+        not replace in one step (FAT): at each instant one of the two names has a whole file.
+        """
         path = os.path.join(self.path, name)
         partial = path + self._suffix
-        with FileIO(_create(partial), "w") as stream:
-            _write_all(stream, body)
-        _sync(partial)
+        write_file(partial, body)
+        sync_file(partial)
+        if old_name is not None and os.path.lexists(path):
+            os.replace(path, os.path.join(self.path, old_name))
+            sync_folder(self.path)
         os.replace(partial, path)
-        _sync_folder(self.path)
+        sync_folder(self.path)
 
 
 class _Begun(NamedTuple):
-    """The file of a blob that is not whole: an earlier run's, or a new one."""
+    """An open file of a blob that is not whole: a new one, or one that a killed run has left."""
 
     path: str
-    # Open behind its last byte.
+    # Its position is behind its last byte.
     stream: FileIO
-    # Bytes that an earlier run has written, and their hash; None for a new file.
+    # Bytes of the blob that are in it.
     size: int
+    # Their hash; None for a new file.
     hash: _Hash | None
 
 
 class BlobFile:
-    """A blob that is being written, beside its place.
+    """A blob that is being written, into a file beside the blob's place.
 
-    `offset` is how much of it there is. `hash` is that of what an earlier run has written and of what
-    came behind; None where this run has begun the file, with bytes that were verified on their way.
+    `offset` is how many bytes of the blob are in the file. `hash` is their hash where an earlier run
+    began the file, because nobody verifies those bytes on their way. Else it is None.
     """
 
     def __init__(self, layout: Layout, blob: Descriptor, begun: _Begun) -> None:
@@ -658,7 +680,7 @@ class BlobFile:
         self._path = begun.path
         self._stream = begun.stream
         self._is_disk_slow = False
-        layout._partials.add(begun.path)
+        layout.partials.add(begun.path)
         self._reserve()
         try:
             self._check_size()
@@ -668,7 +690,7 @@ class BlobFile:
 
     @property
     def is_whole(self) -> bool:
-        """Say whether nothing is missing: an earlier run had written all of it."""
+        """Say whether an earlier run had written all of the blob."""
         return self.offset == self._blob.size
 
     def _check_size(self) -> None:
@@ -679,19 +701,22 @@ class BlobFile:
             size = size_text(self._blob.size)
             text = f"the file system of {self._layout.shown} cannot store a file of {size}"
             too_large = LayoutError(text)
-            too_large.hint = _REMEDIES[errno.EFBIG]
+            too_large.hint = REMEDIES[errno.EFBIG]
             raise too_large from error
         os.lseek(self._stream.fileno(), self.offset, os.SEEK_SET)
 
     def _reserve(self) -> None:
-        self._layout._reserved.add({self._blob.digest: 0})
+        self._layout.reserved.add({self._blob.digest: self._blob.size})
         self._set_rest()
 
     def _set_rest(self) -> None:
-        self._layout._reserved.set_rest(self._blob.digest, self._blob.size - self.offset)
+        self._layout.reserved.set_rest(self._blob.digest, self._blob.size - self.offset)
 
     async def write(self, piece: memoryview) -> None:
-        """Write the next piece of the blob; LayoutError where the disk does not take it."""
+        """Write the next piece of the blob; LayoutError where the disk does not take it.
+
+        After a slow piece the next one is written by a worker thread, so that other transfers go on.
+        """
         began = anyio.current_time()
         if self._is_disk_slow:
             await anyio.to_thread.run_sync(self.append, piece)
@@ -701,7 +726,7 @@ class BlobFile:
         self._set_rest()
 
     def append(self, piece: memoryview) -> None:
-        """Write the next piece of the blob, in a worker thread, as `write` does."""
+        """Write the next piece of the blob at once, however long that takes: for worker threads."""
         with self._layout.disk_errors():
             while piece:
                 written = self._stream.write(piece)
@@ -711,23 +736,22 @@ class BlobFile:
                 self.offset += written
 
     def finish(self) -> None:
-        """Note that the blob is whole; it gets its name with the next group. WrongBytes where what an
-        earlier run has left was not its beginning: nothing of it is left then.
+        """Hand the whole blob to the layout, which gives it its name with the next commit.
+
+        WrongBytes where what an earlier run has left was not the blob's beginning. Then the file is
+        removed.
         """
         _, encoded = split_digest(self._blob.digest)
         if self.hash is not None and self.hash.hexdigest() != encoded:
             self.remove()
             raise WrongBytes("what an earlier run has left of the blob is not its beginning")
         self.pause()
-        self._layout._partials.discard(self._path)
-        self._layout.index().left_out.pop(self._blob.digest, None)
-        self._layout._group.blobs[self._blob.digest] = _Whole(self._path, self._blob.size)
-        self._layout.on_put()
+        self._layout.add_blob(self._blob.digest, _Whole(self._path, self._blob.size))
 
     def pause(self) -> None:
-        """Close the file; the bytes that were written stay."""
+        """Close the file, and give its room back; the bytes that were written stay."""
         if not self._stream.closed:
-            self._layout._reserved.remove([self._blob.digest])
+            self._layout.reserved.remove([self._blob.digest])
             with self._layout.disk_errors():
                 self._stream.close()
 
@@ -738,9 +762,9 @@ class BlobFile:
         self._reserve()
 
     def remove(self) -> None:
-        """Give the blob up."""
+        """Give the blob up: nothing of it stays."""
         self.pause()
-        self._layout._partials.discard(self._path)
+        self._layout.partials.discard(self._path)
         remove_if_possible(self._path)
 
 
@@ -752,68 +776,22 @@ def _check_version(body: bytes) -> None:
 
 
 async def _open_leftover(path: str, blob: Descriptor) -> _Begun | None:
-    """Open and hash what is left of a blob; None where nothing is, or where the file may not be written:
-    one with a second name may be outside of the layout.
-    """
+    """Open and hash a partial file that a killed run has left; None where it is of no use."""
     algorithm, _ = split_digest(blob.digest)
     running = new_hash(algorithm)
     try:
         stream = FileIO(path, "r+", opener=open_safely)
     except OSError:
         return None  # a link, or a folder
+
     status = os.fstat(stream.fileno())
-    with contextlib.ExitStack() as closing:
-        closing.callback(stream.close)
-        if stat.S_ISREG(status.st_mode) and status.st_nlink <= 1 and status.st_size <= blob.size:
+    # A file with a second name is not written: that name may be outside of the layout.
+    has_one_name = status.st_nlink <= 1
+    size = 0
+    try:
+        if stat.S_ISREG(status.st_mode) and has_one_name and status.st_size <= blob.size:
             size = await hash_rest(stream, running)
-            if size:
-                closing.pop_all()
-                return _Begun(path, stream, size, running)
-    return None
-
-
-def _make_folder(path: str) -> None:
-    """Make a folder that others may read, where there is none, and bring its name to the disk. Its
-    parent has to be there: else a disk is not mounted.
-    """
-    try:
-        os.mkdir(path)
-    except FileExistsError:
-        return
-    with contextlib.suppress(OSError):
-        os.chmod(path, _FOLDER_MODE)
-    _sync_folder(os.path.dirname(path))
-
-
-def _create(path: str) -> int:
-    """Create a file that others may read; what was there under its name is removed."""
-    remove_if_possible(path)
-    descriptor = os.open(path, WRITE_FLAGS | os.O_EXCL, _FILE_MODE)
-    if hasattr(os, "fchmod"):
-        with contextlib.suppress(OSError):  # FAT has no modes
-            os.fchmod(descriptor, _FILE_MODE)  # whatever the umask is
-    return descriptor
-
-
-def _write_all(stream: FileIO, body: bytes) -> None:
-    rest = memoryview(body)
-    while rest:
-        rest = rest[stream.write(rest) :]
-
-
-def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
     finally:
-        os.close(descriptor)
-
-
-def _sync_folder(path: str) -> None:
-    """Bring the names in a folder to the disk, where the system can."""
-    with contextlib.suppress(OSError):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        if size == 0:
+            stream.close()
+    return _Begun(path, stream, size, running) if size else None

@@ -24,7 +24,8 @@ from _regsync.config.model import Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError, WrongBytes
 from _regsync.files import SLOW_PIECE
 from _regsync.layout.assumed import read_assumed
-from _regsync.layout.directory import BlobFile, Layout, LayoutError
+from _regsync.layout.directory import BlobFile, Layout
+from _regsync.layout.disk import LayoutError
 from _regsync.layout.index import Entry, image_entry, loose_entry
 from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease

@@ -1,0 +1,140 @@
+"""What a layout asks of its disk: room, folders, files that are safe from a power cut, errors in words.
+
+Owns: how a file or folder is made and brought to the disk, how much of the free room is spoken for.
+May not know: what a layout is made of.
+Invariants: no link is followed. Room that two images need for one blob is counted once.
+Follows: docs/design.md section 13 ("Written in groups", "Power cuts", "Room").
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from io import FileIO
+
+from _regsync.errors import Side, SyncError
+from _regsync.files import WRITE_FLAGS, remove_if_possible
+
+# The modes of what is made, whatever the umask is: others read what is carried to them.
+_FOLDER_MODE = 0o755
+_FILE_MODE = 0o644
+
+# What to do about errors of the system.
+REMEDIES = {
+    errno.EACCES: "let this user write there, or name another directory",
+    errno.EFBIG: "format the device with another file system: exFAT, ext4, NTFS",
+    errno.EIO: "check the device, and whether it is still there; then run again",
+    errno.ENOSPC: "free space on the device, or copy to a larger one",
+    errno.EROFS: "mount the device for writing, or copy to another one",
+}
+
+
+class LayoutError(SyncError):
+    """A layout cannot be read or written."""
+
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        return "SOURCE_ERROR" if self.side is Side.SOURCE else "TARGET_ERROR"
+
+
+class Reserved:
+    """The bytes that images under way and open files are still to write, by the digests of these.
+
+    Each image reserves all that it lacks, and each open file its own blob. So a digest may have
+    several owners, but its bytes count once.
+    """
+
+    def __init__(self) -> None:
+        self._rest = dict[str, int]()
+        self._owners = Counter[str]()
+
+    @property
+    def total(self) -> int:
+        return sum(self._rest.values())
+
+    def add(self, sizes: Mapping[str, int]) -> None:
+        """Become an owner of these digests. The sizes count for those that have no owner yet."""
+        self._owners.update(sizes.keys())
+        for digest, size in sizes.items():
+            self._rest.setdefault(digest, size)
+
+    def remove(self, digests: Iterable[str]) -> None:
+        """Stop being an owner of these digests; one without an owner needs no room."""
+        for digest in digests:
+            self._owners[digest] -= 1
+            if not self._owners[digest]:
+                del self._owners[digest]
+                del self._rest[digest]
+
+    def set_rest(self, digest: str, rest: int) -> None:
+        """Note how many bytes of a reserved digest are still to be written."""
+        self._rest[digest] = rest
+
+    def rest_of(self, digest: str) -> int:
+        """Return the bytes that are still to be written of a digest, 0 where it is not reserved."""
+        return self._rest.get(digest, 0)
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._rest
+
+
+def status_of(path: str) -> os.stat_result | None:
+    """Return the status of a file, folder or link itself; None where nothing has this name."""
+    try:
+        return os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def make_folder(path: str) -> None:
+    """Make a folder that others may read, where there is none, and bring its name to the disk. Its
+    parent has to be there: else a disk is not mounted.
+    """
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        return
+    with contextlib.suppress(OSError):  # FAT has no modes
+        os.chmod(path, _FOLDER_MODE)
+    sync_folder(os.path.dirname(path))
+
+
+def create_file(path: str) -> FileIO:
+    """Create a file that others may read; what was there under its name is removed."""
+    remove_if_possible(path)
+    # O_EXCL: somebody else may put a link there just now.
+    descriptor = os.open(path, WRITE_FLAGS | os.O_EXCL, _FILE_MODE)
+    if hasattr(os, "fchmod"):
+        with contextlib.suppress(OSError):  # FAT has no modes
+            os.fchmod(descriptor, _FILE_MODE)
+    return FileIO(descriptor, "w")
+
+
+def write_file(path: str, body: bytes) -> None:
+    """Create a file with these bytes. Nothing is on the disk for certain before `sync_file`."""
+    with create_file(path) as stream:
+        rest = memoryview(body)
+        while rest:  # one write may take a part only
+            rest = rest[stream.write(rest) :]
+
+
+def sync_file(path: str) -> None:
+    """Bring the bytes of a file to the disk."""
+    descriptor = os.open(path, os.O_RDWR)  # Windows syncs only what is open for writing
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: str) -> None:
+    """Bring the names in a folder to the disk, where the system can: Windows cannot."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
