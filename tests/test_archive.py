@@ -22,8 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _regsync.state import database, sqlite
-from _regsync.state.database import COMMIT_SECONDS, StateFile
-from _regsync.state.knowledge import (
+from _regsync.state.archive import (
     Archive,
     ArtifactCheck,
     BlobEntry,
@@ -31,18 +30,23 @@ from _regsync.state.knowledge import (
     Holder,
     ManifestEntry,
     Notes,
+    RepositoryKey,
     Snapshot,
     SnapshotEntry,
     hashed_key,
     key_of,
 )
+from _regsync.state.database import COMMIT_SECONDS, StateFile
 from tests.ends import ROOT
 from tests.fuzzing import fuzz
 from tests.states import entries, rows
 
 KEYS = [key_of(f"sha256:{number:064x}") for number in range(6)]
 KEYS.append(key_of(f"sha512:{1:0128x}"))
-WHERES = [("host:5000", "repo"), ("host:5000", "other/repo"), ("else", "repo")]
+WHERES = [
+    RepositoryKey(*where)
+    for where in (("host:5000", "repo"), ("host:5000", "other/repo"), ("else", "repo"))
+]
 NAMES = [hashed_key("a"), hashed_key("b")]
 HERE = WHERES[0]
 
@@ -184,12 +188,14 @@ def test_a_file_has_a_rollback_journal_and_says_its_version(tmp_path: Path) -> N
 def test_mount_sources_are_those_confirmed_last_and_no_more_than_are_tried(tmp_path: Path) -> None:
     with opened(tmp_path) as state:
         for number in range(100):
-            state.put_blob(("host", f"app-{number}"), KEYS[0], BlobEntry(number, number % 2 == 0))
-        state.put_blob(("else", "app"), KEYS[0], BlobEntry(200, True))
+            state.put_blob(
+                RepositoryKey("host", f"app-{number}"), KEYS[0], BlobEntry(number, number % 2 == 0)
+            )
+        state.put_blob(RepositoryKey("else", "app"), KEYS[0], BlobEntry(200, True))
     with opened(tmp_path) as state:
         holders = state.holders_of("host", KEYS[0])
         assert holders == [Holder(f"app-{number}", number) for number in range(98, 34, -2)]
-        state.forget(("host", "app-98"), [KEYS[0]])
+        state.forget(RepositoryKey("host", "app-98"), [KEYS[0]])
         assert holders[0] not in state.holders_of("host", KEYS[0])
 
 
@@ -254,13 +260,13 @@ async def test_what_is_noted_is_written_soon_and_by_no_run_that_keeps_nothing(
 KILLED = """
 import os, signal, sys
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import BlobEntry, key_of
+from _regsync.state.archive import BlobEntry, RepositoryKey, key_of
 state = StateFile(sys.argv[1], print)
 state.load()
 number = 0
 while True:
     for _ in range(7):
-        state.put_blob(("host:5000", "repo"), key_of(f"sha256:{number:064x}"), BlobEntry(5, True))
+        state.put_blob(RepositoryKey("host:5000", "repo"), key_of(f"sha256:{number:064x}"), BlobEntry(5, True))
         number += 1
     state.commit()
     print(number, flush=True)
@@ -296,7 +302,7 @@ def states_of_a_commit(directory: Path) -> Iterator[dict[str, bytes]]:
     with opened(directory) as state:
         put_blobs(state, 0, 1, 2)
         for key in many:
-            state.put_blob(("host:5000", "many"), key, BlobEntry(5, True))
+            state.put_blob(RepositoryKey("host:5000", "many"), key, BlobEntry(5, True))
         state.commit()
         before = path.read_bytes()
 
@@ -307,7 +313,7 @@ def states_of_a_commit(directory: Path) -> Iterator[dict[str, bytes]]:
             put_blobs(state, 3)
             state.forget(HERE, [KEYS[0]])
             for key in many[::50]:
-                state.put_blob(("host:5000", "many"), key, BlobEntry(6, True))
+                state.put_blob(RepositoryKey("host:5000", "many"), key, BlobEntry(6, True))
             journal = b""
             connection = state._connection
             assert connection is not None
@@ -362,7 +368,7 @@ def test_a_kill_at_each_write_of_a_commit_leaves_what_was_there_before_or_after(
 LIMITED = """
 import resource, signal, sys
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import BlobEntry, key_of
+from _regsync.state.archive import BlobEntry, RepositoryKey, key_of
 directory, limit, action = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -370,7 +376,7 @@ signal.signal(signal.SIGXFSZ, getattr(signal, action))
 state = StateFile(directory, lambda *said: print(*said))
 state.load()
 for number in range(300):
-    state.put_blob(("host:5000", "repo"), key_of(f"sha256:{number:064x}"), BlobEntry(5, True))
+    state.put_blob(RepositoryKey("host:5000", "repo"), key_of(f"sha256:{number:064x}"), BlobEntry(5, True))
     if number % 50 == 0:
         state.commit()
 state.close()
@@ -652,13 +658,14 @@ def test_an_interpreter_without_the_module_keeps_no_state_and_says_so_once(tmp_p
     script = f"""
 import sys
 sys.modules["sqlite3"] = None
+from _regsync.state.archive import RepositoryKey
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 state = StateFile({str(tmp_path / "cache")!r}, lambda *said: print(*said, sep="|"))
 state.load()
 known = Knowledge(state, now=lambda: 5.0, ttl=60)
-known.add_blob(("host", "app"), "sha256:{"a" * 64}")
-assert known.has_blob(("host", "app"), "sha256:{"a" * 64}")
+known.add_blob(RepositoryKey("host", "app"), "sha256:{"a" * 64}")
+assert known.has_blob(RepositoryKey("host", "app"), "sha256:{"a" * 64}")
 state.commit()
 known.finish()
 state.close()
@@ -684,7 +691,9 @@ def full(state: StateFile) -> Iterator[None]:
 
 def put_many(state: StateFile, repository: str = "many") -> None:
     for number in range(400):
-        state.put_blob(("host", repository), key_of(f"sha256:{number:064x}"), BlobEntry(5, True))
+        state.put_blob(
+            RepositoryKey("host", repository), key_of(f"sha256:{number:064x}"), BlobEntry(5, True)
+        )
 
 
 def test_a_full_disk_fails_no_run(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from _regsync.oci.manifest import Descriptor
-from _regsync.state.knowledge import Knowledge, RepositoryKey
+from _regsync.state.archive import RepositoryKey
+from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Claims, ImageClaims, Step
 
 HOSTS = ("one.example", "two.example")
@@ -74,7 +75,7 @@ class World:
         self.trace: list[str] = []
         self.failures = 0
         if at_source:
-            source = (HOSTS[0], "source/repo")
+            source = RepositoryKey(HOSTS[0], "source/repo")
             self._put(source, ROOT, at_source)
 
     def _put(self, where: RepositoryKey, digest: str, blobs: tuple[str, ...]) -> None:
@@ -292,7 +293,7 @@ class ClaimsMachine(RuleBasedStateMachine):
         self, host: str, repository: str, layers: tuple[str, ...], children: tuple[str, ...]
     ) -> None:
         if len(self.world.all) < 12:
-            self.world.promote((host, repository), layers, children)
+            self.world.promote(RepositoryKey(host, repository), layers, children)
 
     @precondition(lambda self: self.world.startable())
     @rule(data=st.data())
@@ -343,7 +344,7 @@ def simulate(seed: int, images: int = 30) -> World:
         if left and what < 0.3:
             left -= 1
             world.promote(
-                (chance.choice(HOSTS), chance.choice(REPOSITORIES)),
+                RepositoryKey(chance.choice(HOSTS), chance.choice(REPOSITORIES)),
                 tuple(chance.sample(BLOBS, chance.randint(0, 4))),
                 tuple(chance.sample(tuple(CHILDREN), chance.randint(0, 2))),
             )
@@ -375,7 +376,7 @@ def test_the_same_events_give_the_same_steps() -> None:
 
 # --- single paths, each by name -------------------------------------------------------------------
 
-A, B, C = ((HOSTS[0], name) for name in REPOSITORIES[:3])
+A, B, C = (RepositoryKey(HOSTS[0], name) for name in REPOSITORIES[:3])
 
 
 def claims_of(*works: ImageClaims) -> tuple[Claims, list[list[Step]]]:
@@ -514,7 +515,7 @@ def test_nobody_waits_at_a_host_that_refused_its_only_mount() -> None:
     assert shown(claims.promote(work(D, BLOBS[0]))) == [(D, BLOBS[0], None)]
 
 
-D = (HOSTS[0], REPOSITORIES[3])
+D = RepositoryKey(HOSTS[0], REPOSITORIES[3])
 
 
 def test_only_the_refused_pair_stops_waiting_at_a_host_that_mounts() -> None:
@@ -546,7 +547,7 @@ def test_a_blob_in_an_uncommitted_repository_is_not_a_mount_source() -> None:
     knowledge.commit(A, ROOT, [BLOBS[0]])
     assert knowledge.mount_source(B, BLOBS[0]) == A[1]
     assert knowledge.mount_source(A, BLOBS[0]) is None
-    assert knowledge.mount_source((HOSTS[1], B[1]), BLOBS[0]) is None
+    assert knowledge.mount_source(RepositoryKey(HOSTS[1], B[1]), BLOBS[0]) is None
 
 
 def test_a_refused_pair_leaves_the_next_repository_to_mount_from() -> None:
@@ -588,7 +589,7 @@ def test_an_unknown_blob_is_asked_for_by_rule_11(
     knowledge = Knowledge()
     if populated:
         knowledge.set_populated(A)
-    knowledge.learn_probe((A[0], "a/sibling"), **learnt)
+    knowledge.learn_probe(RepositoryKey(A[0], "a/sibling"), **learnt)
     assert knowledge.needs_head(A, BLOBS[0]) is expected
 
 
@@ -608,9 +609,9 @@ def test_a_blob_that_was_forgotten_is_asked_for_by_head() -> None:
 def test_what_a_probe_taught_holds_for_one_first_segment_of_one_host() -> None:
     knowledge = Knowledge()
     knowledge.learn_probe(A, absent=True, present=True)
-    assert knowledge.probed((A[0], "a"))[1]
+    assert knowledge.probed(RepositoryKey(A[0], "a"))[1]
     assert not knowledge.probed(B)[1]
-    assert not knowledge.probed((HOSTS[1], A[1]))[1]
+    assert not knowledge.probed(RepositoryKey(HOSTS[1], A[1]))[1]
 
 
 def test_our_own_commits_do_not_make_an_empty_repository_a_populated_one() -> None:

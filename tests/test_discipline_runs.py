@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
+from _regsync.state.archive import RepositoryKey, key_of
 from _regsync.state.database import COMMIT_SECONDS, StateFile
-from _regsync.state.knowledge import key_of
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
 from conformance.registry.app import App
@@ -169,7 +169,7 @@ def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(
     try:
         state = StateFile(str(tmp_path / ".regsync"), print)
         state.load(keep=False)
-        where = (target.url.partition("//")[2], "app")
+        where = RepositoryKey(target.url.partition("//")[2], "app")
         assert state.manifest(where, key_of(image.top)) is not None
         state.close()
         _, peak = tracemalloc.get_traced_memory()

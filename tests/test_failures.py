@@ -24,6 +24,7 @@ from _regsync.app import environment
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.net.streams import Timeouts
 from _regsync.oci.manifest import Manifest
+from _regsync.state.archive import RepositoryKey
 from _regsync.sync import discovery
 from conformance.content.images import Image, Seed
 from conformance.messages import Request
@@ -207,7 +208,7 @@ async def test_what_fails_is_asked_once_by_all_that_want_it() -> None:
 
 def test_manifests_are_kept_as_far_as_their_budget_goes() -> None:
     kept = discovery._Manifests()
-    place = ("registry.example", "app")
+    place = RepositoryKey("registry.example", "app")
     manifests = [Manifest("image", f"sha256:{number:064x}", bytes(4 << 20)) for number in range(12)]
     for manifest in manifests:
         kept.record_use(place, manifest.digest, manifest)

@@ -12,6 +12,7 @@ import pytest
 from _regsync.errors import Disconnected
 from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import Demand, RegistryLimits
+from _regsync.state.archive import RepositoryKey
 from _regsync.sync import staging
 from _regsync.sync.feed import PATIENCE, Feed, Feeds, Guest, Order, Tap
 from conformance.content.images import Image, Seed
@@ -451,7 +452,7 @@ async def test_a_reading_serves_one_upload_for_each_registry() -> None:
     unused: Any = None
 
     def guest(host: str) -> Guest:
-        made = feeds.expect(("source", "app"), "sha256:a", 9)
+        made = feeds.expect(RepositoryKey("source", "app"), "sha256:a", 9)
         demands = Demand("source", "read"), Demand(host, "write")
         made.place(Order(unused, 0, *demands, 0, 0.0, unused, unused, unused))
         return made

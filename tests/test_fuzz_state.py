@@ -20,20 +20,23 @@ from hypothesis import strategies as st
 from _regsync.addresses import Origin
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
-from _regsync.state.database import StateFile
-from _regsync.state.knowledge import (
+from _regsync.state.archive import (
     Archive,
     BlobEntry,
-    Knowledge,
+    RepositoryKey,
     Snapshot,
     digest_like,
     hashed_key,
     key_of,
 )
+from _regsync.state.database import StateFile
+from _regsync.state.knowledge import Knowledge
 from tests.fuzzing import fuzz, trees
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(4)] + [f"sha512:{1:0128x}"]
-WHERES = [("host", "repo"), ("host", "other"), ("else", "repo")]
+WHERES = [
+    RepositoryKey(*where) for where in (("host", "repo"), ("host", "other"), ("else", "repo"))
+]
 NOW = 1_000_000
 
 # What SQLite can hold in any column, whatever was declared.

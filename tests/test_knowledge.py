@@ -7,15 +7,13 @@ from collections.abc import Iterable
 
 import pytest
 
-from _regsync.state.knowledge import (
+from _regsync.state.archive import (
     MOST_HOLDERS,
     BlobEntry,
     Fact,
     Holder,
-    Knowledge,
     ManifestEntry,
     Notes,
-    ProbeAnswers,
     RepositoryKey,
     Snapshot,
     SnapshotEntry,
@@ -23,14 +21,15 @@ from _regsync.state.knowledge import (
     hashed_key,
     key_of,
 )
+from _regsync.state.knowledge import Knowledge, ProbeAnswers
 
 HOUR = 3600
 DAY = 86400
 NOW = 100 * DAY
 HOST = "host:5000"
-A = (HOST, "a")
-B = (HOST, "b/one")
-C = ("else", "a")
+A = RepositoryKey(HOST, "a")
+B = RepositoryKey(HOST, "b/one")
+C = RepositoryKey("else", "a")
 TOP, CHILD, BLOB, OTHER = (f"sha256:{number:064x}" for number in range(1, 5))
 
 
@@ -185,7 +184,7 @@ def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
     assert next_day.host(HOST).smallest_patch is None
     assert next_day.has_referrers_api(B) is None
     assert next_day.mounts(HOST) is True
-    assert next_day.probed((HOST, "b/two")) == ProbeAnswers(absent=True, present=None)
+    assert next_day.probed(RepositoryKey(HOST, "b/two")) == ProbeAnswers(absent=True, present=None)
     assert next_day.probed(A) == ProbeAnswers(absent=None, present=None)
     assert next_day.host("else").mounts is None
 
@@ -265,7 +264,7 @@ def test_what_is_too_old_is_swept_once_a_day(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize("name", ["a b", "a&digest=x", "a\r\nX: y", "A", "", "a/../b", "\ufffd"])
 def test_a_name_that_no_repository_has_is_never_mounted_from(name: str) -> None:
     archive = Notes()
-    archive.put_blob((HOST, name), key_of(BLOB), BlobEntry(NOW - HOUR, True))
+    archive.put_blob(RepositoryKey(HOST, name), key_of(BLOB), BlobEntry(NOW - HOUR, True))
     assert known(archive).mount_source(B, BLOB) is None
 
 
@@ -291,11 +290,11 @@ def test_a_blob_in_many_repositories_is_mounted_from_the_oldest_ones() -> None:
     knowledge = known(Nothing())
     names = [f"app-{number}" for number in range(MOST_HOLDERS + 1)]
     for name in names:
-        knowledge.commit((HOST, name), TOP, [BLOB])
-        knowledge.commit((HOST, name), CHILD, [BLOB])
+        knowledge.commit(RepositoryKey(HOST, name), TOP, [BLOB])
+        knowledge.commit(RepositoryKey(HOST, name), CHILD, [BLOB])
     assert list(knowledge.holders(HOST, BLOB)) == names[:-1]
-    knowledge.forget((HOST, names[0]), BLOB)
-    knowledge.commit((HOST, names[-1]), OTHER, [BLOB])
+    knowledge.forget(RepositoryKey(HOST, names[0]), BLOB)
+    knowledge.commit(RepositoryKey(HOST, names[-1]), OTHER, [BLOB])
     assert list(knowledge.holders(HOST, BLOB)) == names[1:]
     assert list(knowledge.holders("else", BLOB)) == []
 
@@ -398,7 +397,7 @@ def test_what_a_shown_manifest_names_is_believed_and_not_confirmed(archive: type
 def test_a_manifest_that_no_tag_has_shown_teaches_nothing() -> None:
     knowledge = known(Notes())
     knowledge.learn_manifest(HOST, TOP, [BLOB], [CHILD])
-    knowledge.vouch(("else.test", A[1]), TOP)
+    knowledge.vouch(RepositoryKey("else.test", A[1]), TOP)
     knowledge.learn_manifest(HOST, TOP, [BLOB], [CHILD])
     assert not knowledge.has_blob(A, BLOB)
     assert not knowledge.is_committed(A, CHILD)

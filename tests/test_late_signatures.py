@@ -15,8 +15,9 @@ import anyio
 import pytest
 
 from _regsync.errors import ContentError
+from _regsync.state.archive import COMPLETE, COPIED, ArtifactCheck, RepositoryKey, hashed_key
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import COMPLETE, COPIED, ArtifactCheck, Knowledge, hashed_key
+from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import Look, decide_look, flags_after, is_due_without_state
 from _regsync.sync.image import ImageCopy
 from _regsync.sync.referrers import Search
@@ -216,7 +217,7 @@ def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path: Path) -> N
         before.record_artifact_check(name, COMPLETE | COPIED, b"01234567")
         clock[0] = 5000
         before.record_artifact_check(name, COMPLETE, b"76543210", first=1000)
-        before.add_blob(("host", "app"), f"sha256:{1:064x}")
+        before.add_blob(RepositoryKey("host", "app"), f"sha256:{1:064x}")
 
     clock[0] = 5000 + 300 * DAY
     with opened() as after:

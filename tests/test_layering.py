@@ -46,7 +46,7 @@ PURE = {
     *(
         name
         for name in ORDER
-        if name.startswith(("oci.", "config.", "state.knowledge", "layout.index"))
+        if name.startswith(("oci.", "config.", "state.archive", "state.knowledge", "layout.index"))
     ),
     *("net.proxy", "registry.throttle", "registry.outage", "registry.redirects"),
     *(

@@ -14,6 +14,7 @@ import anyio
 import pytest
 
 from _regsync.config.reader import ConfigFile, load
+from _regsync.state.archive import RepositoryKey
 from _regsync.state.seen import FirstSeen, SeenKey
 from conformance.client.copies import push_http
 from conformance.content.images import Seed
@@ -105,7 +106,7 @@ def test_shards_keep_their_state_apart_and_these_times_together() -> None:
 
 # --- the file itself
 
-WHERE = ("source.test", "app")
+WHERE = RepositoryKey("source.test", "app")
 DIGEST = "sha256:" + "0" * 64
 
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
+from _regsync.state.archive import BlobEntry, RepositoryKey
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import BlobEntry
 from _regsync.sync.staging import Staging
 from _regsync.text import printable
 from conformance.content.images import Seed
@@ -380,7 +380,7 @@ def test_a_state_that_is_another_file_is_begun_anew(tmp_path: Path, name: str, w
 def write_state(directory: Path) -> None:
     kept = StateFile(str(directory), print)
     kept.load()
-    kept.put_blob(("host", "app"), bytes(33), BlobEntry(1, True))
+    kept.put_blob(RepositoryKey("host", "app"), bytes(33), BlobEntry(1, True))
     kept.close()
 
 

@@ -16,18 +16,19 @@ from typing import Any
 import pytest
 
 from _regsync import files
-from _regsync.state.knowledge import (
+from _regsync.state.archive import (
     ArtifactCheck,
     BlobEntry,
     Fact,
-    Knowledge,
     ManifestEntry,
     Notes,
+    RepositoryKey,
     Snapshot,
     SnapshotEntry,
     hashed_key,
     key_of,
 )
+from _regsync.state.knowledge import Knowledge
 from _regsync.sync import staging as sync_staging
 from _regsync.sync.staging import Staging, StagingFailed
 from conformance.content.images import Seed
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.rule("R12")
 NOW = 2_000_000_000
 AHEAD = NOW + 10 * 365 * 86400
 DIGEST = f"sha256:{'a' * 64}"
-WHERE = ("registry.test:5000", "app")
+WHERE = RepositoryKey("registry.test:5000", "app")
 
 
 @pytest.mark.rule("R16")
@@ -60,7 +61,7 @@ def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(
     known = Knowledge(archive, now=lambda: float(NOW))
     assert known.has_blob(WHERE, DIGEST) is believed
     assert known.is_committed(WHERE, DIGEST) is believed
-    assert (known.mount_source((WHERE[0], "else"), DIGEST) == WHERE[1]) is believed
+    assert (known.mount_source(RepositoryKey(WHERE[0], "else"), DIGEST) == WHERE[1]) is believed
     assert (known.snapshot(name) is not None) is believed
     assert (known.artifact_check(name).last == moment) is believed
 

@@ -15,6 +15,7 @@ import pytest
 from _regsync.errors import RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.registry.repository import Repository
+from _regsync.state.archive import RepositoryKey
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync import schedule
 from _regsync.sync.claims import Claims, ImageClaims, Step
@@ -29,12 +30,12 @@ class At(Repository):
 
     host: Any = SimpleNamespace(key="target.test", registry=SimpleNamespace(kind="generic"))
     name = ""
-    key = ("", "")
-    pool = ("", "")
+    key = RepositoryKey("", "")
+    pool = RepositoryKey("", "")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.key = self.pool = (self.host.key, name)
+        self.key = self.pool = RepositoryKey(self.host.key, name)
 
     def reference(self, reference: str) -> str:
         return f"{self.host.key}/{self.name}:{reference}"

@@ -34,6 +34,7 @@ from _regsync.oci.reference import check_digest
 from _regsync.providers import Pace, Row, UploadStyle
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.registry.transport import Transport
+from _regsync.state.archive import RepositoryKey
 from _regsync.text import Secrets
 
 if TYPE_CHECKING:
@@ -123,9 +124,9 @@ class LayoutRepository:
         self.name = name
         self.api_name = name
         self.side = side
-        self.key = (host.key, name)
+        self.key = RepositoryKey(host.key, name)
         # All repositories of a layout have their blobs and manifests in one folder.
-        self.pool = (host.key, "")
+        self.pool = RepositoryKey(host.key, "")
         self._layout = host.layout
 
     def __str__(self) -> str:

@@ -34,6 +34,7 @@ from _regsync.registry.redirects import resolve_location
 from _regsync.registry.throttle import Demand
 from _regsync.registry.transport import Call, Transport
 from _regsync.registry.upload import Upload
+from _regsync.state.archive import RepositoryKey
 from _regsync.text import clean_beginning, printable, redacting
 
 # Limits of answers, in bytes.
@@ -162,7 +163,7 @@ class RemoteRepository:
 
         # Docker Hub's `library/` is on the wire only.
         self.api_name = api_repository(host.registry.host, name)
-        self.key = (host.key, self.api_name)
+        self.key = RepositoryKey(host.key, self.api_name)
         self.pool = self.key
         self._base = f"/v2/{self.api_name}"
 

@@ -20,7 +20,7 @@ import anyio
 
 from _regsync.files import WRITE_FLAGS, lock
 from _regsync.state import sqlite
-from _regsync.state.knowledge import (
+from _regsync.state.archive import (
     DIGEST_BYTES,
     MOST_HOLDERS,
     ArtifactCheck,
@@ -62,7 +62,7 @@ _Row = tuple[object, ...]
 
 
 class StateFile:
-    """The state on disk between `load` and `close`: an `Archive` (state/knowledge.py).
+    """The state on disk between `load` and `close`: an `Archive` (state/archive.py).
 
     Failures of the disk are logged by `log(level, event, message)`, not raised.
     """

@@ -23,7 +23,7 @@ import anyio
 from _regsync.config.model import Config
 from _regsync.errors import ConfigError
 from _regsync.files import WRITE_FLAGS, lock, open_safely, replacing
-from _regsync.state.knowledge import RepositoryKey
+from _regsync.state.archive import RepositoryKey
 from _regsync.text import json_object, parse_time, printable, time_text
 
 _VERSION = 1
@@ -338,7 +338,7 @@ def _entry_of(fields: Mapping[str, object]) -> tuple[SeenKey, Sighting]:
         raise ValueError("a source is host and repository")
     ahead = parse_time(texts["ahead"]) if "ahead" in texts else None
     sighting = Sighting(parse_time(texts["first_seen"]), parse_time(texts["answered"]), ahead)
-    return SeenKey((host, repository), texts["digest"]), sighting
+    return SeenKey(RepositoryKey(host, repository), texts["digest"]), sighting
 
 
 def _fields_of(key: SeenKey, sighting: Sighting) -> dict[str, str]:

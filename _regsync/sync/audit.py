@@ -30,8 +30,9 @@ from _regsync.oci.manifest import MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
 from _regsync.registry.transport import Transport
+from _regsync.state.archive import RepositoryKey, digest_like, key_of
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import Knowledge, RepositoryKey, digest_like, key_of
+from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.discovery import Discovery, Once, check_tree_size, gather
 from _regsync.sync.findings import AuditReport, Finding, Flaw, corrupt, differs, incomplete, missing

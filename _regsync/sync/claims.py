@@ -16,7 +16,8 @@ from itertools import count
 from typing import NamedTuple
 
 from _regsync.oci.manifest import Descriptor
-from _regsync.state.knowledge import Knowledge, RepositoryKey
+from _regsync.state.archive import RepositoryKey
+from _regsync.state.knowledge import Knowledge
 
 
 class ClaimKey(NamedTuple):

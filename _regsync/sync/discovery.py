@@ -26,7 +26,8 @@ from _regsync.registry.host import Host, RegistryClient
 from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.knowledge import Knowledge, RepositoryKey, Snapshot, hashed_key, key_of
+from _regsync.state.archive import RepositoryKey, Snapshot, hashed_key, key_of
+from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.image import Tree, build_tree
 from _regsync.tags import Selection, TagRule

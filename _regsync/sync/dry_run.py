@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.knowledge import Knowledge, RepositoryKey
+from _regsync.state.archive import RepositoryKey
+from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Step
 from _regsync.sync.discovery import TagLookup
 from _regsync.sync.image import BlobResult, Image, ImageCopy, Tree

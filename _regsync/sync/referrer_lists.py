@@ -21,7 +21,8 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest, extend_referrers_list, referrer_entry
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository, is_immutable
-from _regsync.state.knowledge import Knowledge, RepositoryKey, area
+from _regsync.state.archive import RepositoryKey
+from _regsync.state.knowledge import Knowledge
 from _regsync.sync.discovery import Discovery, Once
 
 # Other writers may replace a fallback list that we put. After so many puts that is an error.
@@ -121,7 +122,7 @@ class ReferrerLists:
         """Ask the referrers API; None where there is none."""
         if self.has_api(where) is None:
             # Later askers in the area wait: where there is no API, one request shows it.
-            async with self._first_requests[area(where.key)]:
+            async with self._first_requests[where.key.area]:
                 if self.has_api(where) is None:
                     return await self._list_referrers(where, subject)
         if not self.has_api(where):
@@ -176,7 +177,7 @@ class ReferrerLists:
         """Have a target without the API list these referrers of a subject; return the digests that
         its list lacked. A target with the API needs no list.
         """
-        async with self._first_requests[area(target.key)]:
+        async with self._first_requests[target.key.area]:
             if self.has_api(target) is None:
                 await self._list_referrers(target, subject)
         if self.has_api(target):

@@ -21,7 +21,8 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.knowledge import Knowledge, RepositoryKey, digest_like, hashed_key, key_of
+from _regsync.state.archive import RepositoryKey, digest_like, hashed_key, key_of
+from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import (
     Look,
     decide_look,

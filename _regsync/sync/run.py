@@ -24,8 +24,9 @@ from _regsync.layout.layouts import Layouts
 from _regsync.oci.reference import split_full_name
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
+from _regsync.state.archive import COPIED, key_of
 from _regsync.state.database import StateFile
-from _regsync.state.knowledge import COPIED, Knowledge, key_of
+from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import Look, flags_after
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag, gather
 from _regsync.sync.image import Image, ImageCopy

@@ -28,7 +28,8 @@ from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.registry.repository import Repository, is_immutable, may_be_stale
 from _regsync.registry.transport import Transport
-from _regsync.state.knowledge import Knowledge, RepositoryKey, key_of
+from _regsync.state.archive import RepositoryKey, key_of
+from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Claims, ImageClaims, Step
 from _regsync.sync.discovery import Discovery, gather
 from _regsync.sync.election import Pending

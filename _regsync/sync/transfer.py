@@ -34,7 +34,8 @@ from _regsync.registry.outage import is_outage
 from _regsync.registry.repository import BlobUpload, Repository
 from _regsync.registry.throttle import ATTEMPTS, LARGE_BODY, Demand, RetryBudget
 from _regsync.registry.transport import Transport
-from _regsync.state.knowledge import Knowledge, RepositoryKey, area
+from _regsync.state.archive import RepositoryKey
+from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Step
 from _regsync.sync.discovery import Once, gather
 from _regsync.sync.feed import Feeds, Guest, LeftBehind, Order, Tap, copy_of
@@ -430,7 +431,7 @@ class BlobTransfer:
             return BlobResult.MOUNTED
 
         self._knowledge.refuse_mount(copy.target.pool, mount_from)
-        holder = (host, mount_from)
+        holder = RepositoryKey(host, mount_from)
         was_seen_in_this_run = self._knowledge.is_confirmed(holder, digest)
         if was_seen_in_this_run:
             return None
@@ -448,7 +449,7 @@ class BlobTransfer:
         probe_from = target.probe_from
         needs_head = probe_from is None or self._knowledge.needs_head(target.pool, copy.blob.digest)
         if needs_head:
-            self._searched.add(area(target.pool))
+            self._searched.add(target.pool.area)
             if await self._is_present(copy):
                 return BlobResult.PRESENT
         if copy.has_probe_session:
@@ -483,14 +484,14 @@ class BlobTransfer:
         """
         target = copy.target
         where = target.pool
-        probe = self._probes[area(where)]
+        probe = self._probes[where.area]
         if probe.answer or copy.upload.session or target.probe_from is None:
             return
         is_known = self._knowledge.probed(where).present is not None
         if is_known or not self._knowledge.needs_head(where, copy.blob.digest):
             return
 
-        is_one_of_several = copy.claims.own_blobs > 1 or area(where) in self._searched
+        is_one_of_several = copy.claims.own_blobs > 1 or where.area in self._searched
         present = self._known_blob(copy)
         if is_one_of_several and present is not None and not self._mount_from(copy):
             await probe.get(partial(self._ask_for_known, copy, present, target.probe_from))
