@@ -277,10 +277,18 @@ async def test_the_output_that_is_shown_is_the_programs(world: Virtual, tmp_path
     assert [line for line in told if line not in shortened] == []
 
 
+SHORTEST = {
+    **{name: [name, "-c", "x"] for name in ("sync", "watch", "analyze", "lock", "audit")},
+    **{name: [name, "x"] for name in ("tags", "report", "validate", "expand")},
+    "auth": ["auth", "check", "-c", "x"],
+    "copy": ["copy", "a", "b"],
+}
+
 OWN_STATUSES = {
     "audit": ["0    all is there and right", "1    there are findings"],
     "auth": ["0    nothing that is needed", "4    something that is needed is missing"],
     "lock": ["0    nothing failed, with or without changes", "1    something failed"],
+    "report": ["0    the report was shown, whatever failed in the run"],
     "sync": ["0    nothing failed", "4    everything failed"],
     "validate": ["0    the configuration is valid"],
     "watch": ["0    stopped by SIGINT or SIGTERM"],
@@ -292,6 +300,14 @@ def test_the_help_of_a_command_says_what_its_own_statuses_mean(name: str) -> Non
     _, _, statuses = cli.parser_of(name).format_help().partition("exit status:\n")
     for line in OWN_STATUSES[name]:
         assert f"  {line}" in statuses
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_speaks_of_requests_only_where_registries_are_asked(name: str) -> None:
+    helped = run_regsync_help(name)
+    is_silent = "every request" not in helped and "--no-progress" not in helped
+    assert is_silent is (name in OFFLINE)
+    assert cli.parse_arguments([*SHORTEST.get(name, [name]), "-v", "--no-progress"]).v == 1
 
 
 def test_every_command_lists_the_statuses_that_it_can_end_with() -> None:
@@ -420,7 +436,7 @@ def test_there_are_examples_of_every_tag_rule_that_selects() -> None:
 # The tags at the source before each recipe; the two halves of the relay are two.
 CONTENT: list[dict[str, list[str]]] = [
     {
-        "library/alpine": ["3.17", "3.18", "3.19", "3.20", "edge"],
+        "library/alpine": ["3.18.9", "3.19.1", "3.19", "3.20.0", "3.20.3", "3.20", "edge"],
         "library/nginx": ["1.26", "1.27", "1.28"],
     },
     {"library/redis": ["6.2.1", "7.2.4", "7.4.0", "7.4.1", "7.4.1-alpine", "7.4", "7"]},
@@ -439,9 +455,9 @@ CONTENT: list[dict[str, list[str]]] = [
 ]
 SYNCED = [
     {
-        "base/alpine:3.18",
-        "base/alpine:3.19",
-        "base/alpine:3.20",
+        "base/alpine:3.19.1",
+        "base/alpine:3.20.0",
+        "base/alpine:3.20.3",
         "library/nginx:1.27",
         "library/nginx:1.28",
     },

@@ -166,6 +166,50 @@ def test_a_floor_that_is_not_reached_is_a_warning_with_both_numbers(source: Serv
     )
 
 
+# The rules of a configuration.
+
+
+def mirror(server: Server, *rules: dict[str, object]) -> str:
+    """Return a configuration with a mapping of `app` for each rule, and one of another repository."""
+    mappings = [{"from": "app", "to": f"copy{n}", "tags": rule} for n, rule in enumerate(rules)]
+    mappings.append({"from": "other", "to": "other", "tags": {"glob": "edge"}})
+    registries = {"a": {"url": server.url}, "b": {"url": "b.example"}}
+    defaults = {"source": "a", "targets": ["b"]}
+    return json.dumps({"registries": registries, "defaults": defaults, "mappings": mappings})
+
+
+@pytest.mark.parametrize(
+    ("rules", "options", "kept"),
+    [
+        ([{"semver": ">=1.1"}], [], "2.0.0 1.1.0"),
+        ([{"semver": ">=1.1"}], ["--glob", "e*"], "edge"),
+        ([{"glob": "1.0*"}, {"glob": ["edge", "1.0.0"]}], [], "1.0.0 edge"),
+        ([], [], "1.0.0 1.1.0 1.2.0-rc.1 2.0.0 edge"),
+    ],
+    ids=["one mapping", "a rule of its own", "two mappings", "no mapping"],
+)
+def test_without_a_rule_of_its_own_it_takes_those_of_the_mappings(
+    source: Server, rules: list[dict[str, object]], options: list[str], kept: str
+) -> None:
+    ran = list_tags(source, "-c", "-", *options, stdin=mirror(source, *rules))
+    assert (ran.status, ran.out.split(), ran.err) == (0, kept.split(), "")
+    assert source.journal.summary() == {"GET tag_list": 1}
+
+
+def test_of_two_mappings_a_tag_is_dropped_that_neither_selects(source: Server) -> None:
+    text = mirror(
+        source, {"glob": "1*", "exclude": "*-*"}, {"glob": ["edge", "gone"], "min_tags": 3}
+    )
+    ran = list_tags(source, "-c", "-", "--json", "-v", stdin=text)
+    assert ran.report["tags"] == ["1.0.0", "1.1.0", "edge"]
+    assert ran.report["missing"] == ["gone"]
+    dropped = {"1.2.0-rc.1": "exclude", "2.0.0": "glob", SIGNATURE: "referrer_tag"}
+    assert ran.report["dropped"] == dropped
+    assert "info: the rule is that of mappings[0]\n" in ran.err
+    assert "info: the rule is that of mappings[1]\n" in ran.err
+    assert "only 1 tags were found, min_tags asks for 3" in ran.err
+
+
 # What is asked, with which credentials.
 
 

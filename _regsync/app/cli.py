@@ -37,7 +37,7 @@ STATUSES = """\
   0    nothing failed, even if there was nothing to do
   1    something failed, but not everything
   2    everything failed, or an unexpected error
-  3    the configuration or command line is invalid; nothing was attempted
+  3    the configuration or command line is invalid, or the FIPS gate is closed; nothing was attempted
   4    everything failed, and every failure is about authentication or authorisation
   130  interrupted by SIGINT, 143 by SIGTERM, with work left undone
 """
@@ -67,6 +67,7 @@ class Command(NamedTuple):
     add_arguments: Callable[[Parser], None]
     run: Callable[[argparse.Namespace, Console], int]
     own_statuses: Mapping[str, str] = MappingProxyType({})  # those that mean something else here
+    asks_registries: bool = True
 
 
 # Arguments
@@ -113,19 +114,21 @@ def parser_of(name: str | None) -> Parser:
     """Return the parser of one command, or of the program without a command."""
     if name is None:
         parser = make_parser("regsync", "copy container images between OCI registries", STATUSES)
+        asks_registries = True
         parser.usage = "regsync COMMAND ..."
         parser.add_argument(
             "--version", action="store_true", help="the same as the command `version`"
         )
         listed = [f"  {word:<9} {command.summary}" for word, command in COMMANDS.items()]
-        before = ["commands (see `regsync COMMAND --help`):", *listed]
+        before = ["commands (`regsync COMMAND --help` has its options and exit statuses):", *listed]
     else:
         command = COMMANDS[name]
         parser = make_parser(f"regsync {name}", command.summary, statuses_of(command))
         command.add_arguments(parser)
+        asks_registries = command.asks_registries
         before = ["examples:", *(f"  {line}".rstrip() for line in command.examples.splitlines())]
 
-    add_global_arguments(parser)
+    add_global_arguments(parser, asks_registries=asks_registries)
     parser.epilog = "\n".join([*before, "", str(parser.epilog)])
     return parser
 
@@ -159,9 +162,16 @@ def help_width() -> int:
     return columns - 2
 
 
-def add_global_arguments(parser: Parser) -> None:
+def add_global_arguments(parser: Parser, *, asks_registries: bool) -> None:
+    """Add what every command takes. The help of one that asks no registry is silent about requests and
+    progress.
+    """
+
+    def meaning(text: str) -> str:
+        return text if asks_registries else argparse.SUPPRESS
+
     parser.add_argument(
-        "-v", action="count", help="show decisions and retries; -vv: also every request"
+        "-v", action="count", help=meaning("show decisions and retries; -vv: also every request")
     )
     parser.add_argument(
         "-q", action="store_true", help="show only results and failures, no warnings"
@@ -172,7 +182,7 @@ def add_global_arguments(parser: Parser) -> None:
         choices=["text", "json"],
         help="format of the lines on standard error (default: text)",
     )
-    parser.add_argument("--no-progress", action="store_true", help="do not show progress")
+    parser.add_argument("--no-progress", action="store_true", help=meaning("do not show progress"))
 
 
 def add_config(
@@ -220,7 +230,8 @@ def add_locked(
     parser.add_argument(
         "--lock",
         metavar="PATH",
-        help="the lock file; implies --locked (default: FILE.lock beside the configuration FILE.yaml)",
+        help="the lock file; implies --locked (default: FILE with .lock as its ending:"
+        " mirror.lock for mirror.yaml)",
     )
 
 
@@ -316,7 +327,7 @@ def add_lock_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--lock",
         metavar="PATH",
-        help="the lock file (default: FILE.lock beside the configuration FILE.yaml)",
+        help="the lock file (default: FILE with .lock as its ending: mirror.lock for mirror.yaml)",
     )
     parser.add_argument(
         "--diff", action="store_true", help="show the changes, and do not write the lock file"
@@ -367,11 +378,18 @@ def add_tags_arguments(parser: Parser) -> None:
     parser.add_argument(
         "repo", metavar="REPO", help="[http://]HOST[:PORT]/REPO; without a host: Docker Hub"
     )
-    add_optional_config(parser)
+    meaning = (
+        "a configuration to take registries and global settings from and, without options for a rule,"
+        " the rules of its mappings from REPO; - reads standard input"
+    )
+    add_config(parser, meaning, required=False)
     add_json(parser)
 
 
 def add_auth_arguments(parser: Parser) -> None:
+    parser.usage = (
+        "%(prog)s check -c FILE [options]"  # argparse would put `check` behind the options
+    )
     parser.add_argument(
         "check",
         metavar="check",
@@ -567,7 +585,13 @@ regsync audit -c mirror.yaml --read 20 --json >audit.json
 regsync audit -c mirror.yaml --locked --receipt there.txt
 
 Every tag, manifest, blob and artifact is asked for, and nothing is written to any registry. Without --locked the
-targets are compared with what the sources have now.""",
+targets are compared with what the sources have now. A tag that only a target has is no finding. Findings are:
+
+missing           the target has no such tag
+differs           the tag names another digest at the target
+incomplete        a manifest or blob of the image is missing
+artifact_missing  a signature, SBOM or attestation is missing
+corrupt           what is there does not have the bytes or the length of its digest""",
         add_audit_arguments,
         commands.run_audit,
         {
@@ -577,14 +601,14 @@ targets are compared with what the sources have now.""",
         },
     ),
     "tags": Command(
-        "list the tags of a repository that a rule selects",
+        "list the tags of a repository that a rule or a configuration selects",
         "0 2 3 4 130",
         """\
-regsync tags alpine --glob '3.*' --exclude '*_rc*' --sort semver
+regsync tags -v -c mirror.yaml library/alpine
+regsync tags alpine --glob '3.*.*' --exclude '*_rc*' --sort semver
 regsync tags quay.io/org/app --semver '>=1.2,<3' --latest 5
-regsync tags -v -c mirror.yaml registry.example.com/team/app --glob 'v*'
 
-The options are the rules of `tags` in a configuration. -v says why other tags are left out.""",
+The options are the keys of `tags` in a configuration. -v says why other tags are left out.""",
         add_tags_arguments,
         commands.run_tags,
     ),
@@ -615,6 +639,11 @@ The report is what `sync --json` or `copy --json` has written (`audit --json` wr
 is asked.""",
         add_report_arguments,
         commands.run_report,
+        {
+            "0": "the report was shown, whatever failed in the run",
+            "3": "FILE is not a report, the command line is invalid, or the FIPS gate is closed",
+        },
+        asks_registries=False,
     ),
     "validate": Command(
         "check a configuration",
@@ -625,6 +654,7 @@ regsync validate - <mirror.yaml""",
         add_config_file,
         commands.run_validate,
         {"0": "the configuration is valid"},
+        asks_registries=False,
     ),
     "expand": Command(
         "print a configuration with variables and defaults filled in",
@@ -632,6 +662,8 @@ regsync validate - <mirror.yaml""",
         "regsync expand mirror.yaml",
         add_expand_arguments,
         commands.run_expand,
+        {"0": "the configuration is valid, and was printed"},
+        asks_registries=False,
     ),
     "schema": Command(
         "print the JSON Schema of the configuration",
@@ -643,14 +675,23 @@ Editors complete a configuration that begins with
 # yaml-language-server: $schema=regsync.schema.json""",
         add_schema_arguments,
         commands.run_schema,
+        {"0": "the schema was printed", "3": "the command line is invalid"},
+        asks_registries=False,
     ),
     "version": Command(
         "show which build this is, and what it runs on",
         "0 3",
         """\
 regsync version --json
-regsync version --sbom >regsync.cdx.json""",
+regsync version --sbom >regsync.cdx.json
+
+It also runs where the FIPS gate is closed, and says why. Only a built file has an inventory, a checkout has none.""",
         add_version_arguments,
         commands.run_version,
+        {
+            "0": "the version was printed, whether the FIPS gate holds or not",
+            "3": "the command line is invalid, or there is no inventory",
+        },
+        asks_registries=False,
     ),
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from _regsync.oci.reference import Reference
     from _regsync.sync.lockfile import Lock
     from _regsync.sync.retry import Retry
+    from _regsync.tags import TagRule
 
 LARGEST_CONFIG = 32 * 1024 * 1024  # bytes
 DEFAULT_INTERVAL = "5m"
@@ -354,8 +355,23 @@ def run_tags(arguments: Namespace, console: Console) -> int:
         select((), rule)
     except ValueError as error:
         raise ConfigError(str(error), hint="see `regsync tags --help`") from error
+
     registry = registry_for(where.registry, config)
-    return run_async(partial(list_tags, registry, where.repository, rule, console))
+    rules = [rule]
+    if rule == TagRule():
+        rules = rules_for(registry.repository_key(where.repository), config, console) or rules
+    return run_async(partial(list_tags, registry, where.repository, rules, console))
+
+
+def rules_for(source_key: object, config: Config, console: Console) -> list[TagRule]:
+    """Return the rules of the mappings that copy from a repository, each once."""
+    rules: list[TagRule] = []
+    for mapping in config.mappings:
+        if mapping.source.repository_key(mapping.source_repository) == source_key:
+            console.log("info", "rule", f"the rule is that of mappings[{mapping.index}]")
+            if mapping.tags not in rules:
+                rules.append(mapping.tags)
+    return rules
 
 
 def run_validate(arguments: Namespace, console: Console) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -140,15 +141,21 @@ async def carry_out(work: Run, image: SingleImage | None, console: Console) -> l
     return signals
 
 
-async def list_tags(registry: Registry, repository: str, rule: TagRule, console: Console) -> int:
-    """Show the tags of a repository that a rule selects, and for each other tag the reason why it
-    is dropped; return the exit status.
+async def list_tags(
+    registry: Registry, repository: str, rules: Sequence[TagRule], console: Console
+) -> int:
+    """Show the tags of a repository that any of the rules selects, and for each other tag the reason
+    why the first rule drops it; return the exit status.
     """
     with closing(connect(console)) as transport:
         transport.prepare(registry)
         discovery = Discovery(transport, Knowledge())
         source = discovery.repository(registry, repository, Side.SOURCE)
-        kept, dropped, min_tags = await discovery.select(rule, source)
+        # The repository is listed once, however many rules there are.
+        selections = [await discovery.select(rule, source) for rule in rules]
+
+    kept = dict.fromkeys(tag for selection in selections for tag in selection.kept)
+    dropped = {tag: why for tag, why in selections[0].dropped.items() if tag not in kept}
 
     for tag, reason in dropped.items():
         console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
@@ -158,7 +165,7 @@ async def list_tags(registry: Registry, repository: str, rule: TagRule, console:
         summary = ", ".join(f"{count} {reason}" for reason, count in reason_counts)
         message += f" (dropped: {summary})"
 
-    literals = [check_glob(pattern) for pattern in rule.glob]
+    literals = dict.fromkeys(check_glob(pattern) for rule in rules for pattern in rule.glob)
     missing = [tag for tag in literals if tag and tag not in dropped and tag not in kept]
     for tag in missing:
         console.log("warning", "tag_missing", f"{source}: tag {tag!r} does not exist", tag=tag)
@@ -167,20 +174,22 @@ async def list_tags(registry: Registry, repository: str, rule: TagRule, console:
         console.log("info", "selected", message)
     else:
         console.log("warning", "nothing_selected", message)
-    if len(kept) < min_tags:
-        message = f"{source}: only {len(kept)} tags were found, min_tags asks for {min_tags}"
-        console.log("warning", "min_tags", message)
+    for selection in selections:
+        count = len(selection.kept)
+        if count < selection.floor:
+            message = f"{source}: only {count} tags were found, min_tags asks for {selection.floor}"
+            console.log("warning", "min_tags", message)
 
     if console.as_json:
         console.document(
             {
                 "schema": 1,
                 "repository": str(source),
-                "tags": kept,
-                "dropped": dict(dropped),
+                "tags": list(kept),
+                "dropped": dropped,
                 "missing": missing,
             }
         )
     else:
-        console.lines(kept)
+        console.lines([*kept])
     return 0
