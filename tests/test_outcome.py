@@ -9,7 +9,6 @@ import pytest
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor
 from _regsync.sync.image import Image, ImageCopy
-from _regsync.sync.run import outcome_of
 
 SOURCE, PUSHED, OTHER = (f"sha256:{letter * 64}" for letter in "abc")
 ERROR = ContentError("wrong digest")
@@ -62,24 +61,18 @@ def ended(**fields: Any) -> ImageCopy:
 def test_each_end_of_a_copy_is_one_outcome(
     fields: dict[str, Any], status: str, reason: str | None, digest: str | None
 ) -> None:
-    outcome = outcome_of(ended(**fields), started=1.0, duration=3.0)
+    outcome = ended(**fields).outcome(duration=3.0)
     assert (outcome.status, outcome.reason, outcome.digest) == (status, reason, digest)
     assert outcome.error is fields.get("error")
     assert outcome.source_digest == SOURCE
-    assert (outcome.started, outcome.duration) == (1.0, 3.0)
+    assert outcome.duration == 3.0
     assert (outcome.source, outcome.target) == ("s.example/app:1", "t.example/app:1")
 
 
 def test_a_dry_run_says_what_would_be_copied() -> None:
-    assert outcome_of(ended(), started=0.0, duration=0.0, is_dry_run=True).status == "would_sync"
-    assert (
-        outcome_of(ended(already_at_target=True), started=0.0, duration=0.0, is_dry_run=True).status
-        == "skipped"
-    )
-    assert (
-        outcome_of(ended(error=ERROR), started=0.0, duration=0.0, is_dry_run=True).status
-        == "failed"
-    )
+    assert ended().outcome(duration=0.0, is_dry_run=True).status == "would_sync"
+    assert ended(already_at_target=True).outcome(duration=0.0, is_dry_run=True).status == "skipped"
+    assert ended(error=ERROR).outcome(duration=0.0, is_dry_run=True).status == "failed"
 
 
 def test_an_outcome_has_what_was_counted_also_when_it_failed() -> None:
@@ -92,7 +85,7 @@ def test_an_outcome_has_what_was_counted_also_when_it_failed() -> None:
     }
     for error in (None, ERROR):
         copy = ended(**counts, artifacts_copied={"x", "y"}, planned=["strip z"], error=error)
-        outcome = outcome_of(copy, started=0.0, duration=1.5)
+        outcome = copy.outcome(duration=1.5)
         assert (outcome.bytes, outcome.duration, outcome.transferred) == (7, 1.5, (OTHER,))
         assert (outcome.mounted, outcome.skipped, outcome.planned) == (2, 3, ("strip z",))
         assert outcome.artifacts == {"synced": 2, "skipped": 4, "failed": 5, "stripped": 6}

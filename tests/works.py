@@ -8,7 +8,7 @@ from typing import Any
 
 import anyio
 
-from _regsync.sync.image import Savings
+from _regsync.sync.image import Traffic
 
 
 def work(**fields: Any) -> Any:
@@ -21,13 +21,14 @@ def work(**fields: Any) -> Any:
         throttled_windows={},
         recovery=SimpleNamespace(describe=lambda _: {}),
     )
+    traffic = Traffic()
+    traffic.expected = 90_000_000
     usual: dict[str, Any] = {
         "transport": transport,
         "images_known": 4,
         "images_done": 1,
         "bytes_moved": 60_000_000,
-        "bytes_expected": 90_000_000,
-        "savings": Savings(),
+        "traffic": traffic,
         "failures": Counter(),
         "drain_ends": None,
         "doing": "copying",

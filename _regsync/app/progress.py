@@ -17,7 +17,7 @@ import anyio
 from _regsync.app.console import Console
 from _regsync.app.display import Snapshot
 from _regsync.registry.transport import Transport
-from _regsync.sync.image import Savings
+from _regsync.sync.image import Traffic
 from _regsync.text import duration_text
 
 DISPLAY_SECONDS = 0.25  # between two drawings of the live display
@@ -49,11 +49,7 @@ class Work(Protocol):
     def bytes_moved(self) -> int: ...
 
     @property
-    def bytes_expected(self) -> int:
-        """Bytes of blobs so far, moved or not."""
-
-    @property
-    def savings(self) -> Savings: ...
+    def traffic(self) -> Traffic: ...
 
     @property
     def failures(self) -> Mapping[str, int]:
@@ -81,20 +77,20 @@ async def show_progress(console: Console, work: Work) -> None:
         while True:
             await anyio.sleep(pause)
             now = anyio.current_time()
-            pace.record(now, work.bytes_moved, work.bytes_expected)
+            pace.record(now, work.bytes_moved, work.traffic.expected)
             silences.record(now, work)
             console.progress(
                 Snapshot(
                     done=work.images_done,
                     known=work.images_known,
                     bytes=work.bytes_moved,
-                    expected=work.bytes_expected,
+                    expected=work.traffic.expected,
                     rate=pace.rate,
                     elapsed=now - began,
                     waiting=describe_work(work, now),
                     remaining=pace.remaining(now),
-                    saved_present=work.savings.present,
-                    saved_mounted=work.savings.mounted,
+                    saved_present=work.traffic.present,
+                    saved_mounted=work.traffic.mounted,
                     registries=tuple(describe_registries(work, silences, now).values()),
                 )
             )

@@ -36,7 +36,7 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.discovery import Discovery, Once, check_tree_size, gather
 from _regsync.sync.findings import AuditReport, Finding, Flaw, corrupt, differs, incomplete, missing
-from _regsync.sync.image import Savings
+from _regsync.sync.image import Traffic
 from _regsync.sync.locked import LockedDiscovery, LockedReferrers
 from _regsync.sync.lockfile import Lock
 from _regsync.sync.mappings import WantedTag, assign, grouped
@@ -150,8 +150,7 @@ class Audit:
     doing = "looking at"
     # A signal ends an audit at once.
     drain_ends = None
-    # Nothing is sent, and findings are told as they come.
-    savings = Savings()
+    # Findings are told as they come.
     failures: Mapping[str, int] = MappingProxyType({})
 
     def __init__(
@@ -205,7 +204,8 @@ class Audit:
 
         # For the display.
         self.images_known = 0
-        self.bytes_expected = 0
+        # Blobs that are read back: nothing is sent.
+        self.traffic = Traffic()
         self._under_way = dict[str, None]()
 
     @property
@@ -238,7 +238,7 @@ class Audit:
             )
 
             samples = list(chain.from_iterable(self._samples.values()))
-            self.bytes_expected = sum(sampled.blob.size for sampled in samples)
+            self.traffic.expected = sum(sampled.blob.size for sampled in samples)
             await gather(partial(self._read_back, sampled) for sampled in samples)
             self._report.interrupted = False
         finally:

@@ -10,7 +10,7 @@ Follows: docs/design.md sections 6 and 10 ("Dry run").
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -22,8 +22,7 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Step
 from _regsync.sync.discovery import TagLookup
 from _regsync.sync.image import BlobResult, Image, ImageCopy, Tree
-from _regsync.sync.staging import Staging
-from _regsync.sync.transfer import BlobTransfer, Keep, known_body
+from _regsync.sync.transfer import Keep, known_body
 
 # Images and layers of which an analysis names the largest.
 _MOST_NAMED = 10
@@ -65,11 +64,12 @@ class _Sized(NamedTuple):
     size: int
 
 
-class DryRun(BlobTransfer):
+class DryRun:
     """Takes the place of `BlobTransfer`: it asks and counts, and writes nothing."""
 
-    def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
-        super().__init__(transport, knowledge, staging)
+    def __init__(self, transport: Transport, knowledge: Knowledge) -> None:
+        self._transport = transport
+        self._knowledge = knowledge
         self._forecasts = defaultdict[str, _Forecast](_Forecast)  # by host
         self._blobs_read = set[_SourceBlob]()
 
@@ -149,18 +149,16 @@ class DryRun(BlobTransfer):
         """Keep no room: what all images would need is compared in the end."""
         return nullcontext()
 
-    async def _put_root(self, image: Image) -> None:
-        """Count a manifest that a run would put."""
-        self._count_manifest(image.target, image.tree.root)
-
-    async def _put_child(self, target: Repository, child: Manifest) -> None:
-        """Count a manifest that a run would put."""
-        self._count_manifest(target, child)
-
-    def _count_manifest(self, target: Repository, manifest: Manifest) -> None:
-        forecast = self._forecasts[target.host.key]
-        forecast.manifest_puts += 1
-        forecast.manifest_bytes += manifest.size
+    async def put_manifests(
+        self, image: Image, own_children: frozenset[str], on_put: Callable[[Manifest], None]
+    ) -> None:
+        """Count the manifests that a run would put; `on_put` is called with each child."""
+        children = [child for child in image.tree.children if child.digest in own_children]
+        forecast = self._forecasts[image.target.host.key]
+        forecast.manifest_puts += len(children) + 1
+        forecast.manifest_bytes += sum(manifest.size for manifest in (*children, image.tree.root))
+        for child in children:
+            on_put(child)
 
     def bytes_to_write(self, host: str) -> int:
         """Return the bytes of all blobs and manifests that a run would bring to a host."""

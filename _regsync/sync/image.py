@@ -18,6 +18,7 @@ from _regsync.errors import ContentError, RegsyncError
 from _regsync.oci.manifest import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
 from _regsync.state.archive import NO_CHECK, ArtifactCheck, RepositoryKey
+from _regsync.sync.report import Outcome
 
 
 class BlobResult(enum.Enum):
@@ -29,25 +30,45 @@ class BlobResult(enum.Enum):
     BELIEVED = enum.auto()  # the answer to a POST says that it is there; no HEAD has confirmed it
 
 
-class Savings:
-    """The bytes that a run did not send, because the target had the blob or could mount it. A blob
-    counts once for each target repository.
-    """
+class Traffic:
+    """The bytes of blobs that a run sends to its targets, and of those that it need not send."""
 
     def __init__(self) -> None:
+        # Sent, or still to be sent as far as the run knows.
+        self.expected = 0
+        # Not sent, because the target repository had the blob, or could mount it.
         self.present = 0
         self.mounted = 0
-        # By repository, the digests that were counted, or sent.
-        self._known = defaultdict[RepositoryKey, set[str]](set)
+
+        # By host and digest, the blobs in `expected` that have not come to their host.
+        self._awaited = set[tuple[str, str]]()
+        # By repository, the digests that have come to it. Each counts once, however many images name
+        # it.
+        self._arrived = defaultdict[RepositoryKey, set[str]](set)
+
+    def expect(self, host: str, digest: str, size: int) -> None:
+        """Note that a host lacks a blob. It is sent there once: other repositories mount it."""
+        if (host, digest) not in self._awaited:
+            self._awaited.add((host, digest))
+            self.expected += size
 
     def record(self, where: RepositoryKey, blob: Descriptor, result: BlobResult) -> None:
         """Note how a blob came to be in a repository."""
-        if blob.digest in self._known[where]:
+        host, _ = where
+        was_expected = (host, blob.digest) in self._awaited
+        self._awaited.discard((host, blob.digest))
+        was_sent = result is BlobResult.UPLOADED
+        if was_sent and not was_expected:
+            self.expected += blob.size
+        elif was_expected and not was_sent:
+            self.expected -= blob.size
+
+        if blob.digest in self._arrived[where]:
             return
-        self._known[where].add(blob.digest)
+        self._arrived[where].add(blob.digest)
         if result is BlobResult.MOUNTED:
             self.mounted += blob.size
-        elif result is not BlobResult.UPLOADED:
+        elif not was_sent:
             self.present += blob.size
 
 
@@ -92,6 +113,23 @@ class Tree(NamedTuple):
             for manifest in (self.root, *self.children)
         )
 
+    def levels(self, digests: frozenset[str]) -> list[list[Manifest]]:
+        """Return the children with these digests in groups: the children of a manifest are in an
+        earlier group than the manifest itself (I2).
+        """
+        remaining = {child.digest: child for child in self.children if child.digest in digests}
+        levels = list[list[Manifest]]()
+        while remaining:
+            level = [
+                child
+                for child in remaining.values()
+                if not any(entry.digest in remaining for entry in child.children)
+            ]
+            levels.append(level)
+            for child in level:
+                del remaining[child.digest]
+        return levels
+
     def with_ancestors(self, lost: frozenset[str]) -> frozenset[str]:
         """Return the digests `lost`, and those of all manifests above them."""
         digests = set(lost)
@@ -112,29 +150,39 @@ class Tree(NamedTuple):
         if is_committed(self.root.digest):
             return (), ()
 
-        by_digest = {child.digest: child for child in self.children}
+        lacking = self._missing_manifests(is_committed)
         blobs = dict[str, Descriptor]()
-        lacking = {self.root.digest}
-        pending = [self.root]
-        for manifest in pending:  # the list grows by the children of each manifest
+        for manifest in lacking.values():
             for blob in manifest.blobs:
                 first = blobs.setdefault(blob.digest, blob)
                 if first.size != blob.size:
                     raise ContentError(
                         f"{blob.digest} has two sizes in the image: {first.size} and {blob.size} bytes"
                     )
-            for entry in manifest.children:
-                if entry.digest in lacking or is_committed(entry.digest):
-                    continue
-                if entry.digest not in by_digest:
-                    raise NotAtHand(f"the index names {entry.digest}, which is not at hand")
-                lacking.add(entry.digest)
-                pending.append(by_digest[entry.digest])
-
         if len(blobs) > _MAX_BLOBS:
             raise ContentError(f"the image names more than {_MAX_BLOBS} blobs")
+
+        # In the order of `self.children`, in which they are put.
         children = tuple(child for child in self.children if child.digest in lacking)
         return tuple(blobs.values()), children
+
+    def _missing_manifests(self, is_committed: Callable[[str], bool]) -> dict[str, Manifest]:
+        """Return by digest the root, which the target lacks, and the manifests that it lacks below.
+
+        What is below a committed manifest is not looked at: the target has all of it.
+        """
+        fetched = {child.digest: child for child in self.children}
+        missing = {self.root.digest: self.root}
+        to_visit = [self.root]
+        for manifest in to_visit:  # the list grows by the children of each manifest
+            for entry in manifest.children:
+                if entry.digest in missing or is_committed(entry.digest):
+                    continue
+                if entry.digest not in fetched:
+                    raise NotAtHand(f"the index names {entry.digest}, which is not at hand")
+                missing[entry.digest] = fetched[entry.digest]
+                to_visit.append(fetched[entry.digest])
+        return missing
 
 
 def build_tree(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
@@ -247,6 +295,43 @@ class ImageCopy:
         if not image.is_kept_by_immutable_tag:
             self.error = self.error or image.error
             self.artifacts_failed += sum(1 for dependent in failed if dependent.artifact)
+
+    def outcome(self, *, duration: float, is_dry_run: bool = False) -> Outcome:
+        """Return how the copy ended, after `duration` seconds."""
+        status, reason = self._status(is_dry_run=is_dry_run)
+        return Outcome(
+            self.source_name,
+            self.target.reference(self.reference),
+            status,
+            digest=(self.immutable_digest or self.digest) if self.error is None else None,
+            source_digest=self.source_digest,
+            reason=reason,
+            error=self.error,
+            bytes=sum(blob.size for blob in self.blobs_uploaded),
+            duration=duration,
+            transferred=tuple(blob.digest for blob in self.blobs_uploaded),
+            mounted=self.blobs_mounted,
+            skipped=self.blobs_present,
+            planned=tuple(self.planned),
+            artifacts={
+                "synced": len(self.artifacts_copied),
+                "skipped": self.artifacts_skipped,
+                "failed": self.artifacts_failed,
+                "stripped": self.artifacts_stripped,
+            },
+        )
+
+    def _status(self, *, is_dry_run: bool) -> tuple[str, str | None]:
+        """Return the status in the report, and for `skipped` the reason."""
+        if self.error is not None:
+            return "failed", None
+        # A copy is not skipped when it brought an artifact to an image that was there.
+        if not self.artifacts_copied:
+            if self.immutable_digest is not None:
+                return "skipped", "tag_immutable_exists"
+            if self.already_at_target:
+                return "skipped", "unchanged"
+        return "would_sync" if is_dry_run else "synced", None
 
 
 @dataclass(eq=False)

@@ -20,7 +20,7 @@ from _regsync.errors import ContentError, SyncError
 from _regsync.registry.transport import Transport
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.discovery import Discovery, Once, gather
-from _regsync.sync.image import Savings
+from _regsync.sync.image import Traffic
 from _regsync.sync.lockfile import (
     Lock,
     LockedArtifact,
@@ -87,8 +87,7 @@ class Locking:
 
     # What progress shows: nothing is copied here.
     bytes_moved = 0
-    bytes_expected = 0
-    savings = Savings()
+    traffic = Traffic()
     failures: Mapping[str, int] = MappingProxyType({})
     drain_ends = None
     doing = "asking for"

@@ -10,10 +10,11 @@ Follows: docs/specification.md section 1.1 "Pipeline", sections 1.6 and 3; docs/
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Literal
 
 import anyio
 import anyio.abc
@@ -56,20 +57,8 @@ _HURRY_SECONDS = 30.0
 # Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, however many tags.
 _WORKERS_PER_SOURCE = 16
 
-_UNCHANGED = "unchanged"
-_TAG_IMMUTABLE_EXISTS = "tag_immutable_exists"
-_IMMUTABLE_TAG = "immutable_tag"
-_MIN_AGE = "min_age"
-
 # A task that sends requests to a source. It starts copies, or queues further tasks of this kind.
 _Lookup = Callable[[], Awaitable[None]]
-
-
-class _Queued(NamedTuple):
-    """A look-up, and the source (host:port) that it sends requests to."""
-
-    source: str
-    lookup: _Lookup
 
 
 class Run:
@@ -149,7 +138,7 @@ class Run:
         if is_dry_run:
             from _regsync.sync.dry_run import DryRun  # other runs do without
 
-            self.dry_run = DryRun(transport, knowledge, self._staging)
+            self.dry_run = DryRun(transport, knowledge)
         self.scheduler = Scheduler(
             self.dry_run or BlobTransfer(transport, knowledge, self._staging),
             knowledge,
@@ -176,12 +165,9 @@ class Run:
         self._retry = retry
 
         # By source (host:port), the look-ups that have not begun.
-        self._lookups: dict[str, deque[_Lookup]] = {}
-        # By source, how many workers run its look-ups.
-        self._workers: Counter[str] = Counter()
-        # The cancel scopes of workers. When a drain cancels a worker, its scope stays here, so that
-        # `_is_work_left` sees the look-up that was cut off.
-        self._asking = set[anyio.CancelScope]()
+        self._lookups = defaultdict[str, deque[_Lookup]](deque)
+        # By source, the workers that run its look-ups, each by the scope that cancels it.
+        self._workers = defaultdict[str, set[anyio.CancelScope]](set)
         # The mappings that were not listed yet, by index, and the tags that the others select, each
         # with the tag or digest at the targets.
         self._unlisted = dict[int, MappingRule]()
@@ -201,11 +187,9 @@ class Run:
         # Mappings that write one target repository are listed together, so that the earlier one
         # wins a conflict (I10).
         groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
-        first_lookups = [
-            _Queued(group[0].source.authority, partial(self._list_mappings, group))
-            for group in groups
-        ]
-        await self._conduct(stop, first_lookups)
+        for group in groups:
+            self._ask(group[0].source.authority, partial(self._list_mappings, group))
+        await self._conduct(stop)
 
     async def copy(
         self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event
@@ -218,10 +202,11 @@ class Run:
         self.scheduler.images_known += len(wanted.targets)
         self._referrers.asks_for_tags = True
         lookup = partial(self._look_up, wanted, target_reference)
-        await self._conduct(stop, [_Queued(mapping.source.authority, lookup)])
+        self._ask(mapping.source.authority, lookup)
+        await self._conduct(stop)
 
-    async def _conduct(self, stop: anyio.Event, first_lookups: Iterable[_Queued]) -> None:
-        """Carry out a run: the first look-ups lead to all others, and to all copies."""
+    async def _conduct(self, stop: anyio.Event) -> None:
+        """Carry out a run: the look-ups that are queued lead to all others, and to all copies."""
         self._began = anyio.current_time()
         for registry in self._config.in_use:
             # An unusable file stops all before any request.
@@ -239,22 +224,23 @@ class Run:
                 async with anyio.create_task_group() as self._endings:
                     with work:
                         async with anyio.create_task_group() as self._tasks:
-                            for source, lookup in first_lookups:
-                                self._ask(source, lookup)
+                            for source, lookups in self._lookups.items():
+                                for _ in lookups:
+                                    self._start_worker(source)
                     await self._layouts.commit()
                 watchers.cancel_scope.cancel()
         finally:
             self._tasks = None
             self._report.mappings_undone = len(self._unlisted)
             self._report.undone = self._find_undone()
-            savings = self.scheduler.savings
-            self._report.saved = {"present": savings.present, "mounted": savings.mounted}
+            traffic = self.scheduler.traffic
+            self._report.saved = {"present": traffic.present, "mounted": traffic.mounted}
             self._report.rooms = self._find_rooms()
             self._discovery.tell_missing_platforms()
             await self._save()
 
         if self.scheduler.draining:
-            self._report.interrupted = work.cancelled_caught or self._is_work_left()
+            self._report.interrupted = work.cancelled_caught or bool(self._report.undone)
         else:
             self._report.interrupted = False
             self._fail_lost_images()
@@ -277,7 +263,7 @@ class Run:
         text = f"stopping: copies under way have {DRAIN_SECONDS:.0f} s to end; a second signal stops at once"
         self._log("warning", "stopping", text)
         self.scheduler.drain()
-        for scope in self._asking:
+        for scope in chain.from_iterable(self._workers.values()):
             scope.cancel()  # nothing that is found from now on will be copied
 
         deadline = anyio.current_time() + DRAIN_SECONDS
@@ -353,11 +339,6 @@ class Run:
             for host in self._layouts.written_to(targets)
         ]
 
-    def _is_work_left(self) -> bool:
-        if self._asking or any(self._lookups.values()):
-            return True
-        return bool(self.scheduler.pending or self.scheduler.images)
-
     def _fail_lost_images(self) -> None:
         """Fail the images that still wait for other images. There are none, because an image waits for
         older ones alone (rule 9). Should that rule be broken, they must not be lost silently.
@@ -376,21 +357,29 @@ class Run:
         self._tasks.start_soon(task, *arguments)
 
     def _ask(self, source: str, lookup: _Lookup) -> None:
-        """Queue a look-up for a source, and start a worker for it unless there are enough."""
-        self._lookups.setdefault(source, deque()).append(lookup)
-        if self._workers[source] < _WORKERS_PER_SOURCE:
-            self._workers[source] += 1
-            self._start(self._ask_queued, source)
+        """Queue a look-up for a source; its workers start with the run, or at once while it goes on."""
+        self._lookups[source].append(lookup)
+        if self._tasks is not None:
+            self._start_worker(source)
 
-    async def _ask_queued(self, source: str) -> None:
+    def _start_worker(self, source: str) -> None:
+        """Start one more worker for a source's look-ups, unless it has enough."""
+        workers = self._workers[source]
+        if len(workers) < _WORKERS_PER_SOURCE:
+            # The scope is there before the task runs, so that it counts, and a drain can cancel it.
+            scope = anyio.CancelScope()
+            workers.add(scope)
+            self._start(self._run_lookups, source, scope)
+
+    async def _run_lookups(self, source: str, scope: anyio.CancelScope) -> None:
+        """Run the look-ups of a source, one after another, until none is left or a drain begins."""
         queue = self._lookups[source]
-        with anyio.CancelScope() as scope:
-            self._asking.add(scope)
+        with scope:
             while queue and not self.scheduler.draining:
-                await queue.popleft()()
+                lookup = queue.popleft()
+                await lookup()
                 await self.scheduler.wait_for_room()
-            self._asking.remove(scope)  # not reached by a worker that is cancelled
-        self._workers[source] -= 1
+        self._workers[source].remove(scope)
 
     # Which tags.
 
@@ -492,15 +481,8 @@ class Run:
         for target in self._targets(wanted):
             if self._is_settled(mapping, target, wanted.tag, reference):
                 target_name = target.reference(reference)
-                self._end(
-                    Outcome(
-                        source_name,
-                        target_name,
-                        "skipped",
-                        reason=_IMMUTABLE_TAG,
-                        started=began - self._began,
-                    )
-                )
+                skipped = Outcome(source_name, target_name, "skipped", reason="immutable_tag")
+                self._end(skipped, began)
             else:
                 targets.append(target)
         if not targets:
@@ -514,8 +496,7 @@ class Run:
         except SyncError as error:
             for target in targets:
                 target_name = target.reference(reference)
-                started = began - self._began
-                self._end(Outcome(source_name, target_name, "failed", error=error, started=started))
+                self._end(Outcome(source_name, target_name, "failed", error=error), began)
             return
 
         self._end_held(wanted, lookup, source_name, began)
@@ -545,19 +526,17 @@ class Run:
         text = f"{source_name}: held back by min_age until {time_text(until)}"
         self._log("info", "held", text)
         for tag in lookup.held:
-            self._end(
-                Outcome(
-                    source_name,
-                    tag.target.reference(wanted.tag),
-                    "skipped",
-                    digest=tag.digest,
-                    source_digest=lookup.source_digest,
-                    reason=_MIN_AGE,
-                    until=until,
-                    started=began - self._began,
-                    duration=anyio.current_time() - began,
-                )
+            outcome = Outcome(
+                source_name,
+                tag.target.reference(wanted.tag),
+                "skipped",
+                digest=tag.digest,
+                source_digest=lookup.source_digest,
+                reason="min_age",
+                until=until,
+                duration=anyio.current_time() - began,
             )
+            self._end(outcome, began)
         if len(lookup.held) == len(wanted.targets):
             self._held_tags[wanted.mapping.index].append(until)
 
@@ -784,14 +763,10 @@ class Run:
             self._knowledge.record_artifact_check(
                 copy.check_key, flags_after(copy), copy.listing_hash, first=copy.last_check.first
             )
-        self._end(
-            outcome_of(
-                copy,
-                started=copy.began - self._began,
-                duration=anyio.current_time() - copy.began,
-                is_dry_run=self.dry_run is not None,
-            )
+        outcome = copy.outcome(
+            duration=anyio.current_time() - copy.began, is_dry_run=self.dry_run is not None
         )
+        self._end(outcome, copy.began)
 
     def _fail(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that is not looked up."""
@@ -799,11 +774,12 @@ class Run:
         for each in self._wanted_of([wanted]):
             for target in self._targets(each):
                 self.scheduler.images_known += 1
-                target_name = target.reference(each.tag)
-                started = anyio.current_time() - self._began
-                self._end(Outcome(source_name, target_name, "failed", error=error, started=started))
+                failed = Outcome(source_name, target.reference(each.tag), "failed", error=error)
+                self._end(failed, anyio.current_time())
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome, began: float) -> None:
+        """Count and report how an image ended that was begun at `began`."""
+        outcome = outcome._replace(started=began - self._began)
         self.scheduler.images_done += 1
         if outcome.error is not None:
             outcome.error.drop_frames()
@@ -832,43 +808,3 @@ def _copies_of(
         )
         for tag in lookup.targets
     ]
-
-
-def outcome_of(
-    copy: ImageCopy, *, started: float, duration: float, is_dry_run: bool = False
-) -> Outcome:
-    """Return how a copy ended that was started `started` seconds after the run and took `duration`."""
-    status, reason = _status_of(copy, is_dry_run=is_dry_run)
-    return Outcome(
-        copy.source_name,
-        copy.target.reference(copy.reference),
-        status,
-        digest=(copy.immutable_digest or copy.digest) if copy.error is None else None,
-        source_digest=copy.source_digest,
-        reason=reason,
-        error=copy.error,
-        bytes=sum(blob.size for blob in copy.blobs_uploaded),
-        started=started,
-        duration=duration,
-        transferred=tuple(blob.digest for blob in copy.blobs_uploaded),
-        mounted=copy.blobs_mounted,
-        skipped=copy.blobs_present,
-        planned=tuple(copy.planned),
-        artifacts={
-            "synced": len(copy.artifacts_copied),
-            "skipped": copy.artifacts_skipped,
-            "failed": copy.artifacts_failed,
-            "stripped": copy.artifacts_stripped,
-        },
-    )
-
-
-def _status_of(copy: ImageCopy, *, is_dry_run: bool) -> tuple[str, str | None]:
-    """Return the status of a copy that has ended, and for `skipped` the reason."""
-    if copy.error is not None:
-        return "failed", None
-    if copy.immutable_digest is not None and not copy.artifacts_copied:
-        return "skipped", _TAG_IMMUTABLE_EXISTS
-    if copy.already_at_target and not copy.artifacts_copied:
-        return "skipped", _UNCHANGED
-    return "would_sync" if is_dry_run else "synced", None

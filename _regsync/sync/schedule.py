@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -33,10 +34,13 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Claims, ImageClaims, Step
 from _regsync.sync.discovery import Discovery, gather
 from _regsync.sync.election import Pending
-from _regsync.sync.image import BlobResult, Image, ImageCopy, NotAtHand, Savings
+from _regsync.sync.image import BlobResult, Image, ImageCopy, NotAtHand, Traffic
 from _regsync.sync.referrer_lists import ReferrerLists
 from _regsync.sync.staging import SMALL_BLOB
 from _regsync.sync.transfer import BlobTransfer, Keep
+
+if TYPE_CHECKING:
+    from _regsync.sync.dry_run import DryRun
 
 # Promoted images at the same time; each has a coroutine (docs/design.md section 9).
 _MAX_PROMOTED = 512
@@ -146,7 +150,7 @@ class Scheduler:
 
     def __init__(
         self,
-        transfer: BlobTransfer,
+        transfer: BlobTransfer | DryRun,
         knowledge: Knowledge,
         discovery: Discovery,
         *,
@@ -194,12 +198,7 @@ class Scheduler:
         # Images times targets, as far as they are known.
         self.images_known = 0
         self.images_done = 0
-        # The bytes of blobs that the run has sent to targets or will send, as far as it is known.
-        self.bytes_expected = 0
-        # The blobs in that sum that have not been sent, by target host and digest.
-        self._to_send = set[tuple[str, str]]()
-        # The blobs that need not be sent to targets.
-        self.savings = Savings()
+        self.traffic = Traffic()
         # By host, the images that have failed there.
         self.failures = Counter[str]()
 
@@ -245,12 +244,8 @@ class Scheduler:
         ]
         self.pending.add(image, uncovered)
 
-        # A blob that a host has is mounted, and one that it lacks is sent there once.
-        for where in uncovered:
-            if where not in self._to_send:
-                self._to_send.add(where)
-                _, digest = where
-                self.bytes_expected += sizes[digest]
+        for _, digest in uncovered:
+            self.traffic.expect(host, digest, sizes[digest])
 
     def add_artifacts(self, images: Sequence[Image]) -> None:
         """Make artifacts pending whose subject is at the target. The caller calls `advance` then."""
@@ -414,8 +409,7 @@ class Scheduler:
 
         image.blobs_present = len(claims.present)
         for blob in claims.present:
-            self.savings.record(claims.where, blob, BlobResult.PRESENT)
-            self._record_need(claims.where, blob, BlobResult.PRESENT)
+            self.traffic.record(claims.where, blob, BlobResult.PRESENT)
         if is_committed:
             self._end_copied(image)
             self.add_artifacts(image.dependents)
@@ -485,8 +479,7 @@ class Scheduler:
             image.error = image.error or error
         else:
             image.copy.record_blob(blob, result)
-            self.savings.record(step.claims.where, blob, result)
-            self._record_need(step.claims.where, blob, result)
+            self.traffic.record(step.claims.where, blob, result)
             is_confirmed = result is not BlobResult.BELIEVED
             ready = self._claims.arrived(step.claims, blob.digest, is_confirmed=is_confirmed)
             self._wake_ready(ready)
@@ -513,16 +506,6 @@ class Scheduler:
             return step
         source = self._knowledge.mount_source(step.claims.where, step.blob.digest)
         return step._replace(mount_from=source)
-
-    def _record_need(self, where: RepositoryKey, blob: Descriptor, result: BlobResult) -> None:
-        """Correct `bytes_expected` by how a blob came to the target."""
-        host, _ = where
-        was_expected = (host, blob.digest) in self._to_send
-        self._to_send.discard((host, blob.digest))
-        if result is BlobResult.UPLOADED and not was_expected:
-            self.bytes_expected += blob.size
-        elif result is not BlobResult.UPLOADED and was_expected:
-            self.bytes_expected -= blob.size
 
     def _where_to_keep(self, image: Image, blob: Descriptor) -> Keep:
         """Say where a blob's bytes are kept for later uploads (rule 13): on disk when other targets

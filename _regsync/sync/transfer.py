@@ -755,6 +755,11 @@ class BlobTransfer:
 
     # Manifests.
 
+    def reserving(self, image: Image, blobs: Iterable[Descriptor]) -> AbstractContextManager[None]:
+        """Return a block in which the target keeps room for these blobs, and for the manifests."""
+        manifests = (image.tree.root, *image.tree.children)
+        return image.target.reserving(image.reference, blobs, manifests)
+
     async def put_manifests(
         self, image: Image, own_children: frozenset[str], on_put: Callable[[Manifest], None]
     ) -> None:
@@ -764,34 +769,12 @@ class BlobTransfer:
         """
 
         async def put_child(child: Manifest) -> None:
-            await self._put_child(image.target, child)
+            await image.target.put_child(child)
             on_put(child)
 
-        remaining = {
-            child.digest: child for child in image.tree.children if child.digest in own_children
-        }
-        while remaining:
-            level = [
-                child
-                for child in remaining.values()
-                if not any(entry.digest in remaining for entry in child.children)
-            ]
+        for level in image.tree.levels(own_children):
             await gather(partial(put_child, child) for child in level)
-            for child in level:
-                del remaining[child.digest]
-        await self._put_root(image)
 
-    # A dry run counts instead.
-
-    def reserving(self, image: Image, blobs: Iterable[Descriptor]) -> AbstractContextManager[None]:
-        """Return a block in which the target keeps room for these blobs, and for the manifests."""
-        manifests = (image.tree.root, *image.tree.children)
-        return image.target.reserving(image.reference, blobs, manifests)
-
-    async def _put_child(self, target: Repository, child: Manifest) -> None:
-        await target.put_child(child)
-
-    async def _put_root(self, image: Image) -> None:
         full_name = image.source.full_name(image.source_reference)
         await image.target.put_manifest(image.reference, image.tree.root, full_name=full_name)
 
