@@ -357,9 +357,6 @@ class Image:
     # How many of its blobs were at the target, or other images copied there.
     blobs_present: int = 0
     error: RegsyncError | None = None
-    # By digest, where blobs are that the source lacks (see `Scheduler`); None before they were looked
-    # for.
-    elsewhere: dict[str, Repository] | None = None
 
     @property
     def source(self) -> Repository:

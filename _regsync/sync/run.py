@@ -270,23 +270,26 @@ class Run:
         self.scheduler.drain_ends = deadline
         work.deadline = deadline
 
-        recovery = self._transport.recovery
         # How many requests the run had sent at the last look; None if one was under way then.
         requests_before: int | None = None
         while True:
-            # A request under way holds a permit. A probe of a registry that is away holds one too, but
-            # copies nothing.
-            permits = sum(limit.in_use for limit in self._transport.gate.limits.values())
-            if permits > recovery.probes_under_way():
+            if self._is_request_under_way():
                 requests_before = None
             else:
                 # All that is left waits: for a registry that is away, or, if no request has been sent
                 # since the last look, for the end of a pause that a registry asked for.
                 requests = sum(counter.total() for counter in self._transport.requests.values())
-                if recovery.is_waiting() or requests == requests_before:
+                if self._transport.recovery.is_waiting() or requests == requests_before:
                     work.cancel()
                 requests_before = requests
             await anyio.sleep(_DRAIN_TICK)
+
+    def _is_request_under_way(self) -> bool:
+        """Say whether a request is under way that may help a copy to its end."""
+        # Each request holds a permit. A probe of a registry that is away holds one too, but copies
+        # nothing.
+        permits = sum(limit.in_use for limit in self._transport.gate.limits.values())
+        return permits > self._transport.recovery.probes_under_way()
 
     async def _save(self) -> None:
         # Staged files that this run did not write may be another run's, unless this run has the
@@ -309,14 +312,16 @@ class Run:
         """Return what has no outcome yet: images, and as `REPO:*` the mappings that were not listed."""
         if not self._unlisted and self.scheduler.images_done == self.scheduler.images_known:
             return []
-        unlisted = list[tuple[WantedTag, str]]()
+
+        selected = list(self._wanted)
         for mapping in self._unlisted.values():
             tags = ["*"] if self._retry is None else self._retry.tags_of(mapping)
             all_wanted = self._wanted_of([WantedTag(mapping, tag, mapping.targets) for tag in tags])
-            unlisted += [(wanted, wanted.tag) for wanted in all_wanted]
+            selected += [(wanted, wanted.tag) for wanted in all_wanted]
+
         ended = {(outcome.source, outcome.target) for outcome in self._report.outcomes}
         undone = list[Undone]()
-        for wanted, reference in (*self._wanted, *unlisted):
+        for wanted, reference in selected:
             source_name = self._discovery.source_of(wanted.mapping).reference(wanted.tag)
             for target in self._targets(wanted):
                 name = Undone(source_name, target.reference(reference))
@@ -600,8 +605,15 @@ class Run:
         """
         artifacts = FoundArtifacts()
         try:
+            look = Look.NONE
             if mapping.artifacts.enabled:
-                artifacts = await self._look_for_artifacts(mapping, lookup, copies)
+                look = self._referrers.decide(mapping, lookup, copies)
+            if look is not Look.NONE:
+                artifacts = await self._referrers.find(mapping, lookup, copies, look)
+            else:
+                for copy in copies:
+                    copy.check_key = b""  # no look was made, so the state has nothing to remember
+
             if self._is_plan:
                 left_behind = await self._referrers.find_left_behind(mapping, lookup)
                 artifacts = artifacts._replace(stripped=left_behind)
@@ -610,16 +622,6 @@ class Run:
                 copy.error = copy.error or error
             return FoundArtifacts()
         return artifacts
-
-    async def _look_for_artifacts(
-        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
-    ) -> FoundArtifacts:
-        look = self._referrers.decide(mapping, lookup, copies)
-        if look is Look.NONE:
-            for copy in copies:
-                copy.check_key = b""  # nothing new to remember
-            return FoundArtifacts()
-        return await self._referrers.find(mapping, lookup, copies, look)
 
     def _start_copies(
         self,
@@ -631,8 +633,8 @@ class Run:
         """Give the scheduler what the targets lack of an image and its artifacts."""
         lookups = [lookup]
         lookups += [artifact.lookup for artifact in artifacts.copied if artifact.lookup is not None]
-        for each in lookups:
-            self._expect_blobs(each)
+        for found in lookups:
+            self._expect_blobs(found)
 
         for copy, tag in zip(copies, lookup.targets, strict=True):
             if self.dry_run is not None:
@@ -654,14 +656,17 @@ class Run:
         missing = list[Image]()
         if copy.error is None:
             missing = self._missing_artifacts(copy, artifacts)
-        if lookup.tree is None or copy.already_at_target or copy.error is not None:
-            # The image itself is not copied.
+
+        tree = None if copy.already_at_target else lookup.tree
+        if tree is not None and copy.error is None:
+            # The artifacts refer to the image, so they are put after it (I2).
+            image = Image(copy, tree, copy.reference, tag.snapshot_key, missing)
+            self.scheduler.add_image(image)
+        else:
+            # The image itself is not copied, so its artifacts need not wait for it.
             copy.unfinished_images -= 1
             self.scheduler.add_artifacts(missing)
             self.scheduler.end_if_complete(copy)
-        else:
-            image = Image(copy, lookup.tree, copy.reference, tag.snapshot_key, missing)
-            self.scheduler.add_image(image)
 
     def _expect_blobs(self, lookup: TagLookup) -> None:
         """Count how many manifests name each blob of an image; the scheduler orders blobs by that.
@@ -695,31 +700,31 @@ class Run:
             if artifact.entry is not None:
                 copy.listing.setdefault(artifact.subject, []).append(artifact.entry)
 
-            lookup = artifact.lookup
-            tag = lookup.at(copy.target) if lookup is not None else None
+            # None: the target was not asked for the artifact, because it is known to hold it.
+            tag = artifact.lookup.at(copy.target) if artifact.lookup is not None else None
             error = tag.error if tag is not None else None
             if error is not None or artifact.subject in failed:
                 copy.error = copy.error or error
                 copy.artifacts_failed += 1
                 failed.add(artifact.reference)  # an artifact that refers to it fails too
                 continue
-            # A target that was not asked (no `tag`) is known to hold the artifact.
-            if lookup is None or lookup.tree is None or tag is None or tag.digest == lookup.digest:
+
+            image = _missing_artifact(copy, artifact, tag) if tag is not None else None
+            if image is None:
                 copy.artifacts_skipped += 1
-                self.scheduler.artifacts_at_target.setdefault(
-                    (copy.target.key, artifact.reference), False
-                )
+                self.scheduler.record_artifact(copy.target, artifact.reference)
                 continue
 
-            # Only a tag of cosign's has a snapshot. An entry of a list is put by its digest.
-            snapshot_key = tag.snapshot_key if artifact.entry is None else b""
-            image = Image(copy, lookup.tree, artifact.reference, snapshot_key, [], str(artifact))
             copy.unfinished_images += 1
             if artifact.subject in image_of_digest:
                 image_of_digest[artifact.subject].dependents.append(image)
             else:
                 missing.append(image)
-            for digest in (lookup.source_digest, *(child.digest for child in lookup.tree.children)):
+            # Later artifacts may refer to this one, or to a child of it.
+            for digest in (
+                image.tree.source_digest,
+                *(child.digest for child in image.tree.children),
+            ):
                 image_of_digest.setdefault(digest, image)
 
         if missing:
@@ -788,6 +793,16 @@ class Run:
             self.scheduler.failures[host] += 1
         self._report.outcomes.append(outcome)
         self._emit(outcome)
+
+
+def _missing_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> Image | None:
+    """Return an artifact as an image to copy; None if its target holds it."""
+    lookup = artifact.lookup
+    if lookup is None or lookup.tree is None or tag.digest == lookup.digest:
+        return None
+    # Only a tag of cosign's has a snapshot. An entry of a list is put by its digest.
+    snapshot_key = tag.snapshot_key if artifact.entry is None else b""
+    return Image(copy, lookup.tree, artifact.reference, snapshot_key, [], str(artifact))
 
 
 def _copies_of(

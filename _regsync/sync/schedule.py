@@ -48,8 +48,8 @@ _MAX_PROMOTED = 512
 # Blobs of one image that are copied at the same time.
 _MAX_BLOB_TASKS = 16
 
-# A target may deny for a moment what this run has just copied there. The refused manifest is put
-# again after so many seconds (I5).
+# A target may deny for a moment what this run has just copied there. A refused manifest is put again
+# after each of these pauses, in seconds (I5).
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)
 
 # How often an image starts again after refusals: for what the first one names, for all that the state
@@ -90,6 +90,8 @@ class _Promoted:
         self.phase = Phase.WAITING
         # Whether it has been at work. A drain lets only such images end.
         self.has_begun = False
+        # By digest, where blobs are that the source lacks; None before they were looked for.
+        self.elsewhere: dict[str, Repository] | None = None
         # Steps that the claims have given it and that have not started.
         self.steps = list[Step]()
         # How many steps are under way.
@@ -190,7 +192,7 @@ class Scheduler:
         self.manifests_by_blob = Counter[str]()
         # By target repository and reference, the artifacts that the target holds: True for an
         # artifact that this run copied.
-        self.artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
+        self._artifacts_at_target = dict[tuple[RepositoryKey, str], bool]()
         # The hosts to which images of this run are copied.
         self._target_hosts = set[str]()
         # A display reads the transport's counters.
@@ -246,6 +248,10 @@ class Scheduler:
 
         for _, digest in uncovered:
             self.traffic.expect(host, digest, sizes[digest])
+
+    def record_artifact(self, target: Repository, reference: str, *, copied: bool = False) -> None:
+        """Note that a target holds an artifact, and whether this run has copied it there."""
+        self._artifacts_at_target.setdefault((target.key, reference), copied)
 
     def add_artifacts(self, images: Sequence[Image]) -> None:
         """Make artifacts pending whose subject is at the target. The caller calls `advance` then."""
@@ -379,18 +385,7 @@ class Scheduler:
         image = promoted.image
         claims = promoted.claims
 
-        # Copy the blobs whose claims this image owns. A step may come late: when the claim of a
-        # failed image passes to this one, or when another image has committed a blob elsewhere on
-        # the host, from where it can be mounted now.
-        with ExitStack() as room:
-            async with anyio.create_task_group() as blobs:
-                while step := await promoted.next_step():
-                    if image.elsewhere is None:
-                        await self._prepare(image, claims, room)
-                    if image.error is None:
-                        blobs.start_soon(self._copy_blob, promoted, step)
-                    else:
-                        self._end_step(promoted)
+        await self._copy_blobs(promoted)
         if promoted.phase is Phase.ABANDONED:
             return  # it holds no slot; it stays in `_promoted`, so that the run knows of it
 
@@ -419,12 +414,33 @@ class Scheduler:
             self._start_again(image)
         self.advance()
 
-    async def _prepare(self, image: Image, claims: ImageClaims, room: ExitStack) -> None:
-        """Before anything of an image is written: look at the target for the blobs that the source is
-        known to lack, and have the target keep room for the others until `room` is closed. The image
-        fails where a blob is nowhere, or where there is too little room.
+    async def _copy_blobs(self, promoted: _Promoted) -> None:
+        """Copy the blobs whose claims an image owns, up to `_MAX_BLOB_TASKS` at the same time.
+
+        A step may come late: when the claim of a failed image passes to this one, or when another
+        image has committed a blob elsewhere on the host, from where it can be mounted now.
         """
-        image.elsewhere = {}
+        image = promoted.image
+        with ExitStack() as room:
+            async with anyio.create_task_group() as blobs:
+                while step := await promoted.next_step():
+                    if promoted.elsewhere is None:  # this step is the first
+                        await self._prepare(promoted, room)
+                    if image.error is None:
+                        blobs.start_soon(self._copy_blob, promoted, step)
+                    else:
+                        self._end_step(promoted)
+
+    async def _prepare(self, promoted: _Promoted, room: ExitStack) -> None:
+        """Before anything of an image is written, find the blobs that its source is known to lack, and
+        have the target keep room for the image until `room` is closed.
+
+        Only an image layout lacks blobs that its images name, or has to keep room. The image fails
+        where a blob is nowhere, or where there is too little room.
+        """
+        image = promoted.image
+        claims = promoted.claims
+        promoted.elsewhere = {}
         lacking = [
             blob
             for blob in claims.blobs.values()
@@ -432,21 +448,23 @@ class Scheduler:
             and not self._knowledge.has_blob(claims.where, blob.digest)
         ]
         try:
-            places = await gather(partial(self._find_elsewhere, image, blob) for blob in lacking)
+            holders = await gather(partial(self._find_elsewhere, image, blob) for blob in lacking)
             room.enter_context(self._transfer.reserving(image, claims.blobs.values()))
         except SyncError as error:
             image.error = error
             return
-        digests = [blob.digest for blob in lacking]
-        image.elsewhere.update(zip(digests, places, strict=True))
+        for blob, holder in zip(lacking, holders, strict=True):
+            promoted.elsewhere[blob.digest] = holder
 
     async def _find_elsewhere(self, image: Image, blob: Descriptor) -> Repository:
-        """Return the target if it holds a blob that the source lacks, else another repository of its
-        host that is said to hold it, and does. Raises why the source cannot give it.
+        """Return the repository that holds a blob which the source lacks: the target, or another one
+        of its host from which the blob can be mounted. Raises why the source cannot give it.
         """
         target = image.target
         if await target.has_blob(blob, with_retries=True):
             return target
+        # A receipt may have said, when the layout was written, who holds the blob on the far side
+        # (docs/design.md section 13, "Thin").
         name = image.source.far_repository(blob.digest)
         if name is not None and name != target.name:
             other = self._discovery.repository(target.host.registry, name, Side.SOURCE)
@@ -463,18 +481,18 @@ class Scheduler:
         """
         image = promoted.image
         blob = step.blob
-        source = (image.elsewhere or {}).get(blob.digest, image.source)
-        if source not in (image.source, image.target):
-            step = step._replace(mount_from=source.api_name)
+        holder = (promoted.elsewhere or {}).get(blob.digest, image.source)
+        if holder is not image.source and holder is not image.target:
+            step = step._replace(mount_from=holder.api_name)
         step = self._with_mount_source(step)
-        keep = self._where_to_keep(image, blob)
 
         result = None
         try:
-            if source is image.target:
+            if holder is image.target:
                 result = BlobResult.PRESENT
             else:
-                result = await self._transfer.copy(step, source, image.target, keep)
+                keep = self._where_to_keep(image, blob)
+                result = await self._transfer.copy(step, holder, image.target, keep)
         except SyncError as error:
             image.error = image.error or error
         else:
@@ -485,9 +503,10 @@ class Scheduler:
             self._wake_ready(ready)
 
         if step.mount_from is not None:
-            host = image.target.host.key
+            # Other claims may have waited to see whether the host mounts.
             is_mounted = result is BlobResult.MOUNTED
-            self._give_steps(self._claims.mount_ended(host, mounted=is_mounted))
+            steps = self._claims.mount_ended(image.target.host.key, mounted=is_mounted)
+            self._give_steps(steps)
         self._end_step(promoted)
 
     def _end_step(self, promoted: _Promoted) -> None:
@@ -553,7 +572,7 @@ class Scheduler:
         """Say whether an artifact is at the target since another image has brought it: another tag of
         its subject, or an index that names it too.
         """
-        if (image.target.key, image.reference) in self.artifacts_at_target:
+        if (image.target.key, image.reference) in self._artifacts_at_target:
             return True
         # In a layout an artifact has an entry of its own, which its index does not make.
         if not image.artifact or image.target.is_local:
@@ -561,30 +580,42 @@ class Scheduler:
         return self._knowledge.has_manifest(image.target.pool, image.reference)
 
     async def _try_to_put(self, image: Image, claims: ImageClaims) -> RegistryError | None:
-        """Put the manifests; None when the root is at the target.
+        """Put the manifests, if need be again after a pause; None when the root is at the target.
 
         Returns a refusal that may mean that the target has lost something. Raises SyncError for any
-        other failure. A target that denies what this run has copied there may be late to see it: the
-        manifests are put again after a pause.
+        other failure.
         """
-        pauses = iter(_ABSENT_PAUSES)
-        on_put = partial(self._record_put, claims)
-        while True:
-            try:
-                await self._transfer.put_manifests(image, claims.own_children, on_put)
-                return None
-            except RegistryError as error:
-                if is_immutable(error) and await self._check_immutable_tag(image, error):
-                    return None
-                unconfirmed = self._unconfirmed(image, error)
-                is_healed = image.healings > 0 and not unconfirmed
-                if is_healed or image.healings == _MOST_HEALINGS or not may_be_stale(error):
-                    raise
-                pause = next(pauses, None)
-                is_late = _denies_existence(error) and not unconfirmed
-                if pause is None or not is_late:
-                    return error
+        refusal = await self._put_once(image, claims)
+        for pause in _ABSENT_PAUSES:
+            if refusal is None or not _denies_existence(refusal):
+                break
+            if self._unconfirmed(image, refusal):
+                break  # the state may be wrong: this is healed, not waited for
+            # The target denies what this run has copied there: it is late to see it.
             await anyio.sleep(pause)
+            refusal = await self._put_once(image, claims)
+        return refusal
+
+    async def _put_once(self, image: Image, claims: ImageClaims) -> RegistryError | None:
+        """Put the manifests once; results as of `_try_to_put`."""
+        try:
+            on_put = partial(self._record_put, claims)
+            await self._transfer.put_manifests(image, claims.own_children, on_put)
+        except RegistryError as refusal:
+            if is_immutable(refusal) and await self._check_immutable_tag(image, refusal):
+                return None
+            if may_be_stale(refusal) and self._may_heal(image, refusal):
+                return refusal
+            raise
+        return None
+
+    def _may_heal(self, image: Image, refusal: RegistryError) -> bool:
+        """Say whether an image may start again after a refusal: the first time in any case, later only
+        while it has parts that no answer of this run has confirmed.
+        """
+        if image.healings == 0:
+            return True
+        return image.healings < _MOST_HEALINGS and bool(self._unconfirmed(image, refusal))
 
     def _record_put(self, claims: ImageClaims, manifest: Manifest) -> None:
         """Note that a manifest is in its repository; images that wait for a child may go on."""
@@ -645,7 +676,7 @@ class Scheduler:
             if not image.artifact:
                 image.copy.immutable_digest = digest_at_target
             elif is_ours:
-                self.artifacts_at_target.setdefault((image.target.key, image.reference), False)
+                self.record_artifact(image.target, image.reference)
         return is_ours
 
     def _start_again(self, image: Image) -> None:
@@ -666,9 +697,9 @@ class Scheduler:
 
     def _end_copied(self, image: Image) -> None:
         key = (image.target.key, image.reference)
-        image.copy.record_success(image, copied=key not in self.artifacts_at_target)
+        image.copy.record_success(image, copied=key not in self._artifacts_at_target)
         if image.artifact:
-            self.artifacts_at_target.setdefault(key, True)
+            self.record_artifact(image.target, image.reference, copied=True)
         self.end_if_complete(image.copy)
 
     def _end_failed(self, image: Image) -> None:
@@ -688,7 +719,7 @@ class Scheduler:
             at_target = [
                 entry
                 for entry in entries
-                if (copy.target.key, entry.digest) in self.artifacts_at_target
+                if (copy.target.key, entry.digest) in self._artifacts_at_target
             ]
             if at_target:
                 listing[subject] = at_target
@@ -708,7 +739,7 @@ class Scheduler:
                 relisted = {
                     digest
                     for digest in added
-                    if not self.artifacts_at_target[copy.target.key, digest]
+                    if not self._artifacts_at_target[copy.target.key, digest]
                 }
                 copy.artifacts_skipped -= len(relisted)
                 copy.artifacts_copied |= relisted
