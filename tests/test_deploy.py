@@ -196,6 +196,7 @@ def test_the_program_understands_its_arguments(name: str) -> None:
     zipapp = ["python3", "/program/regsync.pyz"]
     assert container.get("command") == (zipapp if name in ON_ZIPAPP else None)
     arguments = parsed(container["args"])
+    assert not arguments.q, "warnings are for the log"
     assert arguments.command == ("watch" if name.endswith("watch") else "sync")
     paths = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert os.path.dirname(arguments.config) in paths
@@ -372,7 +373,8 @@ def test_the_unit_runs_a_sync_of_a_configuration_with_a_cache_that_it_may_write(
     found = {name: value for _, name, value in options(service)}
     python, program, *words = shlex.split(found["ExecStart"])
     arguments = parsed(words)
-    assert (arguments.command, arguments.q) == ("sync", True)
+    # The journal gets what was copied, what failed, and warnings, which -q would hide.
+    assert (arguments.command, arguments.q, arguments.no_progress) == ("sync", False, True)
     shown = service.read_text(encoding="utf-8").partition("[Unit]")[0]
     assert python == "/usr/bin/python3"
     assert program in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -510,6 +511,28 @@ def test_artifacts_that_other_tools_left_without_a_word_are_found(
     assert held(target, "app", sbom)
 
 
+@pytest.mark.parametrize("damage", ["absent", "damaged", "a folder"])
+def test_an_entry_without_a_name_that_cannot_be_read_is_warned_of(
+    damage: str, target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    """It may refer to any image, and most images have nothing to do with it."""
+    image = seed.image()
+    sbom = seed.artifact(image, SBOM)
+    other = seed.artifact(image, SBOM)
+    disk = make_layout(tmp_path / "disk", {"app:v1": image, "": sbom}, other.descriptor())
+    path = blob_path(disk, other.top)
+    if damage == "damaged":
+        path.write_bytes(other.body[:-1] + b" ")
+    elif damage == "a folder":
+        path.mkdir()
+    ran = run_regsync("copy", "--json", f"oci-layout:{disk}//app:v1", f"{target.address}/app:v1")
+    assert ran.status == 0
+    assert only(ran.images)["artifacts"] == {"synced": 1, "skipped": 0, "failed": 0, "stripped": 0}
+    (warning,) = [line for line in ran.err.splitlines() if line.startswith("warning: ")]
+    assert str(disk) in warning
+    assert f"{other.top} (" in warning
+
+
 def test_a_fallback_list_in_a_layout_is_read(target: Server, seed: Seed, tmp_path: Path) -> None:
     image = seed.image()
     sbom = seed.artifact(image, SBOM)
@@ -640,6 +663,38 @@ def test_an_audit_reads_a_layout_and_its_receipt_thins_another(
         ran = run_regsync("audit", "-c", config)
         assert ran.status == 1
         assert ran.out.startswith(found)
+
+
+@pytest.mark.parametrize("disk", ["absent", "empty folder", "empty layout"])
+@pytest.mark.parametrize("names", [tags("v1"), tags("v*")], ids=["names", "pattern"])
+def test_a_receipt_stays_when_the_disk_that_names_the_images_is_away(
+    disk: str, names: dict[str, Any], target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    make_layout(tmp_path / "disk", {"app:v1": seed.image()})
+    assert from_layout(tmp_path, {"target": target}, {"from": "app", "tags": names}).status == 0
+    receipt = tmp_path / "far.txt"
+    audit = ("audit", "-c", str(tmp_path / "in.yaml"), "--receipt", str(receipt))
+    assert run_regsync(*audit).status == 0
+    before = receipt.read_text()
+    assert len(before.splitlines()) > 2
+
+    shutil.rmtree(tmp_path / "disk")
+    if disk != "absent":
+        (tmp_path / "disk").mkdir()
+    if disk == "empty layout":
+        make_layout(tmp_path / "disk", {})
+    ran = run_regsync(*audit)
+    assert ran.status == 2
+    assert receipt.read_text() == before
+    assert (
+        f"error: {receipt} is left as it was: images whose source could not be read: 1\n" in ran.err
+    )
+    assert str(tmp_path / "disk") in ran.err
+    assert "mounted" in ran.err
+
+    receipt.unlink()
+    assert run_regsync(*audit).status == 2
+    assert receipt.read_text() == ""
 
 
 def test_a_lock_of_a_layout_is_the_same_wherever_it_is_mounted(

@@ -2,7 +2,8 @@
 
 Owns: how the audit, the signals and the console come together; the receipt's file.
 May not know: what is asked, and what an answer means.
-Invariants: a receipt is replaced as a whole, and only when the audit has come to its end.
+Invariants: a receipt is replaced as a whole, and only by an audit that has come to its end and knew
+    which images there are.
 Follows: docs/design.md section 12.
 """
 
@@ -18,7 +19,7 @@ from _regsync.app.console import Console
 from _regsync.app.environment import connect, listen_for_signals, utc_now
 from _regsync.app.progress import show_progress
 from _regsync.config.model import Config
-from _regsync.errors import RegsyncError
+from _regsync.errors import RegsyncError, Side, SyncError
 from _regsync.files import replacing
 from _regsync.state.seen import first_seen_for
 from _regsync.sync.audit import Audit
@@ -58,7 +59,7 @@ async def audit(
     if report.interrupted:
         console.log("warning", "interrupted", report.undone_text())
     elif receipt is not None:
-        write_lines(receipt, report.receipt())
+        write_receipt(receipt, report, console)
     console.summary(report, elapsed)
     if console.as_json:
         console.document(
@@ -86,11 +87,22 @@ async def carry_out(work: Audit, console: Console) -> list[int]:
     return signals
 
 
-def write_lines(path: str, lines: list[str]) -> None:
-    """Replace a file by these lines; RegsyncError when it cannot be written."""
+def write_receipt(path: str, report: AuditReport, console: Console) -> None:
+    """Replace a receipt by what an audit has found; RegsyncError when it cannot be written.
+
+    An older receipt stays where a source did not tell its images: without the disk that names them
+    the new one would be empty, and the next disk would hold everything again.
+    """
+    errors = [outcome.error for outcome in report.failures]
+    unknown = [each for each in errors if isinstance(each, SyncError) and each.side is Side.SOURCE]
+    if unknown and os.path.exists(path) and os.path.getsize(path) > 0:
+        text = f"{printable(path)} is left as it was: images whose source could not be read: {len(unknown)}"
+        remedy = "run it again when the source can be read and its disk is mounted, or remove the file first"
+        console.log("error", "receipt_kept", text, hint=remedy)
+        return
     try:
         with replacing(path) as descriptor, open(descriptor, "w", encoding="utf-8") as stream:
-            stream.writelines(f"{line}\n" for line in lines)
+            stream.writelines(f"{line}\n" for line in report.receipt())
     except OSError as error:
         reason = printable(error.strerror or str(error))
         raise RegsyncError(

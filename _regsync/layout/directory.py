@@ -64,6 +64,9 @@ _LARGEST_VERSION_FILE = 64 * 1024
 # The remedy for a layout that is damaged.
 _COPY_AGAIN = "copy the layout again, or name another directory"
 
+# Entries that one warning names.
+_MOST_NAMED = 10
+
 # Files of a group above which the whole system is asked first to write out what it holds: to wait
 # for each file by itself takes much longer.
 _MANY_FILES = 32
@@ -310,6 +313,16 @@ class Layout:
         text = f"{self.shown}: index.json cannot be read, index.json.old is used instead"
         self._log("warning", "layout_index", text)
         return index
+
+    def warn_of_unreadable(self, reasons: Mapping[str, str]) -> None:
+        """Warn of entries without a name that may be artifacts: by digest, why they cannot be read."""
+        if not reasons:
+            return
+        shown = ", ".join(f"{digest} ({reasons[digest]})" for digest in [*reasons][:_MOST_NAMED])
+        if len(reasons) > _MOST_NAMED:
+            shown += f" and {len(reasons) - _MOST_NAMED} more"
+        text = f"entries without a name cannot be read, and are not copied if they are artifacts: {shown}"
+        self._log("warning", "layout_entries", f"{self.shown}: {text}")
 
     def _read_file(self, name: str, most: int) -> bytes | None:
         """Return a file of the layout, None where it is not there."""

@@ -298,18 +298,26 @@ class LayoutRepository:
             return tuple(referrers.values())
 
     def _read_loose_subjects(self) -> None:
-        """Read what the artifacts of other tools refer to, once a run: their entries do not say it."""
+        """Read what the artifacts of other tools refer to, once a run: their entries do not say it.
+
+        An entry that cannot be read may refer to any image. It is warned of, because the images whose
+        artifact it is not would fail otherwise.
+        """
         if self.host.has_read_subjects:
             return
         index = self._layout.index(may_be_new=self.side is Side.TARGET)
         # By digest: a hostile index names one manifest many times.
         entries = {entry.descriptor.digest: entry for entry in index.loose_entries()}
+        unreadable = dict[str, str]()
         for digest, entry in entries.items():
-            if self._layout.size_of(digest) is None:
+            try:
+                manifest = self._read_manifest(digest, entry.descriptor)
+            except SyncError as error:
+                unreadable[digest] = error.message
                 continue
-            manifest = self._read_manifest(digest, entry.descriptor)
             if manifest.subject is not None:
                 index.add_subject(entry, manifest.subject.digest)
+        self._layout.warn_of_unreadable(unreadable)
         self.host.has_read_subjects = True
 
     def has_unsafe(self) -> bool:
