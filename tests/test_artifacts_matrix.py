@@ -256,7 +256,6 @@ def test_at_a_real_registry_clients_find_the_same(
     name: str, source: Server, docker_registry: str, tmp_path: Path
 ) -> None:
     made = family(name)
-    assert isinstance(source.app, App)
     made.load_into(source.app)
     ran = sync(tmp_path, source.address, docker_registry, made)
     assert (ran.status, ran.failed) == (0, []), ran.err
@@ -311,7 +310,6 @@ def test_copy_does_the_same(
     name: str, kind: str, options: dict[str, bool], source: Server, serve: Start
 ) -> None:
     made, target = family(name), serve(**options)
-    assert isinstance(source.app, App)
     made.load_into(source.app)
     ran = run_regsync(
         "copy", "--json", f"{source.address}/app:v1", f"{target.address}/mirror/app:v1"

@@ -17,7 +17,6 @@ from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response
 from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
-from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, document, only, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -48,14 +47,14 @@ class Stage:
 
     @property
     def target(self) -> App:
-        return app(self.targets[0])
+        return self.targets[0].app
 
     def load(self, image: Image, *names: str, artifacts: tuple[Image, ...] = ()) -> Image:
         """Hold an image and its artifacts at the source and at all targets."""
         for place in (self.source, *self.targets):
-            image.load_into(app(place), "app", *names)
+            image.load_into(place.app, "app", *names)
             for artifact in artifacts:
-                artifact.load_into(app(place), "app")
+                artifact.load_into(place.app, "app")
         return image
 
     async def run(self, *options: str, command: str = "audit", **top: Any) -> Ran:
@@ -82,11 +81,6 @@ class Stage:
 
     def asked_source(self) -> dict[str, int]:
         return self.source.journal.summary()
-
-
-def app(place: Place) -> App:
-    assert isinstance(place.app, App)
-    return place.app
 
 
 def found(ran: Ran) -> list[tuple[str, str | None]]:
@@ -224,7 +218,7 @@ async def test_a_trimmed_index_that_a_run_has_put_costs_no_manifest_of_the_sourc
     world: Virtual, tmp_path: Path
 ) -> None:
     stage = Stage(world, tmp_path)
-    stage.seed.index().load_into(app(stage.source), "app", "v1")
+    stage.seed.index().load_into(stage.source.app, "app", "v1")
     stage.mapping["platforms"] = ["linux/amd64"]
     assert (await stage.run(command="sync")).statuses() == ["synced"]
     assert whole(await stage.audit()) == 1
@@ -237,7 +231,7 @@ async def test_a_trimmed_index_is_made_again_where_no_state_tells_it(
     world: Virtual, tmp_path: Path
 ) -> None:
     stage = Stage(world, tmp_path)
-    stage.seed.index().load_into(app(stage.source), "app", "v1", "v2")
+    stage.seed.index().load_into(stage.source.app, "app", "v1", "v2")
     stage.mapping |= {"platforms": ["linux/amd64"], "tags": tags("v1", "v2")}
     assert (await stage.run(command="sync")).statuses() == ["synced"] * 2
     (tmp_path / ".regsync" / "state.db").unlink()
@@ -249,11 +243,11 @@ async def test_what_the_state_knows_of_an_index_that_was_replaced_is_not_expecte
     world: Virtual, tmp_path: Path
 ) -> None:
     stage = Stage(world, tmp_path)
-    stage.seed.index().load_into(app(stage.source), "app", "v1")
+    stage.seed.index().load_into(stage.source.app, "app", "v1")
     stage.mapping["platforms"] = ["linux/amd64"]
     await stage.run(command="sync")
     held = only(list((await stage.run(command="sync")).images))["digest"]
-    stage.seed.index().load_into(app(stage.source), "app", "v1")
+    stage.seed.index().load_into(stage.source.app, "app", "v1")
     assert found(await stage.audit()) == [("differs", held)]
 
 
@@ -267,7 +261,7 @@ async def test_another_filter_than_that_of_the_run_differs(world: Virtual, tmp_p
 
 async def test_nothing_is_kept_and_a_state_is_not_believed(world: Virtual, tmp_path: Path) -> None:
     stage = Stage(world, tmp_path)
-    image = stage.seed.image().load_into(app(stage.source), "app", "v1")
+    image = stage.seed.image().load_into(stage.source.app, "app", "v1")
     await stage.run(command="sync")
     state = (tmp_path / ".regsync" / "state.db").read_bytes()
     lost = next(iter(image.blobs))
@@ -292,7 +286,7 @@ async def test_only_the_right_to_pull_is_asked_for(world: Virtual, tmp_path: Pat
 
 async def test_a_tag_that_is_not_there(world: Virtual, tmp_path: Path) -> None:
     stage = Stage(world, tmp_path)
-    image = stage.seed.image().load_into(app(stage.source), "app", "v1")
+    image = stage.seed.image().load_into(stage.source.app, "app", "v1")
     finding = only((await stage.audit()).report["findings"])
     assert finding == {
         "finding": "missing",
@@ -309,7 +303,7 @@ async def test_a_tag_that_is_not_there(world: Virtual, tmp_path: Path) -> None:
 async def test_what_differs_is_looked_at_whole(world: Virtual, tmp_path: Path) -> None:
     """And the source, which may not know it any more, is not asked about it."""
     stage = Stage(world, tmp_path)
-    new = stage.seed.image().load_into(app(stage.source), "app", "v1")
+    new = stage.seed.image().load_into(stage.source.app, "app", "v1")
     old = stage.seed.image().load_into(stage.target, "app", "v1")
     bill = stage.seed.artifact(old, SBOM).load_into(stage.target, "app")
     lost = [next(iter(old.blobs)), next(iter(bill.blobs))]
@@ -357,8 +351,8 @@ async def test_an_artifact_that_is_lost(world: Virtual, tmp_path: Path) -> None:
     assert message == f"{signature.top} ({SIGNED}) of {bill.top} is missing"
     # The source is asked whether it holds what it lists: a run cannot bring what it has lost.
     assert stage.source.journal.matching("HEAD", "manifest").exactly(2)
-    lose_manifest(app(stage.source), signature.top)
-    app(stage.source).intercept = lists_anyway(bill, signature)
+    lose_manifest(stage.source.app, signature.top)
+    stage.source.app.intercept = lists_anyway(bill, signature)
     assert whole(await stage.audit()) == 1
 
 
@@ -425,7 +419,7 @@ async def test_an_artifact_that_the_filters_refuse_is_not_missed(
 ) -> None:
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
-    stage.seed.artifact(image, SBOM).load_into(app(stage.source), "app")
+    stage.seed.artifact(image, SBOM).load_into(stage.source.app, "app")
     stage.mapping["artifacts"] = {"exclude": [SBOM]}
     assert whole(await stage.audit()) == 1
     stage.mapping["artifacts"] = {}
@@ -439,7 +433,7 @@ async def test_a_signature_of_cosign_that_was_made_again_differs(
     image = stage.load(stage.seed.image(), "v1")
     stage.mapping["tags"] = tags("v*")
     signature = referrers_tag(image.top) + ".sig"
-    new = stage.seed.image().load_into(app(stage.source), "app", signature)
+    new = stage.seed.image().load_into(stage.source.app, "app", signature)
     assert found(await stage.audit()) == [("artifact_missing", new.top)]
     old = stage.seed.image().load_into(stage.target, "app", signature)
     ran = await stage.audit()
@@ -459,7 +453,7 @@ async def test_a_manifest_with_wrong_bytes_is_corrupt(world: Virtual, tmp_path: 
     stage = Stage(world, tmp_path)
     child = stage.seed.image()
     stage.load(stage.seed.index([child]), "v1")
-    app(stage.targets[0]).faults.on("GET", "manifest", reference=child.top).corrupt()
+    stage.targets[0].app.faults.on("GET", "manifest", reference=child.top).corrupt()
     ran = await stage.audit()
     assert found(ran) == [("corrupt", child.top)]
     stage.targets[0].journal.matching("GET", "manifest", reference=child.top).exactly(2)
@@ -468,7 +462,7 @@ async def test_a_manifest_with_wrong_bytes_is_corrupt(world: Virtual, tmp_path: 
 async def test_bytes_that_were_wrong_once_are_no_finding(world: Virtual, tmp_path: Path) -> None:
     stage = Stage(world, tmp_path)
     stage.load(stage.seed.image(), "v1")
-    app(stage.targets[0]).faults.on("GET", "manifest").nth(1).corrupt()
+    stage.targets[0].app.faults.on("GET", "manifest").nth(1).corrupt()
     assert whole(await stage.audit()) == 1
 
 
@@ -481,7 +475,7 @@ async def test_blobs_are_read_back_and_hashed(world: Virtual, tmp_path: Path) ->
     stage.targets[0].journal.matching("GET", "blob").exactly(len(image.blobs))
 
     wrong = next(iter(image.blobs))
-    app(stage.targets[0]).faults.on("GET", "blob", reference=wrong).corrupt()
+    stage.targets[0].app.faults.on("GET", "blob", reference=wrong).corrupt()
     assert found(await stage.audit()) == []
     stage.targets[0].journal.matching("GET", "blob").none()
     ran = await stage.audit("--read", "99")
@@ -494,7 +488,7 @@ async def test_a_blob_that_breaks_is_read_to_its_end(world: Virtual, tmp_path: P
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(sizes=(300_000,)), "v1")
     large = max(image.blobs, key=lambda digest: len(image.blobs[digest]))
-    faults = app(stage.targets[0]).faults
+    faults = stage.targets[0].app.faults
     faults.on("GET", "blob", reference=large).nth(1).drop(after=100_000)
     faults.on("GET", "blob", reference=large).nth(1).status(503)
     ran = await stage.audit("--read", "99")
@@ -508,7 +502,7 @@ async def test_a_blob_that_can_only_be_asked_for_is_incomplete(
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
     lost = next(iter(image.blobs))
-    app(stage.targets[0]).faults.on("GET", "blob", reference=lost).status(404)
+    stage.targets[0].app.faults.on("GET", "blob", reference=lost).status(404)
     assert found(await stage.audit("--read", "99")) == [("incomplete", lost)]
 
 
@@ -548,7 +542,7 @@ async def test_a_head_may_leave_out_digest_and_length(world: Virtual, tmp_path: 
     stage.mapping["tags"] = tags("v1", "v2")
     for place in (stage.source, stage.targets[0]):
         unsaid = {"Docker-Content-Digest": None, "Content-Length": None}
-        app(place).faults.on("HEAD", "manifest blob").lie(headers=unsaid)
+        place.app.faults.on("HEAD", "manifest blob").lie(headers=unsaid)
     assert whole(await stage.audit()) == 2
 
 
@@ -556,7 +550,7 @@ async def test_a_blob_of_another_length_is_corrupt(world: Virtual, tmp_path: Pat
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
     cut = next(iter(image.blobs))
-    faults = app(stage.targets[0]).faults
+    faults = stage.targets[0].app.faults
     faults.on("HEAD", "blob", reference=cut).lie(headers={"Content-Length": "7"})
     finding = only((await stage.audit()).report["findings"])
     assert (finding["finding"], finding["digest"]) == ("corrupt", cut)

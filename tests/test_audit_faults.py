@@ -20,12 +20,11 @@ from conformance.client.attachments import FAMILIES, family, has_api, referrers_
 from conformance.client.copies import push_http
 from conformance.content.images import Seed
 from conformance.providers.personas import PERSONAS
-from conformance.registry.app import App
 from conformance.server.memory import Link
 from conformance.server.sockets import Server
 from tests.attached import MOVES, Scene
 from tests.ends import Ran, Virtual, document, only, run_regsync, tags
-from tests.test_audit import Stage, app, found, lose_blob, lose_manifest, whole
+from tests.test_audit import Stage, found, lose_blob, lose_manifest, whole
 from tests.test_signals import stopped_at
 from tests.thinning import thinned
 
@@ -91,7 +90,7 @@ async def test_a_target_of_any_kind_is_looked_at_whole(
     stage = Stage(world, tmp_path)
     target = world.persona(name)
     repository = "library/app" if name == "dockerhub" else "team/a/app"
-    image = stage.seed.index().load_into(app(stage.source), "app", "v1")
+    image = stage.seed.index().load_into(stage.source.app, "app", "v1")
     image.load_into(target, repository, "v1")
     stage.registries["target"] = {"url": f"https://{target.row.hosts['registry']}"}
     stage.mapping["to"] = repository
@@ -134,7 +133,7 @@ async def test_what_the_recipe_says_mends_an_image(
     stage = Stage(world, tmp_path)
     child = stage.seed.image()
     top = stage.seed.index([child, stage.seed.image(architecture="arm64")])
-    top.load_into(app(stage.source), "app", "v1", "v2")
+    top.load_into(stage.source.app, "app", "v1", "v2")
     stage.mapping["tags"] = tags("v1", "v2")
     await stage.run(command="sync")
     if part == "blob":
@@ -161,7 +160,7 @@ async def test_a_repository_that_is_hidden_is_a_failure(
 ) -> None:
     stage = Stage(world, tmp_path)
     stage.load(stage.seed.image(), "v1")
-    app(stage.targets[0]).faults.on("GET", "manifest").status(status)
+    stage.targets[0].app.faults.on("GET", "manifest").status(status)
     ran = await stage.audit()
     assert (ran.status, ran.report["findings"]) == (2, [])
     assert only(ran.report["failures"])["error"]["code"] == "AUTH_ERROR"
@@ -176,7 +175,7 @@ async def test_a_blob_that_may_not_be_asked_for_is_a_failure_and_the_rest_is_tol
     image = stage.load(stage.seed.image(sizes=(100, 200)), "v1")
     hidden, lost, *_ = image.blobs
     lose_blob(stage.target, lost)
-    app(stage.targets[0]).faults.on("HEAD", "blob", reference=hidden).status(403)
+    stage.targets[0].app.faults.on("HEAD", "blob", reference=hidden).status(403)
     ran = await stage.audit()
     assert (ran.status, found(ran)) == (2, [("incomplete", lost)])
     assert only(ran.report["failures"])["target"] == "target.test/app:v1"
@@ -189,7 +188,7 @@ async def test_a_source_that_cannot_be_listed_fails_its_mapping_alone(
 ) -> None:
     stage = Stage(world, tmp_path, "one", "two")
     stage.mapping["tags"] = tags("v*")
-    app(stage.source).faults.on("GET", "tag_list").status(403)
+    stage.source.app.faults.on("GET", "tag_list").status(403)
     ran = await stage.audit()
     assert sorted(each["target"] for each in ran.report["failures"]) == [
         "one.test/app:*",
@@ -203,7 +202,7 @@ async def test_a_source_that_cannot_be_listed_fails_its_mapping_alone(
 async def test_a_tag_that_the_source_lost_is_a_failure(world: Virtual, tmp_path: Path) -> None:
     stage = Stage(world, tmp_path)
     stage.seed.image().load_into(stage.target, "app", "v1")
-    stage.seed.image().load_into(app(stage.source), "app", "v2")
+    stage.seed.image().load_into(stage.source.app, "app", "v2")
     ran = await stage.audit()
     assert (ran.status, ran.report["findings"]) == (2, [])
     assert only(ran.report["failures"])["error"]["code"] == "SOURCE_ERROR"
@@ -212,7 +211,7 @@ async def test_a_tag_that_the_source_lost_is_a_failure(world: Virtual, tmp_path:
 @on_virtual_time
 async def test_an_index_that_has_no_end_is_a_failure(world: Virtual, tmp_path: Path) -> None:
     stage = Stage(world, tmp_path)
-    stage.seed.image().load_into(app(stage.source), "app", "v1")
+    stage.seed.image().load_into(stage.source.app, "app", "v1")
     nested = stage.seed.image()
     for _ in range(5):
         nested = stage.seed.index([nested])
@@ -232,7 +231,7 @@ async def test_a_nested_index_that_was_trimmed_is_not_asked_about_at_the_source(
     stage = Stage(world, tmp_path)
     children = [stage.seed.image(architecture=name) for name in ("amd64", "arm64")]
     nested = stage.seed.index(children)
-    stage.seed.index([nested]).load_into(app(stage.source), "app", "v1")
+    stage.seed.index([nested]).load_into(stage.source.app, "app", "v1")
     stage.mapping["platforms"] = ["linux/amd64"]
     assert (await stage.run(command="sync")).statuses() == ["synced"]
     assert whole(await stage.audit()) == 1
@@ -246,7 +245,7 @@ async def test_throttling_is_obeyed(world: Virtual, tmp_path: Path) -> None:
     for number in range(20):
         stage.load(stage.seed.image(), f"v{number}")
     stage.mapping["tags"] = tags("v*")
-    app(stage.targets[0]).faults.on("GET HEAD").throttle(requests=10, seconds=1)
+    stage.targets[0].app.faults.on("GET HEAD").throttle(requests=10, seconds=1)
     ran = await stage.audit()
     assert whole(ran) == 20
     assert ran.totals["throttled"]["target.test"] > 0
@@ -297,7 +296,7 @@ async def test_an_audit_shows_how_far_it_is(world: Virtual, tmp_path: Path) -> N
     stage = Stage(world, tmp_path)
     stage.load(stage.seed.image(), "v1")
     await stage.audit()
-    app(stage.targets[0]).faults.on("HEAD", "blob").delay(40)
+    stage.targets[0].app.faults.on("HEAD", "blob").delay(40)
     file = str(tmp_path / "mirror.yaml")
     ran = await world.run("audit", "-c", file)
     [line] = ran.err.splitlines()
@@ -316,10 +315,10 @@ async def test_a_signal_ends_an_audit_at_once_and_what_was_found_is_told(
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1", "v2")
     stage.mapping["tags"] = tags("v1", "v2", "v3")
-    stage.seed.image().load_into(app(stage.source), "app", "v3")
+    stage.seed.image().load_into(stage.source.app, "app", "v3")
     receipt = tmp_path / "there.txt"
     receipt.write_text("as it was")
-    faults = app(stage.targets[0]).faults
+    faults = stage.targets[0].app.faults
     faults.on("HEAD", "blob", reference=next(iter(image.blobs))).stall()
     async with stopped_at(5.0, number=number):
         ran = await stage.run("--receipt", str(receipt))
@@ -339,7 +338,7 @@ async def test_a_receipt_names_what_is_there(world: Virtual, tmp_path: Path) -> 
     stage.load(image, "v1", artifacts=(bill,))
     lost, wrong, *_ = image.blobs
     lose_blob(stage.target, lost)
-    app(stage.targets[0]).faults.on("GET", "blob", reference=wrong).corrupt()
+    stage.targets[0].app.faults.on("GET", "blob", reference=wrong).corrupt()
     receipt = tmp_path / "there.txt"
     ran = await stage.audit("--read", "99", "--receipt", str(receipt))
     assert found(ran) == sorted([("incomplete", lost), ("corrupt", wrong)])
@@ -352,8 +351,6 @@ async def test_a_receipt_names_what_is_there(world: Virtual, tmp_path: Path) -> 
 def test_a_receipt_that_cannot_be_written_is_an_error_that_names_it(
     trouble: str, source: Server, target: Server, tmp_path: Path
 ) -> None:
-    assert isinstance(source.app, App)
-    assert isinstance(target.app, App)
     for registry in (source.app, target.app):
         Seed(1).image().load_into(registry, "app", tag="v1")
     config = document({"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
@@ -380,8 +377,6 @@ def test_a_number_of_blobs_that_is_none_is_refused(number: str) -> None:
 def test_an_audit_that_finds_nothing_says_nothing_and_findings_are_lines(
     source: Server, target: Server
 ) -> None:
-    assert isinstance(source.app, App)
-    assert isinstance(target.app, App)
     image = Seed(1).image().load_into(source.app, "app", tag="v1")
     image.load_into(target.app, "app", tag="v1")
     rule = {"from": "app", "tags": tags("v1"), "artifacts": {}}
@@ -404,7 +399,6 @@ def test_an_audit_that_finds_nothing_says_nothing_and_findings_are_lines(
 
 
 def test_mappings_are_shared_among_shards(source: Server, target: Server) -> None:
-    assert isinstance(source.app, App)
     for name in ("one", "two"):
         Seed(1).image().load_into(source.app, name, tag="v1")
     mappings = [{"from": name, "tags": tags("v1")} for name in ("one", "two")]
@@ -420,8 +414,6 @@ def test_what_was_left_out_of_a_layout_is_not_missed(
     source: Server, target: Server, tmp_path: Path
 ) -> None:
     """The receipt of one audit thins a layout; another audit finds that layout whole."""
-    assert isinstance(source.app, App)
-    assert isinstance(target.app, App)
     image = Seed(1).image(sizes=(400, 500)).load_into(source.app, "app", tag="v1")
     image.load_into(target.app, "app", tag="v1")
     rule = {"from": "app", "tags": tags("v1")}

@@ -11,7 +11,7 @@ from conformance.client.attachments import referrers_tag
 from conformance.content.images import Image
 from conformance.registry.tokens import TokenService
 from tests.ends import Ran, Virtual, document, only, tags
-from tests.test_audit import SBOM, SIGNED, Stage, app, found, lose_manifest, whole
+from tests.test_audit import SBOM, SIGNED, Stage, found, lose_manifest, whole
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -41,7 +41,7 @@ async def test_a_lock_says_what_is_expected_and_no_source_is_asked(
     stage.mapping["tags"] = tags("v*")
     await stage.lock()
     # What happens at the source afterwards changes nothing.
-    stage.seed.image().load_into(app(stage.source), "app", "v1", "v2")
+    stage.seed.image().load_into(stage.source.app, "app", "v1", "v2")
 
     ran = await stage.audit()
     assert whole(ran) == 1
@@ -85,7 +85,7 @@ async def test_what_is_not_as_in_the_lock_is_found(world: Virtual, tmp_path: Pat
 async def test_a_trimmed_index_is_known_from_the_lock(world: Virtual, tmp_path: Path) -> None:
     stage = LockedStage(world, tmp_path)
     stage.seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(
-        app(stage.source), "app", "v1"
+        stage.source.app, "app", "v1"
     )
     stage.mapping["platforms"] = ["linux/amd64"]
     await stage.lock()
@@ -118,7 +118,7 @@ async def test_artifacts_that_a_mapping_refuses_are_not_missed(
     """The lock has them, because another mapping takes them."""
     stage = LockedStage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
-    bill = stage.seed.artifact(image, SBOM).load_into(app(stage.source), "app")
+    bill = stage.seed.artifact(image, SBOM).load_into(stage.source.app, "app")
     signature = stage.load(stage.seed.artifact(image, SIGNED))
     for loaded in (image, bill, signature):
         loaded.load_into(stage.target, "other", *(["v1"] if loaded is image else []))
@@ -152,7 +152,7 @@ async def test_what_is_held_back_is_neither_missing_nor_different(
     stage.mapping |= {"min_age": "3d", "tags": tags("v1", "v2")}
     old = stage.seed.image()
     stage.load(old, "v1")
-    new = stage.seed.image().load_into(app(stage.source), "app", "v1", "v2")
+    new = stage.seed.image().load_into(stage.source.app, "app", "v1", "v2")
     await stage.run(command="sync")
     assert stage.target.repositories["app"].tags == {"v1": old.top}
     assert whole(await stage.audit()) == 2
@@ -174,7 +174,7 @@ async def test_what_is_held_back_is_neither_missing_nor_different(
 async def test_an_index_that_is_held_back_is_not_trimmed(world: Virtual, tmp_path: Path) -> None:
     stage = Stage(world, tmp_path)
     stage.mapping |= {"min_age": "3d", "platforms": ["linux/amd64"]}
-    stage.seed.index().load_into(app(stage.source), "app", "v1")
+    stage.seed.index().load_into(stage.source.app, "app", "v1")
     assert whole(await stage.audit()) == 1
     assert stage.asked_source() == {"HEAD manifest": 1}
 
@@ -182,7 +182,7 @@ async def test_an_index_that_is_held_back_is_not_trimmed(world: Virtual, tmp_pat
 async def test_an_audit_notes_no_time(world: Virtual, tmp_path: Path) -> None:
     stage = Stage(world, tmp_path)
     stage.mapping["min_age"] = "3d"
-    stage.seed.image().load_into(app(stage.source), "app", "v1")
+    stage.seed.image().load_into(stage.source.app, "app", "v1")
     assert whole(await stage.audit()) == 1
     assert not (tmp_path / ".regsync").exists()
 
@@ -190,7 +190,7 @@ async def test_an_audit_notes_no_time(world: Virtual, tmp_path: Path) -> None:
 async def test_a_time_in_the_lock_counts(world: Virtual, tmp_path: Path) -> None:
     stage = LockedStage(world, tmp_path)
     stage.mapping["min_age"] = "3d"
-    stage.seed.image().load_into(app(stage.source), "app", "v1")
+    stage.seed.image().load_into(stage.source.app, "app", "v1")
     await stage.lock()
     assert whole(await stage.audit()) == 1
     await anyio.sleep(3 * DAY)

@@ -43,16 +43,11 @@ def blob(size: int) -> bytes:
     return _BLOBS[size][:size] if size in _BLOBS else Seed(size).blob(size)
 
 
-def app(place: Place) -> App:
-    assert isinstance(place.app, App)
-    return place.app
-
-
 def load(place: Place, *sizes: int, tag: str = "v1") -> Image:
     return (
         Seed(5)
         .image(layers=[blob(size) for size in sizes])
-        .load_into(app(place), "team/app", tag=tag)
+        .load_into(place.app, "team/app", tag=tag)
     )
 
 
@@ -165,7 +160,7 @@ async def test_no_more_than_three_blobs_are_in_chunks_at_once_and_all_arrive(
     world.network.listen(target, ACR, scheme="https", up=Link(bandwidth=4 * MIB))
     seed, most = Seed(6), [0]
     layers = [seed.blob(100) + bytes(17 * MIB) for _ in range(6)]
-    image = seed.image(layers=layers).load_into(app(source), "team/app", tag="v1")
+    image = seed.image(layers=layers).load_into(source.app, "team/app", tag="v1")
 
     def intercept(request: Request) -> Answer | None:
         most.append(target.uploads())
@@ -391,10 +386,10 @@ async def test_a_login_that_expires_between_chunks_is_renewed_until_fresh_ones_f
         "credentials": {"username": "u", "password": "p"},
     }
     ran = await mirror(world, source, ends={"t": who})
-    spans = [each.header("content-range") for each in bodies(app(target), "PATCH")]
+    spans = [each.header("content-range") for each in bodies(target.app, "PATCH")]
     if times < 3:
         assert ran.status == 0, ran.err
-        assert held_by(app(target), image)
+        assert held_by(target.app, image)
         assert spans == [SPANS[0], *[SPANS[1]] * (times + 1), SPANS[2]]
         assert len(reads(source, image)) == 1
     else:
@@ -475,7 +470,7 @@ async def test_a_refused_put_is_followed_by_one_patch_and_never_tried_again(
     target.journal.matching("POST", "upload_start").exactly(2 + len(refused))
     target.journal.clear()
     # Of the next run too, and of another repository.
-    more = Seed(9).image(layers=[blob(3 * MIB + 1)]).load_into(app(source), "team/app", tag="v2")
+    more = Seed(9).image(layers=[blob(3 * MIB + 1)]).load_into(source.app, "team/app", tag="v2")
     again = await mirror(world, source, ends=ends, home=tmp_path)
     assert sorted(again.statuses()) == ["skipped", "synced"]
     assert held_by(target, more)
@@ -502,19 +497,19 @@ async def test_a_limit_of_size_says_nothing_of_smaller_bodies(
     large.status(413, early=True)
     ran = await mirror(world, source, target, home=tmp_path)
     assert (ran.status, len(large.struck)) == (0, 1), ran.err
-    assert [count for _, count, _ in patches(app(target))] == [3 * MIB]
+    assert [count for _, count, _ in patches(target.app)] == [3 * MIB]
     image = (
         Seed(9)
         .image(layers=[blob(3 * MIB + 1), blob(80_000)])
-        .load_into(app(source), "team/app", tag="v2")
+        .load_into(source.app, "team/app", tag="v2")
     )
     target.journal.clear()
     again = await mirror(world, source, target, home=tmp_path)
     assert (again.status, len(large.struck)) == (0, 1), again.err
     assert held(target, "team/app", image)
-    assert [count for _, count, _ in patches(app(target))] == [3 * MIB + 1]
+    assert [count for _, count, _ in patches(target.app)] == [3 * MIB + 1]
     assert [
-        each.request_bytes for each in bodies(app(target), "PUT") if each.request_bytes > 1000
+        each.request_bytes for each in bodies(target.app, "PUT") if each.request_bytes > 1000
     ] == [80_000]
 
 
@@ -545,12 +540,12 @@ async def test_what_was_learnt_of_a_registry_is_forgotten_when_it_holds_no_more(
     assert (await mirror(world, source, target, home=tmp_path)).status == 0
     target.journal.matching("PATCH", "upload").at_least(1)
     target.journal.clear()
-    image = Seed(9).image(layers=[blob(3 * MIB + 1)]).load_into(app(source), "team/app", tag="v2")
+    image = Seed(9).image(layers=[blob(3 * MIB + 1)]).load_into(source.app, "team/app", tag="v2")
     target.app.faults.on("PATCH", "upload").status(405, early=True)
     ran = await mirror(world, source, target, home=tmp_path)
     assert ran.status == 0, ran.err
     assert held(target, "team/app", image)
-    assert len(bodies(app(target), "PUT")) == 2
+    assert len(bodies(target.app, "PUT")) == 2
 
 
 async def test_a_registry_that_takes_no_start_is_not_tried_by_other_ways(world: Virtual) -> None:
@@ -685,12 +680,12 @@ async def test_another_image_under_a_tag_that_never_moves_is_an_error_elsewhere(
     source = world.registry("source.test")
     target = world.registry("target.test", immutable_tags=True)
     load(source, 3 * MIB)
-    other = Seed(8).image().load_into(app(target), "team/app", tag="v1")
-    saying(app(target), says)
+    other = Seed(8).image().load_into(target.app, "team/app", tag="v1")
+    saying(target.app, says)
     ran = await mirror(world, source, target)
     assert ran.statuses() == ["failed"]
     assert "TARGET_ERROR" in only(ran.failed)
-    assert app(target).tags("team/app") == {"v1": other.top}
+    assert target.app.tags("team/app") == {"v1": other.top}
 
 
 async def test_a_tag_that_this_run_has_put_is_synced_though_its_answer_was_lost(
@@ -711,7 +706,7 @@ async def test_a_tag_that_this_run_has_put_is_synced_though_its_answer_was_lost(
 async def test_nothing_is_hung_on_an_image_that_a_tag_does_not_name(world: Virtual) -> None:
     source, target = world.registry("source.test"), world.persona("ecr", immutable_tags=True)
     image = load(source, 3 * MIB)
-    Seed(7).artifact(image).load_into(app(source), "team/app")
+    Seed(7).artifact(image).load_into(source.app, "team/app")
     Seed(8).image().load_into(target, "team/app", tag="v1")
     ran = await mirror(world, source, ECR, defaults={"artifacts": {"enabled": True}})
     assert (ran.status, ran.statuses(), ran.err) == (0, ["skipped"], "")
@@ -730,9 +725,9 @@ async def test_who_waits_for_an_image_that_was_not_put_puts_it(world: Virtual) -
     seed = Seed(5)
     image = seed.image(layers=[blob(3 * MIB)])
     for tag in ("v1", "v2"):
-        image.load_into(app(source), "team/app", tag=tag)
+        image.load_into(source.app, "team/app", tag=tag)
     index = seed.index([image, seed.image(architecture="arm64")]).load_into(
-        app(source), "team/app", tag="v3"
+        source.app, "team/app", tag="v3"
     )
     other = Seed(8).image().load_into(target, "team/app", tag="v1")
     ran = await mirror(world, source, ECR)
@@ -748,7 +743,7 @@ async def test_ecr_mounts_where_the_account_says_so_and_else_takes_the_session(
     target = created(world.persona("ecr_mounting" if mounts else "ecr"), "one", "two")
     image = Seed(5).image(layers=[blob(3 * MIB)])
     for name in ("one", "two"):
-        image.load_into(app(source), name, tag="v1")
+        image.load_into(source.app, name, tag="v1")
     ends = {"source": source, "t": {"url": host, "auth_type": "anonymous"}}
     text = document(ends, {"from": "one", "tags": tags("v1")}, {"from": "two", "tags": tags("v1")})
     ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)

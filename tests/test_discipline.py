@@ -20,7 +20,6 @@ import pytest
 
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
-from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
 from tests.ends import Ran, Start, document, held, run_regsync, tags
@@ -41,15 +40,10 @@ def sync(
     return run_regsync("sync", "--json", "-q", "-c", str(file))
 
 
-def app(server: Server) -> App:
-    assert isinstance(server.app, App)
-    return server.app
-
-
 def load(server: Server, images: Held) -> None:
     for repository, tagged in images.items():
         for tag, image in tagged.items():
-            image.load_into(app(server), repository, tag=tag)
+            image.load_into(server.app, repository, tag=tag)
 
 
 def clear(*servers: Server) -> None:
@@ -278,9 +272,9 @@ def test_a_tag_that_vanished_behind_its_head_is_resolved_again_once(
     clear(source, target)
 
     def amend(request: Request, answer: Answer) -> Answer:
-        if request.method == "HEAD" and between.top in app(source).repositories["app"].manifests:
-            del app(source).repositories["app"].manifests[between.top]
-            last.load_into(app(source), "app", tag="v1")
+        if request.method == "HEAD" and between.top in source.app.repositories["app"].manifests:
+            del source.app.repositories["app"].manifests[between.top]
+            last.load_into(source.app, "app", tag="v1")
         return answer
 
     source.app.amend = amend
@@ -394,7 +388,7 @@ def test_a_registry_that_has_lost_what_its_manifest_names_is_healed_without_a_st
     assert sync(tmp_path, ends, mapping).status == 0
     drop_state(tmp_path)
     lost = old.document["layers"][0]["digest"]
-    del app(target).repositories["app"].blobs[lost]
+    del target.app.repositories["app"].blobs[lost]
     clear(source, target)
     ran = sync(tmp_path, ends, mapping, {"from": "new", "tags": tags("v2"), "to": to})
     assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"]), ran.err
@@ -485,7 +479,7 @@ def test_a_refused_mount_that_rested_on_the_state_is_followed_by_one_head_and_it
     load(source, {"one": {"v1": image}, "two": {"v1": image}})
     ends = {"source": source, "target": target}
     assert sync(tmp_path, ends, {"from": "one", "tags": tags("v1")}).status == 0
-    del app(target).repositories["one"]
+    del target.app.repositories["one"]
     clear(source, target)
     assert sync(tmp_path, ends, {"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
     assert held(target, "two", image)
@@ -678,9 +672,9 @@ def test_what_hangs_on_an_artifact_that_failed_is_not_put(tmp_path: Path, serve:
     sbom = seed.artifact(image, "application/vnd.example.sbom")
     signature = seed.artifact(sbom, "application/vnd.example.signature")
     for server in (source, target):
-        image.load_into(app(server), "app", tag="v1")
+        image.load_into(server.app, "app", tag="v1")
     for each in (sbom, signature):
-        each.load_into(app(source), "app")
+        each.load_into(source.app, "app")
 
     def intercept(request: Request) -> Answer | None:
         if request.method == "HEAD" and sbom.top in request.path:
@@ -728,7 +722,7 @@ def test_an_empty_repository_is_asked_for_no_blob(tmp_path: Path, serve: Start) 
     images = {f"v{number}": seed.image(sizes=(LARGE,)) for number in range(2)}
     load(source, {"app": images})
     left = images["v0"].document["layers"][0]["digest"]
-    app(target).add_blob("app", images["v0"].blobs[left])
+    target.app.add_blob("app", images["v0"].blobs[left])
     ran = sync(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("*")})
     assert ran.status == 0
     source.journal.matching("GET", "blob", reference=left).none()
@@ -771,7 +765,7 @@ def test_a_listing_without_tags_makes_the_state_of_its_repository_weak(
     load(source, {"app": images})
     ends = {"source": source, "target": target}
     assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0")}).status == 0
-    del app(target).repositories["app"]
+    del target.app.repositories["app"]
     clear(source, target)
     assert (
         sync(tmp_path, ends, {"from": "app", "tags": tags("v1", "v2")}).statuses() == ["synced"] * 2
@@ -818,7 +812,7 @@ def test_a_target_that_lost_a_child_gets_it_again_with_what_it_names(
     )
     ends = {"source": source, "target": target}
     assert sync(tmp_path, ends, {"from": "app", "tags": tags("v1")}).status == 0
-    there = app(target).repositories["app"]
+    there = target.app.repositories["app"]
     del there.manifests[lost.top], there.blobs[lost.document["layers"][0]["digest"]]
     saying(target, says)
     clear(source, target)
@@ -841,7 +835,7 @@ def test_a_target_that_lost_all_blobs_of_all_repositories_is_whole_again(
     assert (
         sync(tmp_path, ends, *({"from": name, "tags": tags("v0")} for name in images)).status == 0
     )
-    for each in app(target).repositories.values():
+    for each in target.app.repositories.values():
         each.blobs.clear()
     saying(target, says)
     ran = sync(tmp_path, ends, *({"from": name, "tags": tags("v1")} for name in images))

@@ -23,7 +23,6 @@ from _regsync.state.archive import RepositoryKey, key_of
 from _regsync.state.database import COMMIT_SECONDS, StateFile
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
-from conformance.registry.app import App
 from conformance.server.sockets import Server
 from tests.ends import Ran, Start, document, held, run_regsync, started, tags
 
@@ -41,11 +40,6 @@ def written(
 
 def sync(file: str) -> Ran:
     return run_regsync("sync", "--json", "-q", "-c", file)
-
-
-def app(server: Server) -> App:
-    assert isinstance(server.app, App)
-    return server.app
 
 
 def uploads(target: Server) -> Counter[tuple[str, str]]:
@@ -69,7 +63,7 @@ def family(source: Server) -> dict[str, dict[str, Image]]:
     }
     for name, tagged in images.items():
         for tag, image in tagged.items():
-            image.load_into(app(source), name, tag=tag)
+            image.load_into(source.app, name, tag=tag)
     return images
 
 
@@ -114,7 +108,7 @@ def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(
         server.wait_until_idle()
     target.app.intercept = None
     before = uploads(target)
-    tagged = {name: app(target).tags(name) for name in images}
+    tagged = {name: target.app.tags(name) for name in images}
     # What stands there is whole (I11).
     for name, there in tagged.items():
         assert all(held(target, name, images[name][tag]) for tag in there)
@@ -137,7 +131,7 @@ def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(
 def test_a_kill_before_the_last_manifest_loses_nothing(tmp_path: Path, serve: Start) -> None:
     """All that was answered half a second before is in the state, though the run never ended."""
     source, target = serve(), serve()
-    image = Seed(32).image(sizes=(LARGE, LARGE, LARGE)).load_into(app(source), "app", tag="v1")
+    image = Seed(32).image(sizes=(LARGE, LARGE, LARGE)).load_into(source.app, "app", tag="v1")
     file = written(
         tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
     )
@@ -160,7 +154,7 @@ def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(
     tmp_path: Path, serve: Start
 ) -> None:
     source, target = serve(), serve()
-    image = Seed(36).image().load_into(app(source), "app", tag="v1")
+    image = Seed(36).image().load_into(source.app, "app", tag="v1")
     file = written(
         tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
     )
@@ -234,7 +228,7 @@ def test_opposite_mappings_between_two_hosts_end(tmp_path: Path, serve: Start, s
     for server, name in ((one, "a"), (two, "b")):
         for number in range(4):
             seed.image(layers=[base, seed.layer(LARGE)]).load_into(
-                app(server), f"{name}-{number}", tag="v1"
+                server.app, f"{name}-{number}", tag="v1"
             )
     ends = {"source": {"url": one.url, **SMALLEST}, "two": {"url": two.url, **SMALLEST}}
     mappings = [
@@ -259,7 +253,7 @@ def test_mappings_within_one_host_end_and_send_nothing(
     seed = Seed(34)
     base = seed.layer(LARGE)
     for number in range(4):
-        seed.image(layers=[base, seed.layer(LARGE)]).load_into(app(server), f"a-{number}", tag="v1")
+        seed.image(layers=[base, seed.layer(LARGE)]).load_into(server.app, f"a-{number}", tag="v1")
     ends = {"source": {"url": server.url, **SMALLEST}, "again": {"url": server.url, **SMALLEST}}
     mappings = [
         {"from": f"a-{number}", "to": f"b-{(number + 1) % 4}", "tags": tags("v1")}
@@ -287,7 +281,7 @@ def test_eight_images_that_need_each_others_layers_end(
         # Each has three of the others' layers, in another order.
         chosen = [layers[(number * step + offset) % 8] for step, offset in ((1, 0), (3, 1), (5, 4))]
         images[f"app-{number}"] = seed.image(layers=chosen).load_into(
-            app(source), f"app-{number}", tag="v1"
+            source.app, f"app-{number}", tag="v1"
         )
     ends = {"source": {"url": source.url, **SMALLEST}, "target": {"url": target.url, **SMALLEST}}
     mappings = [{"from": name, "tags": tags("v1")} for name in images]

@@ -48,11 +48,6 @@ async def sync(
     return await world.run("sync", "--json", "-q", "-c", str(file))
 
 
-def app(place: Place) -> App:
-    assert isinstance(place.app, App)
-    return place.app
-
-
 def clear(*places: Place) -> None:
     for place in places:
         place.journal.clear()
@@ -69,7 +64,7 @@ async def test_what_is_older_than_cache_ttl_is_asked_again(
 ) -> None:
     source, target = world.registry("source.test"), world.registry("target.test")
     for number in range(2):
-        seed.image().load_into(app(source), "app", tag=f"v{number}")
+        seed.image().load_into(source.app, "app", tag=f"v{number}")
     ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
     assert (
         await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": ttl}})
@@ -91,7 +86,7 @@ async def test_an_unchanged_tag_keeps_its_snapshot_alive(
     old.
     """
     source, target = world.registry("source.test"), world.registry("target.test")
-    seed.image().load_into(app(source), "app", tag="v1")
+    seed.image().load_into(source.app, "app", tag="v1")
     ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
     await sync(world, tmp_path, ends, mapping)
     for _ in range(5):
@@ -120,13 +115,13 @@ async def test_a_weak_entry_of_an_artifact_is_checked_when_it_is_not_fresh(
         world.registry("target.test", require_blobs=False),
     )
     lost = seed.blob(LARGE)
-    artifact(seed, lost).load_into(app(source), "app", tag="v1")
-    then = artifact(seed, lost, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
+    artifact(seed, lost).load_into(source.app, "app", tag="v1")
+    then = artifact(seed, lost, seed.blob(LARGE)).load_into(source.app, "app", tag="v2")
     ends = {"source": source, "target": target}
     assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
     digest = next(digest for digest, data in then.blobs.items() if data == lost)
     if asked:
-        del app(target).repositories["app"].blobs[digest]
+        del target.app.repositories["app"].blobs[digest]
     await anyio.sleep(60 * minutes)
     clear(source, target)
     assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v2")})).status == 0
@@ -140,12 +135,12 @@ async def test_an_answer_against_the_state_makes_it_ask_before_it_believes(
     world: Virtual, seed: Seed, tmp_path: Path, how: str
 ) -> None:
     source, target = world.registry("source.test"), world.registry("target.test")
-    image = seed.image(sizes=(LARGE, LARGE)).load_into(app(source), "app", tag="v1")
+    image = seed.image(sizes=(LARGE, LARGE)).load_into(source.app, "app", tag="v1")
     ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
     assert (await sync(world, tmp_path, ends, mapping)).status == 0
-    held_there = app(target).repositories["app"]
+    held_there = target.app.repositories["app"]
     if how == "repository gone":
-        del app(target).repositories["app"]
+        del target.app.repositories["app"]
     else:
         held_there.tags.clear()
         held_there.manifests.clear()
@@ -168,11 +163,11 @@ async def test_strong_entries_are_believed_however_old(
     """
     source, target = world.registry("source.test"), world.registry("target.test")
     base = seed.blob(LARGE)
-    artifact(seed, base).load_into(app(source), "app", tag="v1")
+    artifact(seed, base).load_into(source.app, "app", tag="v1")
     ends = {"source": source, "target": target}
     assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
     await anyio.sleep(5 * HOUR)
-    then = artifact(seed, base, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
+    then = artifact(seed, base, seed.blob(LARGE)).load_into(source.app, "app", tag="v2")
     clear(source, target)
     # One look-up at a time, so that v1 has vouched when v2 is brought.
     ran = await sync(
@@ -199,11 +194,11 @@ async def test_a_vouching_index_vouches_for_what_its_children_name(
     image = artifact(seed, base)
     for _ in range(depth):
         image = seed.index([image], with_platforms=False)
-    image.load_into(app(source), "app", tag="v1")
+    image.load_into(source.app, "app", tag="v1")
     ends = {"source": source, "target": target}
     assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
     await anyio.sleep(5 * HOUR)
-    then = artifact(seed, base, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
+    then = artifact(seed, base, seed.blob(LARGE)).load_into(source.app, "app", tag="v2")
     clear(source, target)
     # One look-up at a time, so that v1 has vouched when v2 is brought.
     ran = await sync(
@@ -228,12 +223,12 @@ async def test_the_state_does_not_grow_with_images_that_are_gone(
     """A mirror of a nightly build runs for years: what nobody confirmed for `cache_ttl` goes."""
     sizes = list[int]()
     source, target = world.registry("source.test"), world.registry("target.test")
-    seed.image().load_into(app(source), "app", tag="stays")
+    seed.image().load_into(source.app, "app", tag="stays")
     ends = {"source": source, "target": target}
     mapping = {"from": "app", "tags": tags("nightly", "stays")}
     for _ in range(12):
         layers = [seed.blob(100) for _ in range(60)]
-        seed.image(layers=layers).load_into(app(source), "app", tag="nightly")
+        seed.image(layers=layers).load_into(source.app, "app", tag="nightly")
         # Within 12 hours of the last run, so that what is still there stays confirmed.
         for _ in range(2):
             await anyio.sleep(11 * HOUR)
@@ -262,7 +257,7 @@ async def test_docker_hub_is_asked_by_head_for_tags_that_the_target_lists(
     for tag, image in images.items():
         image.load_into(hub, "library/alpine", tag=tag)
         if tag != "v2":
-            image.load_into(app(target), "alpine", tag=tag)
+            image.load_into(target.app, "alpine", tag=tag)
     text = document({"source": "docker.io", "t": target}, {"from": "alpine", "tags": tags("*")})
     ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
     assert (ran.status, ran.statuses()) == (0, ["skipped", "skipped", "synced"])
@@ -305,8 +300,8 @@ async def test_a_listing_with_digests_replaces_the_heads_of_both_sides(
 ) -> None:
     source, target = google(world, "europe-docker.pkg.dev"), google(world, "us-docker.pkg.dev")
     for number in range(4):
-        seed.image().load_into(app(source), "p/app", tag=f"v{number}")
-    seed.image().load_into(app(source), "p/app", tag="left-out")
+        seed.image().load_into(source.app, "p/app", tag=f"v{number}")
+    seed.image().load_into(source.app, "p/app", tag="left-out")
     ends = {"source": "europe-docker.pkg.dev", "t": "us-docker.pkg.dev"}
     ran = await world.sync(ends, {"from": "p/app", "tags": tags("*")})
     assert (ran.status, ran.statuses()) == (0, ["synced"] * 5)
@@ -333,7 +328,7 @@ async def test_the_first_upload_starts_before_the_last_tag_is_discovered(
     target = world.registry("target.test", up=Link(latency=0.05), down=Link(latency=0.05))
     base = seed.layer(LARGE)
     for number in range(80):
-        seed.image(layers=[base, seed.layer(900)]).load_into(app(source), "app", tag=f"v{number}")
+        seed.image(layers=[base, seed.layer(900)]).load_into(source.app, "app", tag=f"v{number}")
     ran = await world.sync({"source": source, "target": target}, {"from": "app", "tags": tags("*")})
     assert (ran.status, len(ran.images)) == (0, 80)
     first = min(each.begun for each in target.journal.matching("POST", "upload_start"))
@@ -348,8 +343,8 @@ async def test_a_target_that_is_slow_to_answer_for_a_tag_holds_others_up_once_an
     """What the tag shows can be mounted, so it is waited for: at most 5 s, whatever wants to know."""
     source, target = world.registry("source.test"), world.registry("target.test")
     image = seed.image(sizes=(LARGE,))
-    image.load_into(app(source), "app", tag="v1")
-    image.load_into(app(target), "app", tag="v1")
+    image.load_into(source.app, "app", tag="v1")
+    image.load_into(target.app, "app", tag="v1")
     target.app.faults.on("HEAD", "manifest", repository="app").delay(seconds)
     began = anyio.current_time()
     ran = await world.sync(
@@ -376,12 +371,12 @@ async def test_blobs_go_by_the_number_of_images_that_name_them(
     """
     monkeypatch.setattr(schedule, "_MAX_BLOB_TASKS", 1)
     source, target = world.registry("source.test"), world.registry("target.test")
-    seed.image().load_into(app(source), "first", tag="v1")
+    seed.image().load_into(source.app, "first", tag="v1")
     layers = [seed.layer(900) for _ in range(8)]
     for number in range(8):
         # The last layer is in all of them, the first one in the last of them only.
         image = seed.image(layers=layers[7 - number :])
-        image.load_into(app(source), "app", tag=f"v{number}")
+        image.load_into(source.app, "app", tag=f"v{number}")
     source.app.faults.on("GET", "blob", repository="first").delay(20)
     ran = await world.sync(
         {"source": source, "target": target},
@@ -404,8 +399,8 @@ async def test_a_source_that_gives_little_stalls_nobody_who_reads_elsewhere(
     hard, easy = world.registry("hard.test", down=slow), world.registry("easy.test")
     target = world.registry("target.test")
     for number in range(4):
-        seed.image(sizes=(LARGE,)).load_into(app(hard), "hard", tag=f"v{number}")
-        seed.image(sizes=(LARGE,)).load_into(app(easy), "easy", tag=f"v{number}")
+        seed.image(sizes=(LARGE,)).load_into(hard.app, "hard", tag=f"v{number}")
+        seed.image(sizes=(LARGE,)).load_into(easy.app, "easy", tag=f"v{number}")
     if how == "rationed":
         wait = {"Retry-After": "60"}
         hard.app.faults.on("GET", "blob").first(8).status(
@@ -433,10 +428,10 @@ async def test_a_source_that_pauses_before_the_first_small_blob_stalls_nobody_wh
     target = world.registry("target.test")
     config = Part("application/vnd.acme.config.v1+json", seed.blob(LARGE))
     large = compose(config, [Part("application/vnd.acme.part", seed.blob(LARGE))])
-    large.load_into(app(hard), "hard", tag="v0")
-    seed.image(sizes=(900,)).load_into(app(hard), "hard", tag="v1")
+    large.load_into(hard.app, "hard", tag="v0")
+    seed.image(sizes=(900,)).load_into(hard.app, "hard", tag="v1")
     for number in range(4):
-        seed.image(sizes=(900,)).load_into(app(easy), "easy", tag=f"v{number}")
+        seed.image(sizes=(900,)).load_into(easy.app, "easy", tag=f"v{number}")
     # First large blobs, which begin the pause; then small ones, which have to wait for its end;
     # then all that could go.
     hard.app.faults.on("GET", "blob").first(2).status(429, retry_after=60)
@@ -460,7 +455,7 @@ async def test_a_target_that_does_not_answer_takes_its_time_out_for_all_blobs_at
     """One attempt finds out whether a repository accepts uploads; then nobody waits in a row."""
     source, target = world.registry("source.test"), world.registry("target.test")
     image = seed.image(sizes=(900, 901, 902, 903, 904))
-    image.load_into(app(source), "app", tag="v1")
+    image.load_into(source.app, "app", tag="v1")
     target.app.faults.on("POST", "upload_start").first(7).delay(100)
     began = anyio.current_time()
     ran = await world.copy(source, target)
@@ -478,7 +473,7 @@ async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_asked_again(
     source = world.registry("source.test", auth=tokens)
     target = world.registry("target.test")
     for number in range(2):
-        seed.image().load_into(app(source), "app", tag=f"v{number}")
+        seed.image().load_into(source.app, "app", tag=f"v{number}")
     with_token = {"authorization": "Bearer *"}
     early = source.app.faults.on("GET", "manifest", reference="v0", header=with_token)
     early.first(1).delay(1).challenge(
@@ -504,10 +499,10 @@ async def test_an_index_waits_for_its_slowest_child_at_every_level(
     inner = seed.index(leaves, with_platforms=False)
     middle = seed.index([inner, seed.image(sizes=(900,))], with_platforms=False)
     top = seed.index([seed.image(sizes=(900,)), middle], with_platforms=False)
-    top.load_into(app(source), "app", tag="v1")
-    app(target).faults.on("PUT", "manifest", reference=leaves[slow].top).delay(5)
-    app(target).faults.on("PUT", "manifest", reference=inner.top).delay(5)
-    app(target).faults.on("PUT", "manifest", reference=middle.top).delay(5)
+    top.load_into(source.app, "app", tag="v1")
+    target.app.faults.on("PUT", "manifest", reference=leaves[slow].top).delay(5)
+    target.app.faults.on("PUT", "manifest", reference=inner.top).delay(5)
+    target.app.faults.on("PUT", "manifest", reference=middle.top).delay(5)
     assert (await world.copy(source, target)).status == 0
     assert held(target, "app", top)
     puts = target.journal.matching("PUT", "manifest")
@@ -528,7 +523,7 @@ async def test_a_target_in_trouble_holds_back_no_other(
     ill = world.registry("ill.test", up=Link(bandwidth=5000) if how == "slow" else Link())
     images = [seed.image(sizes=(LARGE, 1_100_000)) for _ in range(2)]
     for number, image in enumerate(images):
-        image.load_into(app(source), "app", tag=f"v{number}")
+        image.load_into(source.app, "app", tag=f"v{number}")
     if how == "failing":
         ill.app.faults.on("POST PUT").status(503)
     ends, began = {"source": source, "ill": ill, "well": well}, anyio.current_time()
@@ -554,7 +549,7 @@ async def test_the_first_upload_start_of_a_repository_is_alone(
     seed = Seed(9)
     images = [seed.image(sizes=(LARGE, LARGE)) for _ in range(2)]
     for number, image in enumerate(images):
-        image.load_into(app(source), "app", tag=f"v{number}")
+        image.load_into(source.app, "app", tag=f"v{number}")
     starts: list[float] = []
     made = anyio.Event()
 
@@ -567,7 +562,7 @@ async def test_the_first_upload_start_of_a_repository_is_alone(
             made.set()
         return None if made.is_set() else error(404, "NAME_UNKNOWN", "not yet")
 
-    app(target).intercept = intercept
+    target.app.intercept = intercept
     ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
     ran = await sync(world, tmp_path, ends, mapping)
     assert ran.statuses() == ["synced", "synced"], ran.err

@@ -63,7 +63,6 @@ class Scene:
     @property
     def app(self) -> App:
         """What the source holds."""
-        assert isinstance(self.source.app, App)
         return self.source.app
 
     def copy(

@@ -13,8 +13,6 @@ import pytest
 
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
-from conformance.registry.app import App
-from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, document, held, tags
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -45,7 +43,7 @@ class Stage:
 
     def load(self, image: Image, *names: str, at_target: bool = True) -> Image:
         for place in (self.source, self.target) if at_target else (self.source,):
-            image.load_into(app(place), "app", *names)
+            image.load_into(place.app, "app", *names)
         return image
 
     def asked(self) -> Counter[str]:
@@ -55,11 +53,6 @@ class Stage:
             + (" by digest" if entry.kind == "manifest" and ":" in entry.reference else "")
             for entry in self.source.journal.entries
         )
-
-
-def app(place: Place) -> App:
-    assert isinstance(place.app, App)
-    return place.app
 
 
 @pytest.mark.parametrize("rule", [("v*",), NAMES], ids=["glob", "literal"])
@@ -101,7 +94,7 @@ async def test_docker_hub_needs_no_field_for_tags_that_the_target_lists(
     for name in NAMES:
         image = seed.index()
         image.load_into(hub, "library/alpine", tag=name)
-        image.load_into(app(target), "alpine", tag=name)
+        image.load_into(target.app, "alpine", tag=name)
     mapping = {"from": "alpine", "tags": tags(*NAMES), "artifacts": {"enabled": True}}
     file = tmp_path / "mirror.yaml"
     file.write_text(document({"source": "docker.io", "target": target}, mapping))
@@ -160,10 +153,10 @@ async def test_what_a_failed_run_left_out_below_the_top_is_not_forgotten(
             return error(403, "DENIED", "not now")
         return None
 
-    app(stage.target).intercept = intercept
+    stage.target.app.intercept = intercept
     short = {"cache_ttl": "1h"}
     assert (await stage.run("v0", **{"global": short})).statuses() == ["failed"]
-    app(stage.target).intercept = None
+    stage.target.app.intercept = None
     await anyio.sleep(2 * HOUR)
     assert (await stage.run("v0", **{"global": short})).statuses() == ["synced"]
     assert held(stage.target, "app", signature)

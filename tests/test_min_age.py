@@ -15,7 +15,6 @@ import pytest
 from _regsync.sync.report import schema
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response
-from conformance.registry.app import App
 from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, document, held, tags, virtual
 from tests.watching import lines, scene
@@ -49,7 +48,7 @@ class Mirror:
     def push(self, tag: str, image: Image | None = None) -> Image:
         """Let a tag name this image at the source, or a new one."""
         made = image or self.seed.image()
-        return made.load_into(app(self.source), "app", tag=tag)
+        return made.load_into(self.source.app, "app", tag=tag)
 
     async def run(self, *names: str, min_age: str = "3d", **rule: Any) -> Ran:
         return await self.sync({"from": "app", "tags": tags(*names), "min_age": min_age, **rule})
@@ -71,11 +70,6 @@ class Mirror:
             dict(Counter(f"{entry.method} {entry.kind}" for entry in place.journal.entries))
             for place in (self.source, *self.targets.values())
         )
-
-
-def app(place: Place) -> App:
-    assert isinstance(place.app, App)
-    return place.app
 
 
 @pytest.fixture
@@ -119,7 +113,7 @@ async def test_what_the_target_holds_is_never_held_and_stays_until_the_new_diges
     mirror: Mirror,
 ) -> None:
     old = mirror.push("v1")
-    old.load_into(app(mirror.target), "app", tag="v1")
+    old.load_into(mirror.target.app, "app", tag="v1")
     assert (await mirror.run("v1")).images[0]["reason"] == "unchanged"
 
     new = mirror.push("v1")
@@ -194,18 +188,18 @@ async def test_one_verdict_for_all_targets_and_those_that_hold_it_are_unchanged(
 ) -> None:
     mirror = Mirror(world, tmp_path, "east", "west")
     image = mirror.push("v1")
-    image.load_into(app(mirror.targets["west"]), "app", tag="v1")
+    image.load_into(mirror.targets["west"].app, "app", tag="v1")
     rule = {"artifacts": {"enabled": True}}
     ran = await mirror.run("v1", **rule)
     assert [each["reason"] for each in ran.images] == ["min_age", "unchanged"]
-    signature = mirror.seed.artifact(image).load_into(app(mirror.source), "app")
+    signature = mirror.seed.artifact(image).load_into(mirror.source.app, "app")
 
     # The signature goes where the image is, and waits with it where it is not.
     await anyio.sleep(2 * DAY)
     ran = await mirror.run("v1", **rule)
     outcomes = {each["target"]: each["status"] for each in ran.images}
     assert outcomes == {"east.test/app:v1": "skipped", "west.test/app:v1": "synced"}
-    assert not app(mirror.targets["east"]).tags("app")
+    assert not mirror.targets["east"].app.tags("app")
     assert held(mirror.targets["west"], "app", signature)
 
     await anyio.sleep(DAY)
@@ -378,7 +372,7 @@ async def test_two_configurations_share_a_directory_and_neither_drops_the_others
 
 async def test_shards_share_the_times_whatever_their_number_is(mirror: Mirror) -> None:
     image = mirror.push("v1")
-    image.load_into(app(mirror.source), "other", tag="v1")
+    image.load_into(mirror.source.app, "other", tag="v1")
     both = [{"from": name, "tags": tags("v1"), "min_age": "3d"} for name in ("app", "other")]
     for shard in ("0/2", "1/2"):
         await mirror.sync(*both, options=("--json", "-q", "--shard", shard))
@@ -490,12 +484,12 @@ async def test_a_tag_that_moves_between_look_up_and_copy_waits_for_its_own_age(
     new = mirror.seed.image()
 
     def move(request: Request, answer: Answer) -> Answer:
-        manifests = app(mirror.source).repositories["app"].manifests
+        manifests = mirror.source.app.repositories["app"].manifests
         if request.method == "HEAD" and manifests.pop(old.top, None):
-            new.load_into(app(mirror.source), "app", tag="v1")
+            new.load_into(mirror.source.app, "app", tag="v1")
         return answer
 
-    app(mirror.source).amend = move
+    mirror.source.app.amend = move
     ran = await mirror.run("v1")
     assert (ran.images[0]["reason"], ran.images[0]["source_digest"]) == ("min_age", new.top)
     assert ran.images[0]["until"] == "2026-01-07T00:00:00Z"
@@ -514,7 +508,7 @@ async def test_times_that_another_process_adds_meanwhile_are_kept(
         mirror.seen.write_text(f"{head}\n{theirs}\n")
         return answer
 
-    app(mirror.source).amend = add
+    mirror.source.app.amend = add
     await mirror.run("v2")
     assert theirs in mirror.seen.read_text()
     assert ours.top in mirror.seen.read_text()
@@ -530,7 +524,7 @@ async def test_a_run_that_is_killed_has_saved_what_it_saw_a_minute_before(mirror
         return answer
 
     mirror.source.app.faults.on(reference="v2").first().status(429, retry_after=90)
-    app(mirror.source).amend = look
+    mirror.source.app.amend = look
     await mirror.run("v1", "v2")
     assert saved == [False, False, True]
 

@@ -18,7 +18,6 @@ from _regsync.state.archive import RepositoryKey
 from _regsync.state.seen import FirstSeen, SeenKey
 from conformance.client.copies import push_http
 from conformance.content.images import Seed
-from conformance.registry.app import App
 from tests.ends import Ran, Start, document, run_regsync, tags
 
 MAPPING = {"from": "app", "tags": tags("v1"), "min_age": "3d"}
@@ -241,5 +240,4 @@ def test_an_image_of_docker_registry_is_held_back(
     seen.write_text(seen.read_text().replace(entry["first_seen"], "2026-01-01T00:00:00Z", 1))
     ran = run_regsync("sync", "--json", "-c", str(file), env={"CI": ""})
     assert ran.statuses() == ["synced"]
-    assert isinstance(target.app, App)
     assert target.app.tags("app") == {"v1": image.top}

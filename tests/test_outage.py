@@ -25,7 +25,6 @@ from conformance.client.copies import fetch_http, identical, push_http
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.programs import docker_registry
-from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, document, held, only, started, tags
@@ -185,11 +184,6 @@ def test_what_may_be_an_outage() -> None:
 # Whole runs.
 
 
-def app(place: Place) -> App:
-    assert isinstance(place.app, App)
-    return place.app
-
-
 PLACES = ("source", "target", "token", "blobs")
 WAYS = ("refused", "reset", "502", "503", "504", "silent", "lost")
 KIB = 1 << 10
@@ -235,7 +229,7 @@ class World:
                 layers=[shared, seed.layer(100 * KIB + number), seed.layer(1000 + number)]
             )
             for name in ("source", "blobs"):
-                image.load_into(app(self.places[name]), "app", tag=f"v{number}")
+                image.load_into(self.places[name].app, "app", tag=f"v{number}")
             self.images[f"v{number}"] = image
 
         def elsewhere(request: Request) -> Answer | None:
@@ -506,7 +500,7 @@ async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(
 ) -> None:
     """A registry that always breaks at a mount gets the blob by upload."""
     source, target = world.registry("source.test"), world.registry("target.test")
-    image = Seed(5).image(sizes=(1000,)).load_into(app(source), "app", tag="v1")
+    image = Seed(5).image(sizes=(1000,)).load_into(source.app, "app", tag="v1")
     digest = max(image.blobs, key=lambda digest: len(image.blobs[digest]))
 
     def is_mount(request: Request) -> bool:
@@ -538,7 +532,7 @@ async def test_a_reading_for_several_targets_goes_on_where_it_broke(
     blobs.change_links(down=Link(bandwidth=2 * KIB * KIB))
     image = Seed(6).image(sizes=(12 * KIB * KIB,))
     for place in (scene.places["source"], blobs):
-        image.load_into(app(place), "app", tag="v1")
+        image.load_into(place.app, "app", tag="v1")
     targets = {name: world.registry(f"{name}.test") for name in ("one", "two")}
     config = document(
         {"source": scene.places["source"], **targets},
@@ -568,7 +562,7 @@ async def test_an_upload_goes_on_through_as_many_outages_as_it_meets(world: Virt
     """Five of 10 s each, in an upload of 64 s."""
     source = world.registry("source.test")
     target = world.registry("target.test", up=Link(bandwidth=200 * KIB))
-    image = Seed(7).image(sizes=(64 * 200 * KIB,)).load_into(app(source), "app", tag="v1")
+    image = Seed(7).image(sizes=(64 * 200 * KIB,)).load_into(source.app, "app", tag="v1")
 
     async def outages() -> None:
         for _ in range(5):

@@ -39,7 +39,6 @@ class Scene:
         self.serve, self.speaker, self.ca, self.directory = serve, speaker, ca, directory
         ca.cert_pem.write_to_path(str(directory / "ca.pem"))
         self.source, self.target = serve(ssl_context=self.context(NAME)), serve()
-        assert isinstance(self.source.app, App)
         self.app = self.source.app
         self.image = Seed(1).image(sizes=(2000, 300))
         self.image.load_into(self.app, "app", tag="v1")

@@ -41,15 +41,10 @@ def seed() -> Seed:
     return Seed(83)
 
 
-def app(place: Place) -> App:
-    assert isinstance(place.app, App)
-    return place.app
-
-
 def images_at(place: Place, seed: Seed, count: int, *sizes: int, name: str = "app") -> list[Image]:
     """Load images, each with blobs of its own, as app:v0, app:v1, ..."""
     return [
-        seed.image(sizes=sizes or (3000,)).load_into(app(place), name, tag=f"v{n}")
+        seed.image(sizes=sizes or (3000,)).load_into(place.app, name, tag=f"v{n}")
         for n in range(count)
     ]
 
@@ -481,7 +476,7 @@ async def test_a_large_body_does_not_hold_up_other_uploads_of_a_window_of_one(
     target = world.registry("target.test", up=Link(bandwidth=2_000_000, window=100_000))
     parts = [Part("application/x", seed.blob(size)) for size in (6_000_000, 6_000_000)]
     config = Part("application/vnd.acme.config", b"{}")
-    image = compose(config, parts).load_into(app(source), "app", tag="v1")
+    image = compose(config, parts).load_into(source.app, "app", tag="v1")
     large = [each["digest"] for each in image.document["layers"]]
     ran = await world.copy(source, target)
     assert ran.statuses() == ["synced"]
@@ -537,7 +532,7 @@ async def test_a_403_of_one_repository_stops_no_other(world: Virtual, seed: Seed
     )
     for name in ("open", "shut"):
         for number in range(5):
-            seed.image(sizes=(500,)).load_into(app(source), name, tag=f"v{number}")
+            seed.image(sizes=(500,)).load_into(source.app, name, tag=f"v{number}")
 
     def closed(request: Request) -> Answer | None:
         return error(403, "DENIED", "not yours") if request.repository == "shut" else None

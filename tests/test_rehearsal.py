@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from conformance.content.images import Seed
-from conformance.registry.app import App
 from conformance.server.sockets import Server
 from tests.ends import Ran, Start, document, run_regsync, tags
 
@@ -33,7 +32,6 @@ def command(
 
 def shared_base(source: Server) -> list[dict[str, Any]]:
     """Load three repositories of images over one base, and an index; return mappings for them."""
-    assert isinstance(source.app, App)
     made = Seed(3)
     base = [made.layer(70_000), made.layer(900)]
     for name in ("one", "two", "three"):
@@ -167,7 +165,6 @@ def test_an_analysis_is_readable(tmp_path: Path, serve: Start) -> None:
 
 def test_what_no_run_fetches_is_not_foretold(tmp_path: Path, serve: Start) -> None:
     source, target = serve(), serve()
-    assert isinstance(source.app, App)
     Seed(4).artifact().load_into(source.app, "app", tag="v1")
     ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
     found = json.loads(command(tmp_path, "analyze", ends, mapping).out)
@@ -186,7 +183,6 @@ class Attached:
     """
 
     def __init__(self, source: Server) -> None:
-        assert isinstance(source.app, App)
         made = Seed(9)
         self.platforms = [made.image(architecture=each) for each in ("amd64", "arm64")]
         self.index = made.index(self.platforms).load_into(source.app, "app", tag="v1")

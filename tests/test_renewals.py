@@ -14,7 +14,6 @@ import pytest
 
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response
-from conformance.registry.app import App
 from conformance.registry.tokens import Challenge, Form, TokenService
 from conformance.server.memory import Link, Place
 from tests.ends import Virtual, held, tags
@@ -25,7 +24,6 @@ LOGIN = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}
 
 
 def load(place: Place, images: int, layers: int = 3) -> list[Image]:
-    assert isinstance(place.app, App)
     loaded = []
     for number in range(images):
         image = Seed(500 + number).image(sizes=(3000,) * layers)

@@ -14,7 +14,6 @@ from _regsync.sync.report import MappingSelection, Outcome, Report, general_mess
 from _regsync.text import duration_text, size_text
 from conformance.content.images import Seed, encode
 from conformance.messages import Answer, Request, Response
-from conformance.registry.app import App
 from conformance.server.sockets import Server
 from tests.ends import Ran, run_regsync, tags
 from tests.ends import document as written
@@ -340,7 +339,6 @@ def check(name: str, written: dict[str, Any]) -> None:
 
 def mixed_run(source: Server, target: Server) -> Ran:
     """Sync an image, skip one, fail one after repetitions, trim one, fail a mapping."""
-    assert isinstance(source.app, App)
     Seed(1).image().load_into(source.app, "app", tag="v1")
     for name in ("multi", "whole"):
         Seed(2).index().load_into(source.app, name, tag="v1")
@@ -405,7 +403,6 @@ def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(
 def test_bytes_that_need_not_be_sent_count_once_for_each_target_repository(
     source: Server, target: Server
 ) -> None:
-    assert isinstance(source.app, App)
     image = Seed(1).image()
     for name in ("first", "second"):
         image.load_into(source.app, name, tag="v1")
@@ -471,7 +468,6 @@ def test_what_is_not_attempted_is_said_as_published(words: tuple[str, ...], stdi
 
 
 def test_what_a_run_would_do_and_cost_is_as_published(source: Server, target: Server) -> None:
-    assert isinstance(source.app, App)
     Seed(1).image().load_into(source.app, "app", tag="v1")
     run_regsync(
         "copy", f"{source.address}/app:v1", f"{target.address}/app:v1", "--no-artifacts", "-q"
@@ -490,7 +486,6 @@ def test_what_a_run_would_do_and_cost_is_as_published(source: Server, target: Se
 
 
 def test_tags_and_version_are_as_published(source: Server) -> None:
-    assert isinstance(source.app, App)
     Seed(1).image().load_into(source.app, "app", "v1", "v2", "latest")
     ran = run_regsync("tags", "--json", f"{source.address}/app", "--glob", "v*", "--semver", "^2")
     check("tags", ran.report)

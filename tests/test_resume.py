@@ -36,15 +36,10 @@ MIB = 1 << 20
 SIZE = 3 * MIB + 5
 
 
-def app(place: Place) -> App:
-    assert isinstance(place.app, App)
-    return place.app
-
-
 def load(place: Place, *sizes: int, number: int = 71) -> tuple[Image, str]:
     """Load an image with layers of these sizes; return it and the digest of its largest blob."""
     image = Seed(number).image(layers=[Seed(number + n).blob(size) for n, size in enumerate(sizes)])
-    image.load_into(app(place), "app", tag="v1")
+    image.load_into(place.app, "app", tag="v1")
     return image, max(image.blobs, key=lambda digest: len(image.blobs[digest]))
 
 
@@ -123,7 +118,7 @@ async def test_a_source_that_breaks_without_progress_is_given_up(
     assert ran.status == 2
     assert "NETWORK_ERROR" in only(ran.failed)
     assert len(pulls(source, digest)) == 1 + 4 + again
-    assert not app(target).tags("app")
+    assert not target.app.tags("app")
 
 
 class _Whole(App):
@@ -239,7 +234,7 @@ async def test_a_corrupted_rest_is_never_committed(world: Virtual) -> None:
     ran = await world.copy(source, target)
     assert ran.status == 2
     assert "CONTENT_ERROR" in only(ran.failed)
-    assert digest not in app(target).repositories["app"].blobs
+    assert digest not in target.app.repositories["app"].blobs
 
 
 # A target that breaks.
@@ -522,7 +517,7 @@ async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_
     """Tried without the excuse that the audit of `test_fault_matrix` has for it."""
     source, target = (world.registry("source.test"), world.registry("target.test", resumable=False))
     image, digest = load(source, SIZE)
-    Seed(76).image().load_into(app(target), "app", tag="old")
+    Seed(76).image().load_into(target.app, "app", tag="old")
     source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
     source.app.faults.on("GET", "blob", header={"Range": "*"}).status(416)
     registries = {"source": source, "target": target}
@@ -565,7 +560,7 @@ async def test_a_blob_that_vanished_behind_its_upload_is_brought_again(world: Vi
 
     def lose(request: Request) -> None:
         if (request.method, request.kind, lost) == ("PUT", "manifest", []):
-            del app(target).repositories["app"].blobs[digest]
+            del target.app.repositories["app"].blobs[digest]
             lost.append(b"")
 
     target.app.intercept = lose
@@ -619,7 +614,7 @@ async def test_whatever_breaks_the_target_has_the_right_bytes_or_none(
         _broken(data, source, "GET", "blob", size, "response")
         _broken(data, target, "PUT", "upload", size, "request")
         ran = await world.copy(source, target)
-        for there in app(target).repositories.values():
+        for there in target.app.repositories.values():
             assert all(
                 f"sha256:{hashlib.sha256(bytes(body)).hexdigest()}" == each
                 for each, body in there.blobs.items()

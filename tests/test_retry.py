@@ -14,8 +14,6 @@ import anyio
 import pytest
 
 from conformance.content.images import Image, Seed
-from conformance.registry.app import App
-from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, document, held, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -35,7 +33,7 @@ class Scene:
         self.report = directory / "report.json"
 
     def push(self, repository: str, *names: str) -> Image:
-        return self.seed.image().load_into(app(self.source), repository, *names)
+        return self.seed.image().load_into(self.source.app, repository, *names)
 
     def write(self, *mappings: Any) -> None:
         ends = {"source": self.source, "east": self.east, "west": self.west, "other": self.other}
@@ -66,11 +64,6 @@ class Scene:
             )
             for place in (self.source, self.east, self.west)
         )
-
-
-def app(place: Place) -> App:
-    assert isinstance(place.app, App)
-    return place.app
 
 
 @pytest.fixture
@@ -125,7 +118,7 @@ async def test_of_several_targets_those_that_failed_are_asked(scene: Scene) -> N
     first = await scene.sync()
     assert first.totals["images"] == {"synced": 5, "skipped": 0, "failed": 1}
 
-    app(scene.west).faults.clear()
+    scene.west.app.faults.clear()
     ran = await scene.retry()
     assert names(ran) == [("west.test/a:v2", "synced")]
     source, east, west = scene.asked()
@@ -143,7 +136,7 @@ async def test_a_mapping_that_could_not_be_listed_is_asked_for_as_a_whole(scene:
     first = await scene.sync()
     assert ("east.test/a:*", "failed") in names(first)
 
-    app(scene.source).faults.clear()
+    scene.source.app.faults.clear()
     ran = await scene.retry()
     assert names(ran) == [("east.test/a:v1", "synced"), ("east.test/a:v2", "synced")]
     source, east, west = scene.asked()
@@ -155,7 +148,7 @@ async def test_a_mapping_that_could_not_be_listed_is_asked_for_as_a_whole(scene:
 async def test_what_an_interrupted_run_left_undone_is_asked_for(scene: Scene) -> None:
     scene.push("a", "v1")
     scene.push("b", "v1")
-    scene.seed.image().load_into(app(scene.other), "c", tag="v1")
+    scene.seed.image().load_into(scene.other.app, "c", tag="v1")
     rule = {"tags": tags("v*"), "targets": ["east"]}
     scene.write(
         {"from": "a", **rule}, {"from": "b", **rule}, {"from": "c", "source": "other", **rule}
@@ -184,7 +177,7 @@ async def test_what_an_interrupted_run_left_undone_is_asked_for(scene: Scene) ->
     assert sorted(second.report["undone"], key=str) == sorted(first.report["undone"], key=str)
 
     for place in (scene.source, scene.other):
-        app(place).faults.clear()
+        place.app.faults.clear()
         place.journal.clear()
     ran = await scene.retry()
     assert names(ran) == [("east.test/b:v1", "synced"), ("east.test/c:v1", "synced")]
@@ -244,7 +237,7 @@ async def test_a_dry_run_says_what_would_be_asked_for_and_changes_nothing(scene:
         "GET",
         "HEAD",
     }
-    assert app(scene.east).tags("a").keys() == {"v1"}
+    assert scene.east.app.tags("a").keys() == {"v1"}
 
 
 @pytest.mark.parametrize(("owner", "listings"), [(("v1",), 0), (("v*",), 1)], ids=str)
@@ -267,7 +260,7 @@ async def test_a_conflict_of_mappings_stays_one(
     ran = await scene.retry()
     assert (ran.status, names(ran)) == (2, [("east.test/c:v1", "failed")])
     assert "mappings[0] writes this tag too" in ran.images[0]["error"]["message"]
-    assert app(scene.east).tags("c")["v1"] == ours.top
+    assert scene.east.app.tags("c")["v1"] == ours.top
     source, east, _ = scene.asked()
     assert (source, east) == ({"GET tag_list a": 1} if listings else {}, {})
 
@@ -315,7 +308,7 @@ async def test_each_target_is_asked_for_its_own_failures(scene: Scene) -> None:
     scene.west.app.faults.on("PUT", "manifest", reference="v3").status(403)
     assert (await scene.sync()).totals["images"]["failed"] == 2
     for place in (scene.east, scene.west):
-        app(place).faults.clear()
+        place.app.faults.clear()
     ran = await scene.retry()
     assert names(ran) == [("east.test/a:v1", "synced"), ("west.test/a:v3", "synced")]
     one = {"HEAD manifest a": 1, "PUT manifest a": 1}
@@ -328,7 +321,7 @@ async def test_with_a_lock_no_source_is_asked_what_a_tag_names(scene: Scene) -> 
     assert (await scene.world.run("lock", "-q", "-c", str(scene.file))).status == 0
     scene.east.app.faults.on("PUT", "manifest", reference="v2").status(403)
     assert (await scene.sync("--locked")).totals["images"]["failed"] == 1
-    app(scene.east).faults.clear()
+    scene.east.app.faults.clear()
     scene.push("a", "v2")
 
     ran = await scene.retry("--locked")

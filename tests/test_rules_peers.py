@@ -109,7 +109,6 @@ class World:
 
     def new_tags(self) -> dict[str, str]:
         """Return what the copy has made, by tag."""
-        assert isinstance(self.other.app, App)
         return dict(self.other.app.tags("app"))
 
     def strangers_saw(self) -> list[dict[str, str]]:

@@ -32,7 +32,6 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.sync import staging as sync_staging
 from _regsync.sync.staging import Staging, StagingFailed
 from conformance.content.images import Seed
-from conformance.registry.app import App
 from conformance.server.sockets import Server
 from tests.ends import Ran, Start, document, held, run_regsync, tags
 
@@ -94,7 +93,6 @@ def empty(server: Server) -> None:
     """Let a registry lose everything: what the state says of it is then as false as if somebody had
     made it up.
     """
-    assert isinstance(server.app, App)
     server.app.repositories.clear()
     server.journal.clear()
 

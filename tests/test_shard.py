@@ -20,7 +20,6 @@ from _regsync.errors import ConfigError
 from _regsync.sync.mappings import parse_shard as parse
 from _regsync.sync.mappings import share
 from conformance.content.images import Seed
-from conformance.registry.app import App
 from conformance.server.sockets import Server
 from tests.ends import Start, document, run_regsync, tags
 from tests.fuzzing import fuzz
@@ -235,7 +234,6 @@ def test_the_order_of_registries_and_the_content_of_other_fields_are_nothing() -
 
 
 def load_into(server: Server, repository: str, *more_tags: str) -> None:
-    assert isinstance(server.app, App)
     Seed(1).image().load_into(server.app, repository, "v1", *more_tags)
 
 

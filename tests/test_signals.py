@@ -25,7 +25,6 @@ from _regsync.app.progress import show_progress
 from _regsync.sync.run import DRAIN_SECONDS
 from conformance.content.images import Image, Seed
 from conformance.messages import Request, digest_of
-from conformance.registry.app import App
 from conformance.server.memory import Link, Place
 from conformance.server.sockets import Server
 from tests.ends import ROOT, Ran, Virtual, document, held, only, stopped_at, tags, virtual
@@ -320,7 +319,6 @@ async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(
     assert ran.seconds == pytest.approx(11.0, abs=0.01)
     assert entries(tmp_path / ".regsync") > 0
     assert not (tmp_path / ".regsync" / "state.db-journal").exists()
-    assert isinstance(target.app, App)
     there = [digest for digest in image.blobs if target.app.blob("app", digest) is not None]
     assert len(there) == 2, "the config and the small layer"
     await again(world, file)

@@ -14,7 +14,7 @@ from conformance.messages import Answer, Request, Response, digest_of
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
 from tests.ends import Start, held, tags
-from tests.test_discipline import app, sync
+from tests.test_discipline import sync
 
 NAMES = ("v0", "v1", "v2", "v3")
 LAST = tags("v*")
@@ -22,7 +22,7 @@ LAST = tags("v*")
 
 def load(source: Server, names: tuple[str, ...] = NAMES) -> dict[str, Image]:
     seed = Seed(3)
-    return {name: seed.image().load_into(app(source), "app", tag=name) for name in names}
+    return {name: seed.image().load_into(source.app, "app", tag=name) for name in names}
 
 
 def three(rule: Mapping[str, Any] = LAST) -> list[dict[str, Any]]:
@@ -44,7 +44,7 @@ def test_three_mappings_of_four_tags_ask_four_times(tmp_path: Path, serve: Start
     assert asked(source) == {"GET tag": 4}
     for name, image in images.items():
         for place in ("one", "two", "three"):
-            assert app(target).tags(place)[name] == image.top
+            assert target.app.tags(place)[name] == image.top
 
     source.journal.clear()
     assert sync(tmp_path, ends, *three()).statuses() == ["skipped"] * 12
@@ -54,7 +54,7 @@ def test_three_mappings_of_four_tags_ask_four_times(tmp_path: Path, serve: Start
 def test_platform_filters_share_the_tag_and_what_is_below_it(tmp_path: Path, serve: Start) -> None:
     source, target = serve(), serve()
     platforms = ("linux/amd64", "linux/arm64", "linux/arm/v7")
-    image = Seed(4).index(platforms=platforms).load_into(app(source), "app", tag="v0")
+    image = Seed(4).index(platforms=platforms).load_into(source.app, "app", tag="v0")
     ends = {"source": source, "target": target}
     mappings = [
         {"from": "app", "to": "all", "tags": LAST},
@@ -76,7 +76,7 @@ def test_platform_filters_share_the_tag_and_what_is_below_it(tmp_path: Path, ser
 def test_a_mapping_that_fails_takes_nothing_from_the_others(tmp_path: Path, serve: Start) -> None:
     source, target = serve(), serve()
     image = Seed(5).index(platforms=("linux/amd64", "linux/arm64"))
-    image.load_into(app(source), "app", tag="v0")
+    image.load_into(source.app, "app", tag="v0")
     ends = {"source": source, "target": target}
     mappings = three()
     mappings[0]["platforms"] = ["linux/s390x"]
@@ -105,7 +105,7 @@ def test_a_tag_that_cannot_be_read_is_tried_as_often_as_for_one_mapping(
 ) -> None:
     source, target = serve(), serve()
     load(source, ("v0",))
-    app(source).faults.on("GET", "manifest").status(500)
+    source.app.faults.on("GET", "manifest").status(500)
     ran = sync(tmp_path, {"source": source, "target": target}, *three(tags("v0")))
     assert ran.statuses() == ["failed"] * 3
     assert {each["error"]["retries"] for each in ran.images} == {4}
@@ -119,7 +119,7 @@ def test_a_digest_that_is_gone_has_its_tag_asked_for_once_more(
     load(source, ("v0",))
     ends = {"source": source, "target": target}
     assert sync(tmp_path, ends, *three()).statuses() == ["synced"] * 3
-    new = Seed(6).image().load_into(app(source), "app", tag="v0")
+    new = Seed(6).image().load_into(source.app, "app", tag="v0")
     gone = digest_of(b"moved on between HEAD and GET")
 
     def intercept(request: Request) -> Answer | None:
@@ -127,7 +127,7 @@ def test_a_digest_that_is_gone_has_its_tag_asked_for_once_more(
             return Response(200, [("Docker-Content-Digest", gone)])
         return None
 
-    app(source).intercept = intercept
+    source.app.intercept = intercept
     source.journal.clear()
     assert sync(tmp_path, ends, *three()).statuses() == ["synced"] * 3
     assert asked(source) == {"HEAD tag": 1, "GET digest": 1, "GET tag": 1}

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from conformance.content.images import Seed
-from conformance.registry.app import App
 from tests.ends import ROOT, Start
 
 # As the interpreter runs the built file, and then what is there. `threads` are those that were ever
@@ -103,7 +102,6 @@ def ends(serve: Start) -> Iterator[dict[str, str]]:
     """Give a source and a target with the same tag; the run is to find out, and no more."""
     source, target = serve(), serve()
     for server in (source, target):
-        assert isinstance(server.app, App)
         Seed(5).image(sizes=(1000,)).load_into(server.app, "app", tag="v1")
     yield {"source": source.url, "target": target.url}
     assert source.journal.summary() == {"GET manifest": 1}
@@ -136,7 +134,6 @@ def test_a_sync_that_changes_nothing_loads_what_it_needs(
 
 def test_without_a_configuration_no_yaml_is_loaded(pyz: Path, tmp_path: Path, serve: Start) -> None:
     server = serve()
-    assert isinstance(server.app, App)
     Seed(5).image(sizes=(1000,)).load_into(server.app, "app", tag="v1")
     modules, _ = loaded(pyz, tmp_path, "tags", f"{server.address}/app")
     assert modules & {"yaml", "_regsync.config.reader"} == set()

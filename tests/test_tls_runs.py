@@ -24,7 +24,6 @@ from _regsync.registry import host
 from _regsync.registry.transport import Machine, Transport
 from conformance.content.images import Seed
 from conformance.messages import Request, Response
-from conformance.registry.app import App
 from conformance.server.sockets import Server
 from tests.ends import ROOT, Ran, Start, document, held, only, run_regsync, tags
 from tests.forwarding import Speaker
@@ -55,7 +54,6 @@ class Scene:
 
     def registry(self, context: ssl.SSLContext | None = None, **options: Any) -> Server:
         server = self.serve(ssl_context=context or self.context(**options))
-        assert isinstance(server.app, App)
         self.image.load_into(server.app, "app", tag="v1")
         return server
 
