@@ -8,7 +8,7 @@ import pytest
 
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor
-from _regsync.sync.image import Image, ImageCopy
+from _regsync.sync.image import BlobResult, Image, ImageCopy, Traffic
 
 SOURCE, PUSHED, OTHER = (f"sha256:{letter * 64}" for letter in "abc")
 ERROR = ContentError("wrong digest")
@@ -101,3 +101,26 @@ def test_whatever_hangs_on_an_image_that_failed_has_failed_with_it() -> None:
     copy.record_failure(failed)
     assert (copy.artifacts_failed, copy.unfinished_images) == (3, 0)
     assert copy.error is ERROR
+
+
+@pytest.mark.parametrize(
+    ("result", "expected", "present", "mounted"),
+    [
+        (BlobResult.UPLOADED, 7, 0, 0),
+        (BlobResult.MOUNTED, 0, 0, 7),
+        (BlobResult.PRESENT, 0, 7, 0),
+        (BlobResult.BELIEVED, 0, 7, 0),
+    ],
+)
+def test_a_blob_is_counted_as_sent_or_as_saved(
+    result: BlobResult, expected: int, present: int, mounted: int
+) -> None:
+    """Whether or not the host was known to lack it."""
+    blob = Descriptor("", OTHER, 7)
+    for was_known in (True, False):
+        traffic = Traffic()
+        if was_known:
+            traffic.expect("t.example", blob.digest, blob.size)
+            assert traffic.expected == 7
+        traffic.record(("t.example", "app"), blob, result)
+        assert (traffic.expected, traffic.present, traffic.mounted) == (expected, present, mounted)

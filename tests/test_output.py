@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator
+from random import Random
 from typing import Any
 
 import anyio
@@ -644,6 +645,26 @@ def test_the_time_left_does_not_jump_when_bytes_come_in_bursts() -> None:
     shown = [each for each in told(pace, moments)[120:] if each is not None]
     assert all(later <= earlier for earlier, later in itertools.pairwise(shown))
     assert shown[0] - shown[-1] == pytest.approx(70, abs=30)
+
+
+def uneven(random: Random) -> Iterator[tuple[float, int, int]]:
+    """Give a hundred seconds of bursts that differ in size and in distance."""
+    moved = 0
+    next_burst = 0.0
+    for now in (quarter / 4 for quarter in range(1, 400)):
+        if now >= next_burst:
+            moved += random.choice([100, 200, 300])
+            next_burst = now + random.choice([1, 2, 3])
+        yield now, moved, 20_000
+
+
+def test_the_time_left_seldom_grows_when_bursts_are_uneven() -> None:
+    """Twice a run; it would be six times if each new forecast were shown."""
+    growths = 0
+    for seed in range(8):
+        shown = [each for each in told(Pace(0.0), uneven(Random(seed)))[120:] if each is not None]
+        growths += sum(later > earlier for earlier, later in itertools.pairwise(shown))
+    assert growths <= 8 * 3
 
 
 def test_nothing_is_said_of_the_rest_while_nothing_moves() -> None:
