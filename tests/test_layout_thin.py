@@ -106,6 +106,23 @@ def test_a_second_run_writes_nothing_and_a_full_one_what_was_left_out(
     assert f"{layers_of(image)[0]} app" not in left_out(tmp_path)
 
 
+def test_recheck_writes_what_the_far_side_has_no_longer(
+    source: Server, seed: Seed, tmp_path: Path
+) -> None:
+    image = seed.image(layers=[seed.layer(300), seed.layer(400)])
+    first, second = layers_of(image.load_into(source.app, "app", tag="v1"))
+    outside(tmp_path, source, write_receipt(tmp_path, first, second))
+
+    for named in ([first], []):
+        assume = write_receipt(tmp_path, *named)
+        source.journal.clear()
+        assert outside(tmp_path, source, assume).statuses() == ["skipped"]
+        assert source.journal.count("GET", "blob") == 0
+        assert outside(tmp_path, source, assume, more=("--recheck",)).statuses() == ["synced"]
+        assert source.journal.count("GET", "blob") == 1
+        assert left_out(tmp_path) == [f"{digest} app" for digest in named]
+
+
 def test_last_months_disk_is_a_receipt(source: Server, seed: Seed, tmp_path: Path) -> None:
     """A one-way diode: nothing comes back but the wish for more."""
     base = seed.layer(9_000)

@@ -191,8 +191,9 @@ class LayoutRepository:
         return self._is_whole(entry.descriptor)
 
     def _is_whole(self, image: Descriptor) -> bool:
-        """Say whether all that an image names is here, but for blobs that the far side has."""
-        left_out = self._layout.index().left_out
+        """Say whether all that an image names is here, but for blobs that the far side has by `assume`
+        as it is now: what an earlier run left out may be gone there.
+        """
         manifests = [image]
         seen = {image.digest}
         for descriptor in manifests:  # the list grows by the children of each index
@@ -200,8 +201,7 @@ class LayoutRepository:
                 return False
             manifest = self._read_manifest(descriptor.digest, descriptor)
             for blob in manifest.blobs:
-                is_far = blob.digest in left_out or self._is_assumed(blob)
-                if not is_far and not self._has_part(blob):
+                if not self._is_assumed(blob) and not self._has_part(blob):
                     return False
             manifests += [child for child in manifest.children if child.digest not in seen]
             seen.update(child.digest for child in manifest.children)
@@ -378,7 +378,7 @@ class LayoutRepository:
             error.hint = "make the layout again, because a part of it is lost"
             return error
         error = LayoutError("it was left out of the layout, and the target does not hold it")
-        error.hint = "make the layout again without `assume`, or with a newer receipt"
+        error.hint = "run `sync --recheck` where the layout was made, without `assume` or with a newer receipt"
         return error
 
     def far_repository(self, digest: str) -> str | None:
