@@ -47,17 +47,17 @@ _REFRESH_AT = 0.9
 # (docs/protocol-facts.md section 2.5).
 _SHORTEST_LIFE = 60.0
 
-# Statuses of a token service that does not know POST, or only a part of it (Artifactory says 401,
-# ACR 400).
-_WITHOUT_POST = (400, 401, 404, 405)
+# Answers to a POST by a token service that knows only GET, or only a part of POST (Artifactory
+# says 401, ACR 400).
+_STATUSES_WITHOUT_POST = (400, 401, 404, 405)
 
-# Statuses by which a token service may refuse a request for several repositories because of one
-# repository, or because of their number (ghcr: 403).
-_SPOILT_BY_ONE = (400, 403, 404, 413, 414, 431)
+# Answers by which a token service may refuse several repositories at once, though it would give a
+# token for the one that is needed: because of another one, or because of their number (ghcr: 403).
+_STATUSES_FOR_TOO_MUCH = (400, 403, 404, 413, 414, 431)
 
 # A value in a URL's query: any value may be the URL's signature. A shorter value would be found in
 # any text, a longer one does not fit into a line.
-_SIGNATURES = "=([^&]{8,2048})"
+_QUERY_VALUES = "=([^&]{8,2048})"
 
 # How many dropped tokens are remembered: requests that carry them may be under way.
 _MOST_DROPPED = 64
@@ -93,42 +93,44 @@ class Refusal(Enum):
 
 
 class LoginRefusals:
-    """How often one request was refused for its login, which bounds how often it is repeated."""
+    """Counts how often one request was refused for its login, to bound how often it is repeated."""
 
     def __init__(self) -> None:
         self._unproven = 0
         self._ended = 0
 
     def may_repeat(self, refusal: Refusal | None) -> bool:
-        """Count a refusal. Return whether the request may be repeated: never after None, for which
-        no login helps.
+        """Count a refusal. Return whether the request may be repeated. None is a refusal that no
+        other login helps against.
         """
+        if refusal is None:
+            return False
         if refusal is Refusal.UNPROVEN:
             self._unproven += 1
         elif refusal is Refusal.ENDED:
             self._ended += 1
         # REPLACED is not counted: each replaced token has let other requests in. So fewer and fewer
         # requests compete, until this one comes through.
-        within_bounds = self._unproven <= 1 and self._ended <= _MOST_RENEWALS
-        return refusal is not None and within_bounds
+        return self._unproven <= 1 and self._ended <= _MOST_RENEWALS
 
 
 class _Token:
-    """A token, from the moment in which it is asked for.
-
-    `done` is set when the exchange for it has ended. The token then has a `value` or an `error`, or
-    neither where the exchange was cancelled or asked for more than the registry allows.
-    """
+    """A bearer token, from the moment in which it is asked for."""
 
     def __init__(self, scopes: _Scopes, covers_more: bool, requested_at: float) -> None:
         self.scopes = scopes
-        self.covers_more = covers_more  # whether `scopes` has more than one request needs
+        # Whether `scopes` has more than the request needs for which the token was asked.
+        self.covers_more = covers_more
         self.requested_at = requested_at
-        self.renew_at: float | None = None  # None: its life is unknown
+
+        # Set when the exchange for the token has ended. Then there is a value or an error, or neither
+        # where the exchange was cancelled, or asked for more than the registry allows.
+        self.done = anyio.Event()
         self.value = ""
         self.error: SyncError | None = None
-        self.done = anyio.Event()
-        self.worked_for: set[_Use] = set()  # the uses that it has let in
+
+        self.renew_at: float | None = None  # None: nobody knows how long it lives
+        self.worked_for: set[_Use] = set()  # what requests that it has let in did
 
 
 class _TokenCache:
@@ -140,15 +142,21 @@ class _TokenCache:
         self._by_value: dict[str, _Token] = {}  # the same tokens, by their texts
         self._dropped = deque[_Token](maxlen=_MOST_DROPPED)
         self.pending: list[_Token] = []  # the exchange for each is under way
-        self.needs_exact = False  # whether each request needs a token for exactly what it touches
-        self.any_serves = False  # whether any token is for all repositories
+
+        # What the registry has taught of its scopes. Whether each request needs a token for exactly
+        # what it touches:
+        self.needs_exact = False
+        # The one scope that covers all repositories, where the registry names such a one; else empty.
+        self.scope_for_all = ""
 
     def values(self) -> list[str]:
         """Return the tokens' own texts, which are secrets."""
         return [token.value for token in self._tokens.values()]
 
     def sent_in(self, authorization: str | None) -> _Token | None:
-        """Return the token that a request carried, in use or dropped; None for any other header."""
+        """Return the token in a request's Authorization header, whether it is still in use or was
+        dropped; None for any other header.
+        """
         value = (authorization or "").removeprefix("Bearer ")
         token = self._by_value.get(value)
         if token is not None:
@@ -156,40 +164,45 @@ class _TokenCache:
         return next((token for token in self._dropped if token.value == value), None)
 
     def is_in_use(self, token: _Token) -> bool:
-        """Whether a token has not been dropped."""
+        """Say whether a token has not been dropped."""
         return self._by_value.get(token.value) is token
 
     def is_live(self, token: _Token, before_body: bool) -> bool:
-        """Whether a token can be sent now, with a body or without."""
+        """Say whether a token can be sent now. `before_body`: with a body, which cannot be sent twice."""
         if token.renew_at is not None:
             return self._now() < token.renew_at
         return not before_body or self._now() - token.requested_at < _UNKNOWN_LIFE_BEFORE_BODY
 
     def has_rights(self, token: _Token, needed: _Scopes) -> bool:
-        """Whether a token covers all that a request touches."""
+        """Say whether a token covers all that a request touches."""
         if self.needs_exact:
             return token.scopes == needed
-        if self.any_serves:
+        if self.scope_for_all:
             return True
         return all(
-            name in token.scopes and _union(token.scopes[name], actions) == token.scopes[name]
+            _actions_in(actions) <= _actions_in(token.scopes.get(name, ""))
             for name, actions in needed.items()
         )
 
     def find(self, needed: _Scopes, before_body: bool) -> _Token | None:
-        """Return the youngest given token that serves a request, or else the youngest pending."""
+        """Return a token that serves a request: the youngest of those that were given, or else the
+        youngest pending one.
+        """
         if self.needs_exact:
             # There may be thousands of tokens, and only one has these scopes.
             exact = self._tokens.get(frozenset(needed.items()))
-            tokens = [exact] if exact else []
+            given = [exact] if exact else []
         else:
-            tokens = [*self._tokens.values()]
-        serving = [
-            token
-            for token in [*tokens, *self.pending]
-            if self.has_rights(token, needed) and self.is_live(token, before_body)
-        ]
-        return max(serving, key=lambda token: (bool(token.value), token.requested_at), default=None)
+            given = [*self._tokens.values()]
+        for tokens in (given, self.pending):
+            serving = [
+                token
+                for token in tokens
+                if self.has_rights(token, needed) and self.is_live(token, before_body)
+            ]
+            if serving:
+                return max(serving, key=lambda token: token.requested_at)
+        return None
 
     def covered_scopes(self, before_body: bool) -> set[Pair]:
         """Return the scopes of all live tokens, given or pending."""
@@ -236,19 +249,28 @@ class _TokenCache:
         return token
 
 
-def _union(*actions: str) -> str:
-    # Sorted is `pull,push`: registries compare literally (docs/protocol-facts.md section 2.2).
-    return ",".join(sorted({action for text in actions for action in text.split(",")}))
+def _actions_in(text: str) -> set[str]:
+    return set(text.split(","))
+
+
+def _union(first: str, second: str) -> str:
+    """Return the actions of both texts: `pull,push` for `push` and `pull`.
+
+    They are sorted, because registries compare literally (docs/protocol-facts.md section 2.2).
+    """
+    return ",".join(sorted(_actions_in(first) | _actions_in(second)))
 
 
 class Authenticator:
-    """What is sent to one registry with one credential. Its methods may run at the same time, and
-    each may be cancelled.
+    """The login at one registry: with one credential, or none, and the tokens got by it.
 
-    `login_hint` says how a credential gets here, `denied_hint` what may help where the registry
-    does not let us do what we ask. `is_proven` says whether a request with the present credential
-    was let in. `refused` are the logins that were refused lately, Authorization headers and refresh
-    tokens: whoever has waited looks there before it sends one.
+    Several tasks may be in its methods at the same time, and each may be cancelled there.
+
+    Attributes that others read:
+    `credential` is in use; it is empty where `is_anonymous`. `is_proven`: a request with it was let
+    in. `login_hint` says how a credential gets here, `denied_hint` what may help where the registry
+    does not let us do what we ask. `refused` are the logins (Authorization headers and refresh
+    tokens) that were refused lately: whoever has waited looks there before sending one.
     """
 
     def __init__(
@@ -279,15 +301,14 @@ class Authenticator:
         self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)
         self._set_credential(credential)
 
+        # What the registry asks for; None: it has asked for nothing yet.
         self._challenge: Challenge | None = None
-        # A challenge from the state may be out of date.
+        # False where an earlier run has left the challenge: then it may be out of date.
         self._challenged_in_this_run = False
         self._planned_scopes: dict[str, str] = {}  # actions of this run, by repository
         self._tokens = _TokenCache(now)
         # By repository and actions: the registry's own words for a scope, where ours do not serve.
         self._scope_overrides: dict[Pair, str] = {}
-        # The scope that covers all repositories, where the registry names such a one; else empty.
-        self._scope_for_all = ""
 
     def _set_credential(self, credential: Credential | None) -> None:
         self.is_anonymous = credential is None
@@ -308,10 +329,13 @@ class Authenticator:
     async def _renew_cloud_login(self, refused: Credential | None = None) -> bool:
         """Renew a cloud's login where it is due. Return whether the credential has changed.
 
-        With `refused`, renew it unless another task has replaced that credential already. One that
-        never let us in is not renewed: the next one would be refused as well.
+        `refused` is a credential that the registry has refused: it is renewed at once, unless
+        another task has replaced it already.
         """
-        if self.cloud_login is None or (refused == self.credential and not self.is_proven):
+        if self.cloud_login is None:
+            return False
+        if refused == self.credential and not self.is_proven:
+            # A credential that never let us in is not renewed: the next one would be refused too.
             return False
         before = refused or self.credential
         credential = await self.cloud_login.credential(refused)
@@ -342,33 +366,30 @@ class Authenticator:
     @property
     def snapshot(self) -> list[list[str] | bool | None]:
         """What the state keeps, as JSON: the challenge, and whether each token has to be exact."""
-        challenge = [*self._challenge] if self._challenge else None
-        if challenge:
-            redacted = self.redact(" ".join(challenge))
-            # A challenge that repeats a secret is not kept, nor one too long to be searched.
-            if "***" in redacted or redacted.endswith("…"):
-                challenge = None
-        return [challenge, self._tokens.needs_exact]
+        if self._challenge is None:
+            return [None, self._tokens.needs_exact]
+        redacted = self.redact(" ".join(self._challenge))
+        # A challenge that repeats a secret is not kept, nor one too long to be searched.
+        if "***" in redacted or redacted.endswith("…"):
+            return [None, self._tokens.needs_exact]
+        return [[*self._challenge], self._tokens.needs_exact]
 
     def restore(self, snapshot: object) -> None:
-        """Take over the `snapshot` of an earlier run, which saves the request without a login that
-        asks for a challenge. The realm is checked when it is used.
+        """Take over the `snapshot` of an earlier run, so that no request has to be refused before the
+        challenge is known. A value of another form is ignored. The realm is checked when it is used.
         """
-        if not isinstance(snapshot, list | tuple) or len(snapshot) != 2:
-            return
-        fields, needs_exact = snapshot
-        if needs_exact is True:
-            self._tokens.needs_exact = True
-        if self._challenge is not None or not isinstance(fields, list | tuple):
-            return
-        if len(fields) != len(Challenge._fields):
-            return
-        if all(isinstance(field, str) for field in fields):
-            challenge = Challenge(*fields)
-            # A password goes over http only where this run was asked for it (docs/protocol-facts.md
-            # section 2.6).
-            if challenge.scheme == "bearer" or self._scheme == "https":
-                self._challenge = challenge
+        match snapshot:
+            case [fields, bool(needs_exact)]:
+                self._tokens.needs_exact = self._tokens.needs_exact or needs_exact
+            case _:
+                return
+        match fields:
+            case [str(), str(), str(), str(), str()] if self._challenge is None:
+                challenge = Challenge(*fields)
+                # A password goes over http only where this run was asked for it
+                # (docs/protocol-facts.md section 2.6).
+                if challenge.scheme == "bearer" or self._scheme == "https":
+                    self._challenge = challenge
 
     def secrets(self) -> Iterator[str]:
         """Yield the secrets in use and lately in use, which no text may show; some are empty."""
@@ -384,17 +405,16 @@ class Authenticator:
         return redact(text, self.secrets())
 
     def treat_as_secret(self, target: str) -> None:
-        """Let no text show what signs the URL `target`, which the registry has given us."""
-        self._secrets_seen.extend(re.findall(_SIGNATURES, target))
+        """Let no text show the signature in a URL that the registry has sent us to."""
+        self._secrets_seen.extend(re.findall(_QUERY_VALUES, target))
 
     # What a request carries, and what its refusal teaches.
 
     async def authorization(
         self, repository: str, actions: str, extra: Iterable[Pair] = (), before_body: bool = False
     ) -> str | None:
-        """Return a request's Authorization header, None for a request without; SyncError where
-        no token can be had. Where the challenge that an earlier run has left leads to no token, it is
-        forgotten, and the request goes without.
+        """Return a request's Authorization header, None for a request without a login; SyncError
+        where no token can be had.
 
         `extra`: further repositories that the request touches, each with its actions.
         `before_body`: the request carries a body, which cannot be sent twice.
@@ -419,10 +439,10 @@ class Authenticator:
             return f"Bearer {await self._token_for(needed, before_body)}"
         except (AuthError, RegistryError) as error:
             was_refused = isinstance(error, AuthError) and error.fatal
-            may_be_outdated = not self._challenged_in_this_run
-            if error.retryable or was_refused or not may_be_outdated:
+            if error.retryable or was_refused or self._challenged_in_this_run:
                 raise
-        # A request without a login brings the present challenge.
+        # The challenge of an earlier run is out of date, as it leads to no token. A request without a
+        # login brings the present one.
         self._challenge = None
         return None
 
@@ -459,25 +479,31 @@ class Authenticator:
 
         refusal = Refusal.UNPROVEN
         if self.credential.registry_token:
-            if used is not None:
+            if used is not None:  # there is no other token
                 raise self._refused_error(self._authority, fatal=False)
         elif chosen.scheme == "basic":
             await self._prepare_basic(used)
         else:
-            check_realm(chosen.realm, self._scheme, self._host, not self.is_anonymous)
-            refusal = self._refusal_of(chosen, used, _use_of(repository, method))
+            self._check_realm(chosen)
+            refusal = self._why_refused(chosen, used, _use_of(repository, method))
             self._learn(chosen, used, refusal, repository, actions)
         self._challenge = chosen._replace(scope="", error="")
         self._challenged_in_this_run = True
         return refusal
 
-    def _refusal_of(self, offered: Challenge, used: str | None, use: _Use) -> Refusal:
+    def _check_realm(self, challenge: Challenge) -> None:
+        has_credentials = not self.is_anonymous
+        check_realm(challenge.realm, self._scheme, self._host, has_credentials)
+
+    def _why_refused(self, offered: Challenge, used: str | None, use: _Use) -> Refusal:
+        """Return what the 401 to a request that carried the header `used` says of its token."""
         token = self._tokens.sent_in(used)
-        if token is None or not token.worked_for or offered.error == "insufficient_scope":
+        if token is None or not token.worked_for:
             return Refusal.UNPROVEN
-        # A token that worked only for other uses may lack a right here: unless the registry says
-        # that it is invalid, it counts as unproven.
-        if use not in token.worked_for and offered.error != "invalid_token":
+        # A token that worked only for other uses may lack a right here. It has ended only if the
+        # registry says that it is invalid.
+        worked_here = use in token.worked_for and offered.error != "insufficient_scope"
+        if not worked_here and offered.error != "invalid_token":
             return Refusal.UNPROVEN
         return Refusal.ENDED if self._tokens.is_in_use(token) else Refusal.REPLACED
 
@@ -485,37 +511,40 @@ class Authenticator:
         """Let requests carry the credential from now on, though no request without it was refused.
         Return whether there is a credential that they can carry.
 
-        `challenges` come from an answer that let us in. Where there are none, the credential goes
-        to the registry itself.
+        `challenges` are the WWW-Authenticate headers of an answer that let us in. Where there are
+        none, the credential goes to the registry itself.
         """
         await self._renew_cloud_login()
         if self.is_anonymous:
             return False
-        ways = [*challenges]
-        if not parse_challenges(ways):
-            ways = ["Basic"]
+        headers = [*challenges]
+        if not parse_challenges(headers):
             if not (self.credential.basic or self.credential.registry_token):
                 return False
-        return await self.on_unauthorized(ways, None, repository, actions) is not None
+            headers = ["Basic"]
+        return await self.on_unauthorized(headers, None, repository, actions) is not None
 
     def _choose(self, offered: list[Challenge], known: Challenge | None) -> Challenge | None:
-        # A registry that has asked this run for tokens gets no password for a stray Basic: it would
-        # go with every request from then on.
-        wants_tokens = (
-            self._challenged_in_this_run and known is not None and known.scheme == "bearer"
-        )
+        """Return the offered challenge that is answered, or else the `known` one."""
         # Quay offers both. Bearer goes first: a token is narrow and short-lived, a password
         # neither.
         for challenge in offered:
             if challenge.scheme == "bearer" and challenge.realm:
                 return challenge
-        for challenge in offered:
-            if challenge.scheme == "basic" and not wants_tokens:
-                return challenge
-        return known
+
+        # A registry that has asked this run for tokens gets no password for a stray Basic: it would
+        # go with every request from then on.
+        wants_tokens = (
+            self._challenged_in_this_run and known is not None and known.scheme == "bearer"
+        )
+        if wants_tokens:
+            return known
+        return next((challenge for challenge in offered if challenge.scheme == "basic"), known)
 
     async def _prepare_basic(self, used: str | None) -> None:
-        """Renew a password that was refused in `used` or is due; AuthError where there is none."""
+        """See that there is a password to answer a Basic challenge with, which the header `used` has
+        not shown yet; AuthError where there is none.
+        """
         if used is not None and used == self.credential.basic:
             self._record_refused(used)
         await self._renew_cloud_login()
@@ -525,7 +554,9 @@ class Authenticator:
                 lack = "none are configured or found"
             message = f"{self._authority} asks for a user name and password, and {lack}"
             raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
-        if used == self.credential.basic and not await self._renew_cloud_login(self.credential):
+
+        was_refused = used == self.credential.basic
+        if was_refused and not await self._renew_cloud_login(refused=self.credential):
             raise self._refused_error(self._authority)
 
     def on_forbidden(self, used: str | None) -> Refusal | None:
@@ -535,13 +566,15 @@ class Authenticator:
         A token for several repositories may lack a right that a token for one has: from now on each
         token covers one request only.
         """
-        if not (used or "").startswith("Bearer ") or self.credential.registry_token:
+        has_only_token = bool(self.credential.registry_token)
+        if used is None or not used.startswith("Bearer ") or has_only_token:
             return None
         token = self._tokens.sent_in(used)
-        if token is not None and self._tokens.is_in_use(token):
-            if not token.covers_more:
-                return None
-            self._tokens.needs_exact = True
+        if token is None or not self._tokens.is_in_use(token):
+            return Refusal.UNPROVEN  # another request has learnt from it
+        if not token.covers_more:
+            return None
+        self._tokens.needs_exact = True
         return Refusal.UNPROVEN
 
     def _record_refused(self, login: str) -> None:
@@ -556,53 +589,52 @@ class Authenticator:
     def _learn(
         self, offered: Challenge, used: str | None, refusal: Refusal, repository: str, actions: str
     ) -> None:
-        """Drop the refused token, and learn how this registry wants its scopes
-        (docs/protocol-facts.md sections 2.2 and 2.3).
+        """Learn from a 401 how this registry wants its scopes (docs/protocol-facts.md sections 2.2 and
+        2.3), and drop the token that it refuses.
         """
         token = self._tokens.sent_in(used)
         scope = offered.scope
         is_too_narrow = offered.error == "insufficient_scope" and used is not None
         is_of_other_repository = ":" in scope and f" repository:{repository}:" not in f" {scope}"
-        needs_exact = is_of_other_repository
-
         if scope and ":" not in scope:
             # ECR Public's scope is `aws`, whatever the repository.
-            self._scope_for_all = scope
-            self._tokens.any_serves = True
+            self._tokens.scope_for_all = scope
         elif scope and (is_of_other_repository or is_too_narrow):
             self._scope_overrides[repository, actions] = scope
+        if is_of_other_repository:
+            self._tokens.needs_exact = True
 
-        if token is not None and self._tokens.is_in_use(token):
-            dropped = self._tokens.drop(token, {repository: actions})
-            # An answer that comes later may repeat a dropped token.
-            self._secrets_seen.extend(dropped)
-            for value in dropped:
-                self._record_refused(f"Bearer {value}")
-            # Some registries look only at the first scope of a token. They refuse a live token for
-            # a use that it has never let in, and do not call it invalid.
-            is_early = (
-                refusal is Refusal.UNPROVEN
-                and self._tokens.is_live(token, before_body=True)
-                and offered.error != "invalid_token"
-            )
-            needs_exact = needs_exact or (token.covers_more and (is_too_narrow or is_early))
-        if needs_exact:
+        if token is None or not self._tokens.is_in_use(token):
+            return
+        # Some registries look only at the first scope of a token. They refuse a live token for a use
+        # that it has never let in, and do not call it invalid.
+        sees_only_first_scope = (
+            refusal is Refusal.UNPROVEN
+            and self._tokens.is_live(token, before_body=True)
+            and offered.error != "invalid_token"
+        )
+        dropped = self._tokens.drop(token, {repository: actions})
+        # An answer that comes later may repeat a dropped token.
+        self._secrets_seen.extend(dropped)
+        for value in dropped:
+            self._record_refused(f"Bearer {value}")
+        if token.covers_more and (is_too_narrow or sees_only_first_scope):
             self._tokens.needs_exact = True
 
     # Tokens.
 
     async def _token_for(self, needed: _Scopes, before_body: bool) -> str:
-        """Return the text of a token for a request. Callers with one need share one exchange."""
+        """Return the text of a token for a request. Callers that need the same share one exchange."""
         while True:
             token = self._tokens.find(needed, before_body)
             if token is None:
                 token = await self._request_token(needed, before_body)
             if token.value:
                 return token.value
-            if not token.done.is_set():
+            if not token.done.is_set():  # waiting would let another request in front of this one
                 await token.done.wait()
-            # Without an error, the exchange was cancelled or asked for too much: the first caller
-            # that gets here begins another.
+            # Without value and error, the exchange was cancelled or asked for too much: the first
+            # caller that gets here begins another.
             if token.error is not None and self._tokens.has_rights(token, needed):
                 raise token.error.without_place() from token.error
 
@@ -611,19 +643,19 @@ class Authenticator:
         with or without a value (see `_Token`).
         """
         scopes = self._scopes_to_ask(needed, before_body)
-        token = _Token(scopes, scopes != needed, self._now())
+        token = _Token(scopes, covers_more=scopes != needed, requested_at=self._now())
         self._tokens.pending.append(token)
         try:
             await self._renew_cloud_login()
             credential = self.credential
             answer = await self._exchange(token.scopes)
-            if answer.status == 401 and await self._renew_cloud_login(credential):
+            if answer.status == 401 and await self._renew_cloud_login(refused=credential):
                 answer = await self._exchange(token.scopes)
             # A refused password is not sent again, for fewer scopes either: accounts get locked.
-            may_be_spoilt = answer.status in _SPOILT_BY_ONE or (
+            may_have_been_too_much = answer.status in _STATUSES_FOR_TOO_MUCH or (
                 answer.status == 401 and self.is_anonymous
             )
-            if may_be_spoilt and token.covers_more:
+            if may_have_been_too_much and token.covers_more:
                 self._tokens.needs_exact = True
             else:
                 self._read_token(answer, token)
@@ -639,7 +671,10 @@ class Authenticator:
         return token
 
     def _scopes_to_ask(self, needed: _Scopes, before_body: bool) -> _Scopes:
-        if self._tokens.needs_exact or self._tokens.any_serves:
+        """Return what is needed and, where a token may cover several repositories, what the run has
+        planned and no token covers yet.
+        """
+        if self._tokens.needs_exact or self._tokens.scope_for_all:
             return {**needed}
         scopes = {
             name: _union(actions, self._planned_scopes.get(name, actions))
@@ -652,24 +687,30 @@ class Authenticator:
         return scopes
 
     async def _exchange(self, scopes: _Scopes) -> Answer:
-        """Ask the token service: by POST with a refresh token (docs/protocol-facts.md section 2.4),
-        or by GET (section 2.3).
+        """Ask the token service: by POST where there is a refresh token (docs/protocol-facts.md
+        section 2.4), else by GET (section 2.3). Return its answer, of whatever status; SyncError where
+        there is none, or where the challenge names a realm that must not be asked.
         """
-        challenge = self._challenge or Challenge("bearer")
-        check_realm(challenge.realm, self._scheme, self._host, not self.is_anonymous)
+        challenge = self._challenge
+        if challenge is None:
+            raise AuthError("another request has found that the challenge is out of date")
+        self._check_realm(challenge)
         scope = self._scope_text(scopes)
-        if self._refresh_token:
-            answer = await self._post(challenge, scope)
-            if answer.status not in _WITHOUT_POST or self.credential.basic is None:
-                return answer
-        answer = await self._get(challenge, scope)
-        if answer.status == 200:
-            self._refresh_token = ""  # the password served, so POST is not tried again
+        if not self._refresh_token:
+            return await self._get(challenge, scope)
+
+        answer = await self._post(challenge, scope)
+        has_password = self.credential.basic is not None
+        if answer.status in _STATUSES_WITHOUT_POST and has_password:
+            answer = await self._get(challenge, scope)
+            if answer.status == 200:
+                # The service takes the password by GET. It is not asked by POST any more.
+                self._refresh_token = ""
         return answer
 
     def _scope_text(self, scopes: _Scopes) -> str:
-        if self._scope_for_all:
-            return self._scope_for_all
+        if self._tokens.scope_for_all:
+            return self._tokens.scope_for_all
         return " ".join(
             self._scope_overrides.get((name, actions)) or f"repository:{name}:{actions}"
             for name, actions in scopes.items()
@@ -702,17 +743,17 @@ class Authenticator:
     async def _ask(
         self, method: str, url: str, headers: list[Pair], body: bytes, login: str
     ) -> Answer:
-        """Ask the token service with a login, empty for none. One that is refused to another request
-        while this one waits is not sent: the answer would be 401 again.
+        """Ask the token service with a login, empty for none. A login that was refused to another
+        request, also while this one waits for a connection, is not sent: the answer is 401 as well.
         """
 
-        def confirm() -> None:
+        def check_login() -> None:
             if login in self.refused:
                 raise LoginExpired("the login was refused to another request")
 
         try:
-            confirm()
-            answer = await self._fetch(method, url, headers, body, confirm=confirm)
+            check_login()
+            answer = await self._fetch(method, url, headers, body, confirm=check_login)
         except LoginExpired:
             return Answer(401, {}, b"")
         if answer.status == 401 and login:
@@ -741,12 +782,11 @@ class Authenticator:
         lifetime = document.get("expires_in")
         if lifetime is None:
             lifetime = life_of(value, self._wall())
-        try:
-            # The number may come as a string; an unknown lifetime is None, which is no number.
+        # The number may come as a string; an unknown lifetime is None, which is no number. Then
+        # `renew_at` stays None.
+        with suppress(ValueError):
             seconds = max(_SHORTEST_LIFE, float(str(lifetime)))
             token.renew_at = token.requested_at + seconds * _REFRESH_AT
-        except ValueError:
-            pass  # `renew_at` stays None
         token.value = value
 
     def _failure(self, answer: Answer, token: _Token, who: str) -> SyncError:
