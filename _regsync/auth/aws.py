@@ -63,7 +63,7 @@ _PROFILE_NAMES = ("default_profile", "profile")
 _OTHER_SETTINGS = {"region", "output"}
 
 # Where a container's credentials may come from: https, loopback, or addresses of metadata services.
-_NEARBY = r"https://.+|http://(localhost|127(\.\d+){3}|169\.254\.170\.23?|\[(::1|fd00:ec2::23)\])(:\d+)?(/.*)?"
+_CONTAINER_SERVICES = r"https://.+|http://(localhost|127(\.\d+){3}|169\.254\.170\.23?|\[(::1|fd00:ec2::23)\])(:\d+)?(/.*)?"
 
 # ACCOUNT.dkr.ecr[-fips].REGION.SUFFIX, or ACCOUNT.dkr-ecr[-fips].REGION.on.aws.
 _ECR_HOST = r"[0-9]{12}\.dkr[.-]ecr(?P<fips>-fips)?\.(?P<region>[a-z0-9-]+)\.(?P<dual>on\.aws)?"
@@ -74,8 +74,8 @@ _CONTAINER_SECONDS = 2.0  # for an answer of a container's credential service
 _INSTANCE_SECONDS = 1.0  # for an answer of EC2's metadata service
 _SSO_MARGIN = 60.0  # seconds for which a session of SSO must still serve
 
-# Parts of the names of errors that pass by themselves.
-_PASSING_ERRORS = "Throttl|TooMany|IDPComm"
+# Parts of the names of errors after which the same request may succeed.
+_TEMPORARY_ERRORS = "Throttl|TooMany|IDPComm"
 
 
 def endpoint(service: str, region: str, fips: bool = False, dual: bool = False) -> str:
@@ -116,22 +116,23 @@ def is_configured(machine: CloudEnvironment) -> bool:
 async def log_in(
     machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
 ) -> Login | None:
-    """Get a password for ECR or ECR Public (section 4.3) with the first keys that there are.
+    """Get a password for ECR or ECR Public (section 4.3) by the first keys that there are; AuthError
+    where there are none.
 
-    With `probing_metadata`, only EC2's metadata service is asked for keys. None where it does not
-    answer; an anonymous login where its role may not log in to ECR Public, which lets anybody read.
+    With `probing_metadata`, only EC2's metadata service is asked for keys. None where it gives none.
     """
-    is_public = registry.kind == "ecr_public"
-    api = await _find_keys(machine, registry, probing_metadata=probing_metadata)
+    api = await _find_api(machine, registry, probing_metadata=probing_metadata)
     if api is None:
         return None
-    hint = ""
+    is_public = registry.kind == "ecr_public"
+    more_rights = ""
     if is_public:
-        hint = " and sts:GetServiceBearerToken, or use auth_type: anonymous"
+        more_rights = " and sts:GetServiceBearerToken, or use auth_type: anonymous"
     try:
-        answer = await api.ask("GetAuthorizationToken", {}, hint)
+        answer = await api.ask("GetAuthorizationToken", {}, more_rights)
     except AuthError:
         if probing_metadata and is_public:
+            # Nobody has asked for a login with this machine's role. ECR Public lets anybody read.
             return Login(Credential(), math.inf)
         raise
     return _read_login(_flatten(answer), api.service, api.keys.origin)
@@ -148,8 +149,11 @@ class _Api(NamedTuple):
     def __repr__(self) -> str:
         return "<Api>"  # it holds secrets
 
-    async def ask(self, action: str, fields: dict[str, str], more_hint: str = "") -> str:
-        """Return the answer to an action; AuthError where the keys may not do it."""
+    async def ask(self, action: str, fields: dict[str, str], more_rights: str = "") -> str:
+        """Return the answer to an action; AuthError where the keys may not do it.
+
+        `more_rights`: how the hint goes on, which says what to allow.
+        """
         is_public = self.service == "ecr-public"
         name = "SpencerFrontendService" if is_public else "AmazonEC2ContainerRegistry_V20150921"
         headers = [
@@ -158,17 +162,16 @@ class _Api(NamedTuple):
         ]
         body = json.dumps(fields).encode()
         request = self.client.request(self.service, self.region, headers, body)
-        hint = f"allow this identity {self.service}:{action}{more_hint}"
+        hint = f"allow this identity {self.service}:{action}{more_rights}"
         return await self.client.ask(request, hint, keys=self.keys)
 
 
-async def _find_keys(
+async def _find_api(
     machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
 ) -> _Api | None:
-    """Find this machine's keys; return the API of a registry, to be asked with them.
+    """Return the API of a registry, with this machine's keys for it; AuthError where there are none.
 
-    AuthError where there are no keys. With `probing_metadata` only EC2's metadata service is asked for
-    keys, and None is returned where it gives none.
+    With `probing_metadata`, only EC2's metadata service is asked for keys. None where it gives none.
     """
     settings = _Settings(machine, registry.cloud_profile)
     ecr_host = re.match(_ECR_HOST, registry.host)
@@ -180,8 +183,10 @@ async def _find_keys(
         # The configuration says that the host is ECR, but its name, as that of a proxy, has no region.
         region = settings.sts_region
 
-    client = _Client(machine, settings)
-    chain = _KeyChain(machine, settings, client, region)
+    # STS and SSO are asked as the settings say.
+    fips = settings.is_set("use_fips_endpoint")
+    dual = settings.is_set("use_dualstack_endpoint")
+    chain = _KeyChain(machine, settings, _Client(machine, fips, dual), region)
     if probing_metadata:
         keys = await chain.from_instance()
         if keys is None:
@@ -195,12 +200,12 @@ async def _find_keys(
                 "or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
             )
 
-    # The chain asked STS and SSO as the settings say. The registry's API is asked as the name of its
-    # host says too, so the client is changed only now.
+    # The registry's API is asked as the name of its host says too.
     if ecr_host:
-        client.fips = client.fips or ecr_host["fips"] is not None
-        client.dual = client.dual or ecr_host["dual"] is not None
-    return _Api(client, keys, registry.kind.replace("_", "-"), region)
+        fips = fips or ecr_host["fips"] is not None
+        dual = dual or ecr_host["dual"] is not None
+    service = registry.kind.replace("_", "-")
+    return _Api(_Client(machine, fips, dual), keys, service, region)
 
 
 class EcrAccount(NamedTuple):
@@ -230,9 +235,8 @@ async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAcco
     """
     account = EcrAccount()
     try:
-        api = await _find_keys(machine, registry, probing_metadata=False)
-        if api is None:
-            return account
+        api = await _find_api(machine, registry, probing_metadata=False)
+        assert api is not None  # without probing, there are keys or an AuthError
         templates = json_object((await api.ask("DescribeRepositoryCreationTemplates", {})).encode())
         owner = str((templates or {}).get("registryId"))
         if not registry.host.startswith(f"{owner}."):
@@ -282,12 +286,13 @@ def _flatten(text: str) -> dict[str, object]:
     """Return the fields of an answer, at whatever depth they stand: of JSON, or of the XML of STS
     (where entities stay as they are).
     """
-    document: dict[str, object] = {}
+    fields: dict[str, object] = {}
     try:
-        json.loads(text, object_pairs_hook=document.update)
+        # The hook is called with the fields of each object in the text, the innermost object first.
+        json.loads(text, object_pairs_hook=fields.update)
     except (ValueError, RecursionError):
-        document.update(re.findall(r"<(\w+)>([^<]*)</\1>", text))
-    return document
+        fields.update(re.findall(r"<(\w+)>([^<]*)</\1>", text))
+    return fields
 
 
 def _keys_in(document: Mapping[str, object], origin: str, *secrets: str) -> Credential:
@@ -295,6 +300,7 @@ def _keys_in(document: Mapping[str, object], origin: str, *secrets: str) -> Cred
 
     `secrets` were sent to get the answer, which may repeat them.
     """
+    # Their names are written `aws_access_key_id`, `access_key_id` and `AccessKeyId`.
     fields = {
         re.sub("^aws|_", "", name.lower()): str(value) for name, value in document.items() if value
     }
@@ -386,24 +392,23 @@ class _Settings:
 
 
 class _Failure(NamedTuple):
-    """An exchange that gave nothing."""
+    """Why an exchange has brought nothing."""
 
     text: str  # may hold secrets
     hint: str | None
     code: str
-    may_pass: bool
+    is_temporary: bool
 
     def __repr__(self) -> str:
         return "<Failure>"
 
 
-class _Client:
-    """Makes requests to AWS's services, each up to three times."""
+class _Client(NamedTuple):
+    """Makes requests to AWS's services, each up to three times. `fips` and `dual`: see `endpoint`."""
 
-    def __init__(self, machine: CloudEnvironment, settings: _Settings) -> None:
-        self._machine = machine
-        self.fips = settings.is_set("use_fips_endpoint")
-        self.dual = settings.is_set("use_dualstack_endpoint")
+    machine: CloudEnvironment
+    fips: bool
+    dual: bool
 
     def request(
         self, service: str, region: str, headers: list[Pair], body: bytes = b"", path: str = "/"
@@ -433,11 +438,11 @@ class _Client:
             if attempt > 0:
                 await anyio.sleep(_PAUSE)
             with redacting(lambda: all_secrets):
-                outcome = await self._attempt(request, hint, keys)
-            if not isinstance(outcome, _Failure):
-                return outcome
-            failure = outcome
-            if not failure.may_pass:
+                answer_or_failure = await self._attempt(request, hint, keys)
+            if not isinstance(answer_or_failure, _Failure):
+                return answer_or_failure
+            failure = answer_or_failure
+            if not failure.is_temporary:
                 break
 
         who = keys.origin if keys else "without keys"
@@ -453,42 +458,42 @@ class _Client:
         `hint` goes with each answer that is a failure. With an error of the network it goes only at
         a container's credential service, where it says which variable led there.
         """
-        headers = sign(keys, request, self._machine.wall()) if keys else request.headers
+        headers = sign(keys, request, self.machine.wall()) if keys else request.headers
         is_container = not request.service
         timeout = _CONTAINER_SECONDS if is_container else None
         try:
-            answer = await self._machine.fetch(
+            answer = await self.machine.fetch(
                 request.method, request.url, headers, request.body, timeout
             )
         except WireError as error:
             wire_hint = hint if is_container else error.hint
-            return _Failure(error.message, wire_hint, error.code, may_pass=True)
+            return _Failure(error.message, wire_hint, error.code, is_temporary=True)
 
         text = answer.body.decode("utf-8", "replace")
-        document = _flatten(text)
-        if answer.status == 200 and document:
+        fields = _flatten(text)
+        if answer.status == 200 and fields:
             return text
-        return _describe_failure(request, answer, document, hint)
+        return _describe_failure(request, answer, fields, hint)
 
 
 def _describe_failure(
-    request: Request, answer: Answer, document: dict[str, object], hint: str
+    request: Request, answer: Answer, fields: dict[str, object], hint: str
 ) -> _Failure:
     # Where the name of the error stands depends on the service's protocol.
-    name = document.get("__type") or answer.headers.get("x-amzn-errortype") or document.get("Code")
+    name = fields.get("__type") or answer.headers.get("x-amzn-errortype") or fields.get("Code")
     error_name = str(name or "")
-    message = document.get("message") or document.get("Message") or ""
+    message = fields.get("message") or fields.get("Message") or ""
 
     # A container's credential service may not have started yet.
     is_container = not request.service
     is_server_error = answer.status >= 500
-    # A 200 is a failure when its body could not be read.
-    has_passing_status = is_server_error or answer.status in (200, 429)
-    has_passing_name = re.search(_PASSING_ERRORS, error_name) is not None
-    may_pass = is_container or has_passing_status or has_passing_name
+    # A 200 is a failure where its body cannot be read: the next one may be whole.
+    has_temporary_status = is_server_error or answer.status in (200, 429)
+    has_temporary_name = re.search(_TEMPORARY_ERRORS, error_name) is not None
+    is_temporary = is_container or has_temporary_status or has_temporary_name
 
     code = WireError.code if is_server_error else AuthError.code
-    return _Failure(f"status {answer.status} {error_name} {message}", hint, code, may_pass)
+    return _Failure(f"status {answer.status} {error_name} {message}", hint, code, is_temporary)
 
 
 class _KeyChain:
@@ -584,11 +589,11 @@ class _KeyChain:
 
     # A profile.
 
-    async def _from_profile(self, name: str, *way: str) -> Credential | None:
+    async def _from_profile(self, name: str, named_by: tuple[str, ...] = ()) -> Credential | None:
         """Return the keys of a profile; None where it has none and another source may be asked.
 
-        `way`: the profiles that led here, each of which names the next one as its source. AuthError
-        where the profile at the end of such a way has no keys, or a named profile does not exist.
+        `named_by`: the profiles that led here, each of which names the next one as its source.
+        AuthError where a profile that somebody names does not exist, or has no keys.
         """
         settings = self._settings
         profile = settings.section(f"profile {name}")
@@ -596,7 +601,7 @@ class _KeyChain:
         place = f"{origin} in {settings.config_file} and {settings.credentials_file}"
         self.looked_at.append(place)
         if profile is None:
-            if way or settings.named_profile:
+            if named_by or settings.named_profile:
                 raise _error(
                     f"there is no {place}",
                     "check the name: `aws configure list-profiles` lists them",
@@ -605,30 +610,33 @@ class _KeyChain:
 
         has_keys = "aws_access_key_id" in profile
         # A source profile gives its own keys, even where it has a role as well.
-        is_source_with_keys = bool(way) and has_keys
+        is_source_with_keys = bool(named_by) and has_keys
         if _TOKEN_FILE in profile:
             return await self._assume_by_token(profile, origin)
         if "role_arn" in profile and not is_source_with_keys:
-            keys = await self._source_of(profile, name, origin, way)
+            keys = await self._source_of(profile, name, origin, named_by)
             return await self._assume_by_keys(profile, origin, keys)
         if "sso_account_id" in profile or "sso_role_name" in profile:
             return await self._from_sso(profile, origin)
         if has_keys:
             return _keys_in(profile, origin)
 
-        if unable := {"login_session", "credential_process"} & profile.keys():
+        programs = {"login_session", "credential_process"} & profile.keys()
+        if programs:
             raise _error(
-                f"{origin} has {unable.pop()}, which needs another program, and regsync starts none",
+                f"{origin} has {programs.pop()}, which needs another program, and regsync starts none",
                 "set the variables that `aws configure export-credentials` prints",
             )
-        if way or settings.required_profile:
+        if named_by or settings.required_profile:
             raise _error(f"{origin} has no credentials")
         return None
 
     async def _source_of(
-        self, profile: dict[str, str], name: str, origin: str, way: tuple[str, ...]
+        self, profile: dict[str, str], name: str, origin: str, named_by: tuple[str, ...]
     ) -> Credential:
-        """Return the keys that assume a profile's role; AuthError where there are none."""
+        """Return the keys that assume the role of a profile called `name`; AuthError where there are
+        none.
+        """
         source_profile = profile.get("source_profile")
         credential_source = profile.get("credential_source", "")
         sources: dict[str, Callable[[], Awaitable[Credential | None]]] = {
@@ -636,32 +644,34 @@ class _KeyChain:
             "Ec2InstanceMetadata": self.from_instance,
             "Environment": self._from_variables,
         }
-        if name in way:
-            raise _error(f"{origin} is its own source: {printable(' -> '.join((*way, name)))}")
+        if name in named_by:
+            circle = " -> ".join((*named_by, name))
+            raise _error(f"{origin} is its own source: {printable(circle)}")
         if "mfa_serial" in profile:
             raise _error(
                 f"{origin} has mfa_serial, and regsync cannot ask for a code",
                 "set the variables that `aws configure export-credentials` prints",
             )
 
-        names_one_source = bool(source_profile) != bool(credential_source)
-        if not names_one_source or not (source_profile or credential_source in sources):
+        if source_profile and not credential_source:
+            keys = await self._from_profile(source_profile, (*named_by, name))
+        elif credential_source in sources and not source_profile:
+            keys = await sources[credential_source]()
+        else:
             raise _error(
                 f"{origin} needs either source_profile or credential_source ({', '.join(sources)})"
             )
-
-        if source_profile:
-            keys = await self._from_profile(source_profile, *way, name)
-        else:
-            keys = await sources[credential_source]()
 
         if keys is None:
             raise _error(f"{origin}: its credential_source has no keys: {self.looked_at[-1]}")
         return keys
 
     async def _from_sso(self, profile: dict[str, str], origin: str) -> Credential:
+        """Return the keys of a role that a session of IAM Identity Center may take. The session is
+        described in the profile itself, or in the `sso-session` that it names.
+        """
         session = profile.get("sso_session", "")
-        fields = {**profile, **(self._settings.section(f"sso-session {session}") or {})}
+        fields = profile | (self._settings.section(f"sso-session {session}") or {})
         names = ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name")
         unusable = [
             name
@@ -700,7 +710,8 @@ class _KeyChain:
             return str(cached.get("accessToken"))
 
         form = {name: cached.get(name) for name in ("clientId", "clientSecret", "refreshToken")}
-        if not session or not all(form.values()):
+        can_renew = session and all(form.values())  # only a named session has a refresh token
+        if not can_renew:
             raise _error(f"{origin}: its SSO login has expired", hint)
         body = json.dumps({**form, "grantType": "refresh_token"}).encode()
         headers = [("Content-Type", "application/json")]
@@ -722,7 +733,7 @@ class _KeyChain:
             return None
         if is_relative:
             url = f"http://169.254.170.2{url}"
-        if not re.fullmatch(_NEARBY, url):
+        if not re.fullmatch(_CONTAINER_SERVICES, url):
             raise _error(f"{origin}: {printable(url, 99)} is neither https nor a metadata address")
 
         token = self._variables.get("container_authorization_token") or ""
