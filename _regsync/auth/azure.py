@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -145,7 +146,7 @@ async def log_in(
     """
     suffix = registry.host.rpartition(".azurecr.")[2]
     cloud = _CLOUDS.get(suffix, _CLOUDS["io"])
-    token = await _directory_token(machine, cloud, probing_metadata)
+    token = await _directory_token(machine, cloud, probing_metadata=probing_metadata)
     if token is None:
         return None
 
@@ -172,15 +173,18 @@ async def log_in(
 
 
 async def _directory_token(
-    machine: CloudEnvironment, cloud: _Cloud, probing_metadata: bool
+    machine: CloudEnvironment, cloud: _Cloud, *, probing_metadata: bool
 ) -> _DirectoryToken | None:
-    """Return the token of the first identity that there is. Where there is none: None when only
-    probing, else AuthError.
+    """Return the token of the first identity that there is; AuthError where there is none.
+
+    With `probing_metadata`, only the metadata service is asked; None where it gives no token.
     """
     if not probing_metadata:
         source = _named_source(machine, cloud.authority)
         if source is not None:
-            return _DirectoryToken(source.origin, await _token(machine, source, cloud.audiences))
+            return _DirectoryToken(
+                source.origin, await _ask_for_token(machine, source, cloud.audiences)
+            )
 
     looked_at = [_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE]
     try:
@@ -205,30 +209,31 @@ def _named_source(machine: CloudEnvironment, authority: str) -> _Source | None:
     name = next((name for name in names if environ.get(name)), None)
     if name is None:
         return None
-    needed = ["AZURE_CLIENT_ID", "AZURE_TENANT_ID"]
     if name == _SERVICE_VARIABLE:
-        needed = ["IDENTITY_HEADER"]
-    if lacking := " and ".join(variable for variable in needed if not environ.get(variable)):
-        raise AuthError(f"{name} is set without {lacking}", hint=_IDENTITY_HINT, fatal=True)
-
-    if name == _SERVICE_VARIABLE:
-        secret = environ["IDENTITY_HEADER"]
-        header = ("X-IDENTITY-HEADER", secret)
+        _require_variables(environ, name, "IDENTITY_HEADER")
+        header = ("X-IDENTITY-HEADER", environ["IDENTITY_HEADER"])
         return _metadata_source(machine, name, environ[name], _SERVICE_VERSION, header)
+
+    _require_variables(environ, name, "AZURE_CLIENT_ID", "AZURE_TENANT_ID")
     if name == _FILE_VARIABLE:
         secret = _federated_token(machine)
         proof = [_ASSERTION_TYPE, ("client_assertion", secret)]
     else:
         secret = environ[name]
         proof = [("client_secret", secret)]
-    fields = (
-        ("grant_type", "client_credentials"),
-        ("client_id", environ["AZURE_CLIENT_ID"]),
-        *proof,
-    )
+    client = ("client_id", environ["AZURE_CLIENT_ID"])
+    fields = (("grant_type", "client_credentials"), client, *proof)
     host = re.sub("^https?://|/+$", "", environ.get("AZURE_AUTHORITY_HOST") or authority)
     url = _authority_url(host, environ["AZURE_TENANT_ID"])
     return _Source(name, url, fields, _IDENTITY_HINT, secret)
+
+
+def _require_variables(environ: Mapping[str, str], name: str, *needed: str) -> None:
+    """Raise AuthError where a variable that goes with the variable `name` is not set."""
+    missing = [variable for variable in needed if not environ.get(variable)]
+    if missing:
+        message = f"{name} is set without {' and '.join(missing)}"
+        raise AuthError(message, hint=_IDENTITY_HINT, fatal=True)
 
 
 def _authority_url(host: str, tenant: str) -> str:
@@ -275,7 +280,7 @@ async def _machine_token(machine: CloudEnvironment, audiences: tuple[str, ...]) 
     if answer.status in (401, 403, 404):
         return None
     source = _metadata_source(machine, _METADATA_NAME, _METADATA_URL, _METADATA_VERSION)
-    return await _token(machine, source, audiences)
+    return await _ask_for_token(machine, source, audiences)
 
 
 # The session of Azure's command line, whose files are never written (section 6.4).
@@ -312,7 +317,7 @@ async def _command_line_token(
             "`az login` has left no usable token in its files", hint=_COMMAND_LINE_HINT, fatal=True
         ) from None
 
-    return _DirectoryToken(source.origin, await _token(machine, source, cloud.audiences))
+    return _DirectoryToken(source.origin, await _ask_for_token(machine, source, cloud.audiences))
 
 
 # The next five functions read documents of any shape. Whatever they raise becomes an AuthError in
@@ -374,19 +379,21 @@ def _text(value: object) -> str:
 # Exchanges.
 
 
-async def _token(machine: CloudEnvironment, source: _Source, audiences: tuple[str, ...]) -> str:
+async def _ask_for_token(
+    machine: CloudEnvironment, source: _Source, audiences: tuple[str, ...]
+) -> str:
     """Return a source's token for the first audience that the directory knows (section 6.2)."""
     *first_choices, last = audiences
     for audience in first_choices:
         try:
-            return await _token_for(machine, source, audience)
+            return await _ask_for_audience(machine, source, audience)
         except AuthError as error:
             if not re.search(_UNKNOWN_AUDIENCE, error.message):
                 raise
-    return await _token_for(machine, source, last)
+    return await _ask_for_audience(machine, source, last)
 
 
-async def _token_for(machine: CloudEnvironment, source: _Source, audience: str) -> str:
+async def _ask_for_audience(machine: CloudEnvironment, source: _Source, audience: str) -> str:
     resource = ("resource", f"https://{audience}")
     scope = ("scope", f"https://{audience}/.default")
     wanted = resource if source.is_metadata_service else scope

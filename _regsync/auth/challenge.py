@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from _regsync.addresses import is_loopback, is_private
 from _regsync.errors import AuthError
@@ -90,30 +90,29 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
     """
     objection = _objection_to(realm, scheme, registry, has_credentials)
     if objection is not None:
-        # Without query and user info.
-        shown = printable(realm.partition("?")[0].rpartition("@")[2], 100)
-        raise AuthError(
-            f"{registry} asks for a login at {shown!r}, {objection.text}", hint=objection.hint
-        )
+        without_query = realm.partition("?")[0]
+        without_userinfo = without_query.rpartition("@")[2]
+        place = printable(without_userinfo, 100)
+        message = f"{registry} asks for a login at {place!r}, {objection.text}"
+        raise AuthError(message, hint=objection.hint)
 
 
 def _objection_to(
     realm: str, scheme: str, registry: str, has_credentials: bool
 ) -> _Objection | None:
-    try:
-        parts = urlsplit(realm)
-        host = (parts.hostname or "").rstrip(".")
-        _ = parts.port  # ValueError for a port that is no number
-    except ValueError:
-        host = ""
-    if not host or not realm.isascii() or not realm.isprintable() or " " in realm:
+    """Return why a realm is not asked; None where it may be. The arguments are those of
+    `check_realm`.
+    """
+    url = _split_url(realm)
+    if url is None:
         return _Objection("which is not a URL")
-    if "@" in parts.netloc or "#" in realm:
+    if "@" in url.netloc or "#" in realm:
         return _Objection("which holds user info or a fragment: refused")
-    if parts.scheme not in ("https", scheme):
+    if url.scheme not in ("https", scheme):
         hint = "ask the registry's operator to correct its realm"
         return _Objection("which is not https", hint)
 
+    host = (url.hostname or "").rstrip(".")
     # The ports of one machine are one owner's, whichever of its names is used.
     is_same_machine = is_loopback(host) and is_loopback(registry)
     if host == registry or is_same_machine:
@@ -128,19 +127,33 @@ def _objection_to(
     return None
 
 
+def _split_url(text: str) -> SplitResult | None:
+    """Return the parts of a URL with a host; None for a text that is none."""
+    if not text.isascii() or not text.isprintable() or " " in text:
+        return None
+    try:
+        url = urlsplit(text)
+        _ = url.port  # ValueError for a port that is no number
+    except ValueError:
+        return None
+    has_host = bool((url.hostname or "").rstrip("."))
+    return url if has_host else None
+
+
 def _has_same_owner(host: str, registry: str) -> bool:
     """Return whether a host is below the registry's name, or below its parent domain, unless
     strangers have names there as well.
     """
+    domains = [registry]
     parent = registry.partition(".")[2]
-    owned = [registry]
     if not re.fullmatch(_SHARED, parent):
-        owned.append(parent)
-    return any("." in name and f".{host}".endswith(f".{name}") for name in owned)
+        domains.append(parent)
+    # A name without a dot is a top-level domain, or a host of the local network.
+    return any("." in domain and f".{host}".endswith(f".{domain}") for domain in domains)
 
 
 class _ErrorEntry(NamedTuple):
-    """One error of a body. Parts that are missing, or no text, are empty."""
+    """One error of a body. A part that is missing, or is no text, is empty."""
 
     code: str = ""
     message: str = ""
@@ -160,12 +173,13 @@ def parse_error_body(body: bytes) -> tuple[tuple[str, ...], str]:
 
     entries = _error_entries(document.get("errors"))
     if not entries:
+        # Token services, proxies and some registries give one message, under one of these names.
         fields = ("message", "error_description", "details", "error")
         texts = filter(None, (_as_text(document.get(field)) for field in fields))
         entries = [_ErrorEntry(message=next(texts, ""))]
     codes = tuple(entry.code for entry in entries if entry.code)
-    sentences = (" ".join(filter(None, entry)) for entry in entries)
-    return codes, "; ".join(dict.fromkeys(filter(None, sentences)))
+    sentences = filter(None, (" ".join(filter(None, entry)) for entry in entries))
+    return codes, "; ".join(dict.fromkeys(sentences))  # some repeat one error for each blob
 
 
 def _error_entries(errors: object) -> list[_ErrorEntry]:

@@ -93,9 +93,11 @@ class CloudModule(Protocol):
 def life_of(token: str, now: float) -> float | None:
     """Return for how many seconds a JWT serves; None where it does not say.
 
-    The seconds count from its own `iat`, where it has one: the clock here may be wrong.
+    The seconds count from the moment at which it was issued (`iat`), or from `now` where it does not
+    name that moment: our clock may be wrong.
     """
     try:
+        # The middle one of three parts. Its base64 has no padding; too much padding does no harm.
         claims = json.loads(b64decode(token.split(".")[1] + "==", "-_"))
         return float(claims["exp"]) - float(claims.get("iat", now))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
@@ -135,23 +137,26 @@ class CloudLogin:
         self._registry = registry
         self.machine = clouds.machine
         self._probing_metadata = probing_metadata
-        self._credential: Credential | None = None
-        self._error: SyncError | None = None  # of the last renewal, for all who waited for it
-        self._renewals = 0  # how many have ended
-        self.expires = math.inf  # seconds since 1970, by the wall clock
 
+        # The login in use; None: nobody has logged in yet, or no cloud answers.
+        self._credential: Credential | None = None
+        self.expires = math.inf  # seconds since 1970, by the wall clock
         # By the clock of the event loop: when to renew the login, and until when it serves.
         self._renew_at = -math.inf
         self._valid_until = -math.inf
 
-        # All who probe one cloud's metadata service wait for one answer.
+        # One task renews the login, and all that come meanwhile wait for it at the lock. They see by
+        # the count that it was renewed, and get its error where that failed. All who probe one
+        # cloud's metadata service wait for one answer.
         self._lock = clouds.probe_lock(cloud) if probing_metadata else anyio.Lock()
+        self._renewals = 0
+        self._error: SyncError | None = None
 
     async def credential(self, refused: Credential | None = None) -> Credential | None:
         """Return what to log in with, renewed where it is due; None where no cloud answers.
 
-        `refused` is renewed at once if it is still in use. All who wait share one renewal, and its
-        SyncError where it failed.
+        `refused` is what a registry has refused: it is renewed at once if it is still in use. All who
+        wait share one renewal, and its SyncError where it failed.
         """
         renewals = self._renewals
         if refused and refused == self._credential:
@@ -173,7 +178,8 @@ class CloudLogin:
         try:
             login = await self._log_in()
         except (ConfigError, SyncError) as error:
-            if began < self._valid_until:
+            still_serves = began < self._valid_until
+            if still_serves:
                 self._renew_at = began + _RETRY_SECONDS
             elif isinstance(error, ConfigError):
                 self._error = AuthError(error.message, hint=error.hint, fatal=True)
@@ -188,23 +194,24 @@ class CloudLogin:
         self._renewals += 1
 
     async def _log_in(self) -> Login | None:
+        # A cloud that has given a login once is there: after that, no answer is an error.
         probing = self._probing_metadata and self._credential is None
         if probing and self._cloud in self._clouds.absent:
             return None
         module = self._clouds.module(self._cloud)
-        return await module.log_in(self._clouds.machine, self._registry, probing_metadata=probing)
+        return await module.log_in(self.machine, self._registry, probing_metadata=probing)
 
     def _set_login(self, login: Login, began: float) -> None:
         self._credential = login.credential
         self.expires = login.expires
-        life = login.expires - self._clouds.machine.wall()
+        life = login.expires - self.machine.wall()
         if life <= 0:
             # By our clock the login has ended already. The clock may be wrong: a 401 will tell.
             life = math.inf
-        self._valid_until = began + life
         serves = min(life * (1 - _EARLY_SHARE), life - _EARLY_SECONDS)
         # A short login serves at least half its life.
         self._renew_at = began + max(serves, life / 2)
+        self._valid_until = began + life
 
 
 class Clouds:
@@ -245,10 +252,11 @@ class Clouds:
             credential = self._find_credential(registry, repository, read)
             if credential is not None:
                 return credential
-        probing = not has_identity
-        key = (cloud, _login_key(cloud, registry), registry.cloud_profile, probing)
+        # Where nothing names an identity, the cloud may have given one to this machine.
+        probing_metadata = not has_identity
+        key = (cloud, _login_key(cloud, registry), registry.cloud_profile, probing_metadata)
         if key not in self._logins:
-            self._logins[key] = CloudLogin(self, cloud, registry, probing)
+            self._logins[key] = CloudLogin(self, cloud, registry, probing_metadata)
         return self._logins[key]
 
     def _is_configured(self, cloud: str) -> bool:

@@ -21,11 +21,11 @@ from _regsync.errors import AuthError, ConfigError
 from _regsync.providers import DOCKER_HUB_HOSTS
 from _regsync.text import json_object, printable
 
-# Takes a path, returns the file's bytes, None where there is no such file; ConfigError for a file
-# that cannot be read.
+# Returns the bytes of the file at a path, None where there is none; ConfigError for a file that
+# cannot be read.
 ReadFile = Callable[[str], bytes | None]
 
-# A name and a value.
+# A name and a value: of a header, of a field in a form or query.
 Pair = tuple[str, str]
 
 _DOCKER_HUB_KEY = "https://index.docker.io/v1/"
@@ -102,7 +102,7 @@ def find_credential(
             if credential is not None:
                 return credential
     if method is None:
-        return None
+        return None  # nobody has asked for a login
     raise AuthError(
         f"{where}: no credentials for {registry.authority}; looked at {', '.join(looked_at)}",
         hint="log in with a container client, or use auth_type: basic with credentials",
@@ -223,13 +223,13 @@ def _names_in_files(registry: Registry) -> list[str]:
 
 
 def _keys_of_entries(file: _CredentialFile, names: list[str], repository: str | None) -> list[str]:
-    """Return the keys of `auths` that apply to a repository: the longest path first, the registry's
-    own last.
+    """Return the keys of `auths` that apply to a repository, the closest first: those of the
+    repository, of the paths above it, of the registry (by one of its `names`), then URLs.
     """
     path = (repository or "").split("/")
     wanted = [f"{name}/{'/'.join(path[:end])}" for end in range(len(path), 0, -1) for name in names]
     keys = [key for key in (*wanted, *names) if key in file.auths]
-    # Other keys are URLs, whose path says nothing. Only the legacy file leaves out their scheme:
+    # Older keys are URLs, of which only the host counts. The legacy file leaves out their scheme;
     # elsewhere a key without one may name a repository.
     url = r"(?:https?://)?([^/]*).*" if file.is_legacy else r"https?://([^/]*).*"
     for key in file.auths:
@@ -255,7 +255,9 @@ def _refuse_credential_program(
 
 
 def _read_entry(place: str, entry: object, registry: Registry) -> Credential | None:
-    """Read an entry of `auths`; None for the empty one that stands for a login in a store."""
+    """Read an entry of `auths` (docs/protocol-facts.md section 3.2); None for one without a secret,
+    as docker leaves it for a login that is in a store. AuthError for one that cannot be read.
+    """
     broken = AuthError(f"{place}: the entry for {registry.authority} cannot be read", fatal=True)
     names = ("auth", "username", "password", "identitytoken", "registrytoken")
     if not isinstance(entry, dict):
@@ -266,7 +268,7 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
         raise broken
 
     auth, username, password, identity_token, registry_token = values
-    if auth:
+    if auth:  # the base64 of USER:PASSWORD, which stands in for the two fields
         try:
             # Old versions of docker pad it with zeros.
             pair = b64decode(auth, validate=True).decode().rstrip("\0")
@@ -277,9 +279,11 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
             raise broken
 
     if username == "<token>":
+        # By this user name docker's programs say that the password is an identity token.
         identity_token = identity_token or password
-    if not (registry_token or identity_token or (username and password)):
-        return None
     if identity_token:
-        password = ""
+        password = ""  # the token goes in its place
+    has_secret = registry_token or identity_token or (username and password)
+    if not has_secret:
+        return None
     return Credential(username, password, identity_token, registry_token, place)

@@ -150,13 +150,12 @@ def _find_file(machine: CloudEnvironment) -> _CredentialFile | None:
     path = named or _well_known_file(machine)
     if not path:
         return None
-    where = f"{named} ({_FILE_VARIABLE})" if named else path
+    place = _Place(machine, f"{named} ({_FILE_VARIABLE})" if named else path)
     text = machine.read(path)
     if text is not None:
-        return _CredentialFile(machine, where, json_object(text) or {})
+        return _CredentialFile(place, json_object(text) or {})
     if named:
-        missing = _CredentialFile(machine, where, {})
-        raise missing.error("the file does not exist", f"correct or unset {_FILE_VARIABLE}")
+        raise place.error("the file does not exist", f"correct or unset {_FILE_VARIABLE}")
     return None
 
 
@@ -164,7 +163,7 @@ async def _ask_metadata(machine: CloudEnvironment, probing: bool) -> Login:
     """Ask the metadata server for a token of this machine's account; AuthError for none."""
     addresses = (machine.environ.get(name) for name in _METADATA_VARIABLES)
     host = one_line(next(filter(None, addresses), _METADATA_ADDRESS), 100)
-    server = _CredentialFile(machine, f"the metadata server {host}", {})
+    server = _Place(machine, f"the metadata server {host}")
     if machine.environ.get("NO_GCE_CHECK") == "true":
         raise server.error("not asked because of NO_GCE_CHECK")
 
@@ -178,46 +177,15 @@ async def _ask_metadata(machine: CloudEnvironment, probing: bool) -> Login:
     return server.read_token(answer, _ATTACH_HINT)
 
 
-class _CredentialFile(NamedTuple):
-    """A credential file, or an object in one. For the metadata server it only names the place."""
+class _Place(NamedTuple):
+    """What gives a token, or the way to one: a credential file, an object in it, or a service."""
 
     machine: CloudEnvironment
-    where: str  # for messages
-    fields: dict[str, object]
-
-    def __repr__(self) -> str:
-        return "<CredentialFile>"  # it holds secrets
+    name: str  # for messages
 
     def error(self, text: str, hint: str | None = None, code: str = AuthError.code) -> AuthError:
         """Return an error that names this place."""
-        return AuthError(f"{self.where}: {text}", hint=hint, fatal=True, code=code)
-
-    def text(self, name: str, default: str = "", pattern: str = "(?s).+") -> str:
-        """Return a text field that matches `pattern`; AuthError for anything else."""
-        value = self.fields.get(name) or default
-        if isinstance(value, str) and re.fullmatch(pattern, value):
-            return value
-        raise self.error(f"{name} is not an https URL" if value else f"{name} is missing")
-
-    def google_url(self, name: str, default: str = "") -> str:
-        """Return the field of a URL that secrets are sent to: Google's, that of the universe which
-        the file names, or this machine's (section 5.3); AuthError for any other.
-        """
-        url = self.text(name, default, _SAFE_URL)
-        host = re.split("[/?:]+", url)[1].lower()
-        domains = ("googleapis.com", str(self.fields.get("universe_domain") or "googleapis.com"))
-        is_google = f".{host}".endswith(tuple(f".{domain}" for domain in domains))
-        if url.startswith("http:") or is_google:
-            return url
-        raise self.error(f"{name} names {printable(host, 100)}, which is not Google's")
-
-    def part(self, name: str) -> _CredentialFile:
-        """Return an object in this one, empty where there is none."""
-        value = self.fields.get(name)
-        fields = value if isinstance(value, dict) else {}
-        return self._replace(where=f"{self.where}, {name}", fields=fields)
-
-    # Exchanges.
+        return AuthError(f"{self.name}: {text}", hint=hint, fatal=True, code=code)
 
     async def ask(
         self,
@@ -270,7 +238,7 @@ class _CredentialFile(NamedTuple):
         if answer.status == 200 and isinstance(token, str) and re.fullmatch("[!-~]+", token):
             lifetime = str(document.get("expires_in", life))  # STS may send a string
             seconds = float(lifetime) if re.fullmatch("[0-9]{1,9}", lifetime) else math.inf
-            credential = Credential("oauth2accesstoken", token, origin=self.where)
+            credential = Credential("oauth2accesstoken", token, origin=self.name)
             return Login(credential, self.machine.wall() + seconds)
 
         reason = ""
@@ -279,6 +247,49 @@ class _CredentialFile(NamedTuple):
             reason = printable(redact(answer.body.decode("utf-8", "replace"), all_secrets), 200)
         code = WireError.code if answer.status > 499 else AuthError.code
         raise self.error(f"status {answer.status}, no token {reason}", hint, code)
+
+
+class _CredentialFile(NamedTuple):
+    """A credential file, or an object in one."""
+
+    place: _Place
+    fields: dict[str, object]
+
+    def __repr__(self) -> str:
+        return "<CredentialFile>"  # it holds secrets
+
+    def text(self, name: str, default: str = "", pattern: str = "(?s).+") -> str:
+        """Return a text field that matches `pattern`; AuthError for anything else."""
+        value = self.fields.get(name) or default
+        if isinstance(value, str) and re.fullmatch(pattern, value):
+            return value
+        problem = f"{name} is not an https URL" if value else f"{name} is missing"
+        raise self.place.error(problem)
+
+    def google_url(self, name: str, default: str = "") -> str:
+        """Return the field of a URL that secrets are sent to; AuthError unless its host is Google's,
+        of the universe that the file names, or this machine (section 5.3).
+        """
+        url = self.text(name, default, _SAFE_URL)
+        host = re.split("[/?:]+", url)[1].lower()
+        domains = ("googleapis.com", str(self.fields.get("universe_domain") or "googleapis.com"))
+        is_google = f".{host}".endswith(tuple(f".{domain}" for domain in domains))
+        is_this_machine = url.startswith("http:")  # `_SAFE_URL` lets no other host be asked so
+        if is_google or is_this_machine:
+            return url
+        raise self.place.error(f"{name} names {printable(host, 100)}, which is not Google's")
+
+    def part(self, name: str) -> _CredentialFile:
+        """Return an object in this one, empty where there is none."""
+        value = self.fields.get(name)
+        fields = value if isinstance(value, dict) else {}
+        return _CredentialFile(self.place._replace(name=f"{self.place.name}, {name}"), fields)
+
+    def _service_at(self, url: str) -> _Place:
+        """Return the service that this file leads to."""
+        kind = self.fields["type"]
+        host = urlsplit(url).netloc
+        return self.place._replace(name=f"{self.place.name}, {kind} at {host}")
 
     # Kinds of identities.
 
@@ -292,7 +303,7 @@ class _CredentialFile(NamedTuple):
 
         if kind not in _KINDS:
             known = ", ".join(_KINDS)
-            raise self.error(
+            raise self.place.error(
                 f"type {mask_unless_word(kind)!r} is not one of {known}, impersonated_service_account"
             )
         login = await self._exchange(kind)
@@ -301,6 +312,7 @@ class _CredentialFile(NamedTuple):
         return login
 
     async def _exchange(self, kind: str) -> Login:
+        """Get a token as this kind of file does; AuthError where there is none."""
         row = _KINDS[kind]
         form = {"grant_type": row.grant_type}
         form |= {name: self.text(name) for name in row.form_fields}
@@ -324,11 +336,14 @@ class _CredentialFile(NamedTuple):
         proofs = (form.get(name, "") for name in ("assertion", "refresh_token", "subject_token"))
         secrets = (*client.secrets, *proofs)
         body = urlencode(form, errors="surrogatepass").encode()
-        service = self._named_after(url)
+        service = self._service_at(url)
         answer = await service.ask("POST", url, headers, body, secrets=secrets)
         return service.read_token(answer, row.hint, secrets=secrets)
 
     async def _impersonate(self, token: str) -> Login:
+        """Get a token of the service account that this file names, by the token of an identity that
+        may act for it.
+        """
         options = self.part("service_account_impersonation").fields
         life = options.get("token_lifetime_seconds") or _LIFE
         wanted = {
@@ -339,22 +354,16 @@ class _CredentialFile(NamedTuple):
         url = self.google_url(_IMPERSONATION)
         headers = [("Content-Type", "application/json"), ("Authorization", f"Bearer {token}")]
         secrets = (token, str(self.fields.get("client_secret") or ""))
-        service = self._named_after(url)
-        answer = await service.ask(
-            "POST", url, headers, json.dumps(wanted).encode(), secrets=secrets
-        )
+        service = self._service_at(url)
+        body = json.dumps(wanted).encode()
+        answer = await service.ask("POST", url, headers, body, secrets=secrets)
         return service.read_token(answer, _GRANT_HINT, secrets=secrets, life=life)
-
-    def _named_after(self, url: str) -> _CredentialFile:
-        """Return the same file, under a name that says which service was asked."""
-        kind = self.fields["type"]
-        return self._replace(where=f"{self.where}, {kind} at {urlsplit(url).netloc}")
 
     def _assertion(self) -> str:
         """Return a JWT signed with the account's key; AuthError for a key that cannot be used."""
         from _regsync.crypto import sign_rs256
 
-        now = int(self.machine.wall())
+        now = int(self.place.machine.wall())
         header = {"typ": "JWT", "alg": "RS256", "kid": self.text("private_key_id")}
         claims = {
             "iat": now,
@@ -367,7 +376,7 @@ class _CredentialFile(NamedTuple):
         try:
             signature = sign_rs256(self.text("private_key"), signed.encode())
         except ValueError as error:
-            raise self.error(f"private_key {error}") from error
+            raise self.place.error(f"private_key {error}") from error
         return f"{signed}.{_base64url(signature)}"
 
     async def subject_token(self) -> str:
@@ -377,16 +386,16 @@ class _CredentialFile(NamedTuple):
         # With `environment_id` the source is AWS: its `url` gives keys for signing, and no token.
         is_aws = "environment_id" in self.fields
         if "file" in self.fields:
-            content = self.machine.read(self.text("file")) or b""
+            content = self.place.machine.read(self.text("file")) or b""
         elif "url" in self.fields and not is_aws:
             url = self.text("url", pattern=_SAFE_URL)
             headers = [(name, str(value)) for name, value in self.part("headers").fields.items()]
             secrets = tuple(value for _, value in headers)
-            answer = await self.ask("GET", url, headers, secrets=secrets)
+            answer = await self.place.ask("GET", url, headers, secrets=secrets)
             content = answer.body if answer.status == 200 else b""
         else:
             field_names = ", ".join(self.fields) or "nothing"
-            raise self.error(
+            raise self.place.error(
                 f"a credential_source with {field_names} is not supported: use `file` or `url`"
             )
 
@@ -397,8 +406,8 @@ class _CredentialFile(NamedTuple):
         else:
             token_field = "token"
             document = {token_field: content.decode("utf-8", "replace").strip()}
-        # The content is no part of the file, but errors about its field shall name this place.
-        return self._replace(fields=document).text(token_field)
+        # The content is no part of the file, but an error about it names the same place.
+        return _CredentialFile(self.place, document).text(token_field)
 
 
 def _base64url(data: str | bytes) -> str:
