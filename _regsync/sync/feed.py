@@ -87,9 +87,9 @@ class Tap(Pieces):
             self._unused = self._unused[len(taken) :]
         return memoryview(room)[:filled]
 
-    def chunk(self, body: memoryview, offset: int) -> MemoryPieces:
-        """Return the body of a request that sends what `read_until` has returned."""
-        return _Chunk(self, body, offset)
+    def chunk(self, body: memoryview, start: int, offset: int) -> MemoryPieces:
+        """Return the body of a request that sends what `read_until` has returned, as `Relay` does."""
+        return _Chunk(self, body, offset - start)
 
     def give(self, piece: memoryview, start: int, *, is_last: bool) -> None:
         """Give the piece of the blob that begins at byte `start`."""

@@ -179,9 +179,11 @@ class Relay(Pieces):
             filled += len(piece)
         return memoryview(room)[:filled]
 
-    def chunk(self, body: memoryview, offset: int) -> MemoryPieces:
-        """Return the body of a request that sends what `read_until` has returned."""
-        return MemoryPieces(body, offset)
+    def chunk(self, body: memoryview, start: int, offset: int) -> MemoryPieces:
+        """Return the body of a request: what `read_until` has returned, `body`, begins at byte `start`
+        of the blob, and the request's body at byte `offset`.
+        """
+        return MemoryPieces(body, offset - start)
 
     def _go_back_to(self, checkpoint: _Checkpoint) -> None:
         self._count = checkpoint.offset

@@ -149,8 +149,8 @@ class _Copy:
         # Bodies that broke off, since attempts were last counted from 0.
         self.broken_bodies = 0
         self.retries = RetryBudget(ATTEMPTS)
-        # A large upload that is resumed may meet many outages. Attempts are counted from 0 again
-        # when it is resumed after an outage and the target has at least this many bytes.
+        # A large upload may meet many outages (`renew_attempts`): whether one has broken its body since
+        # then, and how many bytes the target has to have before attempts are renewed again.
         self.has_met_outage = False
         self.renew_attempts_at = LARGE_BODY
 
@@ -158,6 +158,26 @@ class _Copy:
         is_large = step.blob.size >= LARGE_BODY
         self.reading = Demand(relay.source.host.key, "read", is_large)
         self.writing = Demand(self.target.host.key, "write", is_large)
+
+    def can_probe(self, error: SyncError) -> bool:
+        """Say whether the attempt after an error may be the one that shows whether a registry which is
+        away has come back; all others wait for that one.
+        """
+        if error.outage is self.target.host.peer:
+            # A body cannot be the probe, because it is sent once; what comes before a body can.
+            return not self.upload.session or bool(self.upload.broken_session)
+        # Nor can a shared reading: it waits for the other targets, who wait for the source too.
+        return self.guest is None or self.keep is not None
+
+    def renew_attempts(self) -> None:
+        """Count attempts from 0 again, if the session that goes on now was broken by an outage: the
+        upload itself had not failed. It has to have moved since the last time, or it would never end.
+        """
+        if self.has_met_outage and self.upload.offset >= self.renew_attempts_at:
+            self.has_met_outage = False
+            self.renew_attempts_at = self.upload.offset + LARGE_BODY
+            self.retries = RetryBudget(ATTEMPTS)
+            self.broken_bodies = 0
 
 
 class BlobTransfer:
@@ -175,9 +195,9 @@ class BlobTransfer:
         self._probes = defaultdict[str, Once[None]](Once)
         # The areas where a blob was looked for by HEAD.
         self._searched = set[str]()
-        # Blobs, by source repository and digest, whose bytes were wrong once; and twice.
-        self._wrong_once = set[tuple[RepositoryKey, str]]()
-        self._wrong_twice = dict[tuple[RepositoryKey, str], WrongBytes]()
+        # By source repository and digest, the errors of the readings that gave wrong bytes: after the
+        # first one a blob is read once more, over a fresh connection, and never again.
+        self._wrong_readings = defaultdict[tuple[RepositoryKey, str], list[WrongBytes]](list)
 
     async def copy(
         self, step: Step, source: Repository, target: Repository, keep: Keep
@@ -240,13 +260,7 @@ class BlobTransfer:
             self._transport.machine.log("debug", "retry", f"{error}; {next_attempt}")
             error.drop_frames()  # its frames hold a part of the blob
             await upload.lease.settle()
-            if error.outage is copy.target.host.peer:
-                # A body cannot be the probe, because it is sent once.
-                can_repeat = not upload.session or bool(upload.broken_session)
-            else:
-                # Nor can a shared reading: it waits for the others, who wait for the source too.
-                can_repeat = copy.guest is None or copy.keep is not None
-            await self._transport.rest(error, pause, can_repeat=can_repeat)
+            await self._transport.rest(error, pause, can_repeat=copy.can_probe(error))
 
     async def _attempt(self, copy: _Copy) -> BlobResult:
         """Find the blob in its repository, mount it there, or upload it; nothing is repeated.
@@ -260,12 +274,7 @@ class BlobTransfer:
         if upload.broken_session:
             async with self._admitted(short_request, copy.rank):
                 await upload.resume()
-            if copy.has_met_outage and upload.offset >= copy.renew_attempts_at:
-                # The outage broke the body, and it is over. The upload itself had not failed.
-                copy.has_met_outage = False
-                copy.renew_attempts_at = upload.offset + LARGE_BODY
-                copy.retries = RetryBudget(ATTEMPTS)
-                copy.broken_bodies = 0
+            copy.renew_attempts()
         await self._learn_to_probe(copy)
 
         body = known_body(copy.blob)
@@ -537,20 +546,8 @@ class BlobTransfer:
         """Send the blob, or what the target lacks of it, to the open session."""
         upload = copy.upload
         upload.style = self._style_for(copy)
-        last = body
         try:
-            if upload.style == "patch":
-                await self._send_part(copy, body)
-                last = MemoryPieces(b"")  # it closes the session
-            elif upload.style == "chunks":
-                await self._send_in_chunks(copy, body)
-                last = MemoryPieces(b"")
-            elif isinstance(body, Relay | Tap) and copy.target.row.put_limit:
-                # It fits in one chunk, and is verified before its first byte goes (docs/design.md
-                # section 9).
-                room = bytearray(copy.blob.size - upload.offset)
-                last = MemoryPieces(await body.read_until(copy.blob.size, room))
-
+            last = await self._send_all_but_last(copy, body)
             with _noticing_a_lost_answer(last):
                 if await upload.send(last):
                     return BlobResult.UPLOADED
@@ -558,12 +555,28 @@ class BlobTransfer:
             is_refused_rest = upload.offset and upload.style != "patch"
             if not is_refused_rest or error.retryable or error.status in (401, 403):
                 raise
-            # The session held more, or less, than it said: the blob begins again.
+            # The session held more, or less, than it said: the blob begins again, and no later upload
+            # to this host goes on where it broke.
             copy.target.host.resumes = False
             upload.session = ""
             message = f"the rest of a broken upload was refused: {error.message}"
             raise Disconnected(message) from error
         raise _AnswerLost(WireError("the registry answered before the blob was sent"))
+
+    async def _send_all_but_last(self, copy: _Copy, body: Body) -> Body:
+        """Send what goes by PATCH; return the body of the PUT, which closes the session."""
+        if copy.upload.style == "patch":
+            await self._send_part(copy, body)
+            return MemoryPieces(b"")
+        if copy.upload.style == "chunks":
+            await self._send_in_chunks(copy, body)
+            return MemoryPieces(b"")
+        if isinstance(body, Relay | Tap) and copy.target.row.put_limit:
+            # It fits in one chunk, so it is verified before its first byte goes (docs/design.md
+            # section 9).
+            room = bytearray(copy.blob.size - copy.upload.offset)
+            return MemoryPieces(await body.read_until(copy.blob.size, room))
+        return body
 
     def _style_for(self, copy: _Copy) -> UploadStyle:
         """Return the way to upload: the one that is usual for the registry's kind, or the other one, if
@@ -587,27 +600,33 @@ class BlobTransfer:
         upload = copy.upload
         size = copy.blob.size
         limit = copy.target.row.put_limit or size
-        comes_from_source = isinstance(body, Relay | Tap)
-        room = bytearray(limit if comes_from_source else 0)  # the same for all chunks
-        chunk = memoryview(room)
+        if not isinstance(body, Relay | Tap):
+            while upload.offset < size:
+                end = min(upload.offset + limit, size)
+                await self._send_chunk(copy, end, partial(body.part, end=end))
+            return
 
+        room = bytearray(limit)  # the same for all chunks
         while upload.offset < size:
             start = upload.offset
             end = min(start + limit, size)
-            if isinstance(body, Relay | Tap):
-                chunk = await body.read_until(end, room)
-            while upload.offset < end:
-                try:
-                    if upload.broken_session:
-                        await upload.resume()
-                    if not upload.session:
-                        raise Disconnected("the registry has forgotten the upload")
-                    if isinstance(body, Relay | Tap):
-                        await self._send_part(copy, body.chunk(chunk, upload.offset - start))
-                    else:
-                        await self._send_part(copy, body.part(upload.offset, end))
-                except SyncError as error:
-                    await self._pause_before_chunk(copy, error)
+            chunk = await body.read_until(end, room)
+            await self._send_chunk(copy, end, partial(body.chunk, chunk, start))
+
+    async def _send_chunk(
+        self, copy: _Copy, end: int, body_from: Callable[[int], MemoryPieces | FilePieces]
+    ) -> None:
+        """Send the blob up to byte `end`; `body_from` gives the body that begins at a byte of it."""
+        upload = copy.upload
+        while upload.offset < end:
+            try:
+                if upload.broken_session:
+                    await upload.resume()
+                if not upload.session:
+                    raise Disconnected("the registry has forgotten the upload")
+                await self._send_part(copy, body_from(upload.offset))
+            except SyncError as error:
+                await self._pause_before_chunk(copy, error)
 
     async def _send_part(self, copy: _Copy, part: Body) -> None:
         """Send a part by PATCH, unless the target has all of it; then attempts count from 0 again."""
@@ -663,11 +682,12 @@ class BlobTransfer:
         Return False when that was tried before, for whichever target.
         """
         upload = copy.upload
-        blob = (copy.relay.source.key, copy.blob.digest)
-        self._wrong_once.add(blob)
-        if copy.relay.is_fresh:
-            self._wrong_twice[blob] = error
-        if blob in self._wrong_twice:
+        wrong = self._wrong_readings[copy.relay.source.key, copy.blob.digest]
+        # Another target's copy may have read the same wrong bytes at the same time: that is no second
+        # reading.
+        if not wrong or copy.relay.is_fresh:
+            wrong.append(error)
+        if len(wrong) > 1:
             return False
         self._transport.machine.log("debug", "retry", f"{error}; it is read once more")
         error.drop_frames()  # they hold a part of the blob
@@ -683,10 +703,10 @@ class BlobTransfer:
         """Have a blob that came wrong once read over a fresh connection, from its first byte. Raises the
         error of the second reading if that came wrong too.
         """
-        blob = (copy.relay.source.key, copy.blob.digest)
-        if blob in self._wrong_twice:
-            raise copy_of(self._wrong_twice[blob])
-        if blob in self._wrong_once and not copy.relay.is_fresh:
+        wrong = self._wrong_readings.get((copy.relay.source.key, copy.blob.digest), [])
+        if len(wrong) > 1:
+            raise copy_of(wrong[-1])
+        if wrong and not copy.relay.is_fresh:
             copy.relay = Relay(copy.relay.source, copy.blob, self._transport, fresh=True)
 
     def _pause_before_next(self, copy: _Copy, error: SyncError) -> float:
@@ -730,24 +750,23 @@ class BlobTransfer:
         if other is None or copy.has_switched_style or not upload.has_begun:
             return False
 
-        is_unsupported = _refuses_the_way(error)
         is_too_large = isinstance(error, RegistryError) and error.status in _TOO_LARGE_STATUSES
         is_broken = isinstance(error, Disconnected) and error.side is Side.TARGET
         breaks_always = is_broken and copy.broken_bodies == _BLOB_STARTS - 1
-        if not (is_unsupported or is_too_large or breaks_always):
+        if _refuses_the_way(error):
+            size = 0
+        elif is_too_large or breaks_always:
+            size = copy.blob.size  # smaller bodies may still be accepted in the usual way
+        else:
             return False
 
-        # From which size on blobs go to this host in the other way; None: none does.
+        # Blobs from this size on go to this host in the other way; None: none does.
         host = copy.target.host.key
-        smallest: int | None
+        smallest = self._knowledge.host(host).smallest_patch
         if upload.style == other:
             smallest = None  # the other way has just failed too
-        elif is_unsupported:
-            smallest = 0
         else:
-            # Smaller bodies may still be accepted in the first way.
-            known = self._knowledge.host(host).smallest_patch
-            smallest = min(copy.blob.size, known or copy.blob.size)
+            smallest = size if smallest is None else min(size, smallest)
         self._knowledge.learn_smallest_patch(host, smallest)
         copy.has_switched_style = True
         upload.broken_session = ""
