@@ -14,7 +14,7 @@ from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.state.archive import RepositoryKey
 from _regsync.sync import staging
-from _regsync.sync.feed import PATIENCE, Feed, Feeds, Guest, Order, Tap
+from _regsync.sync.feed import PATIENCE, Feed, Feeds, Order, Subscriber, Tap
 from conformance.content.images import Image, Seed
 from conformance.journal import Entries
 from conformance.providers.personas import Provider, imitate
@@ -451,12 +451,12 @@ async def test_a_reading_serves_one_upload_for_each_registry() -> None:
     feeds = Feeds(gate, staging.Staging("", 0))
     unused: Any = None
 
-    def guest(host: str) -> Guest:
-        made = feeds.expect(RepositoryKey("source", "app"), "sha256:a", 9)
+    def subscriber(host: str) -> Subscriber:
+        made = feeds.subscribe(RepositoryKey("source", "app"), "sha256:a", 9)
         demands = Demand("source", "read"), Demand(host, "write")
         made.place(Order(unused, 0, *demands, 0, 0.0, unused, unused, unused))
         return made
 
-    first, beside, other, late = (guest(host) for host in ("one", "one", "two", "two"))
+    first, beside, other, late = (subscriber(host) for host in ("one", "one", "two", "two"))
     assert feeds._choose(first) == [first, other]
     assert feeds._choose(beside) == [beside, late]

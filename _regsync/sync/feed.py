@@ -182,13 +182,13 @@ class Feed:
 
 
 class _State(enum.Enum):
-    """Where a guest stands.
+    """Where a subscriber stands.
 
     from        to          when
     EXPECTED    WAITING     it has an open session, and wants the blob (`Feeds.send`)
     WAITING     FED         a reading begins that serves it
     FED         EXPECTED    its request has ended; after a failure it may come again
-    all         GONE        it needs no shared reading (`Feeds.dismiss`)
+    all         GONE        it needs no shared reading (`Feeds.unsubscribe`)
     """
 
     EXPECTED = enum.auto()
@@ -212,7 +212,7 @@ class Order:
     send: Callable[[Tap], Awaitable[BlobResult]]
 
 
-class Guest:
+class Subscriber:
     """One target's copy of a blob, which may share a reading with others."""
 
     def __init__(self, blob: tuple[RepositoryKey, str], size: int) -> None:
@@ -246,90 +246,90 @@ class Feeds:
         self._gate = gate
         self._staging = staging
         # By source repository and digest, in the order in which they were expected.
-        self._guests = defaultdict[tuple[RepositoryKey, str], list[Guest]](list)
+        self._subscribers = defaultdict[tuple[RepositoryKey, str], list[Subscriber]](list)
 
-    def expect(self, source: RepositoryKey, digest: str, size: int) -> Guest:
-        """Expect a copy of a blob; it has to be dismissed in the end."""
-        guest = Guest((source, digest), size)
-        self._guests[guest.blob].append(guest)
-        return guest
+    def subscribe(self, source: RepositoryKey, digest: str, size: int) -> Subscriber:
+        """Expect a copy of a blob; it has to be unsubscribed in the end."""
+        subscriber = Subscriber((source, digest), size)
+        self._subscribers[subscriber.blob].append(subscriber)
+        return subscriber
 
-    def dismiss(self, guest: Guest) -> None:
+    def unsubscribe(self, subscriber: Subscriber) -> None:
         """Wait no longer for a copy: it has ended, or has found another way."""
-        if guest.state is _State.GONE:
+        if subscriber.state is _State.GONE:
             return
-        guest.state = _State.GONE
-        self._guests[guest.blob].remove(guest)
-        if not self._guests[guest.blob]:
-            del self._guests[guest.blob]
+        subscriber.state = _State.GONE
+        self._subscribers[subscriber.blob].remove(subscriber)
+        if not self._subscribers[subscriber.blob]:
+            del self._subscribers[subscriber.blob]
         else:
-            self._call_first(guest.blob)
+            self._call_first(subscriber.blob)
 
-    async def send(self, guest: Guest, order: Order) -> BlobResult:
+    async def send(self, subscriber: Subscriber, order: Order) -> BlobResult:
         """Send a blob from a reading that others may share; raises what `order.send` raises, what
         `Relay` raises, and LeftBehind.
         """
-        if guest.state is _State.GONE:
-            self._guests[guest.blob].append(guest)
-        guest.place(order)
-        self._call_first(guest.blob)
+        if subscriber.state is _State.GONE:
+            self._subscribers[subscriber.blob].append(subscriber)
+        subscriber.place(order)
+        self._call_first(subscriber.blob)
         try:
             with anyio.move_on_after(PATIENCE):
-                await guest.is_called.wait()
-            if guest.state is _State.WAITING:
-                await self._feed(self._choose(guest))
-            await guest.has_ended.wait()
+                await subscriber.is_called.wait()
+            if subscriber.state is _State.WAITING:
+                await self._feed(self._choose(subscriber))
+            await subscriber.has_ended.wait()
         finally:
-            if guest.tap is not None:
-                guest.tap.request.cancel()
-            guest.state = _State.EXPECTED
-        if guest.result is None:
-            raise guest.error or LeftBehind("the reading was given up")
-        return guest.result
+            if subscriber.tap is not None:
+                subscriber.tap.request.cancel()
+            subscriber.state = _State.EXPECTED
+        if subscriber.result is None:
+            raise subscriber.error or LeftBehind("the reading was given up")
+        return subscriber.result
 
     def _call_first(self, blob: tuple[RepositoryKey, str]) -> None:
         """Have the first one that waits begin a reading, if nobody else is expected."""
-        guests = self._guests[blob]
-        waiting = [guest for guest in guests if guest.state is _State.WAITING]
-        if waiting and all(guest.state is not _State.EXPECTED for guest in guests):
+        subscribers = self._subscribers[blob]
+        waiting = [subscriber for subscriber in subscribers if subscriber.state is _State.WAITING]
+        if waiting and all(subscriber.state is not _State.EXPECTED for subscriber in subscribers):
             waiting[0].is_called.set()
 
-    def _choose(self, first: Guest) -> list[Guest]:
+    def _choose(self, first: Subscriber) -> list[Subscriber]:
         """Return those that share a reading with `first`: one for each target host, because a small
         `max_concurrent` may never admit two at once; as many as have room for their chunks; and no
         target that asks for a longer pause than the others wait.
         """
         others = [
-            guest
-            for guest in self._guests[first.blob]
-            if guest.state is _State.WAITING and not self._is_paused(guest)
+            subscriber
+            for subscriber in self._subscribers[first.blob]
+            if subscriber.state is _State.WAITING and not self._is_paused(subscriber)
         ]
         if self._is_paused(first):
             others = []
         chosen = {first.order.writing.host: first}
         room = self._staging.memory.size - first.order.chunk
-        for guest in others:
-            host = guest.order.writing.host
-            if host not in chosen and guest.order.chunk <= room:
-                chosen[host] = guest
-                room -= guest.order.chunk
-        for guest in chosen.values():
-            guest.state = _State.FED
-            guest.is_called.set()
+        for subscriber in others:
+            host = subscriber.order.writing.host
+            if host not in chosen and subscriber.order.chunk <= room:
+                chosen[host] = subscriber
+                room -= subscriber.order.chunk
+        for subscriber in chosen.values():
+            subscriber.state = _State.FED
+            subscriber.is_called.set()
         self._call_first(first.blob)
         return list(chosen.values())
 
-    def _is_paused(self, guest: Guest) -> bool:
+    def _is_paused(self, subscriber: Subscriber) -> bool:
         now = anyio.current_time()
-        opens = next_opening(self._gate.limits, (guest.order.writing,), now)
+        opens = next_opening(self._gate.limits, (subscriber.order.writing,), now)
         return now + PATIENCE < opens < math.inf  # inf: it is busy, and its answers open it
 
-    async def _feed(self, guests: list[Guest]) -> None:
+    async def _feed(self, subscribers: list[Subscriber]) -> None:
         """Read a blob for these, and send it to each; a failure goes to those that it concerns."""
-        orders = [guest.order for guest in guests]
+        orders = [subscriber.order for subscriber in subscribers]
         relay = orders[0].relay
         offset = min(order.offset for order in orders)
-        feed = Feed(relay, offset, guests[0].size)
+        feed = Feed(relay, offset, subscribers[0].size)
         wants = (orders[0].reading, *(order.writing for order in orders))
         rank = min(order.rank for order in orders)
         try:
@@ -341,34 +341,34 @@ class Feeds:
                 self._staging.make_way()
                 try:
                     async with relay.opened(offset):
-                        for guest in guests:
-                            guest.tap = feed.tap(guest.order.offset)
-                            requests.start_soon(self._serve, feed, guest, guest.tap)
+                        for subscriber in subscribers:
+                            subscriber.tap = feed.tap(subscriber.order.offset)
+                            requests.start_soon(self._serve, feed, subscriber, subscriber.tap)
                         await feed.pump()
                 except SyncError as error:
-                    for guest in guests:
-                        guest.error = guest.error or copy_of(error)
+                    for subscriber in subscribers:
+                        subscriber.error = subscriber.error or copy_of(error)
                     feed.fail(error)
         finally:
-            for guest in guests:
-                guest.order.relay.adopt_checkpoints(relay)
-                guest.has_ended.set()
+            for subscriber in subscribers:
+                subscriber.order.relay.adopt_checkpoints(relay)
+                subscriber.has_ended.set()
 
-    async def _serve(self, feed: Feed, guest: Guest, tap: Tap) -> None:
+    async def _serve(self, feed: Feed, subscriber: Subscriber, tap: Tap) -> None:
         """Send the blob to one target. Its failure is kept for it, and ends no other request."""
-        order = guest.order
+        order = subscriber.order
         try:
             with tap.request, redacting(order.secrets):
-                guest.result = await order.send(tap)
+                subscriber.result = await order.send(tap)
         except SyncError as error:
-            guest.error = error
+            subscriber.error = error
         finally:
             feed.remove(tap)
         if tap.request.cancelled_caught:
             text = f"the target took nothing for {PATIENCE:.0f} s while others waited for it"
-            guest.error = LeftBehind(text)
+            subscriber.error = LeftBehind(text)
         await order.lease.settle()
-        guest.has_ended.set()
+        subscriber.has_ended.set()
 
 
 def copy_of(error: SyncError) -> SyncError:

@@ -38,7 +38,7 @@ from _regsync.state.archive import RepositoryKey
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Step
 from _regsync.sync.discovery import Once, gather
-from _regsync.sync.feed import Feeds, Guest, LeftBehind, Order, Tap, copy_of
+from _regsync.sync.feed import Feeds, LeftBehind, Order, Subscriber, Tap, copy_of
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.relay import SOURCE_GRACE, Relay
 from _regsync.sync.staging import FilePieces, MemoryPieces, NoRoom, Sink, Staging, StagingFailed
@@ -115,7 +115,7 @@ class _Copy:
         relay: Relay,
         upload: BlobUpload,
         keep: Keep,
-        guest: Guest | None,
+        subscriber: Subscriber | None,
     ) -> None:
         self.blob = step.blob
         self.claims = step.claims
@@ -125,9 +125,9 @@ class _Copy:
         self.upload = upload
         self.target = target
         self.keep = keep
-        # With this the blob can come from one reading of its source that other targets share (`feed`).
-        # Used where the blob is not kept. None: this copy reads the source by itself.
-        self.guest = guest
+        # This copy's part in one reading of the source that several targets share (`feed`). It is used
+        # where the blob is not kept. None: this copy reads the source by itself.
+        self.subscriber = subscriber
 
         # The repository to mount from, by the scheduler's choice. None: it has chosen none, and any
         # repository is taken that is known to hold the blob when an attempt begins.
@@ -167,7 +167,7 @@ class _Copy:
             # A body cannot be the probe, because it is sent once; what comes before a body can.
             return not self.upload.session or bool(self.upload.broken_session)
         # Nor can a shared reading: it waits for the other targets, who wait for the source too.
-        return self.guest is None or self.keep is not None
+        return self.subscriber is None or self.keep is not None
 
     def renew_attempts(self) -> None:
         """Count attempts from 0 again, if the session that goes on now was broken by an outage: the
@@ -202,21 +202,29 @@ class BlobTransfer:
     async def copy(
         self, step: Step, source: Repository, target: Repository, keep: Keep
     ) -> BlobResult:
-        """Copy a blob to `target`; SyncError, with side and reference, when all attempts failed."""
+        """Copy a blob from `source` to `target`. `keep` says where its bytes are kept for later uploads.
+
+        Raises SyncError, with side and reference, when all attempts have failed.
+        """
+        blob = step.blob
+        subscriber = None
+        if keep == "disk":
+            # Other targets need the blob too. If it cannot be staged, all share one reading.
+            subscriber = self._feeds.subscribe(source.key, blob.digest, blob.size)
+        if not self._disk_works:
+            keep = None
+
         async with self._transport.pool.lease(target.host.origin) as lease:
-            upload = target.begin_upload(step.blob, lease)
-            relay = Relay(source, step.blob, self._transport)
-            guest = None
-            if keep == "disk":
-                guest = self._feeds.expect(source.key, step.blob.digest, step.blob.size)
-            keep = keep if self._disk_works else None
-            copy = _Copy(step, target, relay, upload, keep, guest)
+            upload = target.begin_upload(blob, lease)
+            relay = Relay(source, blob, self._transport)
+            copy = _Copy(step, target, relay, upload, keep, subscriber)
             try:
                 return await self._retry(copy)
             finally:
-                if guest is not None:
-                    self._feeds.dismiss(guest)
-                if upload.session:  # it gets no body any more
+                self._unsubscribe(copy)
+                if upload.session:
+                    # The copy has failed, and an open session costs the registry memory. Its answer
+                    # is not waited for long; a run that is cancelled does not wait for it at all.
                     with anyio.move_on_after(self._transport.machine.timeouts.head):
                         await upload.cancel_upload()
 
@@ -237,14 +245,15 @@ class BlobTransfer:
                     return BlobResult.UPLOADED
             except StagingFailed as failure:
                 self._note_staging_failure(failure)
-                copy.keep = None
+                copy.keep = None  # from now on the blob comes from its source
                 # The bytes in the session came from a file that may have been changed.
                 upload.broken_session = ""
                 continue
             except LeftBehind as failure:
+                # The targets that share a reading went on without this one.
                 self._transport.machine.log("debug", "retry", f"{copy.target}: {failure}")
-                self._dismiss_guest(copy)
-                copy.guest = None
+                self._unsubscribe(copy)
+                copy.subscriber = None
                 await anyio.sleep(_LEFT_BEHIND_PAUSE)
                 continue
             except WrongBytes as failure:
@@ -265,9 +274,11 @@ class BlobTransfer:
     async def _attempt(self, copy: _Copy) -> BlobResult:
         """Find the blob in its repository, mount it there, or upload it; nothing is repeated.
 
-        An upload goes on from what a broken body left at the target. The bytes come straight from
-        the source, unless they are known or kept for others too. Raises _AnswerLost where only a
-        HEAD can tell whether they have arrived.
+        An upload goes on from what a broken body left at the target. Its bytes come from one of four
+        places: from the descriptor (`known_body`), straight from the source (`_stream`), from one
+        reading that several targets share (`_send_shared`), or from memory or disk, where they are
+        kept for others (`_send_staged`). Raises _AnswerLost where only a HEAD can tell whether they
+        have arrived.
         """
         upload = copy.upload
         short_request = (Demand(copy.target.host.key),)
@@ -278,35 +289,38 @@ class BlobTransfer:
         await self._learn_to_probe(copy)
 
         body = known_body(copy.blob)
-        if body is None and copy.keep is None and copy.guest is None:
+        if body is None and copy.keep is None and copy.subscriber is None:
+            # One permit of each side covers the POST, the GET and the PUT.
             return await self._stream(copy)
 
+        # The others wait for something between POST and PUT, and hold no permit meanwhile (I8).
         async with self._admitted(short_request, copy.rank, upload.lease):
             result = await self._find_or_start(copy)
         if result is not None:
             return result
         if body is not None:
             return await self._send_known(copy, body)
-        if copy.keep is None and copy.guest is not None:
-            return await self._send_shared(copy, copy.guest)
+        if copy.keep is None and copy.subscriber is not None:
+            return await self._send_shared(copy, copy.subscriber)
         return await self._send_staged(copy)
 
     async def _stream(self, copy: _Copy) -> BlobResult:
         """Make an attempt whose bytes go from the source straight to the target.
 
-        Both ends are admitted in one step (I8). The memory for a chunk is reserved before, because
-        nobody may wait for memory with a permit in hand.
+        Both ends are admitted in one step: with one permit held, a wait for the other could be for
+        ever (I8). So the memory for a chunk is reserved before.
         """
         upload = copy.upload
-        chunk = min(copy.blob.size, copy.target.row.put_limit or 0)
+        chunk_size = min(copy.blob.size, copy.target.row.put_limit or 0)
         async with (
-            self._staging.memory.reserving(chunk, copy.rank),
+            self._staging.memory.reserving(chunk_size, copy.rank),
             self._admitted((copy.reading, copy.writing), copy.rank, upload.lease) as permit,
         ):
             result = await self._find_or_start(copy)
             if result is not None:
                 return result
 
+            # The blob is absent, so a GET and a PUT follow: they take their tokens of the rates.
             self._check_reading(copy)
             get = copy.relay.source.demand_of_reading()
             put = copy.target.demand_of_writing()
@@ -330,10 +344,12 @@ class BlobTransfer:
                 self._staging.keeping(copy.blob, read, disk=on_disk),
                 self._admitted_to_write(copy),
             ):
-                self._dismiss_guest(copy)
+                self._unsubscribe(copy)
                 with self._staging.opened(copy.blob, copy.upload.offset) as body:
-                    if body is not None:  # else it has made way for another blob
+                    if body is not None:
                         return await self._send(copy, body)
+            # While this copy waited for its permit, the file had to make way for another blob. It is
+            # read once more.
 
     def _admitted_to_write(self, copy: _Copy) -> AbstractAsyncContextManager[object]:
         put = copy.target.demand_of_writing()
@@ -341,12 +357,13 @@ class BlobTransfer:
         return self._admitted((writing,), copy.rank, copy.upload.lease)
 
     async def _read(self, copy: _Copy, sink: Sink) -> None:
-        """Read the blob from its source into staging."""
-        self._dismiss_guest(copy)
+        """Read the blob from its source into staging: `sink` takes each piece."""
+        self._unsubscribe(copy)
         self._check_reading(copy)
         offset = 0
 
         async def read_on() -> None:
+            """Read what is left, after an outage from where the blob broke off."""
             nonlocal offset
             async with self._admitted((copy.reading,), copy.rank), copy.relay.opened(offset):
                 while not copy.relay.complete:
@@ -356,7 +373,7 @@ class BlobTransfer:
 
         await self._transport.recovery.repeating(read_on)
 
-    async def _send_shared(self, copy: _Copy, guest: Guest) -> BlobResult:
+    async def _send_shared(self, copy: _Copy, subscriber: Subscriber) -> BlobResult:
         """Send a blob that others need too and that is not kept, from one reading for all."""
         self._check_reading(copy)
         get = copy.relay.source.demand_of_reading()
@@ -372,12 +389,12 @@ class BlobTransfer:
             secrets=copy.target.host.secrets,
             send=partial(self._send, copy),
         )
-        return await self._feeds.send(guest, order)
+        return await self._feeds.send(subscriber, order)
 
-    def _dismiss_guest(self, copy: _Copy) -> None:
-        """Let no shared reading wait for a copy that is sent in another way."""
-        if copy.guest is not None:
-            self._feeds.dismiss(copy.guest)
+    def _unsubscribe(self, copy: _Copy) -> None:
+        """Let no shared reading wait for a copy that has ended, or that is sent in another way."""
+        if copy.subscriber is not None:
+            self._feeds.unsubscribe(copy.subscriber)
 
     # The start: there already, mounted, or a session.
 
@@ -391,7 +408,7 @@ class BlobTransfer:
         time-out for every blob in turn. Raises the refusal that holds for every upload.
         """
         first = self._first_starts.get(where)
-        if first is None:
+        if first is None:  # this attempt is the first
             first = self._first_starts[where] = _FirstStart()
         else:
             await first.is_over.wait()
@@ -403,18 +420,20 @@ class BlobTransfer:
             first.is_over.set()
 
     async def _find_or_start(self, copy: _Copy) -> BlobResult | None:
-        """Find the blob there, or mount it, or have an open upload session: then None."""
+        """Find the blob at the target or mount it; None when a session is open for its bytes."""
         result = None
-        where = copy.target.pool
-        first = self._first_starts[where]
+        first = self._first_starts[copy.target.pool]
+        # An open session is left of an earlier attempt, which has done all this.
+        is_looked_for = bool(copy.upload.session) and not copy.has_probe_session
         try:
-            if not copy.upload.session or copy.has_probe_session:
+            if not is_looked_for:
                 if mount_from := self._mount_from(copy):
                     result = await self._mount_or_start(copy, mount_from)
                 else:
                     result = await self._check_and_start(copy)
         except SyncError as error:
             if copy.upload.is_refused and not first.is_accepted:
+                # The repository refuses every upload: no other blob is tried (rule 14).
                 first.refusal = error.without_place()
             raise
         first.is_accepted = True
@@ -430,24 +449,29 @@ class BlobTransfer:
         return self._knowledge.mount_source(copy.target.pool, copy.blob.digest)
 
     async def _mount_or_start(self, copy: _Copy, mount_from: str) -> BlobResult | None:
-        """Mount the blob; None when it has to be sent. A registry that refuses to mount opens a session
-        in the same answer, and the blob is sent in that one (rule 10).
+        """Mount the blob from another repository of the host; None when it has to be sent. A registry
+        that refuses to mount opens a session in the same answer, and the blob is sent in that one
+        (rule 10).
         """
         digest = copy.blob.digest
         host = copy.target.host.key
-        if await copy.upload.start(mount_from):
+        is_mounted = await copy.upload.start(mount_from)
+        if is_mounted:
             self._knowledge.accept_mount(host)
             return BlobResult.MOUNTED
 
         self._knowledge.refuse_mount(copy.target.pool, mount_from)
         holder = RepositoryKey(host, mount_from)
-        was_seen_in_this_run = self._knowledge.is_confirmed(holder, digest)
-        if was_seen_in_this_run:
+        if self._knowledge.is_confirmed(holder, digest):
+            # An answer of this run has shown the blob there, so the host refuses the mount itself.
             return None
+
         # An earlier run believed that the blob is there, perhaps wrongly. What it believed of this
         # target may be wrong as well, so a HEAD asks the target (docs/specification.md section 7).
         self._knowledge.forget(holder, digest)
-        return BlobResult.PRESENT if await copy.target.has_blob(copy.blob) else None
+        if await copy.target.has_blob(copy.blob):
+            return BlobResult.PRESENT
+        return None
 
     async def _check_and_start(self, copy: _Copy) -> BlobResult | None:
         """Find the blob or open a session: by one POST where the registry is known to answer that
