@@ -474,43 +474,51 @@ class BlobTransfer:
         return None
 
     async def _check_and_start(self, copy: _Copy) -> BlobResult | None:
-        """Find the blob or open a session: by one POST where the registry is known to answer that
-        truly, else by HEAD and POST (rule 11).
+        """Find the blob at the target; None when it is absent, and a session is open for it.
+
+        One probing POST can do both (rule 11). It asks to mount the blob from a repository that need
+        not have it: a registry that looks into the target repository first answers 201 where the blob
+        is there, else it opens a session by 202. Where the answers are not known to be true, a HEAD
+        goes before.
         """
         target = copy.target
+        where = target.pool
         upload = copy.upload
         probe_from = target.probe_from
-        needs_head = probe_from is None or self._knowledge.needs_head(target.pool, copy.blob.digest)
+        needs_head = probe_from is None or self._knowledge.needs_head(where, copy.blob.digest)
         if needs_head:
-            self._searched.add(target.pool.area)
+            self._searched.add(where.area)
             if await self._is_present(copy):
                 return BlobResult.PRESENT
         if copy.has_probe_session:
-            copy.has_probe_session = False  # the HEAD has just been sent, so it is this blob's now
+            copy.has_probe_session = False  # the blob is absent, so the session is used for it
             return None
 
-        answers = self._knowledge.probed(target.pool)
+        answers = self._knowledge.probed(where)
         if False in answers:
-            probe_from = None  # its answers to such POSTs say nothing
-        if not await upload.start(probe_from):
+            probe_from = None  # this registry's answers say nothing: the POST only opens a session
+        says_present = await upload.start(probe_from)
+        if not says_present:
             # The blob is absent: a HEAD has shown that, or the registry is known to answer 201 for a
             # blob that it has. So its answer for an absent blob is known now.
             if probe_from is not None and (needs_head or answers.present):
-                self._knowledge.learn_probe(target.pool, absent=True)
+                self._knowledge.learn_probe(where, absent=True)
             return None
 
         if answers.absent and not needs_head:
+            # The registry answers 202 for absent blobs, so its 201 is believed.
             return BlobResult.BELIEVED
         if await target.has_blob(copy.blob):
-            self._knowledge.learn_probe(target.pool, present=True)
+            self._knowledge.learn_probe(where, present=True)
             return BlobResult.PRESENT
-        self._knowledge.learn_probe(target.pool, absent=False)
+        # It answers 201 for absent blobs too. That has opened no session.
+        self._knowledge.learn_probe(where, absent=False)
         await upload.start()
         return None
 
     async def _learn_to_probe(self, copy: _Copy) -> None:
-        """Learn whether a POST can find a blob that the repository holds: then no blob needs a HEAD
-        (rule 11).
+        """Learn whether a probing POST finds a blob that the repository holds (rule 11): then no later
+        blob needs a HEAD.
 
         The POST asks for a blob that is known to be there. It is sent once an area, and only where
         two or more blobs would need a HEAD. Other copies wait for its answer without any permit.
@@ -523,10 +531,13 @@ class BlobTransfer:
         is_known = self._knowledge.probed(where).present is not None
         if is_known or not self._knowledge.needs_head(where, copy.blob.digest):
             return
+        if self._mount_from(copy):
+            return  # this blob is mounted, so it needs no HEAD
 
+        # For one blob alone the HEAD costs no more than the POST.
         is_one_of_several = copy.claims.own_blobs > 1 or where.area in self._searched
         present = self._known_blob(copy)
-        if is_one_of_several and present is not None and not self._mount_from(copy):
+        if is_one_of_several and present is not None:
             await probe.get(partial(self._ask_for_known, copy, present, target.probe_from))
 
     def _known_blob(self, copy: _Copy) -> str | None:
@@ -538,8 +549,9 @@ class BlobTransfer:
         return self._knowledge.present_blob(where)
 
     async def _ask_for_known(self, copy: _Copy, present: str, probe_from: str) -> None:
-        """Ask by POST for `present`, a blob that is known to be there. Any answer but 201 means that
-        HEADs are needed. If the POST opened a session, the copy uses it for its own blob.
+        """Ask by POST for `present`, a blob that is known to be there. Any answer but 201 means that the
+        registry does not look there, so that HEADs are needed. If the POST has opened a session, the
+        copy uses it for its own blob.
         """
         where = copy.target.pool
         try:
@@ -567,7 +579,10 @@ class BlobTransfer:
     # The body.
 
     async def _send(self, copy: _Copy, body: Body) -> BlobResult:
-        """Send the blob, or what the target lacks of it, to the open session."""
+        """Send the blob, or what the target lacks of it, to the open session.
+
+        Raises _AnswerLost where all of it was sent and the answer does not tell that it has arrived.
+        """
         upload = copy.upload
         upload.style = self._style_for(copy)
         try:
@@ -578,7 +593,7 @@ class BlobTransfer:
         except RegistryError as error:
             is_refused_rest = upload.offset and upload.style != "patch"
             if not is_refused_rest or error.retryable or error.status in (401, 403):
-                raise
+                raise  # a login or a busy registry says nothing of the session
             # The session held more, or less, than it said: the blob begins again, and no later upload
             # to this host goes on where it broke.
             copy.target.host.resumes = False
@@ -610,16 +625,16 @@ class BlobTransfer:
         size = copy.blob.size
         if row.put_limit and size > row.put_limit:
             return "chunks"
-        least = self._knowledge.host(copy.target.host.key).smallest_patch
-        if row.fallback and least is not None and size >= least:
+        smallest = self._knowledge.host(copy.target.host.key).smallest_patch
+        if row.fallback and smallest is not None and size >= smallest:
             return row.fallback
         return row.upload
 
     async def _send_in_chunks(self, copy: _Copy, body: Body) -> None:
         """Send the body by a PATCH for each chunk (docs/specification.md section 8.2).
 
-        A chunk that breaks goes again from memory or disk, from where the target says. The permits
-        are kept meanwhile, so that an error which asks for a long pause is raised instead.
+        A chunk that breaks goes again from where the target says it stands: what comes from the source
+        is held in memory for that, a file is read again.
         """
         upload = copy.upload
         size = copy.blob.size
@@ -640,7 +655,9 @@ class BlobTransfer:
     async def _send_chunk(
         self, copy: _Copy, end: int, body_from: Callable[[int], MemoryPieces | FilePieces]
     ) -> None:
-        """Send the blob up to byte `end`; `body_from` gives the body that begins at a byte of it."""
+        """Send the blob up to byte `end`, in several parts if it breaks; `body_from` gives the body from
+        a byte on.
+        """
         upload = copy.upload
         while upload.offset < end:
             try:
@@ -653,13 +670,15 @@ class BlobTransfer:
                 await self._pause_before_chunk(copy, error)
 
     async def _send_part(self, copy: _Copy, part: Body) -> None:
-        """Send a part by PATCH, unless the target has all of it; then attempts count from 0 again."""
+        """Send a part by PATCH, unless the target has all of it."""
         if part.length and not await copy.upload.send(part, last=False):
             raise Disconnected("the registry answered before what was sent had arrived")
-        copy.retries = RetryBudget(ATTEMPTS)
+        copy.retries = RetryBudget(ATTEMPTS)  # each part has all attempts
 
     async def _pause_before_chunk(self, copy: _Copy, error: SyncError) -> None:
-        """Wait before a chunk goes again; raise `error` where it cannot, or not soon enough."""
+        """Wait before a chunk goes again; raise `error` where it cannot, or not soon enough: the permits
+        of both ends are held meanwhile.
+        """
         upload = copy.upload
         if isinstance(error, RegistryError) and error.forgot_session:
             upload.session = ""
@@ -734,8 +753,8 @@ class BlobTransfer:
             copy.relay = Relay(copy.relay.source, copy.blob, self._transport, fresh=True)
 
     def _pause_before_next(self, copy: _Copy, error: SyncError) -> float:
-        """Change the copy by the reason for which an attempt failed; return the seconds to wait before
-        the next attempt. Raises `error` when there is no next attempt.
+        """Draw the consequences of a failed attempt; return the seconds to wait before the next one.
+        Raises `error` when there is no next attempt.
         """
         upload = copy.upload
         target = copy.target
@@ -744,8 +763,8 @@ class BlobTransfer:
 
         copy.has_met_outage = copy.has_met_outage or error.outage is not None
         if error.outage is None:
-            # The mount may be the reason, and an upload works without it. Only a first failure that
-            # looks like the beginning of an outage says nothing about the mount.
+            # The mount may be the reason, and the blob can be uploaded without it. Only a first failure
+            # that looks like the beginning of an outage says nothing about the mount.
             if copy.has_failed_before or not is_outage(error):
                 copy.may_mount = False
             copy.has_failed_before = True
@@ -764,7 +783,8 @@ class BlobTransfer:
         return pause
 
     def _switch_style(self, copy: _Copy, error: SyncError) -> bool:
-        """Switch to the registry's other way to upload, if the error calls for it; say whether.
+        """Switch to the registry's other way to upload, by PUT or by PATCH, if the error calls for it; say
+        whether.
 
         It does when a body was refused, or broke in all attempts but the last
         (docs/protocol-facts.md section 7.9). A copy switches once.
