@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from _regsync import __version__
 
@@ -35,12 +35,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from _regsync.app import cli
 
     status = cli.main(arguments, closed)
-    if is_whole_process and has_other_threads():
-        # A name server that does not answer holds a thread: nobody can end it, and the interpreter
-        # would wait for it.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+    if is_whole_process:
+        end_at_once(status)
     return status
 
 
@@ -85,9 +81,15 @@ def end_with_success(number: int, frame: FrameType | None) -> None:
     os._exit(0)
 
 
-def has_other_threads() -> bool:
-    threading = sys.modules.get("threading")
-    return threading is not None and threading.active_count() > 1
+def end_at_once(status: int) -> NoReturn:
+    """End without the interpreter's own ending: all files and connections are closed by now.
+
+    The interpreter would wait for a thread that a silent name server holds, and nobody can end that
+    thread. It would also take all modules apart: a sixth of the time of a run with nothing to do.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def __getattr__(name: str) -> object:
