@@ -18,16 +18,10 @@ import pytest
 
 from _regsync.errors import ContentError, SyncError
 from _regsync.layout import directory
+from _regsync.layout.assumed import read_receipt
 from _regsync.layout.directory import BlobFile, Layout
 from _regsync.layout.disk import LayoutError
-from _regsync.layout.index import (
-    Index,
-    image_entry,
-    loose_entry,
-    parse_index,
-    read_lines,
-    read_receipt,
-)
+from _regsync.layout.index import Index, image_entry, parse_index, read_lines, unnamed_entry
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
 from conformance.client.attachments import SBOM
 from conformance.content.images import Image, Seed
@@ -138,7 +132,7 @@ def test_equal_content_gives_equal_bytes_in_whatever_order_it_came(seed: Seed) -
         image_entry(each, "app", f"v{number}", f"hub/app:v{number}")
         for number, each in enumerate(manifests)
     ]
-    entries += [loose_entry(artifact, "app"), loose_entry(manifests[0], "other")]
+    entries += [unnamed_entry(artifact, "app"), unnamed_entry(manifests[0], "other")]
     bodies = set[bytes]()
     for order in (entries, entries[::-1], entries[2:] + entries[:2]):
         held = Index()
@@ -175,7 +169,7 @@ def test_an_artifact_does_not_name_itself_by_its_annotations(seed: Seed) -> None
     named = {NAME: "app:v1", "dev.regsync.repository": "app", "org.example": "note"}
     artifact = manifest_of(seed.artifact(subject, "application/x", annotations=named))
     held = Index()
-    held.put(loose_entry(artifact, "app"))
+    held.put(unnamed_entry(artifact, "app"))
     assert held.tags("app") == {}
     (listed,) = held.referrers(subject.top)
     assert listed.referrer.artifact_type == "application/x"

@@ -2,8 +2,8 @@
 
 Owns: the reading of receipts, and of the layouts that were carried there before.
 May not know: what is copied, what is left out in the end.
-Invariants: what cannot be read is an error: a layout that is made without what the far side lacks
-    is found out too late.
+Invariants: what cannot be read is an error. A layout that leaves out a blob which the far side lacks
+    is found out there, where nobody can mend it.
 Follows: docs/design.md section 13 ("Thin").
 """
 
@@ -15,24 +15,25 @@ from collections.abc import Callable, Iterable
 from _regsync.errors import ConfigError, SyncError
 from _regsync.files import open_safely
 from _regsync.layout.directory import Layout
-from _regsync.layout.index import LARGEST_INDEX, Entry, read_receipt
+from _regsync.layout.index import LARGEST_INDEX, Entry, read_lines
 from _regsync.oci.manifest import Manifest, parse_manifest
+from _regsync.oci.reference import LAYOUT_SCHEME
 from _regsync.text import printable
 
 _MANIFEST_LIMIT = 4 * 1024 * 1024
 
 
 def read_assumed(paths: Iterable[str], log: Callable[..., None]) -> dict[str, str]:
-    """Return a repository for each digest that receipts and layouts name; ConfigError where one of
-    them cannot be read.
+    """Read receipts, and directories with layouts. Return the digests that they name, each with a
+    repository that holds it; ConfigError where one of the paths cannot be read.
     """
     repositories = dict[str, str]()
     for path in paths:
         try:
             if os.path.isdir(path):
-                held = _held_by(Layout(path, log))
+                held = _blobs_of(Layout(path, log))
             else:
-                held = _read_receipt(path)
+                held = _read_receipt_file(path)
         except OSError as error:
             why = printable(error.strerror or str(error))
             raise ConfigError(f"assume: {printable(path)} cannot be read: {why}") from error
@@ -43,7 +44,7 @@ def read_assumed(paths: Iterable[str], log: Callable[..., None]) -> dict[str, st
     return repositories
 
 
-def _read_receipt(path: str) -> dict[str, str]:
+def _read_receipt_file(path: str) -> dict[str, str]:
     with open(path, "rb", opener=open_safely) as stream:
         text = stream.read(LARGEST_INDEX + 1)
     if len(text) > LARGEST_INDEX:
@@ -51,26 +52,45 @@ def _read_receipt(path: str) -> dict[str, str]:
     return read_receipt(text.decode("utf-8", "replace"))
 
 
-def _held_by(layout: Layout) -> dict[str, str]:
-    """Return the blobs of a layout, with those that were left out of it."""
+def read_receipt(text: str) -> dict[str, str]:
+    """Read lines `DIGEST HOST/REPO`, as an audit writes them, or `DIGEST REPO`; return the repository
+    of each digest. ContentError names a line that is neither.
+
+    The host is dropped, because it may have another name where the layout is read.
+    """
+    return read_lines(text, _without_host)
+
+
+def _without_host(place: str) -> str:
+    if place.startswith(f"{LAYOUT_SCHEME}:"):
+        return place.rpartition("//")[2]
+    first, slash, rest = place.partition("/")
+    is_host = slash and ("." in first or ":" in first or first == "localhost")
+    return rest if is_host else place
+
+
+def _blobs_of(layout: Layout) -> dict[str, str]:
+    """Return the blobs of a layout's images, and those that were left out of it."""
     index = layout.index()
     repositories = dict(index.left_out)
-    # By digest of a manifest; artifacts have the repository of what they refer to.
-    homes = {entry.descriptor.digest: entry.repository for entry in index if entry.repository}
+    repository_of = {
+        entry.descriptor.digest: entry.repository for entry in index if entry.repository
+    }
+    # An artifact's entry has no repository but that of its subject, which stands before it here.
     for entry in sorted(index, key=lambda entry: bool(entry.subject)):
-        home = entry.repository or homes.get(entry.subject)
-        if home is None:
+        repository = entry.repository or repository_of.get(entry.subject)
+        if repository is None:
             continue
-        homes.setdefault(entry.descriptor.digest, home)
+        repository_of.setdefault(entry.descriptor.digest, repository)
         for manifest in _manifests_below(layout, entry):
             for blob in manifest.blobs:
                 if layout.size_of(blob.digest) == blob.size:
-                    repositories.setdefault(blob.digest, home)
+                    repositories.setdefault(blob.digest, repository)
     return repositories
 
 
 def _manifests_below(layout: Layout, entry: Entry) -> list[Manifest]:
-    """Return the manifests of an image that are there, at any depth."""
+    """Return the manifests of an entry that are in the layout: its own, and at any depth below."""
     manifests = list[Manifest]()
     pending = [entry.descriptor]
     seen = {entry.descriptor.digest}

@@ -21,7 +21,6 @@ from _regsync.crypto import DIGEST_HEX_LENGTHS
 from _regsync.errors import ConfigError, ContentError
 from _regsync.oci.manifest import Descriptor, Manifest, load_json, read_descriptor
 from _regsync.oci.reference import (
-    LAYOUT_SCHEME,
     check_digest,
     is_repository,
     is_tag,
@@ -37,16 +36,15 @@ _MOST_VALUES = 1_000_000
 
 _INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 
-# Annotations of entries: `REPO:TAG`; the name that the image has at its source, with host; of an
-# artifact, the digest that it refers to; of an image without a tag, its repository.
-_NAME = "org.opencontainers.image.ref.name"
-_FULL_NAME = "io.containerd.image.name"
-_SUBJECT = "dev.regsync.subject"
-_REPOSITORY = "dev.regsync.repository"
+# Annotations of an entry.
+_NAME = "org.opencontainers.image.ref.name"  # `REPO:TAG`; other tools write something else
+_FULL_NAME = "io.containerd.image.name"  # what the image is called at its source, with the host
+_SUBJECT = "dev.regsync.subject"  # of an artifact: the digest that it refers to
+_REPOSITORY = "dev.regsync.repository"  # of an image without a tag
 _OWN_KEYS = (_NAME, _FULL_NAME, _SUBJECT, _REPOSITORY)
 
-# What fallback tags begin with, as `oci.reference.referrers_tag` makes them.
-_LIST_TAGS = tuple(f"{algorithm}-" for algorithm in DIGEST_HEX_LENGTHS)
+# What the fallback tag of a list of referrers begins with: `sha256-` and so on.
+_LIST_TAG_PREFIXES = tuple(f"{algorithm}-" for algorithm in DIGEST_HEX_LENGTHS)
 
 # An annotation of the index: a line `DIGEST REPO` for each blob that was left out.
 _LEFT_OUT = "dev.regsync.left-out"
@@ -87,13 +85,13 @@ class Entry:
 
     @property
     def is_named(self) -> bool:
-        """Say whether it is an image by some name, of this program or another."""
+        """Whether it is an image with some name, of this program or another: artifacts have none."""
         annotations = self.descriptor.annotations
         return any(key in annotations for key in (_NAME, _FULL_NAME, _REPOSITORY))
 
     @property
     def referrer(self) -> Descriptor:
-        """Return what a list of referrers says of an artifact."""
+        """The artifact's entry in a list of referrers, without annotations that only a layout has."""
         return self.descriptor._replace(annotations=_without_own(self.descriptor.annotations))
 
 
@@ -105,14 +103,13 @@ def image_entry(manifest: Manifest, repository: str, tag: str, full_name: str) -
     return _entry(manifest, annotations)
 
 
-def loose_entry(manifest: Manifest, repository: str) -> Entry:
-    """Return the entry of an artifact, or of an image that has no tag."""
-    if manifest.subject is not None:
-        own = {_SUBJECT: manifest.subject.digest}
-        return _entry(
-            manifest, {**_without_own(manifest.annotations), **own}, manifest.artifact_type
-        )
-    return _entry(manifest, {_REPOSITORY: repository})
+def unnamed_entry(manifest: Manifest, repository: str) -> Entry:
+    """Return the entry of an artifact, or of an image that was copied by its digest alone."""
+    if manifest.subject is None:
+        return _entry(manifest, {_REPOSITORY: repository})
+    annotations = _without_own(manifest.annotations)
+    annotations[_SUBJECT] = manifest.subject.digest
+    return _entry(manifest, annotations, manifest.artifact_type)
 
 
 def _entry(
@@ -130,7 +127,9 @@ def _entry(
 
 
 def _without_own(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Return annotations without those that would name an entry, which an artifact may have too."""
+    """Return annotations without those that a layout reads. An artifact's manifest may have some of
+    its own, which would name its entry.
+    """
     return {key: value for key, value in annotations.items() if key not in _OWN_KEYS}
 
 
@@ -141,24 +140,27 @@ def _read_entry(document: Any, where: str) -> Entry:
 class Index:
     """The entries of one layout, found by the names that images have in it.
 
-    An entry has its names by the first of these that it follows: `REPO:TAG`, a full name, a tag
-    alone. A layout of tags alone is one repository, of whatever name is asked for.
+    Tools write names in three forms: `REPO:TAG` (this program), a full name with the host, a tag
+    alone. Where one image is called the same in two forms, the earlier form counts. Tags alone count
+    only in a layout without longer names: it is one repository, of whatever name is asked for.
     """
 
     def __init__(self, annotations: Mapping[str, str] | None = None) -> None:
-        # By repository and tag.
+        # Images by repository and tag, in the first two forms of names; by tag, in the third.
         self._named = defaultdict[str, dict[str, Entry]](dict)
-        self._called = defaultdict[str, dict[str, Entry]](dict)
-        # By tag.
+        self._full_named = defaultdict[str, dict[str, Entry]](dict)
         self._bare = dict[str, Entry]()
-        # By digest.
+
         self._by_digest = defaultdict[str, list[Entry]](list)
+        # Artifacts by the digest that they refer to.
         self._by_subject = defaultdict[str, list[Entry]](list)
-        # By fallback tag, in whatever repository.
+        # Whether the artifacts of other tools are among these, whose entries do not name the subject.
+        self.knows_all_subjects = False
+        # Lists of referrers by their fallback tag, of all repositories.
         self._lists = defaultdict[str, list[Entry]](list)
 
         annotations = dict(annotations or {})
-        # By digest, a repository at the far side that holds the blob.
+        # Blobs that the layout lacks because the far side has them: a repository there, by digest.
         self.left_out = read_lines(annotations.pop(_LEFT_OUT, ""))
         self._annotations = annotations
 
@@ -172,47 +174,45 @@ class Index:
 
     def find(self, repository: str, tag: str) -> Entry | None:
         """Return what a tag names in a repository; None where it names nothing."""
-        for names in (self._named, self._called):
+        for names in (self._named, self._full_named):
             if tag in names.get(repository, {}):
                 return names[repository][tag]
-        return self._bare_tags().get(tag)
+        return self._bare_if_alone().get(tag)
 
     def tags(self, repository: str) -> dict[str, str]:
         """Return the tags of a repository, each with its digest."""
         entries = {
-            **self._bare_tags(),
-            **self._called.get(repository, {}),
+            **self._bare_if_alone(),
+            **self._full_named.get(repository, {}),
             **self._named.get(repository, {}),
         }
         return {tag: entry.descriptor.digest for tag, entry in entries.items()}
 
     def repositories(self) -> list[str]:
         """Return the repositories that have a name."""
-        return sorted({*self._named, *self._called})
+        return sorted({*self._named, *self._full_named})
 
     def entries_of(self, digest: str) -> list[Entry]:
         return self._by_digest.get(digest, [])
 
     def referrers(self, digest: str) -> list[Entry]:
-        """Return the entries of artifacts that say that they refer to a digest."""
+        """Return the entries of artifacts that refer to a digest, as far as that is known."""
         return self._by_subject.get(digest, [])
 
-    def loose_entries(self) -> list[Entry]:
-        """Return the entries that have no name and do not say what they refer to: artifacts of other
-        tools are among them.
-        """
+    def unnamed_entries(self) -> list[Entry]:
+        """Return the entries with neither a name nor a subject: other tools write artifacts so."""
         return [entry for entry in self if not (entry.is_named or entry.subject)]
 
     def add_subject(self, entry: Entry, digest: str) -> None:
-        """Note what an entry refers to, which only its manifest says."""
+        """Note what an artifact refers to, which only its manifest says."""
         self._by_subject[digest].append(entry)
 
     def fallback_lists(self, digest: str) -> list[Entry]:
-        """Return what the fallback tag of a digest names, in any repository."""
+        """Return what the fallback tag of a digest names in each repository."""
         return self._lists.get(referrers_tag(digest), [])
 
-    def _bare_tags(self) -> Mapping[str, Entry]:
-        return {} if self._named or self._called else self._bare
+    def _bare_if_alone(self) -> Mapping[str, Entry]:
+        return {} if self._named or self._full_named else self._bare
 
     # Changes.
 
@@ -223,10 +223,12 @@ class Index:
             old = self._named.get(named.repository, {}).get(named.tag)
             if old is not None:
                 self._drop(old)
-        if all(entry.text != other.text for other in self.entries_of(entry.descriptor.digest)):
-            self._add(entry)
+        is_there = any(entry.text == same.text for same in self.entries_of(entry.descriptor.digest))
+        if not is_there:
+            self.add(entry)
 
-    def _add(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
+        """Add an entry as it was read. Of two with one name the later one is found by it."""
         self._by_digest[entry.descriptor.digest].append(entry)
         if entry.subject:
             self._by_subject[entry.subject].append(entry)
@@ -235,11 +237,11 @@ class Index:
         if names.own is not None:
             self._named[names.own.repository][names.own.tag] = entry
         for name in names.full:
-            self._called[name.repository][name.tag] = entry
+            self._full_named[name.repository][name.tag] = entry
         if names.bare:
             self._bare[names.bare] = entry
         for tag in names.tags():
-            if tag.startswith(_LIST_TAGS):
+            if tag.startswith(_LIST_TAG_PREFIXES):
                 self._lists[tag].append(entry)
 
     def _drop(self, entry: Entry) -> None:
@@ -249,7 +251,7 @@ class Index:
             if entry in self._lists.get(tag, ()):
                 self._lists[tag].remove(entry)
         own = [] if names.own is None else [names.own]
-        for table, table_names in ((self._named, own), (self._called, names.full)):
+        for table, table_names in ((self._named, own), (self._full_named, names.full)):
             for name in table_names:
                 if table.get(name.repository, {}).get(name.tag) is entry:
                     del table[name.repository][name.tag]
@@ -288,7 +290,7 @@ def parse_index(body: bytes) -> Index:
 
     index = Index({key: text for key, text in annotations.items() if isinstance(text, str)})
     for number, entry in enumerate(entries):
-        index._add(_read_entry(entry, f"index.json: manifests[{number}]"))
+        index.add(_read_entry(entry, f"index.json: manifests[{number}]"))
     return index
 
 
@@ -309,32 +311,38 @@ def _split_name(name: str) -> _Name | None:
 
 
 class _Names(NamedTuple):
-    """What an entry is called."""
+    """What an entry is called, in each form of names."""
 
     # `REPO:TAG`, as this program writes it.
     own: _Name | None
-    # By other tools, with the host and without.
+    # A full name, as an image of a repository with the host in its name and of one without.
     full: list[_Name]
-    # A tag alone, or nothing.
+    # A tag alone; empty where it is not.
     bare: str
 
     def tags(self) -> set[str]:
-        names = [*self.full, self.own] if self.own is not None else self.full
-        return {*(name.tag for name in names), self.bare} - {""}
+        tags = {name.tag for name in self.full}
+        if self.own is not None:
+            tags.add(self.own.tag)
+        if self.bare:
+            tags.add(self.bare)
+        return tags
 
 
 def _names_of(entry: Entry) -> _Names:
-    """Return the names of an entry. Other tools put a full name where this one puts `REPO:TAG`."""
+    """Return the names of an entry. Some tools write a full name where this one writes `REPO:TAG`."""
     own = _split_name(entry.name)
     if own is not None and not _begins_with_host(own.repository):
-        return _Names(own, [], "")
+        return _Names(own, full=[], bare="")
+
+    # `ghcr.io/app:v1` may be either form, so it is found by both.
     full = _full_names(entry.name if ":" in entry.name else entry.full_name)
-    is_bare = not entry.full_name and is_tag(entry.name)
-    return _Names(own, full, entry.name if is_bare else "")
+    is_tag_alone = is_tag(entry.name) and not entry.full_name
+    return _Names(own, full, entry.name if is_tag_alone else "")
 
 
 def _full_names(text: str) -> list[_Name]:
-    """Read a full name: with its host, and without."""
+    """Read a full name: once with its host in the repository, and once without."""
     if not text:
         return []
     try:
@@ -355,27 +363,17 @@ def _begins_with_host(repository: str) -> bool:
     return bool(slash) and ("." in first or first == "localhost")
 
 
-# Lines of receipts, and of what was left out.
+# Lines about blobs.
 
 
-def read_receipt(text: str) -> dict[str, str]:
-    """Read lines `DIGEST HOST/REPO`, as an audit writes them, or `DIGEST REPO`; return the repository
-    of each digest. The host may have another name where the layout is read. ContentError names the
-    line that is none.
+def read_lines(
+    text: str, repository_of: Callable[[str], str] = lambda place: place
+) -> dict[str, str]:
+    """Read lines `DIGEST REPO`, as `dump_lines` writes them; return the repository of each digest.
+
+    `repository_of` makes the repository of what stands behind the digest. Empty lines and lines that
+    begin with `#` are skipped; ContentError names any other line that is wrong.
     """
-    return _read_lines(text, _without_host)
-
-
-def read_lines(text: str) -> dict[str, str]:
-    """Read lines `DIGEST REPO`, as `dump_lines` writes them; ContentError names the line that is none."""
-    return _read_lines(text, str)
-
-
-def dump_lines(repositories: Mapping[str, str]) -> list[str]:
-    return [f"{digest} {repository}" for digest, repository in sorted(repositories.items())]
-
-
-def _read_lines(text: str, repository_of: Callable[[str], str]) -> dict[str, str]:
     repositories = dict[str, str]()
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
@@ -392,9 +390,5 @@ def _read_lines(text: str, repository_of: Callable[[str], str]) -> dict[str, str
     return repositories
 
 
-def _without_host(place: str) -> str:
-    if place.startswith(f"{LAYOUT_SCHEME}:"):
-        return place.rpartition("//")[2]
-    first, slash, rest = place.partition("/")
-    is_host = slash and ("." in first or ":" in first or first == "localhost")
-    return rest if is_host else place
+def dump_lines(repositories: Mapping[str, str]) -> list[str]:
+    return [f"{digest} {repository}" for digest, repository in sorted(repositories.items())]

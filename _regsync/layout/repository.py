@@ -26,7 +26,7 @@ from _regsync.files import SLOW_PIECE
 from _regsync.layout.assumed import read_assumed
 from _regsync.layout.directory import BlobFile, Layout
 from _regsync.layout.disk import LayoutError
-from _regsync.layout.index import Entry, image_entry, loose_entry
+from _regsync.layout.index import Entry, Index, image_entry, unnamed_entry
 from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
@@ -87,8 +87,6 @@ class LayoutHost:
         self.resumes = True
         # Whether a target's images count as there only with all that they name.
         self.is_rechecked = False
-        # Whether it is known of all entries what they refer to.
-        self.has_read_subjects = False
         # By digest, a repository at the far side that holds the blob.
         self.assumed = dict[str, str]()
         # By digest, the bytes of blobs that were not written because the far side has them.
@@ -166,25 +164,29 @@ class LayoutRepository:
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return every tag whose manifest is there, with its digest; None without the repository."""
         with self.adding_place("list tags of", str(self)):
-            index = self._layout.index(may_be_new=self.side is Side.TARGET)
+            index = self._index()
             tags = index.tags(self.name)
             there = {tag: digest for tag, digest in tags.items() if self._is_there(tag)}
             return dict(there) or None
 
+    def _index(self) -> Index:
+        # A target need not be a layout yet: the first write makes it one.
+        return self._layout.index(may_be_new=self.side is Side.TARGET)
+
     def _find(self, reference: str) -> Entry | None:
         """Return the entry of a tag or digest, None where `index.json` has none."""
-        index = self._layout.index(may_be_new=self.side is Side.TARGET)
+        index = self._index()
         if ":" not in reference:
             return index.find(self.name, reference)
         entries = index.entries_of(reference)
         return entries[0] if entries else None
 
     def _is_there(self, reference: str) -> bool:
-        """Say whether `index.json` names an image, and its manifest is there; at a target that is
-        rechecked, whether all that it names is there too.
+        """Say whether `index.json` names an image, and its manifest is in the layout. At a target that is
+        rechecked, all that the manifest names has to be there too: the disk may have lost files.
         """
         entry = self._find(reference)
-        if entry is None or not self._has_part(entry.descriptor):
+        if entry is None or not self._holds(entry.descriptor):
             return False
         if self.side is Side.SOURCE or not self.host.is_rechecked:
             return True
@@ -197,11 +199,11 @@ class LayoutRepository:
         manifests = [image]
         seen = {image.digest}
         for descriptor in manifests:  # the list grows by the children of each index
-            if not self._has_part(descriptor):
+            if not self._holds(descriptor):
                 return False
             manifest = self._read_manifest(descriptor.digest, descriptor)
             for blob in manifest.blobs:
-                if not self._is_assumed(blob) and not self._has_part(blob):
+                if not self._is_assumed(blob) and not self._holds(blob):
                     return False
             manifests += [child for child in manifest.children if child.digest not in seen]
             seen.update(child.digest for child in manifest.children)
@@ -212,7 +214,8 @@ class LayoutRepository:
     async def head_manifest(self, reference: str) -> str | None:
         """Return a manifest's digest, None where there is no such manifest.
 
-        At a target one that `index.json` does not name is not there: what names it was not written.
+        At a source a manifest may be asked for by its digest that only an index names. At a target
+        such a one counts as absent: a killed run may have written it without its index.
         """
         with self.adding_place("look up", self.reference(reference)):
             if self._is_there(reference):
@@ -229,11 +232,11 @@ class LayoutRepository:
         """
         with self.adding_place("fetch manifest", self.reference(reference)):
             entry = self._find(reference)
-            if entry is None and ":" not in reference:
-                raise RegistryError("no such tag or manifest", status=404)
-            digest = entry.descriptor.digest if entry is not None else reference
-            named = entry.descriptor if entry is not None else None
-            return self._read_manifest(digest, expected or named)
+            if entry is not None:
+                return self._read_manifest(entry.descriptor.digest, expected or entry.descriptor)
+            if ":" in reference:  # a manifest that only an index names
+                return self._read_manifest(reference, expected)
+            raise RegistryError("no such tag or manifest", status=404)
 
     def _read_manifest(self, digest: str, expected: Descriptor | None) -> Manifest:
         body = self._layout.read(digest, _MANIFEST_LIMIT)
@@ -242,7 +245,7 @@ class LayoutRepository:
         return parse_manifest(body, content_type=None, digest=digest, expected=expected)
 
     async def put_child(self, manifest: Manifest) -> None:
-        """Put a manifest that an index names; `index.json` does not."""
+        """Put a manifest of which `index.json` gets no entry, because an index will name it."""
         await self._put(manifest.digest, manifest, None)
 
     async def put_manifest(
@@ -250,46 +253,50 @@ class LayoutRepository:
     ) -> None:
         """Put a manifest under a tag or digest; `full_name` is what it is called at its source."""
         if ":" in reference:
-            entry = loose_entry(manifest, self.name)
+            entry = unnamed_entry(manifest, self.name)
         else:
             entry = image_entry(manifest, self.name, reference, full_name)
         await self._put(reference, manifest, entry)
 
     async def _put(self, reference: str, manifest: Manifest, entry: Entry | None) -> None:
+        """Put a manifest. RegistryError where neither the layout nor the far side holds a part (I1)."""
         with self.adding_place("write manifest", self.reference(reference)):
-            absent = [part for part in manifest.dependencies if not self._has_part(part)]
+            absent = [part for part in manifest.dependencies if not self._holds(part)]
             left_out = [
                 blob for blob in manifest.blobs if blob in absent and self._is_assumed(blob)
             ]
             lacking = [part for part in absent if part not in left_out]
             if lacking:
-                # As registries say it: what was believed to be there is looked for then.
+                # The answer that a registry gives makes the copy look for these parts again.
                 text = f"{lacking[0].digest}, which it names, is not there"
                 error = RegistryError(text, status=404, codes=("MANIFEST_BLOB_UNKNOWN",))
                 error.digests = frozenset(part.digest for part in lacking)
                 raise error
+
             self._layout.add_manifest(manifest.digest, manifest.body, entry)
             for blob in left_out:
                 self._layout.add_left_out(blob.digest, self.host.assumed[blob.digest])
 
-    def _has_part(self, part: Descriptor) -> bool:
+    def _holds(self, part: Descriptor) -> bool:
+        """Say whether the layout has a blob or manifest, with its size. Its bytes are not read."""
         return self._layout.size_of(part.digest) == part.size
 
     async def missing_parts_of(
         self, root: Manifest, children: tuple[Manifest, ...]
     ) -> frozenset[str]:
-        """Return the digests of those blobs and children of an image that are missing."""
+        """Return the digests of the blobs and children that an image names and the layout lacks."""
         parts = [part for manifest in (root, *children) for part in manifest.dependencies]
-        return frozenset(part.digest for part in parts if not self._has_part(part))
+        return frozenset(part.digest for part in parts if not self._holds(part))
 
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
-        """Return what refers to a digest, in whatever repository of the layout."""
+        """Return what refers to a digest, in all repositories of the layout: their blobs are one pool."""
         with self.adding_place("list referrers of", self.reference(digest)):
-            self._read_loose_subjects()
-            index = self._layout.index(may_be_new=self.side is Side.TARGET)
+            index = self._index()
+            self._learn_subjects(index)
             referrers = {
                 entry.descriptor.digest: entry.referrer for entry in index.referrers(digest)
             }
+            # Other tools may have written fallback tags. Two of them may name the same list.
             lists = {entry.descriptor.digest: entry for entry in index.fallback_lists(digest)}
             for list_digest, entry in lists.items():
                 listed = self._read_manifest(list_digest, entry.descriptor)
@@ -297,17 +304,16 @@ class LayoutRepository:
                     referrers.setdefault(child.digest, child)
             return tuple(referrers.values())
 
-    def _read_loose_subjects(self) -> None:
-        """Read what the artifacts of other tools refer to, once a run: their entries do not say it.
+    def _learn_subjects(self, index: Index) -> None:
+        """Read what the artifacts of other tools refer to: only their manifests say it.
 
         An entry that cannot be read may refer to any image. It is warned of, because the images whose
         artifact it is not would fail otherwise.
         """
-        if self.host.has_read_subjects:
+        if index.knows_all_subjects:
             return
-        index = self._layout.index(may_be_new=self.side is Side.TARGET)
-        # By digest: a hostile index names one manifest many times.
-        entries = {entry.descriptor.digest: entry for entry in index.loose_entries()}
+        # By digest, because a hostile index may name one manifest many times.
+        entries = {entry.descriptor.digest: entry for entry in index.unnamed_entries()}
         unreadable = dict[str, str]()
         for digest, entry in entries.items():
             try:
@@ -318,14 +324,14 @@ class LayoutRepository:
             if manifest.subject is not None:
                 index.add_subject(entry, manifest.subject.digest)
         self._layout.warn_of_unreadable(unreadable)
-        self.host.has_read_subjects = True
+        index.knows_all_subjects = True
 
     def has_unsafe(self) -> bool:
-        """Say whether something was put that `index.json` does not name yet."""
+        """Say whether something was put that is not on the disk yet."""
         return self._layout.has_unsafe()
 
     async def wait_until_safe(self) -> None:
-        """Return when what was put is on the disk; raise why it will not be."""
+        """Wait until what was put is on the disk; LayoutError where that failed."""
         with self.adding_place("write", str(self)):
             await self._layout.wait_until_safe()
 
@@ -334,7 +340,7 @@ class LayoutRepository:
     async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
         """Say whether a blob is here and has its size."""
         with self.adding_place("look up blob", self.reference(blob.digest)):
-            if self._has_part(blob):
+            if self._holds(blob):
                 return True
             if self._is_assumed(blob):
                 self.host.saved[blob.digest] = blob.size
@@ -350,9 +356,9 @@ class LayoutRepository:
             return size
 
     def _is_assumed(self, blob: Descriptor) -> bool:
-        """Say whether the far side is known to hold a blob, so that it is left out of the layout.
+        """Say whether a blob is left out of the layout, because the far side is known to hold it.
 
-        Configs are written always. They have JSON types, as nearly nothing else has.
+        Configs are always written. A config is told by its JSON type, which few other blobs have.
         """
         if self.side is Side.SOURCE or blob.media_type.endswith("json"):
             return False
@@ -363,14 +369,14 @@ class LayoutRepository:
         try:
             with self.adding_place("read blob", self.reference(blob.digest)):
                 size = self._layout.size_of(blob.digest)
-                if size == blob.size:
-                    return None
-                if size is not None:
+                if size is None:
+                    raise self._absence_of(blob)
+                if size != blob.size:
                     text = f"the blob has {size} bytes, its descriptor says {blob.size}"
                     raise WrongBytes(text)
-                raise self._absence_of(blob)
         except SyncError as error:
             return error
+        return None
 
     def _absence_of(self, blob: Descriptor) -> LayoutError:
         if self.far_repository(blob.digest) is None:
@@ -425,27 +431,28 @@ class _FileBody:
 
     async def read_into(self, buffer: memoryview) -> int:
         """Fill `buffer` and return how many bytes it got, 0 at the end of the blob."""
+        # A read that needs no thread waits for nothing: without this no other task would run.
+        await anyio.lowlevel.checkpoint()
         began = anyio.current_time()
         with self._layout.disk_errors():
             if self._is_disk_slow:
                 count = await anyio.to_thread.run_sync(self._stream.readinto, buffer)
             else:
-                await anyio.lowlevel.checkpoint()
-                began = anyio.current_time()
                 count = self._stream.readinto(buffer)
         self._is_disk_slow = anyio.current_time() - began > SLOW_PIECE
         return count
 
     def read_now(self, buffer: memoryview) -> int:
-        """Fill `buffer` in a worker thread, as `read_into` does."""
+        """Fill `buffer` at once, however long that takes: for worker threads."""
         with self._layout.disk_errors():
             return self._stream.readinto(buffer)
 
 
 class _BlobWriting:
-    """One blob on its way into a layout (`registry.repository.BlobUpload`).
+    """One blob on its way into a layout, in the form of an upload (`registry.repository.BlobUpload`).
 
-    Its session is the file beside the blob's place. A body that breaks leaves what came of it there.
+    The upload's session is the file beside the blob's place. When a body breaks, the file keeps what
+    came of it, and `resume` goes on behind that.
     """
 
     def __init__(
@@ -469,8 +476,10 @@ class _BlobWriting:
         return self._repository.adding_place("write blob", reference)
 
     async def start(self, mount_from: str | None = None) -> bool:
-        """Begin the file; return whether the blob is there now."""
-        if self._repository._has_part(self._blob):
+        """Begin the file. Return whether the blob is there without a body: the layout holds it, or a
+        killed run had written all of it.
+        """
+        if self._repository._holds(self._blob):
             return True
         with self._place():
             if self._file is not None:
@@ -488,6 +497,7 @@ class _BlobWriting:
         return False
 
     async def ask_for(self, digest: str, mount_from: str) -> bool:
+        """Never called: only a registry is asked for a blob by the start of an upload (rule 11)."""
         raise ContentError("a layout is asked for a blob by its name alone")
 
     async def send(self, pieces: Pieces, *, last: bool = True) -> bool:
@@ -505,11 +515,12 @@ class _BlobWriting:
                 self._repository.host.count_sent(len(piece))
                 self._repository.host.count_sent(await pieces.pour(self._append))
         except BaseException as error:
+            # Where another layout is the source, an error of its disk has the source's side.
             is_disk_broken = isinstance(error, LayoutError) and error.side is Side.TARGET
             if is_disk_broken:
                 self._file.remove()
                 self._file = None
-            else:
+            else:  # the source broke, or the run ends: the bytes so far are good
                 self._file.pause()
                 self.broken_session = self._blob.digest
             raise
@@ -524,7 +535,7 @@ class _BlobWriting:
             self._file.append(piece)
 
     async def resume(self) -> None:
-        """Go on behind what came of a body that broke."""
+        """Open the file again, to send what follows the bytes that it has."""
         assert self._file is not None
         with self._place():
             self._file.resume()
@@ -533,7 +544,7 @@ class _BlobWriting:
         self.offset = self._file.offset
 
     async def cancel_upload(self) -> None:
-        """Give the file up."""
+        """Give the upload up: nothing of it stays."""
         if self._file is not None:
             self._file.remove()
         self._file = None
