@@ -9,7 +9,8 @@ Follows: docs/design.md section 12.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from types import MappingProxyType
@@ -65,11 +66,11 @@ class _AuditedImage(NamedTuple):
 class _Expected(NamedTuple):
     """What a tag is to name at its target."""
 
-    # Empty where `min_age` holds back an index that was not trimmed yet.
+    # Empty where `min_age` holds back an index that no run has trimmed yet.
     digest: str
     # The source's own digest, which differs where an index is trimmed to its platforms.
     source_digest: str
-    # Whether `min_age` holds the digest back: then what the target has, or has not, is right.
+    # Whether `min_age` holds the digest back. Then whatever the target has is right, nothing included.
     is_held: bool
 
     @property
@@ -77,56 +78,45 @@ class _Expected(NamedTuple):
         return self.digest != self.source_digest
 
 
-class _Look:
-    """What was found where something was looked at: flaws, and why not all of it could be asked."""
+class _Check:
+    """What was found of one image at one target, or of a part of it.
+
+    A part that several images share, as a child of two indexes, is checked once, for the first one.
+    """
 
     def __init__(self, image: _AuditedImage) -> None:
-        # What is looked at, or a part of it. A part of several images is looked at once, for the first.
         self.image = image
         self.flaws = list[Flaw]()
+        # Why not all of it could be checked; the first reason.
         self.error: SyncError | None = None
-        # The entries of indexes whose manifests are there.
+        # What indexes name and the target holds.
         self.entries = list[Descriptor]()
-        # Digests that the source is known to hold: what it lists for them has to be there.
+        # Digests that the source holds too. The target has to hold the artifacts that the source lists
+        # for these; of any other digest, what the target itself lists is checked.
         self.at_source = set[str]()
 
-    def judging(self, what: str, digest: str, absent: Flaw | None = None) -> _Judgement:
-        """Return a block in which something is asked for, and which ends where the answer is an error.
+    @contextmanager
+    def catching_errors(self, what: str, digest: str, absent: Flaw | None = None) -> Iterator[None]:
+        """Note how the block ends that asks for something, and go on behind it.
 
-        `absent` is the flaw where the answer is 404; `what` and `digest` name what is corrupt where
-        the bytes are wrong.
+        A 404 adds the flaw `absent`. Wrong bytes add that `what`, which has this digest, is corrupt.
+        Any other SyncError is no finding, but the reason why not all could be checked.
         """
-        return _Judgement(self, partial(corrupt, what, digest), absent)
+        try:
+            yield
+        except SyncError as error:
+            is_absent = isinstance(error, RegistryError) and error.status == 404
+            if is_absent and absent is not None:
+                self.flaws.append(absent)
+            elif isinstance(error, ContentError):
+                self.flaws.append(corrupt(what, digest, error.message))
+            else:
+                self.error = self.error or error
 
-    def add(self, other: _Look) -> None:
-        """Add what another look has found."""
-        self.flaws += other.flaws
-        self.error = self.error or other.error
-
-
-class _Judgement:
-    """A block that asks for something. Its errors become flaws of a look, or the look's error."""
-
-    def __init__(self, look: _Look, corrupt: Callable[[str], Flaw], absent: Flaw | None) -> None:
-        """`corrupt` makes the flaw of wrong bytes from what is wrong with them."""
-        self._look = look
-        self._corrupt = corrupt
-        self._absent = absent
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> bool:
-        if not isinstance(error, SyncError):
-            return False
-        is_absent = isinstance(error, RegistryError) and error.status == 404
-        if is_absent and self._absent is not None:
-            self._look.flaws.append(self._absent)
-        elif isinstance(error, ContentError):
-            self._look.flaws.append(self._corrupt(error.message))
-        else:
-            self._look.error = self._look.error or error
-        return True
+    def add(self, part: _Check) -> None:
+        """Add what was found of a part."""
+        self.flaws += part.flaws
+        self.error = self.error or part.error
 
 
 class _SampledBlob(NamedTuple):
@@ -141,9 +131,9 @@ class Audit:
 
     How it goes, one phase after the other:
 
-        _select_group    which tags do the mappings select?
-        _look_at_image   is an image there, with all that it names and all that refers to it?
-        _read_back       have some blobs, chosen by chance, the right bytes?
+        _select_group   which tags do the mappings select?
+        _check_image    is an image there, with all that it names and all that refers to it?
+        _read_back      have some blobs, chosen by chance, the right bytes?
     """
 
     # What the progress display says of an image at work.
@@ -164,7 +154,7 @@ class Audit:
         first_seen: FirstSeen | None = None,
         lock: Lock | None = None,
     ) -> None:
-        """Prepare to look at all images that `config` selects, and to read back `read` blobs of each
+        """Prepare to check all images that `config` selects, and to read back `read` blobs of each
         target's registry. `emit` is called with each finding, and with each failed image.
 
         `min_age` goes by `first_seen`. With a lock, names and digests of sources are the lock's.
@@ -178,8 +168,8 @@ class Audit:
         self._first_seen = first_seen
         self._log = machine.log
 
-        # The state tells how indexes were trimmed, and how hosts ask for logins. It is not believed
-        # of anything that a target holds.
+        # The state says to which digest an index was trimmed, and how hosts ask for a login. What it
+        # says of the content of targets is not believed: that is what an audit checks.
         self._state = StateFile(config.cache_dir, machine.log)
         self._state.load(keep=False)
         knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
@@ -191,14 +181,14 @@ class Audit:
             self._discovery, knowledge, machine.wall, has_state=self._state.is_used
         )
 
-        # By target and digest: what was found below a manifest, for all tags and indexes that name it.
-        self._looks = defaultdict[tuple[RepositoryKey, str], Once[_Look]](Once)
-        # By target and digest: the size of a blob as the registry tells it.
-        self._blobs = defaultdict[tuple[RepositoryKey, str], Once[int | None]](Once)
-        # By target and digest: held while one of the tags that probably name it is read.
+        # The checks of what manifests name, by target and digest: several tags may name one manifest.
+        self._contents = defaultdict[tuple[RepositoryKey, str], Once[_Check]](Once)
+        # The sizes of blobs as registries tell them, by target and digest.
+        self._blob_sizes = defaultdict[tuple[RepositoryKey, str], Once[int | None]](Once)
+        # By target and digest: held while a tag is read that is likely to name this digest.
         self._tag_reads = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
 
-        # By target's host: how many blobs were found there, and a fair sample of them.
+        # By target's host: how many blobs were found there, and which of them are to be read back.
         self._blobs_found = defaultdict[str, int](int)
         self._samples = defaultdict[str, list[_SampledBlob]](list)
 
@@ -217,11 +207,11 @@ class Audit:
         return self.transport.blob_bytes
 
     def under_way(self) -> list[str]:
-        """Return the target references of the images that are looked at."""
+        """Return the target references of the images that are being checked."""
         return list(self._under_way)
 
     async def run(self) -> None:
-        """Look at all images; findings and failures go to the report."""
+        """Check all images; findings and failures go to the report."""
         for registry in self._config.in_use:
             self.transport.prepare(registry)  # an unusable file stops all before any request
         try:
@@ -233,7 +223,7 @@ class Audit:
             for image in chain.from_iterable(selected):
                 by_host[image.target.host.key].append(image)
             await gather(
-                partial(gather, [partial(self._look_at_image, image) for image in images])
+                partial(gather, [partial(self._check_image, image) for image in images])
                 for images in by_host.values()
             )
 
@@ -284,59 +274,70 @@ class Audit:
         ]
 
     def _fail_all(self, wanted: WantedTag, error: SyncError) -> None:
-        """Report a tag that is looked at nowhere."""
+        """Report a tag that can be checked at none of its targets."""
         for image in self._images_of(wanted):
             self._report.images_done += 1
             self._fail(image, error)
 
     # One image.
 
-    async def _look_at_image(self, image: _AuditedImage) -> None:
-        """Look at what a target holds under a tag, and at all that hangs on it."""
-        look = _Look(image)
+    async def _check_image(self, image: _AuditedImage) -> None:
+        """Check what a target holds under a tag, with all that belongs to it, and report it."""
+        check = _Check(image)
         self._under_way[image.target_name] = None
         try:
-            await self._look_at_tag(look)
+            await self._check_tag(check)
         except SyncError as error:
-            look.error = look.error or error
+            check.error = check.error or error
         del self._under_way[image.target_name]
         self._report.images_done += 1
-        self._end(look)
+        self._report_check(check)
 
-    async def _look_at_tag(self, look: _Look) -> None:
-        image = look.image
+    async def _check_tag(self, check: _Check) -> None:
+        image = check.image
         expected = await self._expected(image)
-        top: Manifest | None = None
         likely = expected.digest or expected.source_digest
-        with look.judging("manifest", likely):
+        top: Manifest | None = None
+        with check.catching_errors("manifest", likely):
             top = await self._manifest_of_tag(image.target, image.wanted.tag, likely)
             if top is None and not expected.is_held:
-                look.flaws.append(missing(expected.digest))
+                check.flaws.append(missing(expected.digest))
         if top is None:
             return
 
-        is_right = top.digest == expected.digest
-        if not is_right and not expected.is_held:
-            look.flaws.append(differs("", top.digest, expected.digest))
-        # What differs is looked at whole, too.
-        below = await self._look_below(image, top)
-        look.add(below)
-        if not image.wanted.mapping.artifacts.enabled:
-            return
+        if top.digest != expected.digest and not expected.is_held:
+            check.flaws.append(differs("", top.digest, expected.digest))
+        # An image with another digest is checked whole, too: clients pull it.
+        contents = await self._check_contents(image, top)
+        check.add(contents)
+        if image.wanted.mapping.artifacts.enabled:
+            subjects = self._subjects_in(check, contents, top, expected)
+            await self._check_artifacts(check, subjects)
 
-        subjects = {entry.digest for entry in below.entries if not entry.attested_digest}
-        if not is_right:  # the source may not know these digests
-            subjects.add(top.digest)
-        elif not expected.is_trimmed:
-            subjects.add(top.digest)
-            look.at_source |= subjects
-        else:  # nothing refers to an index that was made here; those below may be such, too
-            indexes = {entry.digest for entry in below.entries if entry.is_index}
-            look.at_source |= subjects - indexes
-        await self._look_at_artifacts(look, subjects)
+    def _subjects_in(
+        self, check: _Check, contents: _Check, top: Manifest, expected: _Expected
+    ) -> set[str]:
+        """Return the digests of an image that may have artifacts; note in `check` which of them the
+        source holds.
+        """
+        entries = [entry for entry in contents.entries if not entry.attested_digest]
+        below = {entry.digest for entry in entries}
+        if top.digest != expected.digest:
+            # The image is not from this source, or is an older one.
+            return below | {top.digest}
+        if not expected.is_trimmed:
+            check.at_source |= below | {top.digest}
+            return below | {top.digest}
+
+        # A trimmed index was made by a run: nothing refers to it. The indexes below it may be trimmed
+        # too, so that the source may not know them.
+        check.at_source |= {entry.digest for entry in entries if not entry.is_index}
+        return below
 
     async def _expected(self, image: _AuditedImage) -> _Expected:
-        """Find out what the target is to hold under the tag. Raises the source's SyncError."""
+        """Find out what the target is to hold under the tag, at the least cost. Raises the source's
+        SyncError.
+        """
         mapping = image.wanted.mapping
         tag = image.wanted.tag
         named = await self._discovery.name_at_source(mapping, tag, by_head=True)
@@ -344,13 +345,14 @@ class Audit:
         if named.pushed is not None:
             return _Expected(named.pushed, named.digest, is_held)
 
+        # The digest of a trimmed index: from the run that trimmed it, else from trimming it here.
         key = self._discovery.snapshot_key(mapping, image.source, image.target, tag, tag)
         snapshot = self._knowledge.snapshot(key)
         if snapshot is not None and snapshot.source == key_of(named.digest):
             is_trimmed = snapshot.pushed != snapshot.source
             pushed = digest_like(snapshot.pushed) if is_trimmed else named.digest
             return _Expected(pushed, named.digest, is_held)
-        if is_held:
+        if is_held:  # whatever the target has is right
             return _Expected("", named.digest, is_held)
         lookup = await self._discovery.name_whole(mapping, tag, named.digest)
         return _Expected(lookup.digest, lookup.source_digest, is_held)
@@ -365,8 +367,8 @@ class Audit:
     async def _manifest_of_tag(self, target: Repository, tag: str, likely: str) -> Manifest | None:
         """Return what a tag names, None where it names nothing.
 
-        Of several tags that name one digest, `likely`, the first is read; the others are asked for their
-        digest alone. A tag that a listing has shown to be absent is not asked for.
+        The tag probably names the digest `likely`, as other tags may. The first of them is read by GET;
+        when its manifest is at hand, the others are asked for their digest by HEAD.
         """
         listed = self._discovery.names(target)
         if listed is not None and tag not in listed:
@@ -374,80 +376,95 @@ class Audit:
         async with self._tag_reads[target.key, likely]:
             if self._discovery.at_hand(target, likely) is None:
                 return await _unless_absent(self._discovery.manifest_of_tag(target, tag))
+
         digest = await target.head_manifest(tag)
         if digest is None:
             return None
-        if not digest:  # a registry may answer a HEAD without a digest
+        if digest == "":  # a registry may answer a HEAD without a digest
             return await _unless_absent(self._discovery.manifest_of_tag(target, tag))
         return await _unless_absent(self._discovery.manifest(target, digest))
 
     # What a manifest names.
 
-    async def _look_below(self, image: _AuditedImage, top: Manifest) -> _Look:
-        """Look at all that a manifest names, at any depth; once for all that name the manifest."""
-        once = self._looks[image.target.pool, top.digest]
-        return await once.get(partial(self._look_at_parts, image, top))
+    async def _check_contents(self, image: _AuditedImage, top: Manifest) -> _Check:
+        """Check all that a manifest names, at any depth; once for all that name the manifest."""
+        once = self._contents[image.target.pool, top.digest]
+        return await once.get(partial(self._check_below, image, top))
 
-    async def _look_at_parts(self, image: _AuditedImage, top: Manifest) -> _Look:
-        look = _Look(image)
-        where = image.target.key
+    async def _check_below(self, image: _AuditedImage, top: Manifest) -> _Check:
+        check = _Check(image)
+        manifests = await self._read_tree(check, top)
+        blobs = {blob.digest: blob for manifest in manifests for blob in manifest.blobs}
+        await gather(partial(self._check_blob, check, blob) for blob in blobs.values())
+        return check
+
+    async def _read_tree(self, check: _Check, top: Manifest) -> list[Manifest]:
+        """Read the manifests below one, level by level. Returns it and all that are there and right."""
+        where = check.image.target.key
+        manifests = list[Manifest]()
         entries = dict[str, Descriptor]()
-        blobs = dict[str, Descriptor]()
-
-        level = {top.digest: top}
         depth = 0
+        level = [top]
         while level:
             depth += 1
-            self._report.manifests_present.update((digest, where) for digest in level)
-            new = dict[str, Descriptor]()
-            for manifest in level.values():
-                blobs.update((blob.digest, blob) for blob in manifest.blobs)
-                new.update((child.digest, child) for child in manifest.children)
-            new = {digest: child for digest, child in new.items() if digest not in entries}
-            entries.update(new)
+            manifests += level
+            self._report.manifests_present.update((manifest.digest, where) for manifest in level)
+
+            children = {
+                child.digest: child
+                for manifest in level
+                for child in manifest.children
+                if child.digest not in entries
+            }
+            entries.update(children)
+            # A hostile registry may serve a tree without an end.
             try:
                 check_tree_size(entries.values())
-                if new and depth > MAX_INDEX_DEPTH:
+                if children and depth > MAX_INDEX_DEPTH:
                     raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
             except ContentError as error:
-                look.error = error.with_place(Side.TARGET, "read", image.target_name)
+                check.error = error.with_place(Side.TARGET, "read", check.image.target_name)
                 break
-            read = await gather(partial(self._look_at_child, look, child) for child in new.values())
-            level = {manifest.digest: manifest for manifest in read if manifest is not None}
-            look.entries += [entries[digest] for digest in level]
 
-        await gather(partial(self._look_at_blob, look, blob) for blob in blobs.values())
-        return look
+            answers = await gather(
+                partial(self._read_child, check, child) for child in children.values()
+            )
+            level = [manifest for manifest in answers if manifest is not None]
+        return manifests
 
-    async def _look_at_child(self, look: _Look, child: Descriptor) -> Manifest | None:
+    async def _read_child(self, check: _Check, child: Descriptor) -> Manifest | None:
         """Return a manifest that an index names, None where it is not there or not right."""
-        with look.judging("manifest", child.digest, incomplete("manifest", child)):
-            return await self._discovery.manifest(look.image.target, child.digest, child)
-        return None
+        manifest: Manifest | None = None
+        with check.catching_errors("manifest", child.digest, incomplete("manifest", child)):
+            manifest = await self._discovery.manifest(check.image.target, child.digest, child)
+            check.entries.append(child)
+        return manifest
 
-    async def _look_at_blob(self, look: _Look, blob: Descriptor) -> None:
-        target = look.image.target
-        once = self._blobs[target.pool, blob.digest]
-        with look.judging("blob", blob.digest, incomplete("blob", blob)):
+    async def _check_blob(self, check: _Check, blob: Descriptor) -> None:
+        """Check that a blob is there with its size. Its bytes are not read here."""
+        target = check.image.target
+        once = self._blob_sizes[target.pool, blob.digest]
+        with check.catching_errors("blob", blob.digest, incomplete("blob", blob)):
             if target.far_repository(blob.digest) is not None:
                 return  # left out of a layout, because the far side holds it
             size = await once.get(partial(target.blob_size, blob.digest))
-            if size not in (None, blob.size):
+            # Some registries answer a HEAD without a length, which says nothing against the blob.
+            if size is not None and size != blob.size:
                 raise ContentError(f"it has {size} bytes, its descriptor says {blob.size}")
-            self._record_blob(look.image, blob)
+            self._record_blob(check.image, blob)
 
     def _record_blob(self, image: _AuditedImage, blob: Descriptor) -> None:
         """Note that a target has a blob, and by chance take it into the sample that is read back.
 
-        Of all blobs that are found at a host each has the same chance to be in its sample, but for
-        those whose bytes are known anyway: `{}`, and what a descriptor embeds.
+        Nobody knows beforehand how many blobs a host has, so this is reservoir sampling: of n blobs
+        found so far each is in the sample with the same chance, `read` / n.
         """
         place = (blob.digest, image.target.key)
         if place in self._report.blobs_present:
             return
         self._report.blobs_present.add(place)
         if known_body(blob) is not None:
-            return
+            return  # `{}`, or embedded in the descriptor: there is nothing to read
 
         host = image.target.host.key
         self._blobs_found[host] += 1
@@ -461,17 +478,17 @@ class Audit:
 
     # What refers to a manifest.
 
-    async def _look_at_artifacts(self, look: _Look, subjects: Collection[str]) -> None:
-        """Look at the artifacts of these subjects, at those of these artifacts, and so on."""
+    async def _check_artifacts(self, check: _Check, subjects: Collection[str]) -> None:
+        """Check the artifacts of these subjects, the artifacts of these artifacts, and so on."""
         lists = self._referrers.lists
         seen = set[str]()
         level = set(subjects)
         for _ in range(MOST_LEVELS):
             seen |= level
-            lists.expect(look.image.target, len(level))
-            lists.expect(look.image.source, len(level & look.at_source))
+            lists.expect(check.image.target, len(level))
+            lists.expect(check.image.source, len(level & check.at_source))
             below = await gather(
-                partial(self._look_at_artifacts_of, look, subject) for subject in sorted(level)
+                partial(self._check_artifacts_of, check, subject) for subject in sorted(level)
             )
             level = set(chain.from_iterable(below)) - seen
             if not level:
@@ -481,65 +498,70 @@ class Audit:
 
         limits = f"more than {MOST_ARTIFACTS} artifacts, or artifacts on artifacts more than {MOST_LEVELS} deep"
         error = ContentError(limits)
-        error.with_place(Side.TARGET, "list referrers in", look.image.target_name)
-        look.error = look.error or error
+        error.with_place(Side.TARGET, "list referrers in", check.image.target_name)
+        check.error = check.error or error
 
-    async def _look_at_artifacts_of(self, look: _Look, subject: str) -> list[str]:
-        """Look at the artifacts of one subject, those that the source lists and those that the target
-        lists; return the digests that may have artifacts in turn.
+    async def _check_artifacts_of(self, check: _Check, subject: str) -> list[str]:
+        """Check the artifacts of one subject: those that the source lists have to be at the target,
+        and those that only the target lists have to be whole. Returns the digests that may have
+        artifacts in turn.
         """
-        image = look.image
-        with look.judging("list of referrers of", subject):
-            wanted = list[Artifact]()
-            if subject in look.at_source:
-                wanted = await self._referrers.of_subject(
+        image = check.image
+        below = list[str]()
+        with check.catching_errors("list of referrers of", subject):
+            required = list[Artifact]()
+            if subject in check.at_source:
+                required = await self._referrers.of_subject(
                     image.wanted.mapping, image.wanted.tag, subject
                 )
             listed = (await self._referrers.lists.read(image.target, subject)).entries
 
             listed_digests = {entry.digest for entry in listed}
-            others = listed_digests - {artifact.source_digest for artifact in wanted} - {subject}
-            looks: list[Callable[[], Awaitable[list[str]]]] = [
-                partial(self._look_at_wanted, look, artifact, listed_digests) for artifact in wanted
+            # A list may name its own subject, which is no artifact.
+            others = listed_digests - {artifact.source_digest for artifact in required} - {subject}
+            checks: list[Callable[[], Awaitable[list[str]]]] = [
+                partial(self._check_required, check, artifact, listed_digests)
+                for artifact in required
             ]
-            looks += [
-                partial(self._look_at_listed, look, subject, entry)
+            checks += [
+                partial(self._check_listed, check, subject, entry)
                 for entry in listed
                 if entry.digest in others
             ]
-            return list(chain.from_iterable(await gather(looks)))
-        return []
+            below += chain.from_iterable(await gather(checks))
+        return below
 
-    async def _look_at_wanted(
-        self, look: _Look, artifact: Artifact, listed: Collection[str]
+    async def _check_required(
+        self, check: _Check, artifact: Artifact, listed: Collection[str]
     ) -> list[str]:
-        """Look at an artifact that the source has; return the digests that may have artifacts.
+        """Check an artifact that the source has; return the digests that may have artifacts.
 
         `listed` are the digests that the target lists for its subject.
         """
-        image = look.image
+        image = check.image
         digest = artifact.source_digest
         below = [digest]
-        with look.judging("manifest", digest):
+        with check.catching_errors("manifest", digest):
             manifest = await self._manifest_of(image.target, artifact)
             if manifest is None:
-                # The source may list what it does not hold: no run can bring that.
+                # The source may list what it does not hold itself. No run can bring that.
                 if not await self._referrers.is_at_source(image.wanted.mapping, artifact):
                     return []
-                look.flaws.append(Flaw("artifact_missing", f"{artifact} is missing", digest))
+                check.flaws.append(Flaw("artifact_missing", f"{artifact} is missing", digest))
             else:
-                below = await self._look_at_artifact(look, manifest)
+                below = await self._check_artifact(check, manifest)
                 if manifest.digest != digest:
                     what = f"artifact {artifact.reference}: "
-                    look.flaws.append(differs(what, manifest.digest, digest))
+                    check.flaws.append(differs(what, manifest.digest, digest))
                     return []
+                # A tag of cosign's is found by its name, any other artifact only by a list.
                 if artifact.entry is not None and digest not in listed:
                     text = f"{artifact} exists, but the target does not list it"
-                    look.flaws.append(Flaw("artifact_missing", text, digest))
+                    check.flaws.append(Flaw("artifact_missing", text, digest))
 
         if not self._referrers.is_subject(image.wanted.mapping, image.wanted.tag, artifact):
             return []
-        look.at_source.update(below)
+        check.at_source.update(below)
         return below
 
     async def _manifest_of(self, target: Repository, artifact: Artifact) -> Manifest | None:
@@ -551,49 +573,51 @@ class Audit:
         expected = artifact.entry if artifact.entry.media_type else None
         return await _unless_absent(self._discovery.manifest(target, digest, expected))
 
-    async def _look_at_listed(self, look: _Look, subject: str, entry: Descriptor) -> list[str]:
-        """Look at an artifact that only the target lists; return the digests that may have artifacts."""
+    async def _check_listed(self, check: _Check, subject: str, entry: Descriptor) -> list[str]:
+        """Check an artifact that only the target lists; return the digests that may have artifacts."""
         text = f"{entry.digest} of {subject} is listed, but missing"
-        with look.judging("manifest", entry.digest, Flaw("artifact_missing", text, entry.digest)):
-            manifest = await self._discovery.manifest(look.image.target, entry.digest, entry)
-            return await self._look_at_artifact(look, manifest)
-        return []
+        absent = Flaw("artifact_missing", text, entry.digest)
+        below = list[str]()
+        with check.catching_errors("manifest", entry.digest, absent):
+            manifest = await self._discovery.manifest(check.image.target, entry.digest, entry)
+            below += await self._check_artifact(check, manifest)
+        return below
 
-    async def _look_at_artifact(self, look: _Look, manifest: Manifest) -> list[str]:
-        """Look at what an artifact names; return the digests that may have artifacts."""
-        self._report.artifacts_present.add((manifest.digest, look.image.target.key))
-        below = await self._look_below(look.image, manifest)
-        look.add(below)
-        return [manifest.digest, *(entry.digest for entry in below.entries)]
+    async def _check_artifact(self, check: _Check, manifest: Manifest) -> list[str]:
+        """Check what an artifact names; return the digests that may have artifacts."""
+        self._report.artifacts_present.add((manifest.digest, check.image.target.key))
+        contents = await self._check_contents(check.image, manifest)
+        check.add(contents)
+        return [manifest.digest, *(entry.digest for entry in contents.entries)]
 
     # Blobs that are read back.
 
     async def _read_back(self, sampled: _SampledBlob) -> None:
-        """Read a blob, and see whether its bytes are right."""
+        """Read a blob, and check its bytes."""
         image = sampled.image
         blob = sampled.blob
-        look = _Look(image)
-        with look.judging("blob", blob.digest, incomplete("blob", blob)):
+        check = _Check(image)
+        with check.catching_errors("blob", blob.digest, incomplete("blob", blob)):
             await self._read_blob(image.target, blob)
             self._report.blobs_read += 1
             self._report.bytes_read += blob.size
-        if look.flaws:
+        if check.flaws:
             self._report.blobs_present.discard((blob.digest, image.target.key))
-        self._end(look)
+        self._report_check(check)
 
     async def _read_blob(self, target: Repository, blob: Descriptor) -> None:
-        """Read a blob to its end, from where it broke. Wrong bytes are read once more, over a fresh
-        connection: a cache on the way may have been wrong once.
+        """Read a blob to its end. A reading that breaks goes on from there, after a pause. Wrong bytes
+        are read once more over a new connection, because a cache on the way may have been wrong.
         """
         is_large = blob.size >= LARGE_BODY
-        reading = Demand(target.host.key, "read", is_large)
+        demand = Demand(target.host.key, "read", is_large)
         relay = Relay(target, blob, self.transport)
         retries = RetryBudget(ATTEMPTS)
         offset = 0
         while True:
             try:
                 with self.transport.recovery.attempt():
-                    async with self.transport.gate.admitted((reading,)), relay.opened(offset):
+                    async with self.transport.gate.admitted((demand,)), relay.opened(offset):
                         while piece := await relay.next():
                             offset += len(piece)
                 return
@@ -605,23 +629,24 @@ class Audit:
                 continue
             except SyncError as error:
                 failure = error
+            # This raises the failure where no retry is left.
             pause = self.transport.pause_after(failure, retries, target.host)
             await self.transport.rest(failure, pause)
 
     # Outcomes.
 
-    def _end(self, look: _Look) -> None:
-        """Report what a look at an image has found."""
-        image = look.image
-        for flaw in dict.fromkeys(look.flaws):  # an image and its artifact may lack the same blob
+    def _report_check(self, check: _Check) -> None:
+        """Report what was found of an image."""
+        image = check.image
+        for flaw in dict.fromkeys(check.flaws):  # an image and its artifact may lack the same blob
             finding = Finding(image.source_name, image.target_name, flaw)
             self._report.findings.append(finding)
             self._emit(finding)
-        if look.error is not None:
-            self._fail(image, look.error)
+        if check.error is not None:
+            self._fail(image, check.error)
 
     def _fail(self, image: _AuditedImage, error: SyncError) -> None:
-        """Report an image that cannot be looked at whole."""
+        """Report an image of which not all could be checked."""
         error.drop_frames()
         outcome = Outcome(image.source_name, image.target_name, "failed", error=error)
         self._report.failures.append(outcome)

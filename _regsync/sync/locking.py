@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from _regsync.config.model import ArtifactRule, MappingRule
-from _regsync.errors import ContentError, SyncError
+from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.registry.transport import Transport
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.discovery import Discovery, Once, gather
@@ -41,7 +41,7 @@ class Failure(NamedTuple):
     # `HOST/REPOSITORY:TAG`, or `HOST/REPOSITORY` for a mapping.
     name: str
     error: SyncError
-    # Whether the lines of the old lock stay; else nothing may be written for a mapping.
+    # Whether the old lock has lines of this, which stay. Where a mapping has none, no lock is written.
     keeps_lines: bool
 
 
@@ -60,7 +60,7 @@ class NewLock(NamedTuple):
 
     @property
     def is_writable(self) -> bool:
-        """Whether the lock lacks no mapping."""
+        """Whether the lock has lines for every mapping."""
         return all(failure.keeps_lines for failure in self.failed_mappings)
 
 
@@ -72,25 +72,32 @@ class _Content(NamedTuple):
     artifacts: tuple[LockedArtifact, ...]
 
 
-class _Resolved(NamedTuple):
-    """What became of a mapping."""
+class _Answer(NamedTuple):
+    """What became of a tag that a mapping selects."""
+
+    # Its line. Where the image itself is at fault: the old line, or None where it had none.
+    image: LockedImage | None
+    # What makes the whole mapping fail, because it says nothing about this image alone.
+    error: SyncError | None = None
+
+
+class _Outcome(NamedTuple):
+    """What became of a mapping: either an error, or the lines of its images."""
 
     rule: MappingRule
-    # By tag; None for an image that fails alone.
-    images: dict[str, LockedImage | None]
-    # Why nothing of this is known.
+    images: Sequence[LockedImage]
     error: SyncError | None = None
 
 
 class Locking:
     """The making of one new lock."""
 
-    # What progress shows: nothing is copied here.
+    # What the progress display asks of any work. Nothing is copied here, and a signal ends it at once.
+    doing = "asking for"
     bytes_moved = 0
     traffic = Traffic()
     failures: Mapping[str, int] = MappingProxyType({})
     drain_ends = None
-    doing = "asking for"
 
     def __init__(
         self,
@@ -122,6 +129,7 @@ class Locking:
         self._keeps_others = keeps_others
         self._recheck = recheck
         self._first_seen = first_seen
+        self._resolved = 0
         self._failed_images = dict[str, Failure]()
 
         # By source: one mapping for each set of artifacts that mappings take. They are looked for as
@@ -135,12 +143,12 @@ class Locking:
         for image in old:
             self._old_lines.setdefault((image.source, image.digest), image)
         self._old_ages = old.first_seen_times()
-        # Sources whose old lines have the artifacts that mappings take now.
+        # Sources of which mappings take the same artifacts as when the old lock was made.
         before = _artifacts_taken(old.mappings)
         now_taken = _artifacts_taken(map(locked_mapping, mappings))
         self._settled = {source for source in now_taken if now_taken[source] == before[source]}
 
-        self._images: dict[tuple[SourceKey, str], Once[LockedImage]] = defaultdict(Once)
+        # What digests name, for all their tags.
         self._contents: dict[tuple[SourceKey, str], Once[_Content]] = defaultdict(Once)
 
     def under_way(self) -> list[str]:
@@ -160,69 +168,75 @@ class Locking:
 
     # Questions.
 
-    async def _resolve_group(self, group: Sequence[MappingRule]) -> list[_Resolved]:
-        """Resolve the mappings of one source registry: first all listings, then all tags."""
-        selected = await gather(partial(self._select, rule) for rule in group)
-        tags = [
-            partial(self._resolve_tag, resolved.rule, tag)
-            for resolved in selected
-            for tag in resolved.images
-        ]
-        results = iter(await gather(tags))
+    async def _resolve_group(self, group: Sequence[MappingRule]) -> list[_Outcome]:
+        """Resolve the mappings of one source registry.
 
-        complete = list[_Resolved]()
-        for resolved in selected:
-            error = resolved.error
-            images: dict[str, LockedImage | None] = {}
-            for tag in resolved.images:
-                result = next(results)
-                if isinstance(result, SyncError):
-                    error = error or result
-                else:
-                    images[tag] = result
-            complete.append(_Resolved(resolved.rule, images, error))
-        return complete
+        All listings come before the first tag: a listing that one mapping needs shows signatures of
+        images of another.
+        """
+        selections = await gather(partial(self._select, rule) for rule in group)
+        answers = iter(
+            await gather(
+                partial(self._resolve_tag, rule, tag)
+                for rule, tags in zip(group, selections, strict=True)
+                if not isinstance(tags, SyncError)
+                for tag in tags
+            )
+        )
 
-    async def _select(self, rule: MappingRule) -> _Resolved:
+        outcomes = list[_Outcome]()
+        for rule, tags in zip(group, selections, strict=True):
+            if isinstance(tags, SyncError):
+                outcomes.append(_Outcome(rule, (), tags))
+                continue
+            of_rule = [next(answers) for _ in tags]
+            images = [answer.image for answer in of_rule if answer.image is not None]
+            errors = [answer.error for answer in of_rule if answer.error is not None]
+            outcomes.append(_Outcome(rule, images, errors[0] if errors else None))
+        return outcomes
+
+    async def _select(self, rule: MappingRule) -> Sequence[str] | SyncError:
+        """Return the tags that a mapping selects, or why its source cannot be listed."""
         try:
             selection = await self._discovery.select_tags(rule)
         except SyncError as error:
-            return _Resolved(rule, {}, error)
+            return error
         source = self._discovery.source_of(rule)
         for event, text in selection.doubts(str(source)):
             self._discovery.say("warning", event, text)
         self.images_known += len(selection.kept)
-        return _Resolved(rule, dict.fromkeys(selection.kept))
+        return selection.kept
 
-    async def _resolve_tag(self, rule: MappingRule, tag: str) -> LockedImage | SyncError | None:
-        """Return the line of a tag; None where the image itself is at fault, so that it fails alone;
-        an error that fails the mapping.
-        """
-        key = (source_key(rule), tag)
+    async def _resolve_tag(self, rule: MappingRule, tag: str) -> _Answer:
         name = self._discovery.source_of(rule).reference(tag)
         self._under_way[name] = None
         try:
-            return await self._images[key].get(partial(self._make_line, rule, tag))
+            line = await self._make_line(rule, tag)
         except SyncError as error:
-            is_own_fault = isinstance(error, ContentError) or getattr(error, "status", 0) == 404
+            is_absent = isinstance(error, RegistryError) and error.status == 404
+            is_own_fault = is_absent or isinstance(error, ContentError)
             if not is_own_fault:
-                return error
-            has_line = tag in self._old.images_of(source_key(rule))
-            self._failed_images[name] = Failure(name, error, has_line)
-            return None
+                return _Answer(None, error)
+            old = self._old.images_of(source_key(rule)).get(tag)
+            self._failed_images[name] = Failure(name, error, keeps_lines=old is not None)
+            return _Answer(old)
         finally:
             self._under_way.pop(name, None)
             self.images_done += 1
+        self._resolved += 1
+        return _Answer(line)
 
     async def _make_line(self, rule: MappingRule, tag: str) -> LockedImage:
+        """Return the line of a tag. It costs one HEAD where the old lock has the digest."""
         source = source_key(rule)
         old = self._old.images_of(source).get(tag)
+        # A tag that the lock has usually names the same digest, so that its manifest is not needed.
+        by_head = old is not None or not self._needs_manifest(rule)
         digest = await self._discovery.source_digest(
-            self._discovery.source_of(rule),
-            tag,
-            by_head=old is not None or not self._needs_manifest(rule),
+            self._discovery.source_of(rule), tag, by_head=by_head
         )
 
+        # The digest's line: that of this tag, or of another tag that named it.
         line = old if old is not None and old.digest == digest else None
         line = line or self._old_lines.get((source, digest))
         if line is not None and self._still_holds(rule, line):
@@ -232,7 +246,7 @@ class Locking:
             content = await self._contents[source, digest].get(ask)
 
         if old is not None and old.digest == content.digest:
-            first_seen = old.first_seen  # the line stays as it is
+            first_seen = old.first_seen  # unchanged, so that the line has the same bytes
         else:
             first_seen = self._first_seen_at(source, content.digest)
         return LockedImage(
@@ -248,18 +262,21 @@ class Locking:
         return min(time for time in times if time is not None)
 
     def _needs_manifest(self, rule: MappingRule) -> bool:
+        """Say whether the line of a new digest says more than the digest."""
         takers = self._takers[source_key(rule)]
         return rule.platforms is not None or any(each.enabled for each in takers)
 
     def _still_holds(self, rule: MappingRule, line: LockedImage) -> bool:
-        """Say whether nothing has to be asked about a digest that the old lock has."""
+        """Say whether what the old lock says of a digest is taken over without a request."""
         if self._recheck or line.source not in self._settled:
             return False
         takes_all = any(
             each.enabled and not (each.include or each.exclude)
             for each in self._takers[line.source]
         )
-        if not takes_all or line.pushed is not None:
+        # What refers to the source's own index of a trimmed image is not taken.
+        is_trimmed = line.pushed is not None
+        if is_trimmed or not takes_all:
             return True
         # A listing that was made anyway may show a signature that came later.
         known = {artifact.tag for artifact in line.artifacts}
@@ -282,43 +299,43 @@ class Locking:
 
     # What comes of the answers.
 
-    def _assemble(self, outcomes: Sequence[_Resolved]) -> NewLock:
+    def _assemble(self, outcomes: Sequence[_Outcome]) -> NewLock:
+        """Make the new lock. A mapping that failed keeps its old lines, if it has any."""
         mappings = set[LockedMapping]()
-        failures = list[Failure]()
         images = list[LockedImage]()
+        failures = list[Failure]()
+        # Sources of which old lines stay.
         kept = set[SourceKey]()
-
-        for rule, found, error in outcomes:
-            line = locked_mapping(rule)
-            if error is None:
-                mappings.add(line)
-                images += [image for image in found.values() if image is not None]
-                old = self._old.images_of(line.source)
-                images += [old[tag] for tag, image in found.items() if image is None and tag in old]
-                continue
-            has_lines = line in self._old.mappings
-            failures.append(Failure(str(line.source), error, has_lines))
-            if has_lines:
-                mappings.add(line)
+        for outcome in outcomes:
+            line = locked_mapping(outcome.rule)
+            has_old_lines = line in self._old.mappings
+            if outcome.error is not None:
+                failures.append(Failure(str(line.source), outcome.error, has_old_lines))
+                if not has_old_lines:
+                    continue
                 kept.add(line.source)
+            else:
+                images += outcome.images
+            mappings.add(line)
 
         if self._keeps_others:
-            repositories = {source.repository for source in self._takers}
-            others = [
-                mapping
-                for mapping in self._old.mappings
-                if mapping.source.repository not in repositories
-            ]
+            others = self._mappings_of_others()
             mappings.update(others)
             kept.update(mapping.source for mapping in others)
 
         old_images = [image for source in kept for image in self._old.images_of(source).values()]
-        resolved = sum(
-            1 for outcome in outcomes for image in outcome.images.values() if image is not None
-        )
-        # Of two lines of one image the new one stays.
+        # Another mapping of the same source may have a new line for an image: the later one counts.
         lock = Lock(mappings, [*old_images, *images])
-        return NewLock(lock, resolved, tuple(failures), tuple(self._failed_images.values()))
+        return NewLock(lock, self._resolved, tuple(failures), tuple(self._failed_images.values()))
+
+    def _mappings_of_others(self) -> list[LockedMapping]:
+        """Return the old lock's mappings from repositories that are not resolved now."""
+        repositories = {source.repository for source in self._takers}
+        return [
+            mapping
+            for mapping in self._old.mappings
+            if mapping.source.repository not in repositories
+        ]
 
 
 def _artifacts_taken(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey, set[str | None]]:
