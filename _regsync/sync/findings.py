@@ -39,9 +39,11 @@ def missing(expected: str) -> Flaw:
     return Flaw("missing", f"expected {expected}", expected=expected)
 
 
-def differs(what: str, digest: str, expected: str) -> Flaw:
-    """Return the flaw of a tag that names another digest; `what` stands before the text."""
-    text = f"{what}found {digest}, expected {expected}"
+def differs(prefix: str, digest: str, expected: str) -> Flaw:
+    """Return the flaw of a tag that names another digest; `prefix` says which tag, where the tag is
+    not that of the image.
+    """
+    text = f"{prefix}found {digest}, expected {expected}"
     return Flaw("differs", text, digest=digest, expected=expected)
 
 
@@ -52,7 +54,9 @@ def incomplete(what: str, part: Descriptor) -> Flaw:
 
 
 def corrupt(what: str, digest: str, cause: str) -> Flaw:
-    """Return the flaw of what does not have the bytes or the length that its digest is named with."""
+    """Return the flaw of a blob or manifest with other bytes than its digest promises, or another
+    length than its descriptor says; `what` names the kind.
+    """
     return Flaw("corrupt", f"{what} {digest}: {cause}", digest=digest)
 
 
@@ -86,20 +90,20 @@ class AuditReport:
 
     def __init__(self) -> None:
         self.findings = list[Finding]()
-        # Images that could not be looked at whole, each with its error.
+        # Images of which not all could be checked, each with its error.
         self.failures = list[Outcome]()
 
-        # Images that were looked at, or failed; and those of an interrupted audit that were not.
+        # Images that were checked, or failed; and those that an interrupted audit did not come to.
         self.images_done = 0
         self.images_undone = 0
         # Blobs that were read back, and their bytes.
         self.blobs_read = 0
         self.bytes_read = 0
 
-        # What the targets hold: digests, each with its repository.
+        # What the targets hold, as digest and repository.
         self.manifests_present = set[tuple[str, RepositoryKey]]()
         self.blobs_present = set[tuple[str, RepositoryKey]]()
-        # Of the manifests those of artifacts.
+        # Those of the manifests that are artifacts.
         self.artifacts_present = set[tuple[str, RepositoryKey]]()
 
         # True until the audit has come to its end.
@@ -126,6 +130,7 @@ class AuditReport:
 
     def totals(self) -> dict[str, Any]:
         """Return how many images are whole, and what was looked at."""
+        # An image may have findings and an error: it counts as failed.
         failed = {(outcome.source, outcome.target) for outcome in self.failures}
         flawed = {(finding.source, finding.target) for finding in self.findings} - failed
         images = {
@@ -170,7 +175,9 @@ class AuditReport:
         requests: Mapping[str, Mapping[str, int]],
         throttled: Mapping[str, int],
     ) -> dict[str, Any]:
-        """Return the JSON document, whose arguments are those of a run's report."""
+        """Return the JSON document. `elapsed` is in seconds; `requests` are counted by host and action,
+        `throttled` by host.
+        """
         findings = sorted(self.findings, key=lambda finding: (finding.target, *finding.flaw[:2]))
         failures = sorted(self.failures, key=lambda outcome: (outcome.target, outcome.source))
         return {

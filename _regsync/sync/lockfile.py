@@ -49,7 +49,9 @@ Platforms = tuple[str, ...] | None
 
 
 class SourceKey(NamedTuple):
-    """What a line belongs to: a source repository and a platform filter."""
+    """A source repository, and the platforms that are taken from it: another filter trims an index to
+    another digest, so each filter has its own lines.
+    """
 
     # As reports name it, `HOST/REPOSITORY`; on Docker Hub with `library/`.
     repository: str
@@ -69,13 +71,13 @@ class SourceKey(NamedTuple):
 
 
 class LockedMapping(NamedTuple):
-    """Under which rules images of a source were selected."""
+    """A mapping, as far as its rules decide what a lock has of it."""
 
     source: SourceKey
-    # The SHA-256 of the `tags` and `artifacts` of the mapping.
+    # The SHA-256 of the `tags` and `artifacts` of the mapping. `--locked` refuses another one.
     rules: str
-    # The SHA-256 of `artifacts` alone, unless it says what is usual. As long as it is the same for
-    # all mappings of a source, the artifacts of an image that has not moved need not be looked for.
+    # The SHA-256 of `artifacts` alone; None where it has its defaults. Where it is that of the old
+    # lock, a new lock takes over the artifacts of images that have not moved, without a request.
     artifacts: str | None = None
 
 
@@ -166,12 +168,12 @@ class Lock:
         troubles = list[str]()
         for rule in mappings:
             locked = locked_mapping(rule)
-            if locked not in self.mappings:
-                is_known = locked.source in known
-                trouble = (
-                    "has changed since the lock was written" if is_known else "is not in the lock"
-                )
-                troubles.append(f"mappings[{rule.index}], from {locked.source}, {trouble}")
+            if locked in self.mappings:
+                continue
+            trouble = "is not in the lock"
+            if locked.source in known:
+                trouble = "has changed since the lock was written"
+            troubles.append(f"mappings[{rule.index}], from {locked.source}, {trouble}")
 
         if troubles:
             more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
@@ -191,19 +193,19 @@ def locked_mapping(rule: MappingRule) -> LockedMapping:
     artifacts = artifact_rule(rule)
     return LockedMapping(
         source_key(rule),
-        _hash({"tags": _given(rule.tags), "artifacts": _given(rule.artifacts)}),
-        _hash(_given(artifacts)) if artifacts != ArtifactRule() else None,
+        _hash({"tags": _set_fields(rule.tags), "artifacts": _set_fields(rule.artifacts)}),
+        _hash(_set_fields(artifacts)) if artifacts != ArtifactRule() else None,
     )
 
 
 def artifact_rule(rule: MappingRule) -> ArtifactRule:
-    """Return what decides on which artifacts a mapping takes: whether it requires one does not."""
+    """Return the part of a mapping's rule that decides which artifacts it takes."""
     return rule.artifacts._replace(require_artifacts=False)
 
 
-def _given(rule: TagRule | ArtifactRule) -> dict[str, object]:
-    """Return the fields that a rule sets. One that a later version adds does not change the hash of
-    a rule without it.
+def _set_fields(rule: TagRule | ArtifactRule) -> dict[str, object]:
+    """Return the fields of a rule that differ from their defaults. So a field that a later version of
+    this program adds does not change the hash of a rule that does not use it.
     """
     defaults = rule._field_defaults
     return {name: value for name, value in rule._asdict().items() if value != defaults[name]}
@@ -277,27 +279,24 @@ def _line(fields: Mapping[str, object]) -> str:
 def read_lock(lines: Iterable[bytes], name: str) -> Lock:
     """Read the lines of the lock in file `name`; ConfigError names each line that is wrong."""
     reading = _Reading()
-    problems = list[Problem]()
-    for number, line in enumerate(lines, 1):
-        try:
-            reading.add(number, line)
-        except _Unreadable as error:
-            problems = [Problem(name, number, 1, "", str(error))]
-            break
-        except (ContentError, ValueError) as error:
-            problems.append(Problem(name, number, 1, "", printable(str(error))))
-            if not reading.has_head or len(problems) == _MOST_PROBLEMS:
-                break
-    if not problems:
-        strays = islice(reading.strays(), _MOST_PROBLEMS)
-        problems = [Problem(name, number, 1, "", text) for number, text in strays]
+    problems = reading.read(lines)
+    if not problems:  # else mappings may be lacking only because their lines are wrong
+        problems = list(islice(reading.strays(), _MOST_PROBLEMS))
     if not problems and not reading.has_head:
-        problems = [Problem(name, 0, 1, "", "the file is empty")]
+        problems = [_Problem(0, "the file is empty")]
 
     if problems:
-        hint = f"restore the file as it was committed, or remove it; then {_REMEDY}"
-        raise ConfigError(f"{printable(name)} is not a lock", problems=tuple(problems), hint=hint)
+        raise ConfigError(
+            f"{printable(name)} is not a lock",
+            problems=tuple(Problem(name, line, 1, "", printable(text)) for line, text in problems),
+            hint=f"restore the file as it was committed, or remove it; then {_REMEDY}",
+        )
     return Lock(reading.mappings, reading.images)
+
+
+class _Problem(NamedTuple):
+    line: int
+    text: str
 
 
 class _WrongLine(ValueError):
@@ -312,17 +311,33 @@ class _Reading:
     """The lines of a lock read so far."""
 
     def __init__(self) -> None:
+        # Whether the first line was read, which says that this is a lock.
         self.has_head = False
         self.mappings = set[LockedMapping]()
         self.images = list[LockedImage]()
 
-        # By what a line is about: a mapping, or the source and tag of an image.
+        # Where each mapping, or source and tag of an image, was read: a second line is an error.
         self._number_of_line = dict[object, int]()
-        # By how they are written. A lock may have 100,000 images of a few sources.
+        # Each source once, by its repository and platforms as they are written: 100,000 images of a
+        # few sources share these.
         self._sources = dict[tuple[str, str], SourceKey]()
 
+    def read(self, lines: Iterable[bytes]) -> list[_Problem]:
+        """Read all lines; return what is wrong with them."""
+        problems = list[_Problem]()
+        for number, line in enumerate(lines, 1):
+            try:
+                self.add(number, line)
+            except _Unreadable as error:
+                return [_Problem(number, str(error))]
+            except (ContentError, ValueError) as error:
+                problems.append(_Problem(number, str(error)))
+                if not self.has_head or len(problems) == _MOST_PROBLEMS:
+                    break
+        return problems
+
     def add(self, number: int, line: bytes) -> None:
-        """Take one line. ValueError or ContentError says what is wrong with it."""
+        """Read one line. ValueError or ContentError says what is wrong with it."""
         if line.startswith(_CONFLICT_MARKS):
             raise _Unreadable("conflict marks of a merge: take one side of each conflict")
         if not line.strip():
@@ -334,16 +349,17 @@ class _Reading:
             self.has_head = True
         elif "mapping" in fields:
             mapping = self._mapping(fields)
-            self._check_first(mapping, number)
+            self._check_new(mapping, number)
             self.mappings.add(mapping)
         elif "source" in fields:
             image = self._image(fields)
-            self._check_first((image.source, image.tag), number)
+            self._check_new((image.source, image.tag), number)
             self.images.append(image)
         else:
             raise _WrongLine("the line has neither `source` nor `mapping`")
 
-    def _check_first(self, key: object, number: int) -> None:
+    def _check_new(self, key: object, number: int) -> None:
+        """Raise `_WrongLine` where an earlier line is about the same mapping or image."""
         first = self._number_of_line.setdefault(key, number)
         if first != number:
             raise _WrongLine(f"the same as line {first}")
@@ -378,17 +394,19 @@ class _Reading:
             self._sources[written] = SourceKey(repository, _platforms_of(fields))
         return self._sources[written]
 
-    def strays(self) -> Iterator[tuple[int, str]]:
-        """Give the lines of images that no mapping of the lock selects from, and what is wrong."""
+    def strays(self) -> Iterator[_Problem]:
+        """Give the images whose source no mapping of the lock has: lines were lost in a merge."""
         sources = {mapping.source for mapping in self.mappings}
         for image in self.images:
             if image.source not in sources:
                 number = self._number_of_line[image.source, image.tag]
-                yield number, f"{image}: the lock has no such mapping"
+                yield _Problem(number, f"{image}: the lock has no such mapping")
 
 
 def _distinct_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object's fields; of two with one name a reader of the file might see the other."""
+    """Return an object's fields. A field that appears twice is an error: `json` takes the last one,
+    and a reviewer may have seen the first.
+    """
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise _WrongLine("a field appears twice")
@@ -497,8 +515,8 @@ class Change(NamedTuple):
 
 
 def compare(before: Lock, after: Lock) -> list[Change]:
-    """Return the images that differ, in the order of their lines. A lock that says something else
-    of the time alone does not differ.
+    """Return the images that differ in more than the time when they were first seen, in the order of
+    their lines.
     """
     images = {(image.source, image.tag): image for lock in (before, after) for image in lock}
     changes = list[Change]()
