@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,29 @@ def test_last_months_disk_is_a_receipt(source: Server, seed: Seed, tmp_path: Pat
     # What was left out of the second disk counts too.
     assert left_out(tmp_path) == [f"{layers_of(old)[0]} app"]
     assert layers_of(new)[0] == layers_of(old)[0]
+
+
+def test_an_empty_disk_each_week_gets_what_the_receipt_does_not_name(
+    source: Server, target: Server, seed: Seed, tmp_path: Path
+) -> None:
+    """As docs/recipes.md has it: the first receipt is empty, each week's is made inside."""
+    base = seed.layer(9_000)
+    write_receipt(tmp_path)
+    for week in (1, 2, 3):
+        if week < 3:  # the third week has nothing new
+            image = seed.image(layers=[base, seed.layer(week)])
+            image.load_into(source.app, "app", tag=f"v{week}")
+        source.journal.clear()
+        assert outside(tmp_path, source, ["far.txt"]).status == 0
+        configs = min(week, 2)
+        layers = {1: 2, 2: 1, 3: 0}[week]
+        assert source.journal.count("GET", "blob") == configs + layers
+
+        assert inside(tmp_path, target).status == 0
+        config = os.fspath(tmp_path / "mirror.yaml")
+        receipt = os.fspath(tmp_path / "far.txt")
+        assert run_regsync("audit", "-c", config, "--receipt", receipt).status == 0
+        shutil.rmtree(tmp_path / "disk")
 
 
 # Inside.
