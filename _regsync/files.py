@@ -1,7 +1,7 @@
 """Files in directories where others may write too.
 
-Owns: how a file is opened, locked, hashed, gets its name and is removed; how long a worker thread is
-    kept.
+Owns: how a file is opened, locked, hashed, replaced and removed; by what one sees that somebody has
+    changed it; how long a worker thread is kept.
 May not know: what a file holds.
 Invariants: no link is followed, and no pipe is waited for. A file appears whole or not at all.
 Follows: docs/protocol-facts.md section 9.2 (R16).
@@ -14,7 +14,7 @@ import io
 import os
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -42,6 +42,21 @@ WRITE_FLAGS = os.O_WRONLY | os.O_CREAT | _SAFE
 def open_safely(path: str, flags: int) -> int:
     """Open a file without following a link. Serves `open` and `FileIO` as their `opener`."""
     return os.open(path, flags | _SAFE)
+
+
+class Stamp(NamedTuple):
+    """The parts of a file's status that change when it is written to or replaced."""
+
+    device: int
+    inode: int
+    size: int  # bytes
+    modified: int  # nanoseconds
+
+
+def stamp_of(file: int | str) -> Stamp:
+    """Return the stamp of an open file, or of the file at a path."""
+    status = os.stat(file)
+    return Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def is_own_folder(folder: str) -> bool:

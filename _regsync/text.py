@@ -92,6 +92,11 @@ class redacting:  # read as a verb, as those of contextlib are
         _SECRETS_IN_USE.set(self._outer)
 
 
+def reason_of(error: Exception, limit: int = 500) -> str:
+    """Return what the system says of an error, or else the error's own text, as `printable` does."""
+    return printable(getattr(error, "strerror", None) or str(error), limit)
+
+
 def redact(text: str, secrets: Iterable[str]) -> str:
     """Return a text on one line, with `***` in place of each secret.
 

@@ -144,7 +144,7 @@ POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "readline", "resource", "syslog", 
 TASK_GROUPS = {
     *("net.streams", "net.http1", "net.pool"),
     *("sync.discovery", "sync.feed", "sync.schedule", "sync.run"),
-    *("app.running", "app.locking", "app.auditing", "app.watch", "app.health"),
+    *("app.environment", "app.locking", "app.watch", "app.health"),
 }
 SCOPES = {
     "create_task_group",

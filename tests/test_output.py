@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from _regsync.app.console import Console
-from _regsync.app.display import Snapshot, in_steps, progress_lines
+from _regsync.app.display import Progress, in_steps, progress_lines
 from _regsync.app.progress import Pace, show_progress
 from _regsync.errors import ConfigError, ContentError, Problem, RegsyncError, Side
 from _regsync.sync.report import Outcome, Report
@@ -23,7 +23,7 @@ from tests.works import ask, throttle, work
 
 HOSTILE = "a\x1b[2Jb\x9b31mc\rd\ne\u202ef\x00g\x7fh\u2028i"
 CLEAR = "\r\x1b[1A\x1b[J"
-ONE = Snapshot(1, 2, 0, 0, 0.0, 1.0, "")
+ONE = Progress(1, 2, 0, 0, 0.0, 1.0, "")
 TWO_OF_TWO = ONE._replace(done=2)
 
 
@@ -212,7 +212,7 @@ def test_json_log_lines_are_objects_with_their_events_fields(
     screen.console.log("warning", "min_tags", "too few", kept=1)
     screen.console.outcome(outcome("failed", REFUSED))
     screen.console.error(ConfigError("no such file", hint="give -c a file"))
-    screen.console.progress(Snapshot(1, 2, 500, 1000, 50.0, 10.0, "copying a"))
+    screen.console.progress(Progress(1, 2, 500, 1000, 50.0, 10.0, "copying a"))
     assert screen.out.getvalue() == ""
     warning, failed, ended, running = screen.logged()
     assert warning == {
@@ -336,7 +336,7 @@ def test_a_large_report_is_never_whole_in_memory() -> None:
 # --- progress
 # ---------------------------------------------------------------------------------------
 
-BUSY = Snapshot(
+BUSY = Progress(
     12, 40, 31_500_000, 1_200_000_000, 5_200_000.0, 65.0, "copying docker.io/library/nginx:1.27"
 )
 
@@ -401,14 +401,14 @@ BUSY = Snapshot(
         pytest.param(BUSY, 10, "#-", ["images 1~", "data   3~", "1m05s  c~"], id="hardly any room"),
         pytest.param(BUSY, 1, "#-", ["~", "~", "~"], id="one column"),
         pytest.param(
-            Snapshot(0, 0, 0, 0, 0.0, 0.3, "listing tags"),
+            Progress(0, 0, 0, 0, 0.0, 0.3, "listing tags"),
             60,
             "#-",
             ["images ---------- 0 of 0", "0.3s   listing tags"],
             id="nothing known yet",
         ),
         pytest.param(
-            Snapshot(1, 1, 3000, 2000, 0.0, 7200.0, ""),
+            Progress(1, 1, 3000, 2000, 0.0, 7200.0, ""),
             60,
             "#-",
             ["images ########## 1 of 1", "data   ########## 3.0 KB of 3.0 KB, 0 B/s", "2h00m"],
@@ -416,7 +416,7 @@ BUSY = Snapshot(
         ),
     ],
 )
-def test_the_live_display(now: Snapshot, columns: int, marks: str, lines: list[str]) -> None:
+def test_the_live_display(now: Progress, columns: int, marks: str, lines: list[str]) -> None:
     assert progress_lines(now, columns, marks) == lines
     assert all(len(line) < max(columns, 2) for line in lines)
 

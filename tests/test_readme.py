@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from _regsync.app import cli
-from _regsync.app.display import Snapshot, progress_lines
+from _regsync.app.display import Progress, progress_lines
 from _regsync.config.fields import SECTIONS
 from _regsync.config.reader import ConfigFile, load
 from _regsync.errors import RegsyncError
@@ -212,7 +212,7 @@ def test_every_command_with_json_is_named() -> None:
 
 def test_the_display_is_the_programs() -> None:
     shown = next(block for _, block in BLOCKS if block.startswith("images "))
-    now = Snapshot(
+    now = Progress(
         done=12,
         known=29,
         bytes=78_800_000,

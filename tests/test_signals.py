@@ -20,7 +20,7 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync.app.display import Snapshot
+from _regsync.app.display import Progress
 from _regsync.app.progress import show_progress
 from _regsync.sync.run import DRAIN_SECONDS
 from conformance.content.images import Image, Seed
@@ -332,12 +332,12 @@ async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_the_display_says_that_a_run_stops() -> None:
-    shown: list[Snapshot] = []
+    shown: list[Progress] = []
 
     class Terminal:
         live = True
 
-        def progress(self, now: Snapshot) -> None:
+        def progress(self, now: Progress) -> None:
             shown.append(now)
 
         def clear(self) -> None:

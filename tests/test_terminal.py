@@ -12,14 +12,14 @@ import pyte
 import pytest
 
 from _regsync.app.console import Console
-from _regsync.app.display import Snapshot
+from _regsync.app.display import Progress
 from _regsync.sync.report import Outcome
 from tools import picture
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = 24
 LINES = 8  # of the display at most
-NOW = Snapshot(
+NOW = Progress(
     done=12,
     known=40,
     bytes=31_500_000,

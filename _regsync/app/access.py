@@ -10,7 +10,6 @@ Follows: docs/design.md section 2 ("auth check").
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from _regsync.registry.upload import Upload
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.discovery import Discovery, gather
 from _regsync.sync.report import error_json
-from _regsync.text import printable
+from _regsync.text import printable, time_text
 
 if TYPE_CHECKING:
     from _regsync.auth.aws import EcrAccount
@@ -107,7 +106,7 @@ class Access:
         expires = cloud_login.expires if cloud_login else math.inf
         if not 0 <= expires < LATEST_TIME:
             return None
-        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires))
+        return time_text(expires)
 
     def as_json(self) -> dict[str, object]:
         """Return the row of the JSON document."""

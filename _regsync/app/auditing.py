@@ -10,14 +10,12 @@ Follows: docs/design.md section 12.
 from __future__ import annotations
 
 import os
-import signal
 from contextlib import closing
 
 import anyio
 
 from _regsync.app.console import Console
-from _regsync.app.environment import connect, listen_for_signals, utc_now
-from _regsync.app.progress import show_progress
+from _regsync.app.environment import carry_out, connect, utc_now
 from _regsync.config.model import Config
 from _regsync.errors import RegsyncError, Side, SyncError
 from _regsync.files import replacing
@@ -26,7 +24,7 @@ from _regsync.sync.audit import Audit
 from _regsync.sync.findings import AuditReport, Finding
 from _regsync.sync.lockfile import Lock
 from _regsync.sync.report import Outcome
-from _regsync.text import printable
+from _regsync.text import printable, reason_of
 
 
 async def audit(
@@ -53,7 +51,7 @@ async def audit(
         wall = transport.machine.wall
         first_seen = first_seen_for(config, wall, console.log, keep=False, known=known)
         work = Audit(transport, config, tell, report, read=read, first_seen=first_seen, lock=lock)
-        signals = await carry_out(work, console)
+        signals = await carry_out(work.run, console, work)
     elapsed = anyio.current_time() - began
 
     if report.interrupted:
@@ -66,25 +64,6 @@ async def audit(
             report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
         )
     return 128 + signals[0] if report.interrupted else report.exit_status()
-
-
-async def carry_out(work: Audit, console: Console) -> list[int]:
-    """Carry out an audit, and show how far it is; return the signals that came meanwhile. The first
-    one ends it, because nothing has to be brought to an end.
-    """
-    signals: list[int] = []
-    async with anyio.create_task_group() as tasks:
-
-        def on_signal(number: int) -> None:
-            signals.append(number)
-            tasks.cancel_scope.cancel()
-
-        tasks.start_soon(listen_for_signals, on_signal, (signal.SIGINT, signal.SIGTERM))
-        if console.live or console.heartbeat:
-            tasks.start_soon(show_progress, console, work)
-        await work.run()
-        tasks.cancel_scope.cancel()
-    return signals
 
 
 def write_receipt(path: str, report: AuditReport, console: Console) -> None:
@@ -104,7 +83,7 @@ def write_receipt(path: str, report: AuditReport, console: Console) -> None:
         with replacing(path) as descriptor, open(descriptor, "w", encoding="utf-8") as stream:
             stream.writelines(f"{line}\n" for line in report.receipt())
     except OSError as error:
-        reason = printable(error.strerror or str(error))
+        reason = reason_of(error)
         raise RegsyncError(
             f"{printable(path)} cannot be written: {reason}",
             hint="name a file on another disk; what the file held before is unchanged",

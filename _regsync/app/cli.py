@@ -22,7 +22,7 @@ from _regsync.app.console import Console, terminal_size
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.files import lost_output
 from _regsync.fips import REMEDY
-from _regsync.text import mask_unless_word, printable
+from _regsync.text import mask_unless_word, printable, reason_of
 
 if TYPE_CHECKING:
     from _regsync.config.fields import Field
@@ -497,7 +497,7 @@ def report_error(console: Console, error: BaseException) -> int:
         shown = error
     elif isinstance(error, OSError) and error.errno in LOST_OUTPUT:
         console.lost = True
-        reason = printable(error.strerror or str(error))
+        reason = reason_of(error)
         shown = RegsyncError(f"the output of this command cannot be written: {reason}")
     else:
         message = f"{type(error).__name__}: {printable(str(error))}"

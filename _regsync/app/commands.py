@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from _regsync.errors import ConfigError
-from _regsync.text import printable
+from _regsync.text import printable, reason_of
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -47,7 +47,7 @@ def read_bytes(name: str, most: int) -> bytes:
                 data = stream.read(most + 1)
     except OSError as error:
         printable_name = printable(name) or "a file without a name"
-        reason = printable(error.strerror or str(error))
+        reason = reason_of(error)
         raise ConfigError(f"{printable_name} cannot be read: {reason}") from error
     if len(data) > most:
         raise ConfigError(f"{printable(name)} is larger than {most} bytes")

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
-from _regsync.app.display import Snapshot, progress_lines
+from _regsync.app.display import Progress, progress_lines
 from _regsync.errors import RegsyncError
 from _regsync.text import one_line
 
@@ -158,7 +158,7 @@ class Console:
         for text in texts:
             self.line(text)
 
-    def progress(self, now: Snapshot) -> None:
+    def progress(self, now: Progress) -> None:
         """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""
         if not self.live:
             self._log_line(f"still running: {now}", "info", "heartbeat", str(now), **now._asdict())

@@ -23,7 +23,7 @@ MOST_REGISTRIES = 4  # lines; what does not fit is counted in the last one
 STEPS = ((60.0, 5), (600.0, 30), (float("inf"), 300))
 
 
-class Snapshot(NamedTuple):
+class Progress(NamedTuple):
     """How far a run is."""
 
     done: int  # images
@@ -69,7 +69,7 @@ def in_steps(seconds: float) -> float:
     return -(-seconds // step) * step
 
 
-def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
+def progress_lines(now: Progress, columns: int, marks: str = "#-") -> list[str]:
     """Return the live display: at most 8 lines, none as wide as the terminal.
 
     `marks` are the characters of a bar, for what is done and for what is left.

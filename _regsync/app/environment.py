@@ -16,9 +16,10 @@ from collections.abc import Awaitable, Callable, Sequence
 import anyio
 
 from _regsync.app.console import Console
+from _regsync.app.progress import Work, show_progress
 from _regsync.errors import ConfigError
 from _regsync.registry.transport import Machine, Transport
-from _regsync.text import printable
+from _regsync.text import printable, reason_of, time_text
 
 LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes; login files are far smaller
 MOST_OPEN_FILES = 65536  # or fewer, where the system allows fewer (docs/design.md section 9)
@@ -48,7 +49,7 @@ def read_login_file(path: str) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        reason = printable(error.strerror or str(error))
+        reason = reason_of(error)
         raise ConfigError(f"{printable(path)} cannot be read: {reason}") from error
 
 
@@ -68,7 +69,7 @@ def raise_file_limit() -> int:
 
 
 def utc_now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return time_text(time.time())
 
 
 def run_async(work: Callable[[], Awaitable[int]]) -> int:
@@ -96,6 +97,36 @@ async def run_awake_to_signals(work: Callable[[], Awaitable[int]]) -> int:
 
     with anyio.open_signal_receiver(unused):
         return await work()
+
+
+async def carry_out(
+    act: Callable[[], Awaitable[object]],
+    console: Console,
+    work: Work,
+    stop: anyio.Event | None = None,
+) -> list[int]:
+    """Await `act()`, and show how far its work is; return the signals that came meanwhile.
+
+    The first SIGINT or SIGTERM sets `stop`, and `act` is to end by itself. The second one cancels it,
+    and so does the first one where there is no `stop`.
+    """
+    signals: list[int] = []
+    async with anyio.create_task_group() as tasks:
+
+        def on_signal(number: int) -> None:
+            is_first = not signals
+            signals.append(number)
+            if is_first and stop is not None:
+                stop.set()
+            else:
+                tasks.cancel_scope.cancel()
+
+        tasks.start_soon(listen_for_signals, on_signal, (signal.SIGINT, signal.SIGTERM))
+        if console.live or console.heartbeat:
+            tasks.start_soon(show_progress, console, work)
+        await act()
+        tasks.cancel_scope.cancel()
+    return signals
 
 
 async def listen_for_signals(

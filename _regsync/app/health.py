@@ -28,7 +28,7 @@ from anyio.from_thread import start_blocking_portal
 from _regsync.errors import ConfigError, Disconnected, ProtocolBroken
 from _regsync.net.http1 import next_portion
 from _regsync.net.streams import WANT_READ, SocketStream
-from _regsync.text import printable
+from _regsync.text import printable, reason_of
 
 # Takes the path `/healthz` or `/readyz`, returns HTTP status and document.
 Tell = Callable[[str], tuple[int, dict[str, object]]]
@@ -106,7 +106,7 @@ def open_listeners(bind: str, port: int) -> list[socket.socket]:
     except (OSError, ValueError) as error:
         for listener in listeners:
             listener.close()
-        reason = printable(getattr(error, "strerror", None) or str(error), 100)
+        reason = reason_of(error, 100)
         reason = reason.partition(" (while")[0].lower()  # `create_server` adds the address
         raise ConfigError(
             f"health probes: cannot listen on {printable(bind, 100) or '*'} port {port}: {reason}",

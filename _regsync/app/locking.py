@@ -22,7 +22,7 @@ from _regsync.app.environment import connect
 from _regsync.app.progress import show_progress
 from _regsync.config.model import Config, MappingRule
 from _regsync.errors import ConfigError, RegsyncError
-from _regsync.files import replacing
+from _regsync.files import Stamp, replacing, stamp_of
 from _regsync.registry.transport import Transport
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
@@ -40,7 +40,7 @@ from _regsync.sync.lockfile import (
 from _regsync.sync.locking import Locking, NewLock
 from _regsync.sync.referrers import Referrers
 from _regsync.sync.report import error_json, status_of
-from _regsync.text import printable
+from _regsync.text import printable, reason_of
 
 # A table for a pull request has so many rows: GitHub takes 65,536 characters.
 MOST_ROWS = 250
@@ -51,14 +51,6 @@ SHORT_DIGEST = len("sha256:") + 12
 MODE = 0o644
 
 Requests = Mapping[str, Counter[str]]  # by host and action
-
-
-class Stamp(NamedTuple):
-    """What differs between two files that had one name."""
-
-    inode: int
-    size: int
-    changed: int
 
 
 class Wishes(NamedTuple):
@@ -91,17 +83,13 @@ def open_lock(path: str) -> LockFile:
     """Read the file of a lock, which need not be there; ConfigError for one that is no lock."""
     try:
         with open(path, "rb") as stream:
-            stamp = stamp_of(os.fstat(stream.fileno()))
+            stamp = stamp_of(stream.fileno())
             return LockFile(path, stamp, read_lock(stream, path))
     except FileNotFoundError:
         return LockFile(path, None, Lock())
     except OSError as error:
-        reason = printable(error.strerror or str(error))
+        reason = reason_of(error)
         raise ConfigError(f"{printable(path)} cannot be read: {reason}") from error
-
-
-def stamp_of(status: os.stat_result) -> Stamp:
-    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def write(file: LockFile, lock: Lock) -> None:
@@ -110,18 +98,19 @@ def write(file: LockFile, lock: Lock) -> None:
     # A link stays one: what it leads to is replaced.
     path = os.path.realpath(file.path)
     try:
-        status = os.stat(path) if os.path.exists(path) else None
-        if (status and stamp_of(status)) != file.stamp:
+        is_there = os.path.exists(path)
+        stamp = stamp_of(path) if is_there else None
+        if stamp != file.stamp:
             text = f"{shown} was not written: something else changed it in the meantime"
             raise RegsyncError(text, hint="run `regsync lock` again")
 
-        mode = status.st_mode & 0o777 if status else MODE
+        mode = os.stat(path).st_mode & 0o777 if is_there else MODE
         with replacing(path, mode) as descriptor, open(descriptor, "wb") as stream:
             stream.writelines(f"{line}\n".encode() for line in lines_of(lock))
             stream.flush()
             os.fsync(stream.fileno())
     except OSError as error:
-        reason = printable(error.strerror or str(error))
+        reason = reason_of(error)
         raise RegsyncError(f"{shown} was not written and is unchanged: {reason}") from error
 
 

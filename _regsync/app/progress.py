@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import anyio
 
 from _regsync.app.console import Console
-from _regsync.app.display import Snapshot
+from _regsync.app.display import Progress
 from _regsync.registry.transport import Transport
 from _regsync.sync.image import Traffic
 from _regsync.text import duration_text
@@ -33,7 +33,7 @@ SILENCE_SECONDS = 10.0  # without an answer, after which a registry is called sl
 
 
 class Work(Protocol):
-    """What shows how far it is: a run's scheduler, an audit, or a lock."""
+    """Says how far something is: a run's scheduler, an audit, or a new lock."""
 
     @property
     def transport(self) -> Transport: ...
@@ -80,7 +80,7 @@ async def show_progress(console: Console, work: Work) -> None:
             pace.record(now, work.bytes_moved, work.traffic.expected)
             silences.record(now, work)
             console.progress(
-                Snapshot(
+                Progress(
                     done=work.images_done,
                     known=work.images_known,
                     bytes=work.bytes_moved,

@@ -9,17 +9,16 @@ Follows: docs/specification.md section 1.6, docs/design.md sections 2, 5 and 10.
 from __future__ import annotations
 
 import os
-import signal
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import anyio
 
 from _regsync.app.console import Console
-from _regsync.app.environment import connect, listen_for_signals, utc_now
-from _regsync.app.progress import show_progress
+from _regsync.app.environment import carry_out, connect, utc_now
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.errors import Side
 from _regsync.state.knowledge import Knowledge
@@ -59,50 +58,61 @@ async def run(
     began = anyio.current_time()
     started_at = utc_now()
     run_id = os.urandom(8).hex()
-    if kind == "sync" and config.cache_dir is None:
+    writes = kind == "sync"
+    is_sync_of_mappings = writes and image is None
+    if writes and config.cache_dir is None:
         message = "nothing is kept for the next run: there is no configuration file"
         console.log("info", "no_state", f"{message}, and no absolute cache_dir")
 
     report = Report()
     with closing(connect(console)) as transport:
-        recheck = recheck or image is not None
         first_seen = None
-        if kind != "analysis":  # which is about all that is selected, held back or not
+        if kind != "analysis":  # an analysis is also about images that are too young to be copied
             wall = transport.machine.wall
             known = lock.first_seen_times() if lock is not None else None
-            first_seen = first_seen_for(config, wall, console.log, keep=kind == "sync", known=known)
+            first_seen = first_seen_for(config, wall, console.log, keep=writes, known=known)
         work = Run(
             transport,
             config,
             console.outcome,
             report,
             kind,
-            recheck=recheck,
+            recheck=recheck or image is not None,
             first_seen=first_seen,
             lock=lock,
             retry=retry,
         )
-        if kind == "sync" and image is None:
+        if is_sync_of_mappings:
             console.begin(_hosts_of(config))
-        signals = await carry_out(work, image, console)
+        stop = anyio.Event()
+        act = partial(work.sync, stop) if image is None else partial(work.copy, *image, stop)
+        signals = await carry_out(act, console, work.scheduler, stop)
     elapsed = anyio.current_time() - began
 
     if report.interrupted:
         console.log("warning", "interrupted", report.undone_text())
-    analysis = work.dry_run.analysis() if kind == "analysis" and work.dry_run is not None else None
-    if kind == "sync" and image is None:
+    if is_sync_of_mappings:
         console.summary(report, elapsed)
-
-    if console.as_json:
+    if kind == "analysis":
+        assert work.dry_run is not None  # the run has made one for this kind
+        _show_analysis(work.dry_run.analysis(), console)
+    elif console.as_json:
         console.document(
-            analysis
-            or report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
+            report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
         )
-    elif analysis is not None:
-        console.lines(analysis_lines(analysis))
     elif kind == "plan":
         console.lines(report.plan())
-    return 128 + signals[0] if report.interrupted else report.exit_status()
+
+    if report.interrupted:
+        return 128 + signals[0]
+    return report.exit_status()
+
+
+def _show_analysis(analysis: dict[str, Any], console: Console) -> None:
+    if console.as_json:
+        console.document(analysis)
+    else:
+        console.lines(analysis_lines(analysis))
 
 
 def _hosts_of(config: Config) -> set[tuple[str, str]]:
@@ -112,33 +122,6 @@ def _hosts_of(config: Config) -> set[tuple[str, str]]:
         for mapping in config.mappings
         for target in mapping.targets
     }
-
-
-async def carry_out(work: Run, image: SingleImage | None, console: Console) -> list[int]:
-    """Carry out a run, and show how far it is; return the signals that came meanwhile.
-
-    After the first signal no further copy begins, and copies under way may end. The second signal
-    ends the run.
-    """
-    signals: list[int] = []
-    stop = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-
-        def on_signal(number: int) -> None:
-            signals.append(number)
-            stop.set()
-            if len(signals) > 1:
-                tasks.cancel_scope.cancel()
-
-        tasks.start_soon(listen_for_signals, on_signal, (signal.SIGINT, signal.SIGTERM))
-        if console.live or console.heartbeat:
-            tasks.start_soon(show_progress, console, work.scheduler)
-        if image is None:
-            await work.sync(stop)
-        else:
-            await work.copy(*image, stop)
-        tasks.cancel_scope.cancel()
-    return signals
 
 
 async def list_tags(

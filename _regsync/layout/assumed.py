@@ -18,7 +18,7 @@ from _regsync.layout.directory import Layout
 from _regsync.layout.index import LARGEST_INDEX, Entry, read_lines
 from _regsync.oci.manifest import Manifest, parse_manifest
 from _regsync.oci.reference import LAYOUT_SCHEME
-from _regsync.text import printable
+from _regsync.text import printable, reason_of
 
 _MANIFEST_LIMIT = 4 * 1024 * 1024
 
@@ -35,7 +35,7 @@ def read_assumed(paths: Iterable[str], log: Callable[..., None]) -> dict[str, st
             else:
                 held = _read_receipt_file(path)
         except OSError as error:
-            why = printable(error.strerror or str(error))
+            why = reason_of(error)
             raise ConfigError(f"assume: {printable(path)} cannot be read: {why}") from error
         except SyncError as error:
             raise ConfigError(f"assume: {printable(path)}: {error.message}") from error

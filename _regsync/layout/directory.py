@@ -30,10 +30,12 @@ from _regsync.errors import ContentError, SyncError, WrongBytes
 from _regsync.files import (
     PARTIAL_SUFFIX,
     SLOW_PIECE,
+    Stamp,
     hash_rest,
     lock,
     open_safely,
     remove_if_possible,
+    stamp_of,
 )
 from _regsync.layout.disk import (
     REMEDIES,
@@ -49,7 +51,7 @@ from _regsync.layout.disk import (
 from _regsync.layout.index import LARGEST_INDEX, Entry, Index, parse_index
 from _regsync.oci.manifest import Descriptor, load_json
 from _regsync.oci.reference import split_digest
-from _regsync.text import printable, size_text
+from _regsync.text import printable, reason_of, size_text
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -100,14 +102,6 @@ class _Group:
         return bool(self.blobs or self.manifests or self.changes_index)
 
 
-class _Stamp(NamedTuple):
-    """The parts of a file's status that change when it is replaced."""
-
-    inode: int
-    size: int
-    modified: int  # in nanoseconds
-
-
 class Layout:
     """One layout, for all its repositories in a run.
 
@@ -131,7 +125,7 @@ class Layout:
         # The entries of `index.json` and those that were put since; None before it was read.
         self._index: Index | None = None
         # The stamp and the bytes of `index.json` as it was last read or written.
-        self._index_stamp: _Stamp | None = None
+        self._index_stamp: Stamp | None = None
         self._index_bytes = b""
 
         # The folder of each algorithm's blobs, once it is known to be a folder and no link.
@@ -342,12 +336,11 @@ class Layout:
     def _has_file(self, name: str) -> bool:
         return os.path.lexists(os.path.join(self.path, name))
 
-    def _stamp_of_index(self) -> _Stamp | None:
+    def _stamp_of_index(self) -> Stamp | None:
         try:
-            status = os.stat(os.path.join(self.path, _INDEX_FILE))
+            return stamp_of(os.path.join(self.path, _INDEX_FILE))
         except OSError:
             return None
-        return _Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
     @contextlib.contextmanager
     def disk_errors(self) -> Iterator[None]:
@@ -356,7 +349,7 @@ class Layout:
             yield
         except OSError as error:
             place = printable(str(error.filename or self.path))
-            why = printable(error.strerror or str(error))
+            why = reason_of(error)
             told = LayoutError(f"{place}: {why}")
             told.hint = REMEDIES.get(error.errno or 0)
             raise told from error

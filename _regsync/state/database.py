@@ -33,8 +33,8 @@ from _regsync.state.archive import (
     Snapshot,
     SnapshotEntry,
 )
-from _regsync.state.sqlite import Damaged, LeftAlone, reason_of
-from _regsync.text import printable
+from _regsync.state.sqlite import Damaged, LeftAlone
+from _regsync.text import printable, reason_of
 
 if sqlite.HAS_SQLITE:
     import sqlite3

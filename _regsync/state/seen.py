@@ -22,9 +22,9 @@ import anyio
 
 from _regsync.config.model import Config
 from _regsync.errors import ConfigError
-from _regsync.files import WRITE_FLAGS, lock, open_safely, replacing
+from _regsync.files import WRITE_FLAGS, Stamp, lock, open_safely, replacing, stamp_of
 from _regsync.state.archive import RepositoryKey
-from _regsync.text import json_object, parse_time, printable, time_text
+from _regsync.text import json_object, parse_time, printable, reason_of, time_text
 
 _VERSION = 1
 _DAY = 86400
@@ -77,14 +77,6 @@ class Sighting:
         ahead = [time for time in (self.ahead, other.ahead) if time is not None]
         first = min(self.first, other.first)
         return Sighting(first, max(self.answered, other.answered), max(ahead, default=None))
-
-
-class _Stamp(NamedTuple):
-    """What tells whether a file has been replaced."""
-
-    inode: int
-    modified: int  # nanoseconds
-    size: int
 
 
 def first_seen_for(
@@ -145,7 +137,7 @@ class FirstSeen:
         # What is in the file, and what this process has seen.
         self._sightings = dict[SeenKey, Sighting]()
         # The file as this process has read or written it.
-        self._stamp: _Stamp | None = None
+        self._stamp: Stamp | None = None
         # The latest moment that the file names: if it is later than now, some clock is wrong.
         self._latest = 0
         self._has_changed = False
@@ -201,7 +193,7 @@ class FirstSeen:
                     raise PermissionError(0, "it cannot be written")
             wrong_lines = self._update()
         except OSError as error:
-            raise self._unusable(printable(error.strerror or str(error))) from error
+            raise self._unusable(reason_of(error)) from error
 
         if wrong_lines:
             self._has_changed = True
@@ -236,8 +228,7 @@ class FirstSeen:
                 self._update()
                 self._write()
         except (OSError, ConfigError) as error:
-            reason = error.strerror if isinstance(error, OSError) else None
-            text = f"first-seen times are not saved: {printable(reason or str(error))}"
+            text = f"first-seen times are not saved: {reason_of(error)}"
             self._warn(f"{printable(self._path)}: {text}; images are held back for longer")
         else:
             self._has_changed = False
@@ -248,7 +239,7 @@ class FirstSeen:
         """
         try:
             with open(self._path, "rb", opener=open_safely) as stream:
-                stamp = _stamp_of(stream.fileno())
+                stamp = stamp_of(stream.fileno())
                 if stamp == self._stamp:
                     return []
                 text = stream.read(_LARGEST_FILE + 1)
@@ -291,7 +282,7 @@ class FirstSeen:
             stream.write("".join(f"{line}\n" for line in lines).encode())
             stream.flush()
             os.fsync(descriptor)
-            stamp = _stamp_of(descriptor)
+            stamp = stamp_of(descriptor)
         self._stamp = stamp
         _sync_directory(os.path.dirname(self._path))
 
@@ -323,11 +314,6 @@ class FirstSeen:
 
     def _warn(self, message: str) -> None:
         self._log("warning", "first_seen", message)
-
-
-def _stamp_of(descriptor: int) -> _Stamp:
-    status = os.fstat(descriptor)
-    return _Stamp(status.st_ino, status.st_mtime_ns, status.st_size)
 
 
 def _entry_of(fields: Mapping[str, object]) -> tuple[SeenKey, Sighting]:

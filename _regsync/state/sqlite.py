@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from urllib.parse import quote
 
 from _regsync.files import _SAFE, open_safely, remove_if_possible
-from _regsync.text import printable
+from _regsync.text import reason_of
 
 try:
     import sqlite3
@@ -163,11 +163,6 @@ def is_busy(error: Exception) -> bool:
 def is_half_written(error: Exception) -> bool:
     """Say whether a killed writer has left a journal to roll back, which a reader may not do."""
     return "readonly database" in str(error)
-
-
-def reason_of(error: Exception) -> str:
-    """Return what the system, or SQLite, says of an error."""
-    return printable(getattr(error, "strerror", None) or str(error))
 
 
 # Before SQLite sees the file.

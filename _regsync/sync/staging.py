@@ -31,16 +31,18 @@ from _regsync.errors import SyncError
 from _regsync.files import (
     PARTIAL_SUFFIX,
     SLOW_PIECE,
+    Stamp,
     hash_rest,
     is_own_folder,
     open_safely,
     remove_if_possible,
     replacing,
+    stamp_of,
 )
 from _regsync.net.http1 import LARGE_PIECE, PIECE, Pieces
 from _regsync.oci.manifest import Descriptor
 from _regsync.oci.reference import split_digest
-from _regsync.text import printable
+from _regsync.text import printable, reason_of
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -87,7 +89,7 @@ def _disk_errors() -> Iterator[None]:
         yield
     except OSError as error:
         place = printable(str(error.filename or "the staging directory"))
-        why = printable(error.strerror or str(error))
+        why = reason_of(error)
         hint = "free space in global.cache_dir, or set it to another disk"
         raise StagingFailed(f"blobs cannot be staged in {place}: {why}", hint=hint) from error
 
@@ -136,7 +138,7 @@ class FilePieces(Pieces):
         self._file = staged
         self._offset = offset
         self._end = end
-        self._stamp = _stamp_of(staged.fileno())
+        self._stamp = stamp_of(staged.fileno())
         self._digest = digest
         self._hash: _Hash | None = None
         if not is_verified:
@@ -211,7 +213,7 @@ class FilePieces(Pieces):
         """Raise StagingFailed if the file was written to meanwhile, or if the bytes that were hashed on
         their way have another digest.
         """
-        is_same_file = self._stamp == _stamp_of(self._file.fileno())
+        is_same_file = self._stamp == stamp_of(self._file.fileno())
         has_digest = self._hash is None or self._digest.endswith(self._hash.hexdigest())
         if not (is_same_file and has_digest):
             raise StagingFailed(f"{self._digest} was changed on disk after it had been verified")
@@ -247,21 +249,6 @@ class FilePieces(Pieces):
     def part(self, start: int, end: int) -> FilePieces:
         """Return a part of the file as a body of its own, which can be asked for again."""
         return FilePieces(self._file, self._digest, end, start, is_verified=True)
-
-
-class _Stamp(NamedTuple):
-    """The parts of a file's status that change when it is written to or replaced."""
-
-    device: int
-    inode: int
-    size: int
-    modified: int  # in nanoseconds
-
-
-def _stamp_of(file: int | str) -> _Stamp:
-    """Return the stamp of an open file, or of a path."""
-    status = os.stat(file)
-    return _Stamp(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def _read(file: FileIO, room: memoryview, offset: int) -> int:
@@ -323,7 +310,7 @@ class MemoryBudget:
 class _StagedFile(NamedTuple):
     path: str
     size: int
-    stamp: _Stamp  # when it was verified
+    stamp: Stamp  # when it was verified
 
 
 class Staging:
@@ -413,7 +400,7 @@ class Staging:
             return
 
         # Another run in this directory may have replaced the file by its own.
-        is_verified = self._files[digest].stamp == _stamp_of(staged.fileno())
+        is_verified = self._files[digest].stamp == stamp_of(staged.fileno())
         self._readers[digest] += 1
         try:
             with staged:
@@ -514,7 +501,7 @@ class Staging:
                     piece = piece[written:]
 
             await read(write)
-            stamp = _stamp_of(descriptor)
+            stamp = stamp_of(descriptor)
         return _StagedFile(path, blob.size, stamp)
 
     def _folder(self, algorithm: str) -> str:
@@ -590,12 +577,12 @@ def _is_file(path: str) -> bool:
     return os.path.isfile(path) and not os.path.islink(path)
 
 
-async def _verify(path: str, blob: Descriptor) -> _Stamp | None:
+async def _verify(path: str, blob: Descriptor) -> Stamp | None:
     """Return the stamp of a file that holds a blob; one that holds something else is removed."""
     algorithm, encoded = split_digest(blob.digest)
     running = new_hash(algorithm)
     with FileIO(path, opener=open_safely) as staged:
-        stamp = _stamp_of(staged.fileno())
+        stamp = stamp_of(staged.fileno())
         await hash_rest(staged, running)
     if running.hexdigest() == encoded:
         return stamp
