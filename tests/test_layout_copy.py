@@ -13,8 +13,9 @@ import pytest
 
 from conformance.client.attachments import SBOM
 from conformance.content.images import Image, Seed
+from conformance.registry.app import App
 from conformance.server.sockets import Server
-from tests.ends import Ran, Start, document, held, only, run_regsync, tags
+from tests.ends import Ran, Start, Virtual, document, held, only, run_regsync, tags
 from tests.layouts import (
     blob_path,
     check_layout,
@@ -113,6 +114,23 @@ def test_a_relative_path_and_a_repository_of_another_name(
     assert names_of(tmp_path / "usb") == {"base/alpine:3.20": image.top}
     again = run_regsync("copy", "--json", where, "oci-layout:usb//base/alpine:3.20")
     assert again.statuses() == ["skipped"]
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_other_tools_read_the_long_name_of_an_image_of_docker_hubs(
+    world: Virtual, seed: Seed, tmp_path: Path
+) -> None:
+    """containerd takes an image by this name, and knows no `docker.io/alpine`."""
+    hub = world.listen(App(), "registry-1.docker.io", scheme="https")
+    seed.image().load_into(hub.app, "library/alpine", tag="3.20")
+    disk = tmp_path / "usb"
+    assert (await world.run("copy", "alpine:3.20", f"oci-layout:{disk}")).status == 0
+    (entry,) = index_of(disk)["manifests"]
+    assert entry["annotations"] == {
+        "io.containerd.image.name": "docker.io/library/alpine:3.20",
+        "org.opencontainers.image.ref.name": "alpine:3.20",
+    }
 
 
 def test_tags_lists_a_repository_of_a_layout(seed: Seed, tmp_path: Path) -> None:

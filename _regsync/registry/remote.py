@@ -187,8 +187,11 @@ class RemoteRepository:
         return f"{self}{separator}{reference}"
 
     def full_name(self, reference: str) -> str:
-        """Return what an image is called outside of this run."""
-        return self.reference(reference)
+        """Return what an image is called outside of this run: other tools know no short names of Docker
+        Hub's.
+        """
+        separator = "@" if ":" in reference else ":"
+        return f"{self.host.key}/{self.api_name}{separator}{reference}"
 
     def adding_place(self, operation: str, reference: str) -> _Place:
         """Return a block which adds side, operation and reference to every error that it raises."""
