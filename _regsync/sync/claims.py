@@ -34,8 +34,10 @@ class ImageClaims:
     """What one promoted image lacks in its repository, and which claims it owns; only `Claims` changes
     an ImageClaims.
 
-    With `careful` the registry would not notice that a blob is absent, so that an entry of an earlier
-    run may not be enough to believe in the blob (docs/design.md section 7).
+    `blobs` are all that the image names, by digest; `children` are the digests of the manifests below
+    `root` that the repository lacks. With `careful` the registry would not notice that a blob is
+    absent, so that an entry of an earlier run may not be enough to believe in the blob
+    (docs/design.md section 7).
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class ImageClaims:
 
         # Its place in the order of promotions.
         self.order = -1
+        # What this image has to bring itself.
         self.owned = dict[ClaimKey, Claim]()
         # How many blobs are not in the repository yet, and how many manifests that other images put.
         self.missing = 0
@@ -91,8 +94,7 @@ class Claim:
 
     @property
     def host(self) -> str:
-        host, _ = self.key.where
-        return host
+        return self.key.where.host
 
     @property
     def blob(self) -> Descriptor:
@@ -147,28 +149,22 @@ class Claims:
         Returns the steps that may start now.
         """
         image.order = next(self._order)
-        lacking = [
-            digest
-            for digest in image.blobs
-            if not self.knowledge.has_blob(image.where, digest, careful=image.careful)
-        ]
-        image.missing = len(lacking)
-        absent = set(lacking)
-        image.present = [blob for digest, blob in image.blobs.items() if digest not in absent]
-
         claimed = list[Claim]()
-        for digest in lacking:
+        for digest, blob in image.blobs.items():
+            if self.knowledge.has_blob(image.where, digest, careful=image.careful):
+                image.present.append(blob)
+                continue
+            image.missing += 1
             claim = self._claim_or_wait(image, digest, is_manifest=False)
             if claim is not None:
                 claimed.append(claim)
 
         # The manifests are claimed too. So an index that contains this image waits rather than put
         # the image again, and a second tag of the same image is put after the first tag.
-        # `children` has none that is committed (`Tree.missing_at`).
         manifests = [*image.children, image.root] if image.root else image.children
         for digest in manifests:
             if self._claim_or_wait(image, digest, is_manifest=True) is None:
-                image.missing += 1
+                image.missing += 1  # another image puts it
 
         return self._start(claimed)
 
@@ -190,19 +186,19 @@ class Claims:
         claim = image.owned.pop(key)
         del self._claims[key]
 
-        waiting = claim.waiters
-        for waiter in claim.waiters:
-            waiter.missing -= 1
+        affected = claim.waiters
         if not key.is_manifest:
             if is_confirmed:
                 self.knowledge.add_blob(image.where, digest)
             else:
                 self.knowledge.believe_blob(image.where, digest)
-            image.missing -= 1
             for waiter in claim.waiters:
                 waiter.present.append(waiter.blobs[digest])
-            waiting = [image, *claim.waiters]
-        return [waiter for waiter in waiting if waiter.is_ready()]
+            # The owner counts its own blobs as missing, but not the manifests that it puts itself.
+            affected = [image, *claim.waiters]
+        for other in affected:
+            other.missing -= 1
+        return [other for other in affected if other.is_ready()]
 
     def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
         """Note how a mount ended; return the steps that may start now.
@@ -210,20 +206,21 @@ class Claims:
         Claims that waited for the first mount on the host go on. So do followers of a leader from
         whose repository they may not mount any more.
         """
-        moved = list[Claim]()
+        freed = list[Claim]()
         first = self._first_mounts.pop(host, None)
         if first is not None:
-            moved += first.waiting
+            freed += first.waiting
         if not mounted:
             for leader in self._leaders.values():
-                leader_host, repository = leader.image.where
-                if leader_host == host:
-                    moved += [
-                        claim
-                        for claim in leader.followers
-                        if not self.knowledge.may_mount(claim.key.where, repository)
-                    ]
-        return self._start(moved)
+                source = leader.image.where
+                if source.host != host:
+                    continue
+                freed += [
+                    claim
+                    for claim in leader.followers
+                    if not self.knowledge.may_mount(claim.key.where, source.name)
+                ]
+        return self._start(freed)
 
     def stop_waiting_after(self, patience: float) -> list[Step]:
         """End the wait of followers that have waited `patience` seconds for their leader; return their
@@ -252,25 +249,29 @@ class Claims:
         inherited the claim of the last manifest that they waited for.
         """
         image.failed = True
-        blob_claims = dict[ClaimKey, Claim]()
+        # Claims of blobs that their owners have to decide on anew.
+        undecided = dict[ClaimKey, Claim]()
         ready = list[ImageClaims]()
         for claim in image.owned.values():
             for freed in self._stop_waiting(claim):
-                blob_claims[freed.key] = freed
+                undecided[freed.key] = freed
 
-            waiters = [waiter for waiter in claim.waiters if not waiter.failed]
-            if not waiters:
+            heirs = [waiter for waiter in claim.waiters if not waiter.failed]
+            if not heirs:
                 del self._claims[claim.key]
                 continue
-            self._pass_on(claim, waiters)
+            claim.owner, *claim.waiters = heirs
+            claim.owner.owned[claim.key] = claim
             if not claim.key.is_manifest:
-                blob_claims[claim.key] = claim
-            elif claim.owner.is_ready():
+                undecided[claim.key] = claim
+                continue
+            claim.owner.missing -= 1  # the heir puts the manifest itself
+            if claim.owner.is_ready():
                 ready.append(claim.owner)
         image.owned.clear()
 
         # A freed claim may be the failed image's own, which no image has inherited.
-        to_start = [claim for claim in blob_claims.values() if claim.owner is not image]
+        to_start = [claim for claim in undecided.values() if claim.owner is not image]
         return self._start([*to_start, *self._end_leads(image)]), ready
 
     def _claim_or_wait(self, image: ImageClaims, digest: str, *, is_manifest: bool) -> Claim | None:
@@ -284,30 +285,26 @@ class Claims:
         image.owned[key] = claim
         return claim
 
-    @staticmethod
-    def _pass_on(claim: Claim, waiters: list[ImageClaims]) -> None:
-        claim.owner, *claim.waiters = waiters
-        claim.owner.owned[claim.key] = claim
-        if claim.key.is_manifest:
-            claim.owner.missing -= 1  # the heir puts the manifest itself
-
     def _end_leads(self, image: ImageClaims) -> list[Claim]:
         """Let an image that has ended lead no more; return the claims that need not wait any longer."""
-        host, _ = image.where
-        moved = list[Claim]()
+        host = image.where.host
+        freed = list[Claim]()
         for digest in image.blobs:
             leader = self._leaders.get((host, digest))
             if leader is None:
                 continue
             # From an image that is committed, the followers of other leaders may mount too.
             if leader.image is image or not image.failed:
-                moved += leader.followers
+                freed += leader.followers
             if leader.image is image:
                 del self._leaders[host, digest]
-        return moved
+        return freed
 
     def _start(self, claims: Iterable[Claim]) -> list[Step]:
-        """Decide anew on claims whose wait is over; return the steps of those that wait no more."""
+        """Decide on claims that are new, or whose wait is over; return the steps that may start now.
+
+        A claim may wait again: for its host's first mount, or for another leader.
+        """
         # In promotion order, so that a leader was promoted before its followers (rule 9).
         ordered = sorted(claims, key=lambda claim: claim.owner.order)
         for claim in ordered:
@@ -322,21 +319,26 @@ class Claims:
         return steps
 
     def _choose_first_mounts(self, claims: list[Claim]) -> None:
-        """Let the first mount on a host be that of the smallest blob (rule 10)."""
+        """Let the first mount on a host be that of the smallest blob: if the host does not mount, the
+        others have waited for the shortest upload (rule 10).
+        """
         for claim in sorted(claims, key=lambda claim: claim.blob.size):
-            is_unknown = self.knowledge.mounts(claim.host) is None
-            if is_unknown and self.knowledge.mount_source(claim.key.where, claim.key.digest):
+            is_host_unknown = self.knowledge.mounts(claim.host) is None
+            if is_host_unknown and self.knowledge.mount_source(claim.key.where, claim.key.digest):
                 self._first_mounts.setdefault(claim.host, FirstMount(claim, []))
 
     def _next_step(self, claim: Claim) -> Step | None:
-        """Return a blob's mount or upload; None where the claim waits, which is noted."""
+        """Return a blob's mount or upload; None where the claim has to wait first, which is noted."""
         source = self.knowledge.mount_source(claim.key.where, claim.key.digest)
-        wait = self._wait_for_leader if source is None else self._wait_for_first_mount
-        return None if wait(claim) else Step(claim.owner, claim.blob, source)
+        if source is None:
+            has_to_wait = self._waits_for_leader(claim)
+        else:
+            has_to_wait = self._waits_for_first_mount(claim)
+        return None if has_to_wait else Step(claim.owner, claim.blob, source)
 
-    def _wait_for_first_mount(self, claim: Claim) -> bool:
-        """Let a claim wait until the first mount has shown whether the host mounts; False where it
-        need not wait, or makes the first mount itself.
+    def _waits_for_first_mount(self, claim: Claim) -> bool:
+        """Let a claim wait until the first mount has shown whether the host mounts; False where that is
+        known, or the claim makes the first mount itself.
         """
         if self.knowledge.mounts(claim.host) is not None:
             return False
@@ -346,16 +348,17 @@ class Claims:
         first.waiting.append(claim)
         return True
 
-    def _wait_for_leader(self, claim: Claim) -> bool:
-        """Let a claim wait until an earlier image has committed the blob elsewhere on the host; False
-        where it need not wait. The first image to ask becomes the leader.
+    def _waits_for_leader(self, claim: Claim) -> bool:
+        """Let a claim wait until an earlier image has committed the blob in another repository of the
+        host, to mount it from there; False where the blob is uploaded now. The first image to ask
+        becomes the leader.
         """
         host_and_digest = (claim.host, claim.key.digest)
         leader = self._leaders.setdefault(host_and_digest, Leader(claim.owner, []))
-        _, repository = leader.image.where
         # Images wait for older ones alone, so that they never wait in a circle (rule 9).
-        is_earlier = leader.image.order < claim.owner.order
-        if not is_earlier or not self.knowledge.may_mount(claim.key.where, repository):
+        if leader.image.order >= claim.owner.order:
+            return False
+        if not self.knowledge.may_mount(claim.key.where, leader.image.where.name):
             return False
         leader.followers.append(claim)
         claim.leader = leader
@@ -369,12 +372,13 @@ class Claims:
         if claim.leader is not None:
             claim.leader.followers.remove(claim)
             claim.leader = None
+
         first = self._first_mounts.get(claim.host)
         if first is None:
             return []
+        if first.tried is claim:
+            del self._first_mounts[claim.host]
+            return first.waiting
         if claim in first.waiting:
             first.waiting.remove(claim)
-        if first.tried is not claim:
-            return []
-        del self._first_mounts[claim.host]
-        return first.waiting
+        return []

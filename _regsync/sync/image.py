@@ -54,9 +54,8 @@ class Traffic:
 
     def record(self, where: RepositoryKey, blob: Descriptor, result: BlobResult) -> None:
         """Note how a blob came to be in a repository."""
-        host, _ = where
-        was_expected = (host, blob.digest) in self._awaited
-        self._awaited.discard((host, blob.digest))
+        was_expected = (where.host, blob.digest) in self._awaited
+        self._awaited.discard((where.host, blob.digest))
         was_sent = result is BlobResult.UPLOADED
         if was_sent and not was_expected:
             self.expected += blob.size

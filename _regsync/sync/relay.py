@@ -53,13 +53,16 @@ class _Checkpoint(NamedTuple):
 
 
 class Relay(Pieces):
-    """The body of a request, from the blob's source. `complete`: its last piece has been given.
+    """The body of a request to a target: a blob as it comes from its source.
 
     A body that breaks at the source goes on by Range while the request to the target stays open.
     When the target has lost a part, the blob is read again from the checkpoint before that part.
+
+    `length`: how many bytes the target lacks. `complete`: the last piece has been given.
     """
 
-    length: int  # bytes that the target lacks
+    length: int
+    # The source's answer, and the hash of what was read. Both begin with `opened`.
     _response: BlobBody
     _hash: _Hash
 
@@ -73,16 +76,20 @@ class Relay(Pieces):
         self._reference = source.reference(blob.digest)
         self._transport = transport
         self.is_fresh = fresh
+        # Closes the source's answer.
         self._stack = AsyncExitStack()
         algorithm, self._expected = split_digest(blob.digest)
         self._checkpoints = [_Checkpoint(0, new_hash(algorithm))]
 
-        # Of this reading, in bytes of the blob.
-        self._count = 0  # read and hashed
-        self._skip = 0  # at the target already
-        self._until = 0  # where to stop
+        # Of this reading, in bytes from the blob's beginning: how much was read and hashed, how much
+        # the target has already, and where reading stops.
+        self._count = 0
+        self._skip = 0
+        self._until = 0
         self._buffer = memoryview(b"")
-        self._fills_buffer = False  # the last read has: the source is fast
+        # Whether the last read filled the buffer: then the source is fast, and more has probably come
+        # already.
+        self._fills_buffer = False
 
         # Of the waits for a broken source: the seconds left for all of them, the attempts left, and the
         # count of bytes read at which attempts are counted from 0 again.
@@ -92,12 +99,13 @@ class Relay(Pieces):
 
     @asynccontextmanager
     async def opened(self, offset: int = 0) -> AsyncIterator[Relay]:
-        """Give the body of what follows `offset`, where the target's part ends."""
+        """Give the body for a target that has the blob's first `offset` bytes."""
+        # What the target has lost since is read again.
         while self._checkpoints[-1].offset > offset:
             self._checkpoints.pop()
         self._go_back_to(self._checkpoints[-1])
         self._skip = offset
-        self._until = self._blob.size + 1  # one more shows that a blob is too long
+        self._until = self._blob.size + 1  # one byte more shows that a blob is too long
         self.length = self._blob.size - offset
         self.complete = self.complete and not self.length
         with self._transport.buffers.lending(self._blob.size + 1) as self._buffer:
@@ -132,7 +140,7 @@ class Relay(Pieces):
 
     async def pour(self, write: Callable[[memoryview], None]) -> int:
         """Have a worker thread read, hash and write what comes next, as long as it comes without
-        waiting; return how many bytes `write` got. 0 where `next` has to give them.
+        waiting; return how many bytes `write` got. After 0 `next` has to give the next piece.
 
         Raises what `write` raises, and WireError when the source breaks for good.
         """
@@ -142,34 +150,37 @@ class Relay(Pieces):
                 before = self._count
                 try:
                     limiter = self._transport.movers
-                    await anyio.to_thread.run_sync(self._move, write, limiter=limiter)
+                    await anyio.to_thread.run_sync(self._pour_in_thread, write, limiter=limiter)
                 except WireError as broken:
                     await self._resume(broken)
                 self._note_progress(self._count - before)
         return max(0, self._count - start)
 
-    def _move(self, write: Callable[[memoryview], None]) -> None:
-        """Read, hash and write for a while, in a worker thread. The last piece is left to `_read`,
-        which verifies the blob (I3).
+    def _pour_in_thread(self, write: Callable[[memoryview], None]) -> None:
+        """Read, hash and write until the source is slower than the thread, LONGEST_VISIT seconds have
+        passed, or the last piece comes. `next` gives the last piece, because the blob has to be
+        verified before its last byte is sent (I3).
         """
-        until = time.monotonic() + LONGEST_VISIT
+        deadline = time.monotonic() + LONGEST_VISIT
         is_time_up = False
         while self._fills_buffer and not self._is_at_last_piece() and not is_time_up:
             count = self._response.read_now(self._buffer)
+            # A short read means that no more has come yet. The event loop waits for more, no thread.
             self._fills_buffer = count == len(self._buffer)
-            piece = self._take(count)
-            if piece:
+            piece = self._hash_read(count)
+            if piece:  # it is empty where the target has all of it
                 write(piece)
             self._keep_checkpoint()
-            is_time_up = time.monotonic() >= until
+            is_time_up = time.monotonic() >= deadline
 
     def _is_at_last_piece(self) -> bool:
+        """Say whether one more read may reach the blob's end."""
         return self._blob.size - self._count <= len(self._buffer)
 
     async def read_until(self, end: int, room: bytearray) -> memoryview:
         """Read up to byte `end` of the blob, into `room`; return those bytes that the target lacks.
 
-        The last ones of the blob are returned only when all of it is verified.
+        The blob's last bytes are returned only when all of it is verified (I3).
         """
         filled = 0
         self._until = end
@@ -195,13 +206,15 @@ class Relay(Pieces):
             await self._open()
         except (ProtocolBroken, RegistryError) as error:
             gives_no_range = isinstance(error, ProtocolBroken) or error.status == 416
-            if not self._count or not gives_no_range:
+            asked_for_range = self._count > 0
+            if not (asked_for_range and gives_no_range):
                 raise
-            del self._checkpoints[1:]
+            del self._checkpoints[1:]  # the first one is the blob's beginning
             self._go_back_to(self._checkpoints[0])
             await self._open()
 
     async def _open(self) -> None:
+        """Ask the source for what was not read yet, in place of an answer that has broken."""
         await self._stack.aclose()
         self._response = await self._stack.enter_async_context(
             self.source.open_blob(self._blob, self._count, fresh=self.is_fresh)
@@ -223,7 +236,7 @@ class Relay(Pieces):
             return memoryview(b"")
 
         self._fills_buffer = count == len(self._buffer)
-        piece = self._take(count)
+        piece = self._hash_read(count)
         if self._count > size:
             raise WrongBytes(f"the blob is longer than the {size} bytes of its descriptor")
         if self._count == size and self._hash.hexdigest() != self._expected:
@@ -233,8 +246,8 @@ class Relay(Pieces):
         self._note_progress(count)
         return piece
 
-    def _take(self, count: int) -> memoryview:
-        """Hash what was read into the buffer; return those bytes of it that the target lacks."""
+    def _hash_read(self, count: int) -> memoryview:
+        """Hash the bytes that were read into the buffer; return those of them that the target lacks."""
         start = self._count
         self._hash.update(self._buffer[:count])
         self._count += count
@@ -249,7 +262,11 @@ class Relay(Pieces):
         self._transport.blob_bytes += count
 
     async def _resume(self, broken: WireError) -> None:
-        """Open what is left of a body; raise `broken` when the source does not go on in time."""
+        """Open what is left of a body; raise `broken` when the source does not go on in time.
+
+        The request to the target stays open meanwhile, so the time is short: `_grace` seconds are left
+        for all waits of this relay.
+        """
         if self._count >= self._renew_attempts_at:
             self._attempts = RetryBudget(ATTEMPTS)
             self._renew_attempts_at = self._count + LARGE_BODY
@@ -270,6 +287,7 @@ class Relay(Pieces):
         finally:
             self._grace -= anyio.current_time() - began
         broken.outage = error.outage
-        if broken.outage is not None:  # another attempt may read on from here
+        if broken.outage is not None:
+            # When the source is back, another attempt may read on from here.
             self._checkpoints.append(_Checkpoint(self._count, self._hash.copy()))
         raise broken

@@ -520,8 +520,7 @@ class Scheduler:
 
     def _with_mount_source(self, step: Step) -> Step:
         """Turn an upload into a mount when another repository has committed the blob since."""
-        host, _ = step.claims.where
-        if step.mount_from is not None or not self._knowledge.mounts(host):
+        if step.mount_from is not None or not self._knowledge.mounts(step.claims.where.host):
             return step
         source = self._knowledge.mount_source(step.claims.where, step.blob.digest)
         return step._replace(mount_from=source)
