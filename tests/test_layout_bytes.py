@@ -79,7 +79,7 @@ class Scene:
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets how many pieces each visit to a worker thread has moved."""
     moved = list[int]()
-    plain = Relay._move
+    plain = Relay._pour_in_thread
 
     def move(self: Relay, write: Callable[[memoryview], None]) -> None:
         moved.append(0)
@@ -90,7 +90,7 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
         plain(self, count)
 
-    monkeypatch.setattr(Relay, "_move", move)
+    monkeypatch.setattr(Relay, "_pour_in_thread", move)
     return moved
 
 

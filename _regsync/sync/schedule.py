@@ -96,7 +96,7 @@ class _Promoted:
         self.steps = list[Step]()
         # How many steps are under way.
         self.running = 0
-        # The scheduler's own counter, which goes on growing: how many manifests name a blob.
+        # The scheduler's own counter, which goes on growing: by digest, how many manifests name a blob.
         self._manifests_by_blob = manifests_by_blob
         # `next_step` waits for this event, and `wake` sets it. An event cannot be reset, so each
         # wait has a new one.
@@ -114,21 +114,23 @@ class _Promoted:
         while not self._is_over():
             may_start = self.phase is Phase.AT_WORK and self.running < _MAX_BLOB_TASKS
             if may_start and self.steps:
-                self.running += 1
+                self.running += 1  # `Scheduler._end_step` counts it down
                 return self._take_step()
             self._changed = anyio.Event()  # the last one may be set already
             await self._changed.wait()
         return None
 
     def _take_step(self) -> Step:
-        """Remove and return the step whose blob most manifests name; among equals, the oldest."""
-        place = max(
-            range(len(self.steps)),
-            key=lambda place: self._manifests_by_blob[self.steps[place].blob.digest],
-        )
-        return self.steps.pop(place)
+        """Remove and return the step whose blob most manifests name; among equals, the oldest.
+
+        Other images wait for that blob, so it goes first.
+        """
+        step = max(self.steps, key=lambda step: self._manifests_by_blob[step.blob.digest])
+        self.steps.remove(step)
+        return step
 
     def _is_over(self) -> bool:
+        """Say whether no further step starts."""
         if self.image.error is not None or self.phase is Phase.ABANDONED:
             return True
         return self.phase is Phase.AT_WORK and self.claims.is_ready()
@@ -180,8 +182,9 @@ class Scheduler:
         self._promoted = dict[ImageClaims, _Promoted]()
         # A heap of the images in phase QUEUED, each with its place in the order of promotions.
         self._queue = list[tuple[int, _Promoted]]()
+        # The images in phase AT_WORK: each holds one of the slots.
+        self._at_work = set[_Promoted]()
         self._slots = slots
-        self._slots_in_use = 0
 
         # While draining no further image is promoted.
         self.draining = False
@@ -227,7 +230,7 @@ class Scheduler:
     async def wait_for_room(self) -> None:
         """Wait while too many images are pending; a drain ends the wait."""
         while self.pending.is_full() and not self.draining:
-            if self._room.is_set():
+            if self._room.is_set():  # it was set for an earlier wait, and events cannot be reset
                 self._room = anyio.Event()
             await self._room.wait()
 
@@ -241,12 +244,10 @@ class Scheduler:
             for blob in manifest.blobs
         }
         # The election counts only blobs that no image has copied to this host or is about to copy.
-        uncovered = [
-            (host, digest) for digest in sizes if not self._claims.is_covered(host, digest)
-        ]
-        self.pending.add(image, uncovered)
-
-        for _, digest in uncovered:
+        # They alone have to be sent: all others can be mounted.
+        uncovered = [digest for digest in sizes if not self._claims.is_covered(host, digest)]
+        self.pending.add(image, [(host, digest) for digest in uncovered])
+        for digest in uncovered:
             self.traffic.expect(host, digest, sizes[digest])
 
     def record_artifact(self, target: Repository, reference: str, *, copied: bool = False) -> None:
@@ -269,8 +270,8 @@ class Scheduler:
         self.advance()
 
     def drain(self) -> None:
-        """Promote no further image. Images that have begun may end, without regard to slots: else an
-        image whose blobs are all copied could still wait for a slot.
+        """Promote no further image. Images that have begun may end, and need no free slot for it: else
+        an image whose blobs are all copied could still wait for one.
         """
         self.draining = True
         self._room.set()
@@ -280,7 +281,7 @@ class Scheduler:
 
     def advance(self) -> None:
         """Give free slots to the oldest images that want one; then promote further images."""
-        while self._slots_in_use < self._slots or self.draining:
+        while len(self._at_work) < self._slots or self.draining:
             if self._queue:
                 _, promoted = heapq.heappop(self._queue)
                 self._give_slot(promoted)
@@ -289,7 +290,7 @@ class Scheduler:
             else:
                 break
 
-        if self._slots_in_use == 0:
+        if not self._at_work:
             # No image is at work, so nothing will wake the images that still wait. Outside a drain
             # there are none, because an image waits for older ones alone (rule 9). Should that rule
             # be broken, the run ends all the same, and names these images.
@@ -297,10 +298,11 @@ class Scheduler:
                 self._abandon(promoted)
 
     def _give_slot(self, promoted: _Promoted) -> None:
+        """Let a queued image work. A drain lets no image begin that still has blobs to copy."""
         if self.draining and not promoted.has_begun and not promoted.claims.is_ready():
             self._abandon(promoted)
             return
-        self._slots_in_use += 1
+        self._at_work.add(promoted)
         promoted.phase = Phase.AT_WORK
         promoted.has_begun = True
         promoted.wake()
@@ -316,17 +318,15 @@ class Scheduler:
         return len(self.pending) > 0
 
     def _promote_next(self) -> None:
-        image = self.pending.take()
-        if not self.pending.is_full():
-            self._room.set()
-        self._promote(image)
-
-    def _promote(self, image: Image) -> None:
-        """Claim what the target lacks of an image, and start the image's coroutine.
+        """Take the elected image, claim what its target lacks, and start the image's coroutine.
 
         Nothing is awaited here, so that the owner of a claim is older than all images that wait for
         it (rule 9).
         """
+        image = self.pending.take()
+        if not self.pending.is_full():
+            self._room.set()
+
         where = image.target.pool
         try:
             blobs, children = image.tree.missing_at(
@@ -368,7 +368,7 @@ class Scheduler:
             self._want_slot(self._promoted[claims])
 
     def _want_slot(self, promoted: _Promoted) -> None:
-        """Queue an image that has something to do, unless it is queued or at work."""
+        """Queue an image that has something to do; wake it if it is queued or at work already."""
         if promoted.phase is Phase.WAITING:
             promoted.phase = Phase.QUEUED
             heapq.heappush(self._queue, (promoted.claims.order, promoted))
@@ -395,12 +395,12 @@ class Scheduler:
             # Images that wait for this one may mount its blobs now.
             self._give_steps(self._claims.complete(claims))
         else:
-            # Images that wait for this one inherit its claims.
+            # Images that wait for this one inherit its claims, and copy the blobs themselves.
             steps, ready = self._claims.pass_on(claims)
             self._give_steps(steps)
             self._wake_ready(ready)
         del self._promoted[claims]
-        self._slots_in_use -= 1
+        self._at_work.remove(promoted)
 
         image.blobs_present = len(claims.present)
         for blob in claims.present:
@@ -514,12 +514,14 @@ class Scheduler:
         promoted.running -= 1
         if promoted.is_idle():
             promoted.phase = Phase.WAITING
-            self._slots_in_use -= 1
+            self._at_work.remove(promoted)
         promoted.wake()
         self.advance()
 
     def _with_mount_source(self, step: Step) -> Step:
-        """Turn an upload into a mount when another repository has committed the blob since."""
+        """Turn an upload into a mount when another repository of the host has committed the blob since
+        the claims gave the step.
+        """
         if step.mount_from is not None or not self._knowledge.mounts(step.claims.where.host):
             return step
         source = self._knowledge.mount_source(step.claims.where, step.blob.digest)
@@ -533,6 +535,7 @@ class Scheduler:
             return None
         if image.copy.has_several_targets:
             return "disk"
+        # On a host that mounts, a blob is uploaded once, however many images name it.
         never_mounts = self._knowledge.mounts(image.target.host.key) is False
         is_shared = self.manifests_by_blob[blob.digest] > 1
         is_uploaded_again = is_shared and (never_mounts or len(self._target_hosts) > 1)
@@ -624,10 +627,11 @@ class Scheduler:
             self.advance()
 
     def _unconfirmed(self, image: Image, refusal: RegistryError) -> frozenset[str]:
-        """Return the digests of a refused image that no answer of this run has confirmed at the target.
+        """Return the digests of a refused image that may be lost: no answer of this run has confirmed
+        them at the target.
 
-        Of the first refusal only those that it names, if it names any. A second one shows that the first
-        did not name all that is lost.
+        If the refusal names some of them, only those: the others cost no request then. After a healing
+        that is not believed again, because the first refusal did not name all that is lost.
         """
         where = image.target.pool
         unconfirmed = frozenset(
@@ -635,8 +639,8 @@ class Scheduler:
             for digest in image.tree.required_digests
             if not self._knowledge.is_confirmed(where, digest)
         )
-        named = frozenset() if image.healings else unconfirmed & refusal.digests
-        return named or unconfirmed
+        named = unconfirmed & refusal.digests
+        return named if named and image.healings == 0 else unconfirmed
 
     async def _forget_lost(self, image: Image, refusal: RegistryError) -> None:
         """Forget the blobs and children that the target may have lost, and every manifest that names
@@ -647,6 +651,7 @@ class Scheduler:
         """
         lost = self._unconfirmed(image, refusal)
         if not lost and _denies_existence(refusal):
+            # What this run has seen at the target is gone, or was never there.
             lost = await image.target.missing_parts_of(image.tree.root, image.tree.children)
         if not lost:
             raise refusal
@@ -695,8 +700,9 @@ class Scheduler:
     # How it ends.
 
     def _end_copied(self, image: Image) -> None:
-        key = (image.target.key, image.reference)
-        image.copy.record_success(image, copied=key not in self._artifacts_at_target)
+        # An artifact that several images have is copied by the first of them.
+        is_first = (image.target.key, image.reference) not in self._artifacts_at_target
+        image.copy.record_success(image, copied=is_first)
         if image.artifact:
             self.record_artifact(image.target, image.reference, copied=True)
         self.end_if_complete(image.copy)
