@@ -205,9 +205,9 @@ async def test_a_source_disk_that_cannot_be_read_is_named_as_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What came of the blob stays: the next run goes on behind it."""
-    plain = Relay._take
+    plain = Relay._hash_read
 
-    def take(self: Relay, count: int) -> memoryview:
+    def hash_read(self: Relay, count: int) -> memoryview:
         if self._count == 2 * LARGE_PIECE:
             with self._response._layout.disk_errors():  # type: ignore[attr-defined]
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -217,7 +217,7 @@ async def test_a_source_disk_that_cannot_be_read_is_named_as_the_source(
         scene = Scene(tmp_path, world)
         scene.read_from_layout()
         with monkeypatch.context() as patched:
-            patched.setattr(Relay, "_take", take)
+            patched.setattr(Relay, "_hash_read", hash_read)
             ran = await scene.sync()
         assert only(ran.images)["error"]["code"] == "SOURCE_ERROR"
         assert only(scene.partials).stat().st_size == 2 * LARGE_PIECE

@@ -120,10 +120,9 @@ def check_let_go(run: Noted) -> None:
     assert not execution.images
     assert not execution.pending
     assert not execution._queue
-    assert execution._slots_in_use == 0
+    assert not execution._at_work
     assert (claims._claims, claims._leaders, claims._first_mounts) == ({}, {}, {})
-    assert not run._asking
-    assert not +run._workers
+    assert not any(run._workers.values())
 
 
 def lock_up(places: list[Place], random: Random) -> None:
