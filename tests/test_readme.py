@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
+from _regsync import __version__
 from _regsync.app import cli
 from _regsync.app.display import Progress, progress_lines
 from _regsync.config.fields import SECTIONS
@@ -111,6 +112,16 @@ def test_every_document_is_linked() -> None:
         assert f"(docs/{path.name})" in README, path.name
 
 
+def test_the_documents_agree_on_whether_there_is_a_release() -> None:
+    changes = (ROOT / "docs" / "changes.md").read_text(encoding="utf-8")
+    latest = re.findall(r"(?m)^## (.*)$", changes)[0]
+    assert latest.partition(" ")[0] == __version__
+    is_unreleased = latest.endswith("(not released yet)")
+    for page in ("README.md", "docs/install.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert ("No release has been published yet" in text) is is_unreleased, page
+
+
 # --- command lines
 # ------------------------------------------------------------------------------------
 
@@ -127,33 +138,6 @@ def test_every_command_line_is_understood(words: list[str]) -> None:
 
 
 OFFLINE = {"expand", "report", "schema", "validate", "version"}
-
-
-@pytest.mark.parametrize(
-    "words", [words for words in command_lines() if words[0] in OFFLINE], ids=" ".join
-)
-def test_a_command_line_that_asks_no_registry_runs(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_report: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mirror.yaml").write_text(RECIPES[0])
-    for name in ("run.json", "report.json"):
-        (tmp_path / name).write_text(run_report)
-    stdin = RECIPES[0] if "-" in words else ""
-    files = {"mirror.yaml", "run.json", "report.json"}
-    named = ["mirror.yaml" if word == "FILE" else word for word in words]
-    assert {word for word in named if "." in word} <= files
-    ran = run_regsync(*named, stdin=stdin, env=SECRETS)
-    inventory_is_built = "--sbom" in words
-    assert ran.status == (3 if inventory_is_built else 0), ran.err
-
-
-@pytest.fixture(scope="module")
-def run_report() -> str:
-    """The report of a run that had nothing to do."""
-    ran = run_regsync("sync", "--json", "-c", "-", stdin="mappings: []")
-    assert ran.status == 0, ran.err
-    return ran.out
 
 
 def test_every_command_is_there() -> None:
