@@ -14,7 +14,7 @@ from _regsync.registry.admission import Gate
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.state.archive import RepositoryKey
 from _regsync.sync import staging
-from _regsync.sync.feed import PATIENCE, Feed, Feeds, Order, Subscriber, Tap
+from _regsync.sync.feed import PATIENCE, Feed, FeedBody, Feeds, Needs, Subscriber
 from conformance.content.images import Image, Seed
 from conformance.journal import Entries
 from conformance.providers.personas import Provider, imitate
@@ -305,13 +305,13 @@ class Reading:
         return memoryview(self.buffer)[: len(piece)]
 
 
-async def drink(feed: Feed, tap: Tap, seconds: float, into: bytearray) -> None:
+async def drink(feed: Feed, body: FeedBody, seconds: float, into: bytearray) -> None:
     """Take each piece for so long, and look at it then."""
-    with tap.request:
-        while piece := await tap.next():
+    with body.request:
+        while piece := await body.next():
             await anyio.sleep(seconds)
             into += piece
-    feed.remove(tap)
+    feed.remove(body)
 
 
 async def test_a_piece_stays_until_the_slowest_has_taken_it_and_there_is_one_at_a_time() -> None:
@@ -321,7 +321,7 @@ async def test_a_piece_stays_until_the_slowest_has_taken_it_and_there_is_one_at_
     offsets = (0, 4, 9)
     async with anyio.create_task_group() as tasks:
         for into, offset, seconds in zip(taken, offsets, (0, 20, 5), strict=True):
-            tasks.start_soon(drink, feed, feed.tap(offset), seconds, into)
+            tasks.start_soon(drink, feed, feed.body(offset), seconds, into)
         tasks.start_soon(feed.pump)
         await anyio.sleep(19)
         assert reading.given == 2
@@ -332,7 +332,7 @@ async def test_a_piece_stays_until_the_slowest_has_taken_it_and_there_is_one_at_
 async def test_who_takes_nothing_is_left_behind_unless_nobody_waits_for_it() -> None:
     reading = Reading(b"one", b"two")
     feed = Feed(reading, 0, 6)  # type: ignore[arg-type]
-    quick, stuck, slow = feed.tap(0), feed.tap(0), feed.tap(0)
+    quick, stuck, slow = feed.body(0), feed.body(0), feed.body(0)
     taken = [bytearray() for _ in range(3)]
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(drink, feed, quick, 0, taken[0])
@@ -344,29 +344,29 @@ async def test_who_takes_nothing_is_left_behind_unless_nobody_waits_for_it() -> 
     assert stuck.request.cancelled_caught
 
     alone = Feed(Reading(b"one", b"two"), 0, 6)  # type: ignore[arg-type]
-    tap, into = alone.tap(0), bytearray()
+    body, into = alone.body(0), bytearray()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(drink, alone, tap, 1000, into)
+        tasks.start_soon(drink, alone, body, 1000, into)
         await alone.pump()
     assert bytes(into) == b"onetwo"
 
 
 async def test_a_failure_of_the_source_ends_all_requests_with_its_place() -> None:
     feed = Feed(Reading(b"one"), 0, 3)  # type: ignore[arg-type]
-    taps = [feed.tap(0), feed.tap(0)]
+    parts = [feed.body(0), feed.body(0)]
     failures = list[Any]()
 
-    async def ask(tap: Tap) -> None:
+    async def ask(body: FeedBody) -> None:
         with pytest.raises(Disconnected) as caught:
-            await tap.next()
+            await body.next()
         failures.append(caught.value)
 
     from _regsync.errors import Side
 
     error = Disconnected("gone").with_place(Side.SOURCE, "fetch blob", "s/app")
     async with anyio.create_task_group() as tasks:
-        for tap in taps:
-            tasks.start_soon(ask, tap)
+        for body in parts:
+            tasks.start_soon(ask, body)
         await anyio.wait_all_tasks_blocked()
         feed.fail(error)
     assert [str(failure) for failure in failures] == ["fetch blob s/app: gone"] * 2
@@ -454,7 +454,7 @@ async def test_a_reading_serves_one_upload_for_each_registry() -> None:
     def subscriber(host: str) -> Subscriber:
         made = feeds.subscribe(RepositoryKey("source", "app"), "sha256:a", 9)
         demands = Demand("source", "read"), Demand(host, "write")
-        made.place(Order(unused, 0, *demands, 0, 0.0, unused, unused, unused))
+        made.wait_for_reading(Needs(unused, 0, *demands, 0, 0.0, unused, unused, unused))
         return made
 
     first, beside, other, late = (subscriber(host) for host in ("one", "one", "two", "two"))

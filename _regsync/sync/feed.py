@@ -38,23 +38,32 @@ class LeftBehind(SyncError):
     """A target took nothing for so long that the others went on: it needs a reading of its own."""
 
 
-class Tap(Pieces):
-    """The body of one target's request, from a feed. `complete`: its last piece has been given."""
+class FeedBody(Pieces):
+    """The body of one target's request, filled from a feed."""
 
     def __init__(self, feed: Feed, offset: int, length: int) -> None:
         self.length = length
+        # Whether the last piece was returned.
         self.complete = False
+        # Whether the request waits for a piece. The feed reads on when all its bodies ask.
         self.is_asking = False
-        self.moved_at = anyio.current_time()  # when its request last moved, or could not
+        # When it last got a piece. A target that asks for none for PATIENCE seconds is stalled.
+        self.moved_at = anyio.current_time()
+        # Cancelled where the target is left behind.
         self.request = anyio.CancelScope()
+
         self._feed = feed
-        self._offset = offset  # the target has what comes before
-        self._position = offset  # of what `read_until` has not returned yet
-        self._unused = memoryview(b"")  # by `read_until`, of the last piece
+        # The target has what comes before this byte of the blob.
+        self._offset = offset
+        # What the feed has given last, or why it gives no more.
         self._piece = memoryview(b"")
         self._is_last = False
         self._error: SyncError | None = None
         self._is_given = anyio.Event()
+
+        # Of `read_until`: the byte of the blob that it returns next, and what it has left of a piece.
+        self._position = offset
+        self._unused = memoryview(b"")
 
     async def next(self) -> memoryview:
         """Return the next piece that the target lacks; empty at the end.
@@ -109,37 +118,41 @@ class Tap(Pieces):
 
 
 class _Chunk(MemoryPieces):
-    """A part of a blob in memory. Its tap is not stalled while it is sent."""
+    """A part of a blob in memory. While it is sent its target counts as moving, although the feed
+    gives it nothing.
+    """
 
-    def __init__(self, tap: Tap, body: memoryview, offset: int) -> None:
+    def __init__(self, feed_body: FeedBody, body: memoryview, offset: int) -> None:
         super().__init__(body, offset)
-        self._tap = tap
+        self._feed_body = feed_body
 
     async def next(self) -> memoryview:
         """Return the next piece; empty at the end."""
-        self._tap.moved_at = anyio.current_time()
+        self._feed_body.moved_at = anyio.current_time()
         return await super().next()
 
 
 class Feed:
-    """One reading of a blob, and the taps that it fills."""
+    """One reading of a blob, and the bodies that it fills."""
 
     def __init__(self, relay: Relay, offset: int, size: int) -> None:
         self._relay = relay
+        # The byte of the blob at which the next piece begins.
         self._position = offset
         self._size = size
-        self._taps = list[Tap]()
+        self._bodies = list[FeedBody]()
+        # Set when a body asks for a piece or is removed.
         self._changed = anyio.Event()
 
-    def tap(self, offset: int) -> Tap:
+    def body(self, offset: int) -> FeedBody:
         """Return the body for a target that has the blob's first `offset` bytes."""
-        tap = Tap(self, offset, self._size - offset)
-        self._taps.append(tap)
-        return tap
+        body = FeedBody(self, offset, self._size - offset)
+        self._bodies.append(body)
+        return body
 
-    def remove(self, tap: Tap) -> None:
-        """Fill a tap no longer: its request has ended."""
-        self._taps.remove(tap)
+    def remove(self, body: FeedBody) -> None:
+        """Fill a body no longer: its request has ended."""
+        self._bodies.remove(body)
         self.wake()
 
     def wake(self) -> None:
@@ -147,35 +160,37 @@ class Feed:
         self._changed.set()
 
     async def pump(self) -> None:
-        """Read the blob to its end, or until no tap is left. Raises what `Relay.next` raises."""
+        """Read the blob to its end, or until no body is left. Raises what `Relay.next` raises."""
         while True:
+            # The relay's next piece overwrites the last one, which all have to be done with.
             await self._wait_until_all_ask()
-            if not self._taps:
+            if not self._bodies:
                 return
             piece = await self._relay.next()
-            for tap in self._taps:
-                tap.give(piece, self._position, is_last=self._relay.complete)
+            for body in self._bodies:
+                body.give(piece, self._position, is_last=self._relay.complete)
             self._position += len(piece)
             if self._relay.complete:
                 return
 
     def fail(self, error: SyncError) -> None:
         """End all requests with a failure of the source."""
-        for tap in self._taps:
-            tap.fail(copy_of(error))
+        for body in self._bodies:
+            body.fail(copy_of(error))
 
     async def _wait_until_all_ask(self) -> None:
-        """Wait for the slowest tap. One that takes nothing for PATIENCE seconds is left behind,
-        unless nobody waits for it.
+        """Wait for the slowest target. One that takes nothing for PATIENCE seconds is left behind,
+        unless no other waits for it.
         """
-        while lagging := [tap for tap in self._taps if not tap.is_asking]:
+        while lagging := [body for body in self._bodies if not body.is_asking]:
             now = anyio.current_time()
-            stalled = [tap for tap in lagging if tap.moved_at + PATIENCE <= now]
-            if len(self._taps) > len(lagging):
-                for tap in stalled:
-                    tap.request.cancel()  # `remove` follows: its piece is not touched until then
+            stalled = [body for body in lagging if body.moved_at + PATIENCE <= now]
+            others_wait = len(self._bodies) > len(lagging)
+            if others_wait:
+                for body in stalled:
+                    body.request.cancel()  # `remove` follows: its piece is not touched until then
 
-            deadlines = [tap.moved_at + PATIENCE for tap in lagging if tap not in stalled]
+            deadlines = [body.moved_at + PATIENCE for body in lagging if body not in stalled]
             self._changed = anyio.Event()
             with anyio.move_on_after(min(deadlines) - now if deadlines else None):
                 await self._changed.wait()
@@ -198,64 +213,74 @@ class _State(enum.Enum):
 
 
 @dataclass
-class Order:
-    """What a target needs of a reading, and what the reading takes for it at either end."""
+class Needs:
+    """What one target needs of a reading, and what the reading has to be admitted for."""
 
     relay: Relay
+    # The target has the blob's first bytes, up to here.
     offset: int
     reading: Demand
     writing: Demand
-    chunk: int  # bytes of memory
+    # Bytes of memory for a chunk; 0 where the body is sent in one request.
+    chunk: int
+    # The lowest is admitted first.
     rank: float
     lease: Lease
-    secrets: Secrets  # of the target's login
-    send: Callable[[Tap], Awaitable[BlobResult]]
+    # Of the target's login.
+    secrets: Secrets
+    # Sends the body, and says what became of the blob.
+    send: Callable[[FeedBody], Awaitable[BlobResult]]
 
 
 class Subscriber:
     """One target's copy of a blob, which may share a reading with others."""
 
+    needs: Needs
+
     def __init__(self, blob: tuple[RepositoryKey, str], size: int) -> None:
         self.blob = blob
         self.size = size
         self.state = _State.EXPECTED
-        self._renew()
+        self._forget_last()
 
-    def _renew(self) -> None:
-        self.is_called = anyio.Event()  # it is to begin a reading, or is fed by another's
+    def _forget_last(self) -> None:
+        # Set when this one is to begin a reading, or is served by another's.
+        self.is_called = anyio.Event()
+        # Set when its part of the reading has ended: with a result, with an error, or with neither
+        # where all of the reading was cancelled.
         self.has_ended = anyio.Event()
-        self.tap: Tap | None = None
+        self.body: FeedBody | None = None
         self.result: BlobResult | None = None
         self.error: SyncError | None = None
 
-    def place(self, order: Order) -> None:
-        """Wait for a reading."""
-        self._renew()
-        self.order = order
+    def wait_for_reading(self, needs: Needs) -> None:
+        """Begin to wait. An earlier reading may have failed, of which nothing counts any more."""
+        self._forget_last()
+        self.needs = needs
         self.state = _State.WAITING
 
 
 class Feeds:
     """The readings that several targets share.
 
-    A copy that may share one is expected first; then it calls `send` when its session is open. A
-    reading begins when nobody else is expected, or PATIENCE seconds after somebody came.
+    A copy that may share one subscribes first; then it calls `send` when its session is open. A
+    reading begins when no other subscriber is expected to come, or PATIENCE seconds after one came.
     """
 
     def __init__(self, gate: Gate, staging: Staging) -> None:
         self._gate = gate
         self._staging = staging
-        # By source repository and digest, in the order in which they were expected.
+        # By source repository and digest, in the order in which they subscribed.
         self._subscribers = defaultdict[tuple[RepositoryKey, str], list[Subscriber]](list)
 
     def subscribe(self, source: RepositoryKey, digest: str, size: int) -> Subscriber:
-        """Expect a copy of a blob; it has to be unsubscribed in the end."""
+        """Let readings of a blob wait for one more copy, until it is unsubscribed."""
         subscriber = Subscriber((source, digest), size)
         self._subscribers[subscriber.blob].append(subscriber)
         return subscriber
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
-        """Wait no longer for a copy: it has ended, or has found another way."""
+        """Let no reading wait for a copy: it has ended, or its bytes come from somewhere else."""
         if subscriber.state is _State.GONE:
             return
         subscriber.state = _State.GONE
@@ -265,13 +290,13 @@ class Feeds:
         else:
             self._call_first(subscriber.blob)
 
-    async def send(self, subscriber: Subscriber, order: Order) -> BlobResult:
-        """Send a blob from a reading that others may share; raises what `order.send` raises, what
+    async def send(self, subscriber: Subscriber, needs: Needs) -> BlobResult:
+        """Send a blob from a reading that others may share; raises what `needs.send` raises, what
         `Relay` raises, and LeftBehind.
         """
-        if subscriber.state is _State.GONE:
+        if subscriber.state is _State.GONE:  # staging has failed, from which it would have come
             self._subscribers[subscriber.blob].append(subscriber)
-        subscriber.place(order)
+        subscriber.wait_for_reading(needs)
         self._call_first(subscriber.blob)
         try:
             with anyio.move_on_after(PATIENCE):
@@ -280,8 +305,8 @@ class Feeds:
                 await self._feed(self._choose(subscriber))
             await subscriber.has_ended.wait()
         finally:
-            if subscriber.tap is not None:
-                subscriber.tap.request.cancel()
+            if subscriber.body is not None:
+                subscriber.body.request.cancel()
             subscriber.state = _State.EXPECTED
         if subscriber.result is None:
             raise subscriber.error or LeftBehind("the reading was given up")
@@ -290,29 +315,29 @@ class Feeds:
     def _call_first(self, blob: tuple[RepositoryKey, str]) -> None:
         """Have the first one that waits begin a reading, if nobody else is expected."""
         subscribers = self._subscribers[blob]
-        waiting = [subscriber for subscriber in subscribers if subscriber.state is _State.WAITING]
-        if waiting and all(subscriber.state is not _State.EXPECTED for subscriber in subscribers):
+        waiting = [each for each in subscribers if each.state is _State.WAITING]
+        is_one_expected = any(each.state is _State.EXPECTED for each in subscribers)
+        if waiting and not is_one_expected:
             waiting[0].is_called.set()
 
     def _choose(self, first: Subscriber) -> list[Subscriber]:
-        """Return those that share a reading with `first`: one for each target host, because a small
-        `max_concurrent` may never admit two at once; as many as have room for their chunks; and no
-        target that asks for a longer pause than the others wait.
+        """Choose those that wait and share a reading with `first`; they count as fed from now on.
+
+        One for each target host, because a small `max_concurrent` may never admit two at once. As
+        many as have room for their chunks. None whose host asks for a longer pause than PATIENCE: the
+        others would wait for it.
         """
-        others = [
-            subscriber
-            for subscriber in self._subscribers[first.blob]
-            if subscriber.state is _State.WAITING and not self._is_paused(subscriber)
-        ]
-        if self._is_paused(first):
-            others = []
-        chosen = {first.order.writing.host: first}
-        room = self._staging.memory.size - first.order.chunk
-        for subscriber in others:
-            host = subscriber.order.writing.host
-            if host not in chosen and subscriber.order.chunk <= room:
-                chosen[host] = subscriber
-                room -= subscriber.order.chunk
+        chosen = {first.needs.writing.host: first}
+        room = self._staging.memory.size - first.needs.chunk
+        if not self._is_paused(first):
+            for other in self._subscribers[first.blob]:
+                if other.state is not _State.WAITING or self._is_paused(other):
+                    continue
+                host = other.needs.writing.host
+                if host not in chosen and other.needs.chunk <= room:
+                    chosen[host] = other
+                    room -= other.needs.chunk
+
         for subscriber in chosen.values():
             subscriber.state = _State.FED
             subscriber.is_called.set()
@@ -320,30 +345,33 @@ class Feeds:
         return list(chosen.values())
 
     def _is_paused(self, subscriber: Subscriber) -> bool:
+        """Say whether a target's host has asked for a pause of more than PATIENCE seconds."""
         now = anyio.current_time()
-        opens = next_opening(self._gate.limits, (subscriber.order.writing,), now)
-        return now + PATIENCE < opens < math.inf  # inf: it is busy, and its answers open it
+        opens = next_opening(self._gate.limits, (subscriber.needs.writing,), now)
+        # Infinite where all its permits are in use: an answer frees one.
+        return now + PATIENCE < opens < math.inf
 
     async def _feed(self, subscribers: list[Subscriber]) -> None:
         """Read a blob for these, and send it to each; a failure goes to those that it concerns."""
-        orders = [subscriber.order for subscriber in subscribers]
-        relay = orders[0].relay
-        offset = min(order.offset for order in orders)
+        needs = [subscriber.needs for subscriber in subscribers]
+        relay = needs[0].relay
+        offset = min(each.offset for each in needs)
+        rank = min(each.rank for each in needs)
         feed = Feed(relay, offset, subscribers[0].size)
-        wants = (orders[0].reading, *(order.writing for order in orders))
-        rank = min(order.rank for order in orders)
+        # One read at the source and one write at each target, admitted in one step (I8).
+        demands = (needs[0].reading, *(each.writing for each in needs))
         try:
             async with (
-                self._staging.memory.reserving(sum(order.chunk for order in orders), rank),
-                self._gate.admitted(wants, rank),
+                self._staging.memory.reserving(sum(each.chunk for each in needs), rank),
+                self._gate.admitted(demands, rank),
                 anyio.create_task_group() as requests,
             ):
                 self._staging.make_way()
                 try:
                     async with relay.opened(offset):
                         for subscriber in subscribers:
-                            subscriber.tap = feed.tap(subscriber.order.offset)
-                            requests.start_soon(self._serve, feed, subscriber, subscriber.tap)
+                            subscriber.body = feed.body(subscriber.needs.offset)
+                            requests.start_soon(self._serve, feed, subscriber, subscriber.body)
                         await feed.pump()
                 except SyncError as error:
                     for subscriber in subscribers:
@@ -351,23 +379,24 @@ class Feeds:
                     feed.fail(error)
         finally:
             for subscriber in subscribers:
-                subscriber.order.relay.adopt_checkpoints(relay)
+                # Its next reading may be one of its own, which goes on where this one stopped.
+                subscriber.needs.relay.adopt_checkpoints(relay)
                 subscriber.has_ended.set()
 
-    async def _serve(self, feed: Feed, subscriber: Subscriber, tap: Tap) -> None:
+    async def _serve(self, feed: Feed, subscriber: Subscriber, body: FeedBody) -> None:
         """Send the blob to one target. Its failure is kept for it, and ends no other request."""
-        order = subscriber.order
+        needs = subscriber.needs
         try:
-            with tap.request, redacting(order.secrets):
-                subscriber.result = await order.send(tap)
+            with body.request, redacting(needs.secrets):
+                subscriber.result = await needs.send(body)
         except SyncError as error:
             subscriber.error = error
         finally:
-            feed.remove(tap)
-        if tap.request.cancelled_caught:
+            feed.remove(body)
+        if body.request.cancelled_caught:
             text = f"the target took nothing for {PATIENCE:.0f} s while others waited for it"
             subscriber.error = LeftBehind(text)
-        await order.lease.settle()
+        await needs.lease.settle()
         subscriber.has_ended.set()
 
 

@@ -38,7 +38,7 @@ from _regsync.state.archive import RepositoryKey
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Step
 from _regsync.sync.discovery import Once, gather
-from _regsync.sync.feed import Feeds, LeftBehind, Order, Subscriber, Tap, copy_of
+from _regsync.sync.feed import FeedBody, Feeds, LeftBehind, Needs, Subscriber, copy_of
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.relay import SOURCE_GRACE, Relay
 from _regsync.sync.staging import FilePieces, MemoryPieces, NoRoom, Sink, Staging, StagingFailed
@@ -66,7 +66,7 @@ _TOO_LARGE_STATUSES = (413, 416)
 # there is room), in memory only, or nowhere.
 Keep = Literal["disk", "memory"] | None
 
-Body = Relay | Tap | MemoryPieces | FilePieces
+Body = Relay | FeedBody | MemoryPieces | FilePieces
 
 
 class _AnswerLost(SyncError):
@@ -378,7 +378,7 @@ class BlobTransfer:
         self._check_reading(copy)
         get = copy.relay.source.demand_of_reading()
         put = copy.target.demand_of_writing()
-        order = Order(
+        needs = Needs(
             relay=copy.relay,
             offset=copy.upload.offset,
             reading=copy.reading._replace(meters=get.meters),
@@ -389,7 +389,7 @@ class BlobTransfer:
             secrets=copy.target.host.secrets,
             send=partial(self._send, copy),
         )
-        return await self._feeds.send(subscriber, order)
+        return await self._feeds.send(subscriber, needs)
 
     def _unsubscribe(self, copy: _Copy) -> None:
         """Let no shared reading wait for a copy that has ended, or that is sent in another way."""
@@ -610,7 +610,7 @@ class BlobTransfer:
         if copy.upload.style == "chunks":
             await self._send_in_chunks(copy, body)
             return MemoryPieces(b"")
-        if isinstance(body, Relay | Tap) and copy.target.row.put_limit:
+        if isinstance(body, Relay | FeedBody) and copy.target.row.put_limit:
             # It fits in one chunk, so it is verified before its first byte goes (docs/design.md
             # section 9).
             room = bytearray(copy.blob.size - copy.upload.offset)
@@ -639,7 +639,7 @@ class BlobTransfer:
         upload = copy.upload
         size = copy.blob.size
         limit = copy.target.row.put_limit or size
-        if not isinstance(body, Relay | Tap):
+        if not isinstance(body, Relay | FeedBody):
             while upload.offset < size:
                 end = min(upload.offset + limit, size)
                 await self._send_chunk(copy, end, partial(body.part, end=end))
