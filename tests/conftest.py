@@ -91,7 +91,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     wanted = [item for item in items if is_wanted(item)]
     if len(wanted) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(wanted)])
+        left_out = set(items) - set(wanted)
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = wanted
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)

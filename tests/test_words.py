@@ -7,6 +7,7 @@ a real failure, whole, is the subject of `test_errors_told`.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,11 +71,16 @@ def literals(node: ast.expr) -> Iterator[str]:
                 yield from literals(each)
 
 
-def nodes() -> Iterator[tuple[str, ast.AST]]:
-    for path in sorted(PROGRAM.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            place = f"{path.relative_to(PROGRAM)}:{getattr(node, 'lineno', 0)}"
-            yield place, node
+@functools.cache
+def nodes() -> list[tuple[str, ast.AST]]:
+    """Return what hints and messages are read from, each with its file and line."""
+    wanted = (ast.Call, ast.keyword, ast.Assign, ast.FunctionDef)
+    return [
+        (f"{path.relative_to(PROGRAM)}:{node.lineno}", node)
+        for path in sorted(PROGRAM.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, wanted)
+    ]
 
 
 def is_hint(name: str) -> bool:

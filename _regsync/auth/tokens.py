@@ -693,7 +693,9 @@ class Authenticator:
         """
         challenge = self._challenge
         if challenge is None:
-            raise AuthError("another request has found that the challenge is out of date")
+            raise AuthError(
+                "another request to this host has found that the challenge is out of date"
+            )
         self._check_realm(challenge)
         scope = self._scope_text(scopes)
         if not self._refresh_token:
