@@ -87,12 +87,17 @@ _HIGHEST = Version((10**_MAX_LENGTH, 0, 0))
 
 
 class Comparator(NamedTuple):
-    """One condition of a range: `low <= version < high`, or its opposite."""
+    """One condition of a range: the version is from `low` to below `high`, or, negated, is not."""
 
     low: Version
     high: Version
-    admits_inside: bool  # False for `!=`, which admits all versions outside
-    prerelease_of: _Release | None  # the release whose pre-release it names
+    is_negated: bool  # for `!=`
+    # Where it names a pre-release, the release of that: 1.2.0 for `>=1.2.0-rc.1`.
+    prerelease_of: _Release | None
+
+    def admits(self, version: Version) -> bool:
+        is_between = self.low <= version < self.high
+        return not is_between if self.is_negated else is_between
 
 
 # Alternatives, which `||` joined. Each has comparators, which `,` joined, and all have to hold.
@@ -110,11 +115,11 @@ def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: 
     """Ask whether a version satisfies all comparators of one alternative, as in node-semver.
 
     A comparator that names a pre-release of 1.2.0 opens the range to all pre-releases of 1.2.0,
-    which are compared as they are. Any other pre-release is refused under `exclude`; under
-    `include` and `only` its release is compared in its place.
+    which are compared as they are. Any other pre-release is refused under `exclude`; under the other
+    two rules its release is compared in its place: 1.3.0 for 1.3.0-rc.1.
     """
     opened_releases = [
-        comparator.prerelease_of for comparator in comparators if comparator.admits_inside
+        comparator.prerelease_of for comparator in comparators if not comparator.is_negated
     ]
     compared = version
     if version.is_prerelease and version.release not in opened_releases:
@@ -123,11 +128,9 @@ def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: 
         compared = Version(version.release)
 
     for comparator in comparators:
-        # `!=1.2.0-rc.1` opens nothing, but pre-releases of 1.2.0 are compared with it as they are.
-        names_release = comparator.prerelease_of == version.release
-        candidate = version if names_release else compared
-        is_inside = comparator.low <= candidate < comparator.high
-        if is_inside is not comparator.admits_inside:
+        # `!=1.2.0-rc.1` opens nothing, but excludes that pre-release and no other of 1.2.0.
+        names_this_release = comparator.prerelease_of == version.release
+        if not comparator.admits(version if names_this_release else compared):
             return False
     return True
 
@@ -171,7 +174,7 @@ def _comparator(word: str) -> Comparator:
         low = _LOWEST
 
     prerelease_of = version.release if version.is_prerelease else None
-    return Comparator(low, high, operator != "!=", prerelease_of)
+    return Comparator(low, high, operator == "!=", prerelease_of)
 
 
 def _trouble_with(word: str) -> str:

@@ -106,7 +106,7 @@ def as_page(run: ReportedRun) -> str:
         f"<h1>{escape(headline(run).capitalize())}</h1>",
         f'<p class="soft">regsync, {escape(run.started_at)}, run {escape(run.run_id)}</p>',
         *(f"<p><strong>{escape(note)}</strong></p>" for note in notes(run)),
-        *_facts(run),
+        *_figures(run),
         *_causes(run.causes()),
         *_share(run),
         *_timelines(run),
@@ -119,25 +119,27 @@ def as_page(run: ReportedRun) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _facts(run: ReportedRun) -> Iterator[str]:
-    counts = [
-        (STATUS_WORDS[status].capitalize(), str(count), status)
-        for status, count in run.counts.items()
-        if status in STATUS_WORDS and (count or status == "synced")
-    ]
-    saved = (run.bytes_present or 0) + (run.bytes_mounted or 0)
-    facts = [
-        *counts,
-        ("Moved", size_text(run.bytes), ""),
-        *([("Saved", size_text(saved), "")] if saved else []),
-        ("Time", duration_text(run.duration), ""),
-        ("Requests", str(sum(sum(actions.values()) for actions in run.requests.values())), ""),
-    ]
+def _figures(run: ReportedRun) -> Iterator[str]:
+    """Show the run's figures in a row of boxes."""
     yield '<dl class="facts">'
-    for name, value, status in facts:
-        style = ' class="failed"' if status == "failed" else ""
-        yield f"<div><dt>{escape(name)}</dt><dd{style}>{escape(value)}</dd></div>"
+    for status, count in run.counts.items():
+        # Nothing synced is news, no other status without images is.
+        if status in STATUS_WORDS and (count or status == "synced"):
+            style = ' class="failed"' if status == "failed" else ""
+            yield _figure(STATUS_WORDS[status].capitalize(), str(count), style)
+    yield _figure("Moved", size_text(run.bytes))
+    # Reports of earlier versions do not say what was saved.
+    saved = (run.bytes_present or 0) + (run.bytes_mounted or 0)
+    if saved:
+        yield _figure("Saved", size_text(saved))
+    yield _figure("Time", duration_text(run.duration))
+    requests = sum(sum(by_action.values()) for by_action in run.requests.values())
+    yield _figure("Requests", str(requests))
     yield "</dl>"
+
+
+def _figure(name: str, value: str, style: str = "") -> str:
+    return f"<div><dt>{escape(name)}</dt><dd{style}>{escape(value)}</dd></div>"
 
 
 def _causes(causes: Sequence[Cause]) -> Iterator[str]:

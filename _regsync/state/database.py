@@ -33,7 +33,7 @@ from _regsync.state.archive import (
     Snapshot,
     SnapshotEntry,
 )
-from _regsync.state.sqlite import Damaged, LeftAlone
+from _regsync.state.sqlite import BelongsToOthers, Damaged
 from _regsync.text import printable, reason_of
 
 if sqlite.HAS_SQLITE:
@@ -124,7 +124,7 @@ class StateFile:
                 self.commit()  # what `remembers` has kept in memory
             else:
                 self._open_for_reading()
-        except LeftAlone as error:
+        except BelongsToOthers as error:
             self._warn(f"the state in {self._shown} is not used, and none is kept: {error}")
             self._let_go()
         except (OSError, sqlite3.Error) as error:
@@ -187,14 +187,14 @@ class StateFile:
         self._is_used = True
         try:
             self._connection = sqlite.open_for_reading(self._path, _BUSY_SECONDS)
-        except (Damaged, LeftAlone, OSError, sqlite3.Error) as error:
+        except (Damaged, BelongsToOthers, OSError, sqlite3.Error) as error:
             self._stop_reading(error)
 
     def _stop_reading(self, error: Exception) -> None:
         """Go on without the file, in a process that may only read it; say why."""
         self._let_go()
         self._is_used = False
-        if isinstance(error, (Damaged, LeftAlone)):
+        if isinstance(error, (Damaged, BelongsToOthers)):
             self._warn(f"the state in {self._shown} is not used: {error}")
         elif sqlite.is_busy(error) or sqlite.is_half_written(error):
             text = (
@@ -265,7 +265,7 @@ class StateFile:
             self._start_anew(reason_of(error))
             assert self._connection is not None
             _write_notes(self._connection, self._notes)
-        except (LeftAlone, OSError, sqlite3.Error) as second_error:
+        except (BelongsToOthers, OSError, sqlite3.Error) as second_error:
             self._stop_writing(second_error)
             self._let_go()
         else:

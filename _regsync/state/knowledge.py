@@ -174,13 +174,14 @@ class Knowledge:
         self._repositories = _Repositories(self._archive)
         self._hosts: dict[str, HostFacts] = {}
 
-        # By host and blob, the repositories with a committed manifest that names it, oldest first. A
-        # run keeps this for each blob that it copies, so its size counts.
+        # Repositories that hold a blob under a committed manifest, to mount it from, in three tables.
+        # By host and digest, those that this run has committed, oldest first. A run keeps this for each
+        # blob that it copies, so its size counts.
         self._holders: defaultdict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
-        # By host and blob, the repositories where a manifest implies the blob: to mount it from.
+        # By host and key, those where a manifest that this run has read implies the blob.
         self._implied_holders = defaultdict[tuple[str, bytes], dict[RepositoryKey, None]](dict)
-        # What the archive says of the same. Several decisions on a blob ask for it; what this run adds
-        # is in the tables above, and what it forgets in the record of the repository.
+        # Those of earlier runs. Several decisions on a blob ask for them; what this run adds is in the
+        # tables above, and what it forgets in the record of the repository.
         self._archived_holders = lru_cache(4096)(self._read_holders)
 
         # By manifest, the repositories where a tag names it, or names an index above it.
@@ -423,16 +424,19 @@ class Knowledge:
         return None
 
     def holders(self, host: str, digest: str) -> Iterator[str]:
-        """Yield the repositories of a host that hold a blob under a committed manifest, those of this
-        run first.
+        """Yield the repositories of a host that hold a blob under a committed manifest, or are
+        believed to hold it: first those that this run has committed, then those whose manifest it has
+        read, then those of earlier runs.
         """
-        key = key_of(digest)
-        yielded = dict.fromkeys(self._holders[host].get(digest, ()))
-        yield from yielded
+        committed = self._holders[host].get(digest, ())
+        yield from committed
 
+        key = key_of(digest)
+        yielded = set(committed)
         for where in self._implied_holders.get((host, key), ()):
-            if where.name not in yielded and key in self._repositories[where].implied:
-                yielded[where.name] = None
+            is_still_believed = key in self._repositories[where].implied
+            if is_still_believed and where.name not in yielded:
+                yielded.add(where.name)
                 yield where.name
 
         for where, confirmed in self._archived_holders(host, key):

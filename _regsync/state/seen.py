@@ -55,28 +55,36 @@ class SeenKey(NamedTuple):
 
 @dataclass(slots=True)
 class Sighting:
-    """When a digest was first seen and when it last answered, in seconds since 1970."""
+    """When a digest was first and last seen at its source, in seconds since 1970."""
 
-    first: int
-    answered: int
-    # The first time by a clock that was ahead of the one that gave `first`. Nobody knows which of
-    # them was right, so it counts from when our clock has come so far.
-    ahead: int | None = None
+    first_seen: int
+    last_seen: int
+    # The first time by a clock that was ahead of the one that gave `first_seen`. Nobody knows which
+    # of them was right, so it counts from when our clock has come so far.
+    first_by_fast_clock: int | None = None
 
     def counted(self, now: int) -> int | None:
         """Return the first time that counts; None where all are later than now."""
-        times = [time for time in (self.first, self.ahead) if time is not None and time <= now]
-        return max(times, default=None)
+        known = (self.first_seen, self.first_by_fast_clock)
+        past = [time for time in known if time is not None and time <= now]
+        return max(past, default=None)
 
     def has_expired(self, now: int) -> bool:
-        """Say whether the digest has not answered for so long that its time begins again."""
-        return now - self.answered > _KEPT_SECONDS
+        """Say whether the digest was not seen for so long that its time begins again."""
+        return now - self.last_seen > _KEPT_SECONDS
 
     def joined(self, other: Sighting) -> Sighting:
         """Return what two processes know of one digest."""
-        ahead = [time for time in (self.ahead, other.ahead) if time is not None]
-        first = min(self.first, other.first)
-        return Sighting(first, max(self.answered, other.answered), max(ahead, default=None))
+        by_fast_clocks = [
+            time
+            for time in (self.first_by_fast_clock, other.first_by_fast_clock)
+            if time is not None
+        ]
+        return Sighting(
+            min(self.first_seen, other.first_seen),
+            max(self.last_seen, other.last_seen),
+            max(by_fast_clocks, default=None),
+        )
 
 
 def first_seen_for(
@@ -134,7 +142,7 @@ class FirstSeen:
         self._known: Mapping[SeenKey, int] = known or {}
         self._path = os.path.join(directory or "", "seen.jsonl")
 
-        # What is in the file, and what this process has seen.
+        # By digest: what is in the file, and what this process has seen.
         self._sightings = dict[SeenKey, Sighting]()
         # The file as this process has read or written it.
         self._stamp: Stamp | None = None
@@ -143,13 +151,13 @@ class FirstSeen:
         self._has_changed = False
 
     def held_until(self, where: RepositoryKey, digest: str, min_age: float) -> int | None:
-        """Note that a digest has answered now. Return the moment at which it will be `min_age` seconds
-        old, in seconds since 1970; None where it is that old.
+        """Note that a digest is seen now. Return the moment at which it will be `min_age` seconds old, in
+        seconds since 1970; None where it is that old.
         """
         now = int(self._now())
         key = SeenKey(where, digest)
-        first = min(self._record(key, now), self._known.get(key, now))
-        until = first + int(min_age)
+        first_seen = min(self._record(key, now), self._known.get(key, now))
+        until = first_seen + int(min_age)
         return until if until > now else None
 
     def time_of(self, key: SeenKey) -> int | None:
@@ -158,23 +166,27 @@ class FirstSeen:
         return None if sighting is None else sighting.counted(int(self._now()))
 
     def _record(self, key: SeenKey, now: int) -> int:
-        """Note that a digest has answered now; return when it was first seen."""
+        """Note that a digest is seen now; return when it was first seen."""
         sighting = self._sightings.get(key)
         if sighting is None or sighting.has_expired(now):
-            ahead = self._latest if self._latest > now else None
-            self._sightings[key] = Sighting(now, now, ahead)
+            is_clock_behind = self._latest > now
+            later = self._latest if is_clock_behind else None
+            self._sightings[key] = Sighting(now, now, later)
             self._has_changed = True
             return now
 
-        if now - sighting.answered >= _DAY:
-            sighting.answered = now
+        if now - sighting.last_seen >= _DAY:
+            sighting.last_seen = now
             self._has_changed = True
         first = sighting.counted(now)
         if first is None:
-            # A time later than now counts as now, from now on.
+            # The clock that gave these times was ahead of ours. The digest's age begins now, and
+            # again when our clock has come so far.
             first = now
-            sighting.ahead = max(sighting.first, sighting.ahead or 0)
-            sighting.first = now
+            sighting.first_by_fast_clock = max(
+                sighting.first_seen, sighting.first_by_fast_clock or 0
+            )
+            sighting.first_seen = now
             self._has_changed = True
         return first
 
@@ -268,7 +280,7 @@ class FirstSeen:
             return
         known = self._sightings.get(key)
         self._sightings[key] = sighting.joined(known) if known else sighting
-        self._latest = max(self._latest, sighting.first, sighting.answered)
+        self._latest = max(self._latest, sighting.first_seen, sighting.last_seen)
 
     def _write(self) -> None:
         now = int(self._now())
@@ -317,25 +329,27 @@ class FirstSeen:
 
 
 def _entry_of(fields: Mapping[str, object]) -> tuple[SeenKey, Sighting]:
-    """Read the fields of a line; KeyError, TypeError or ValueError where they are none of ours."""
+    """Return what a line of the file says; KeyError, TypeError or ValueError where it is no entry."""
     texts = {name: text for name, text in fields.items() if isinstance(text, str)}
     host, slash, repository = texts["source"].partition("/")
     if not slash:
         raise ValueError("a source is host and repository")
-    ahead = parse_time(texts["ahead"]) if "ahead" in texts else None
-    sighting = Sighting(parse_time(texts["first_seen"]), parse_time(texts["answered"]), ahead)
+    sighting = Sighting(parse_time(texts["first_seen"]), parse_time(texts["answered"]))
+    if "ahead" in texts:
+        sighting.first_by_fast_clock = parse_time(texts["ahead"])
     return SeenKey(RepositoryKey(host, repository), texts["digest"]), sighting
 
 
 def _fields_of(key: SeenKey, sighting: Sighting) -> dict[str, str]:
+    """Return the fields of a digest's line in the file, which `_entry_of` reads."""
     fields = {
         "source": "/".join(key.where),
         "digest": key.digest,
-        "first_seen": time_text(sighting.first),
-        "answered": time_text(sighting.answered),
+        "first_seen": time_text(sighting.first_seen),
+        "answered": time_text(sighting.last_seen),
     }
-    if sighting.ahead is not None:
-        fields["ahead"] = time_text(sighting.ahead)
+    if sighting.first_by_fast_clock is not None:
+        fields["ahead"] = time_text(sighting.first_by_fast_clock)
     return fields
 
 

@@ -73,31 +73,33 @@ _WAL_ENDS = ("-wal", "-shm")
 
 
 class Damaged(Exception):
-    """Nobody can use the file, or it is an older version's. A run that may write replaces it by a new
-    one, which costs requests only.
+    """Nobody can use the file any more: it is not whole, or an older version's. A run that may write
+    replaces it by a new one, which costs requests only.
     """
 
 
-class LeftAlone(Exception):
+class BelongsToOthers(Exception):
     """Somebody else can use the file: another program, or a newer version. It is not replaced."""
 
 
 def open_for_writing(path: str, busy_seconds: float) -> sqlite3.Connection:
     """Open the file, or make it, and begin a transaction.
 
-    Only for the holder of the lock. Raises Damaged, LeftAlone, OSError and sqlite3.Error.
+    Only for the holder of the lock. Raises Damaged, BelongsToOthers, OSError and sqlite3.Error.
     """
-    _check_header(_read_header(path, os.O_RDWR | os.O_CREAT))
-    if not _has_own_journal(path):
+    header = _read_header(path, os.O_RDWR | os.O_CREAT)  # a new file is made, and is empty
+    _check_header(header)
+    if _is_journal_foreign(path):
         os.unlink(path + _JOURNAL_END)
 
     with _raising_damage():
         connection = _connect(path, "rw", busy_seconds)
         with _closing_on_failure(connection):
             _execute_each(connection, ("PRAGMA synchronous = OFF", "PRAGMA journal_mode = DELETE"))
-            if not _check_schema(connection):
+            if not _has_tables(connection):
                 _make_tables(connection)
-            # One transaction for all queries until the next commit: each of its own would lock and unlock the file.
+            # All queries until the next commit share one transaction. Outside of one, each query
+            # would lock and unlock the file.
             connection.execute("BEGIN")
     return connection
 
@@ -105,7 +107,7 @@ def open_for_writing(path: str, busy_seconds: float) -> sqlite3.Connection:
 def open_for_reading(path: str, busy_seconds: float) -> sqlite3.Connection | None:
     """Open a file that another process may be writing; None where there is nothing to read.
 
-    Nothing is repaired or removed. Raises Damaged, LeftAlone, OSError and sqlite3.Error.
+    Nothing is repaired or removed. Raises Damaged, BelongsToOthers, OSError and sqlite3.Error.
     """
     try:
         header = _read_header(path, os.O_RDONLY)
@@ -114,13 +116,13 @@ def open_for_reading(path: str, busy_seconds: float) -> sqlite3.Connection | Non
     if not header:
         return None
     _check_header(header)
-    if not _has_own_journal(path):
+    if _is_journal_foreign(path):
         raise Damaged("its journal is another file")
 
     with _raising_damage():
         connection = _connect(path, "ro", busy_seconds)
         with _closing_on_failure(connection):
-            has_tables = _check_schema(connection)
+            has_tables = _has_tables(connection)
     if not has_tables:
         connection.close()
         return None
@@ -187,32 +189,32 @@ def _read_header(path: str, flags: int) -> bytes:
         os.close(descriptor)
 
 
-def _has_own_journal(path: str) -> bool:
-    """Say whether the journal beside a file, if there is one, is a file of its own.
-
-    SQLite would wait for a pipe.
+def _is_journal_foreign(path: str) -> bool:
+    """Say whether something else than a journal has the journal's name, as a link or a pipe, for which
+    SQLite would wait. Where nothing has that name, there is no journal.
     """
     try:
         status = os.lstat(path + _JOURNAL_END)
     except FileNotFoundError:
-        return True
-    return stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+        return False
+    is_file_of_its_own = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+    return not is_file_of_its_own
 
 
 def _check_header(header: bytes) -> None:
-    """Raise Damaged for a file that may be replaced, and LeftAlone for one that may not, unless it is
-    of this version. An empty file is new.
+    """Return for a file of this version. Raise Damaged for any other that may be replaced, and
+    BelongsToOthers for one that may not.
     """
     if not header:
-        return
+        return  # a new file
     if len(header) < _HEADER_BYTES or not header.startswith(_MAGIC):
         raise Damaged("it is not a database")
     if int.from_bytes(header[_APPLICATION], "big") != _APPLICATION_ID:
-        raise LeftAlone("state.db is another program's")
+        raise BelongsToOthers("state.db is another program's")
 
     version = int.from_bytes(header[_USER_VERSION], "big")
     if version > _VERSION:
-        raise LeftAlone("it was written by a newer version of regsync")
+        raise BelongsToOthers("it was written by a newer version of regsync")
     if version < _VERSION:
         raise Damaged("it was written by an earlier version of regsync")
     # These bytes are different when a write-ahead log was switched on for the file. This program never
@@ -255,7 +257,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
     _execute_each(connection, ("BEGIN", *identity, *_SCHEMA, "COMMIT"))
 
 
-def _check_schema(connection: sqlite3.Connection) -> bool:
+def _has_tables(connection: sqlite3.Connection) -> bool:
     """Say whether the file has its tables yet; Damaged when it has any other table."""
     query = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name"
     tables = tuple(sql for (sql,) in connection.execute(query).fetchall())
