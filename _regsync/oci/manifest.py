@@ -209,7 +209,7 @@ def parse_manifest(
     received = _description(body, answered_type)
     wanted_digest = expected.digest if expected else digest
     actual_digest = _digest_like(wanted_digest, body)
-    has_wanted_digest = wanted_digest in (None, "", actual_digest)
+    has_wanted_digest = not wanted_digest or wanted_digest == actual_digest
     # Another reading may bring other bytes, unless these are the ones that were asked for.
     unreadable = ContentError if has_wanted_digest else WrongBytes
 
@@ -224,7 +224,8 @@ def parse_manifest(
         raise unreadable(error.message, hint=hint) from error
     inner_type = _field(document, "mediaType", str).lower()
 
-    # The digest is looked at later: a digest of schema 1 leaves out the signatures.
+    # This is said before the digest is compared: a digest of schema 1 leaves out the signatures, so
+    # it is never that of the body.
     is_schema_1 = document.get("schemaVersion") == 1 or any(
         media_type.startswith(_DOCKER_SCHEMA_1) for media_type in (answered_type, inner_type)
     )
@@ -233,7 +234,6 @@ def parse_manifest(
             "a Docker schema 1 manifest, which cannot be copied unchanged",
             hint="push the image again with a current tool, as schema 2 or OCI",
         )
-
     if not has_wanted_digest:
         raise WrongBytes(f"asked for {wanted_digest}, got {actual_digest}; {received}")
 
@@ -271,8 +271,7 @@ def _settle_type(document: Mapping[str, object], names: Sequence[str], received:
             f"document, header and index entry name different types ({text}); {received}"
         )
     has_manifests = document.get("manifests") is not None
-    has_config = document.get("config") is not None
-    has_image_fields = has_config or document.get("layers") is not None
+    has_image_fields = any(document.get(key) is not None for key in ("config", "layers"))
     if has_manifests and has_image_fields:
         raise ContentError(
             "the document is both a manifest and an index, which is refused (CVE-2021-41190)"
@@ -289,11 +288,11 @@ def _settle_type(document: Mapping[str, object], names: Sequence[str], received:
     if not (media_type.startswith("application/") and re.fullmatch(_MEDIA_TYPE, media_type)):
         raise ContentError(f"neither a manifest nor an index; {received}")
 
-    can_be_index = "manifests" in document and not has_image_fields  # null is an empty list to Go
-    can_be_image = has_config and not has_manifests
-    is_index_without_fields = media_type in _INDEX_TYPES and not can_be_index
-    is_image_without_fields = media_type in _IMAGE_TYPES and not can_be_image
-    if is_index_without_fields or is_image_without_fields:
+    # `"manifests": null` is an empty index, as Go reads it.
+    is_hollow_index = media_type in _INDEX_TYPES and "manifests" not in document
+    is_image_as_index = media_type in _INDEX_TYPES and has_image_fields
+    is_hollow_image = media_type in _IMAGE_TYPES and document.get("config") is None
+    if is_hollow_index or is_image_as_index or is_hollow_image:
         raise ContentError(f"the document does not have the fields of {media_type}; {received}")
     return media_type
 
@@ -301,25 +300,17 @@ def _settle_type(document: Mapping[str, object], names: Sequence[str], received:
 def _read_manifest(
     document: Mapping[str, object], media_type: str, digest: str, body: bytes
 ) -> Manifest:
-    single = {key: document[key] for key in ("config", "subject") if document.get(key) is not None}
-    listed = {key: _field(document, key, list) for key in ("layers", "blobs", "manifests")}
-    if len(single) + sum(map(len, listed.values())) > _MAX_DESCRIPTORS:
-        raise ContentError(f"the document names more than {_MAX_DESCRIPTORS} blobs or manifests")
+    _check_count(document)
+    config = _descriptor_in(document, "config")
+    subject = _descriptor_in(document, "subject")
+    listed_layers = _descriptors_in(document, "layers")
+    blobs = _descriptors_in(document, "blobs")  # the layers of the old ORAS artifact manifest
+    entries = _descriptors_in(document, "manifests")
+    single = [descriptor for descriptor in (config, subject) if descriptor is not None]
+    _check_sizes([*single, *listed_layers, *blobs, *entries])
 
-    descriptors = {key: read_descriptor(value, key) for key, value in single.items()}
-    lists = {
-        key: [read_descriptor(value, f"{key}[{number}]") for number, value in enumerate(values)]
-        for key, values in listed.items()
-    }
-    _check_sizes(
-        [*descriptors.values(), *(entry for entries in lists.values() for entry in entries)]
-    )
-
-    config = descriptors.get("config")
-    entries = lists["manifests"]
     children = tuple(entry for entry in entries if not entry.is_blob)
-    # `blobs` are the layers of the old ORAS artifact manifest.
-    layers = (*lists["layers"], *lists["blobs"], *(entry for entry in entries if entry.is_blob))
+    layers = (*listed_layers, *blobs, *(entry for entry in entries if entry.is_blob))
     artifact_type = _field(document, "artifactType", str)
     if not artifact_type and config:
         artifact_type = config.media_type
@@ -331,13 +322,31 @@ def _read_manifest(
         config=config,
         layers=layers,
         children=children,
-        subject=descriptors.get("subject"),
+        subject=subject,
         artifact_type=artifact_type or None,
         annotations=_annotations(document),
     )
 
 
+def _check_count(document: Mapping[str, object]) -> None:
+    single = [key for key in ("config", "subject") if document.get(key) is not None]
+    listed = [len(_field(document, key, list)) for key in ("layers", "blobs", "manifests")]
+    if len(single) + sum(listed) > _MAX_DESCRIPTORS:
+        raise ContentError(f"the document names more than {_MAX_DESCRIPTORS} blobs or manifests")
+
+
+def _descriptor_in(document: Mapping[str, object], key: str) -> Descriptor | None:
+    value = document.get(key)
+    return None if value is None else read_descriptor(value, key)
+
+
+def _descriptors_in(document: Mapping[str, object], key: str) -> list[Descriptor]:
+    values = _field(document, key, list)
+    return [read_descriptor(value, f"{key}[{number}]") for number, value in enumerate(values)]
+
+
 def _check_sizes(descriptors: Sequence[Descriptor]) -> None:
+    """Raise ContentError where two descriptors give one digest two sizes."""
     sizes: dict[str, int] = {}
     for descriptor in descriptors:
         if sizes.setdefault(descriptor.digest, descriptor.size) != descriptor.size:
@@ -539,26 +548,27 @@ def _trim(
     """Trim an index, its nested indexes first. `trimmed` collects the results for nested indexes,
     by digest before trimming.
     """
+    # For each child what stands in its place: the child itself, a trimmed index, or None.
     chosen: list[Descriptor | None] = []
     matched: set[Platform] = set()
     available: dict[str, None] = {}
     for child in index.children:
-        matches: frozenset[Platform] = frozenset()
-        replacement = child
+        chosen.append(None)
         if child.is_index:
             if child.digest not in trimmed:
                 trimmed[child.digest] = _trim(nested[child.digest], wanted, nested, trimmed)
-            nested_result = trimmed[child.digest]
-            matches = nested_result.matched
-            available |= dict.fromkeys(nested_result.available)
-            trimmed_child = nested_result.manifest
-            replacement = child._replace(digest=trimmed_child.digest, size=trimmed_child.size)
+            result = trimmed[child.digest]
+            matched |= result.matched
+            available |= dict.fromkeys(result.available)
+            if result.matched:
+                left = result.manifest
+                chosen[-1] = child._replace(digest=left.digest, size=left.size)
         elif child.platform and not child.attested_digest:
-            have = child.platform
-            matches = frozenset(want for want in wanted if platform_matches(want, have))
+            matches = [want for want in wanted if platform_matches(want, child.platform)]
+            matched.update(matches)
             available[str(child.platform)] = None
-        matched |= matches
-        chosen.append(replacement if matches else None)
+            if matches:
+                chosen[-1] = child
 
     chosen = _with_attestations(index.children, chosen)
     digests_chosen = [entry and entry.digest for entry in chosen]

@@ -137,9 +137,9 @@ def parse_reference(text: str) -> Reference:
     if text.startswith(f"{LAYOUT_SCHEME}:"):
         return _parse_in_layout(text)
     before_at, at, after_at = text.partition("@")
-    # What stands around an @ may be a password, unless a digest follows.
     is_digest = after_at.startswith(("sha256:", "sha512:"))
-    if "/" in after_at or (at and ":" in before_at and not is_digest):
+    may_have_password = "/" in after_at or (at and ":" in before_at and not is_digest)
+    if may_have_password:  # the text is not shown
         raise ConfigError(
             "a reference cannot hold a user name or password: put them into the configuration; "
             "a digest begins with sha256:"
@@ -178,23 +178,8 @@ def _parse_in_layout(text: str) -> Reference:
 
 def _parse_name(text: str) -> Reference:
     """Read a reference without a digest; ValueError says what is wrong."""
-    scheme: str | None = None
-    written_scheme, separator, after_scheme = text.partition("://")
-    if separator:
-        scheme = written_scheme.lower()
-        text = after_scheme
-        if scheme not in ("https", "http"):
-            raise ValueError(
-                f"leave out {written_scheme + separator!r}, write HOST/REPOSITORY[:TAG]"
-            )
-
-    host = _DEFAULT_HOST
-    name = text
-    first, slash, rest = text.partition("/")
-    label, colon, _ = first.partition(":")
-    if scheme or "." in label or label.lower() == "localhost" or (slash and colon):
-        host = first.lower()
-        name = rest
+    scheme, text = _split_scheme(text)
+    host, name = _split_host(text, is_required=scheme is not None)
     if not re.fullmatch(_HOST, host):
         raise ValueError(f"{host!r} is not a host; write NAME[:PORT] or [IPV6][:PORT]")
 
@@ -209,3 +194,26 @@ def _parse_name(text: str) -> Reference:
             f"{tag[:140]!r} is not a tag: 1 to 128 of letters, digits, '_', and '.-' inside"
         )
     return Reference(host, repository, tag or None, scheme=scheme)
+
+
+def _split_scheme(text: str) -> tuple[str | None, str]:
+    """Return the scheme of a reference, None where none is written, and what follows it."""
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        return None, text
+    if scheme.lower() not in ("https", "http"):
+        raise ValueError(f"leave out {scheme + separator!r}, write HOST/REPOSITORY[:TAG]")
+    return scheme.lower(), rest
+
+
+def _split_host(text: str, *, is_required: bool) -> tuple[str, str]:
+    """Return the host of a reference without a scheme, and what follows it.
+
+    As in docker, the first part of a name is a host where it has a dot or a port or is `localhost`.
+    """
+    first, slash, rest = text.partition("/")
+    label, colon, _ = first.partition(":")
+    has_port = slash and colon  # without a slash, a tag follows the colon
+    if is_required or "." in label or label.lower() == "localhost" or has_port:
+        return first.lower(), rest
+    return _DEFAULT_HOST, text
