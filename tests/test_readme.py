@@ -173,6 +173,12 @@ def test_every_option_exists_and_every_option_is_named() -> None:
         "-alpine",
         "-module",
         "-out",
+        "--home-dir",
+        "--no-create-home",
+        "--system",
+        "-d",
+        "-o",
+        "-r",
     }
     named = set(re.findall(r"(?<![\w:-])(--?[a-z][a-z-]*)(?![\w-])", OWN_WORDS)) - others
     assert named - real - tools - {"-vv"} == set()
@@ -423,7 +429,10 @@ CONTENT: list[dict[str, list[str]]] = [
         "library/alpine": ["3.18.9", "3.19.1", "3.19", "3.20.0", "3.20.3", "3.20", "edge"],
         "library/nginx": ["1.26", "1.27", "1.28"],
     },
-    {"library/redis": ["6.2.1", "7.2.4", "7.4.0", "7.4.1", "7.4.1-alpine", "7.4", "7"]},
+    {
+        "library/redis": ["6.2.1", "7.2.4", "7.4.0", "7.4.1", "7.4.1-alpine", "7.4", "7"],
+        "fluxcd/source-controller": ["v1.1.0", "v1.2.3", "v1.2.4", "v1.3.0-rc.1"],
+    },
     {
         "prometheus/prometheus": ["v2.49.0", "v2.50.0", "v2.51.2"],
         "prometheus/node-exporter": ["v1.8.2"],
@@ -445,7 +454,10 @@ SYNCED = [
         "library/nginx:1.27",
         "library/nginx:1.28",
     },
-    {"mirror/redis:7.4.0", "mirror/redis:7.4.1"},
+    {
+        *(f"mirror/redis:{tag}" for tag in ("7.4.0", "7.4.1")),
+        *(f"mirror/source-controller:{tag}" for tag in ("v1.2.3", "v1.2.4")),
+    },
     {
         "prometheus/prometheus:v2.50.0",
         "prometheus/prometheus:v2.51.2",
@@ -473,13 +485,14 @@ def test_a_recipe_copies_what_it_says_and_nothing_twice(
     layouts = {name for name in registries if registries[name]["url"].startswith("oci-layout:")}
     servers = {name: serve() for name in registries.keys() - layouts}
     images: dict[str, Image] = {}
-    app = servers[alias].app if alias in servers else App()
-    assert isinstance(app, App)
+    sources = {alias} | {each.get("source", alias) for each in document["mappings"]}
+    apps = [servers[name].app for name in sources - layouts] or [App()]
     for repository, names in CONTENT[number].items():
         for name in names:
             seed = Seed(len(images))
             image = seed.index() if document["defaults"].get("platforms") else seed.image()
-            images[f"{repository}:{name}"] = image.load_into(app, repository, tag=name)
+            for each in apps:
+                images[f"{repository}:{name}"] = image.load_into(each, repository, tag=name)
     if alias in layouts:
         make_layout(tmp_path / alias, images)
     (tmp_path / "far.txt").write_text("")

@@ -497,7 +497,8 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "min_tags",
             "count",
-            "if fewer than N tags are left, bring back tags that `latest` or `semver` removed",
+            "if fewer than N tags are left, bring back tags that `latest` or `semver` removed;"
+            " still fewer is a warning",
             example="3",
         ),
         Field(
@@ -524,14 +525,14 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "max_concurrent_transfers",
             "count",
-            "how many images are copied at the same time, at most",
+            "how many images are copied at the same time, at most (a registry's `max_concurrent` counts requests)",
             least=1,
             default="50",
         ),
         Field(
             "cache_ttl",
             "amount",
-            "how long a run believes what earlier runs learned about targets; `0`: for ever",
+            "how long a run believes what earlier runs learned about targets; `0`: it never expires",
             parse=parse_duration,
             default="12h",
             example="1h30m",
