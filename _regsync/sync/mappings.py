@@ -12,6 +12,7 @@ Follows: docs/design.md sections 2 and 3.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
@@ -31,31 +32,27 @@ def grouped(
     """Group mappings that have a key in common, directly or through a chain of mappings; the members
     of a group are in the order of the configuration.
     """
-    group_of_key = dict[object, list[MappingRule]]()
+    ordered = list(mappings)
+    mappings_of_key = defaultdict[object, list[MappingRule]](list)
+    for mapping in ordered:
+        for key in keys(mapping):
+            mappings_of_key[key].append(mapping)
 
-    for mapping in mappings:
-        own_keys = keys(mapping)
-        groups = _distinct(group_of_key[key] for key in own_keys if key in group_of_key)
-
-        # The mapping links these groups, so it and the smaller groups join the largest group. A
-        # mapping that is moved comes into a group of at least twice the size: few moves are needed.
-        groups.sort(key=len, reverse=True)
-        largest = groups[0] if groups else []
-        newcomers = [mapping, *(member for group in groups[1:] for member in group)]
-        largest += newcomers
-        for newcomer in newcomers:
-            for key in keys(newcomer):
-                group_of_key[key] = largest
-
-    return [
-        sorted(group, key=lambda mapping: mapping.index)
-        for group in _distinct(group_of_key.values())
-    ]
-
-
-def _distinct(groups: Iterable[list[MappingRule]]) -> list[list[MappingRule]]:
-    """Return each list object once, in the order of its first place."""
-    return list({id(group): group for group in groups}.values())
+    groups = list[list[MappingRule]]()
+    grouped_indices = set[int]()
+    for first in ordered:
+        if first.index in grouped_indices:
+            continue
+        grouped_indices.add(first.index)
+        group = [first]
+        for mapping in group:  # the list grows by all that are linked to its members
+            for key in keys(mapping):
+                for linked in mappings_of_key.pop(key, ()):
+                    if linked.index not in grouped_indices:
+                        grouped_indices.add(linked.index)
+                        group.append(linked)
+        groups.append(sorted(group, key=lambda mapping: mapping.index))
+    return groups
 
 
 class WantedTag(NamedTuple):
@@ -83,28 +80,30 @@ def assign(
     `selected` has mappings with the tags that they select. Returns the tags to look up, and the
     conflicts. A later mapping of the same source repository gets neither: the tag is copied already.
     """
-    owners: dict[object, MappingRule] = {}
+    # By target repository and tag.
+    owners = dict[tuple[object, str], MappingRule]()
     wanted = list[WantedTag]()
     conflicts = list[Conflict]()
 
     for mapping, tags in selected:
         for tag in _versions_first(tags):
-            free = list[Registry]()
-            for target, place in zip(mapping.targets, mapping.target_keys, strict=True):
-                owner = owners.get((place, tag))
+            targets = list[Registry]()
+            for target, repository in zip(mapping.targets, mapping.target_keys, strict=True):
+                owner = owners.get((repository, tag))
                 if owner is None:
-                    owners[place, tag] = mapping
-                    free.append(target)
+                    owners[repository, tag] = mapping
+                    targets.append(target)
                 elif owner.source_key != mapping.source_key:
                     conflicts.append(Conflict(WantedTag(mapping, tag, (target,)), owner))
-            if free:
-                wanted.append(WantedTag(mapping, tag, tuple(free)))
+            if targets:
+                wanted.append(WantedTag(mapping, tag, tuple(targets)))
 
     return wanted, conflicts
 
 
 def _versions_first(tags: Iterable[str]) -> list[str]:
     """Order tags so that `1.2.3` is put before `latest`, which may name the same image (I2)."""
+    # Among versions, and among the others, the order of `tags` stays.
     return sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit())
 
 
@@ -114,10 +113,12 @@ def share(config: Config, number: int, total: int) -> Config:
     """
     groups = grouped(config.mappings, _repositories_of)
 
-    # The largest group goes first, and each group to the shard with the fewest mappings.
+    # The largest group goes first, and each group to the shard with the fewest mappings. Every shard
+    # computes the same.
     shards: list[list[MappingRule]] = [[] for _ in range(total)]
     for group in sorted(groups, key=len, reverse=True):
-        min(shards, key=len).extend(group)
+        smallest = min(shards, key=len)
+        smallest.extend(group)
 
     own = tuple(sorted(shards[number], key=lambda mapping: mapping.index))
     cache_dir = config.cache_dir and f"{config.cache_dir}/shard-{number}-of-{total}"
@@ -129,7 +130,7 @@ def _repositories_of(mapping: MappingRule) -> list[object]:
 
 
 def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:
-    """Read `I/N`, I from 0, or `/N` with I from the environment; return I and N.
+    """Return I and N of `--shard I/N`, where I counts from 0; `/N` takes I from the environment.
 
     Raises ConfigError.
     """
