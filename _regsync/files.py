@@ -1,7 +1,7 @@
 """Files in directories where others may write too.
 
 Owns: how a file is opened, locked, hashed, replaced and removed; by what one sees that somebody has
-    changed it; how long a worker thread is kept.
+    changed it; when a worker thread waits for a disk, and how long it is kept.
 May not know: what a file holds.
 Invariants: no link is followed, and no pipe is waited for. A file appears whole or not at all.
 Follows: docs/protocol-facts.md section 9.2 (R16).
@@ -13,11 +13,13 @@ import contextlib
 import io
 import os
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from hashlib import _Hash
+
+_T = TypeVar("_T")
 
 # The end of a name of a file that is still being written.
 PARTIAL_SUFFIX = ".partial"
@@ -29,9 +31,8 @@ _SAFE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, 
 # before, and whoever is cancelled waits for it (docs/bodies.md section 9).
 LONGEST_VISIT = 0.05
 
-# Seconds for one piece after which a disk is slow: a worker thread reads or writes the next one. A
-# piece that the system has in memory, or only takes there, costs less than the way to a thread.
-SLOW_PIECE = 0.02
+# Seconds for one piece after which a disk is slow (`DiskPace`).
+_SLOW_PIECE = 0.02
 
 # Bytes that are hashed at once.
 _PIECE = 256 * 1024
@@ -78,6 +79,39 @@ async def hash_rest(file: io.FileIO, running: _Hash) -> int:
     while count := await anyio.to_thread.run_sync(_hash_for_a_while, file, running):
         total += count
     return total
+
+
+class DiskPace:
+    """How fast a disk has been. After a slow piece a worker thread reads or writes the next one, so that
+    the event loop does not wait for the disk.
+
+    A piece that the system has in memory, or only takes there, costs less than the way to a thread.
+    """
+
+    def __init__(self) -> None:
+        # Whether the last piece was slow.
+        self.is_slow = False
+
+    @contextlib.contextmanager
+    def timing(self) -> Iterator[None]:
+        """Note whether a piece is slow that is read or written in the block."""
+        import anyio  # most commands need no disk
+
+        began = anyio.current_time()
+        yield
+        self.is_slow = anyio.current_time() - began > _SLOW_PIECE
+
+    async def run(self, act: Callable[[memoryview], _T], piece: memoryview) -> _T:
+        """Read or write a piece by `act`, in a worker thread after a slow one."""
+        import anyio.to_thread
+
+        began = anyio.current_time()
+        if self.is_slow:
+            result = await anyio.to_thread.run_sync(act, piece)
+        else:
+            result = act(piece)
+        self.is_slow = anyio.current_time() - began > _SLOW_PIECE
+        return result
 
 
 def _hash_for_a_while(file: io.FileIO, running: _Hash) -> int:

@@ -652,6 +652,14 @@ def test_an_image_that_fails_with_the_first_mount_hands_it_on() -> None:
     assert shown(steps) == [(C, BLOBS[0], A[1])]
 
 
+def test_a_blob_that_another_image_brings_counts_as_present_for_those_who_waited() -> None:
+    owner, waiter = work(A, BLOBS[0]), work(A, BLOBS[0], BLOBS[1])
+    claims, _ = claims_of(owner, waiter)
+    assert waiter.present == []
+    claims.arrived(owner, BLOBS[0])
+    assert (owner.present, waiter.present) == ([], [blob(BLOBS[0])])
+
+
 def test_a_follower_uploads_when_its_leader_takes_too_long() -> None:
     clock = [100.0]
     claims = Claims(Knowledge(), lambda: clock[0])

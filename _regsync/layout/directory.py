@@ -29,7 +29,7 @@ from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import ContentError, SyncError, WrongBytes
 from _regsync.files import (
     PARTIAL_SUFFIX,
-    SLOW_PIECE,
+    DiskPace,
     Stamp,
     hash_rest,
     lock,
@@ -685,7 +685,7 @@ class BlobFile:
         self._blob = blob
         self._path = begun.path
         self._stream = begun.stream
-        self._is_disk_slow = False
+        self._disk = DiskPace()
         layout.partials.add(begun.path)
         self._reserve()
         try:
@@ -719,16 +719,8 @@ class BlobFile:
         self._layout.reserved.set_rest(self._blob.digest, self._blob.size - self.offset)
 
     async def write(self, piece: memoryview) -> None:
-        """Write the next piece of the blob; LayoutError where the disk does not take it.
-
-        After a slow piece the next one is written by a worker thread, so that other transfers go on.
-        """
-        began = anyio.current_time()
-        if self._is_disk_slow:
-            await anyio.to_thread.run_sync(self.append, piece)
-        else:
-            self.append(piece)
-        self._is_disk_slow = anyio.current_time() - began > SLOW_PIECE
+        """Write the next piece of the blob; LayoutError where the disk does not take it."""
+        await self._disk.run(self.append, piece)
         self._set_rest()
 
     def append(self, piece: memoryview) -> None:

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
 
 from _regsync.addresses import Origin
 from _regsync.config.model import Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError, WrongBytes
-from _regsync.files import SLOW_PIECE
+from _regsync.files import DiskPace
 from _regsync.layout.assumed import read_assumed
 from _regsync.layout.directory import BlobFile, Layout
 from _regsync.layout.disk import LayoutError
@@ -427,20 +426,14 @@ class _FileBody:
     def __init__(self, layout: Layout, stream: FileIO) -> None:
         self._layout = layout
         self._stream = stream
-        self._is_disk_slow = False
+        self._disk = DiskPace()
 
     async def read_into(self, buffer: memoryview) -> int:
         """Fill `buffer` and return how many bytes it got, 0 at the end of the blob."""
         # A read that needs no thread waits for nothing: without this no other task would run.
         await anyio.lowlevel.checkpoint()
-        began = anyio.current_time()
         with self._layout.disk_errors():
-            if self._is_disk_slow:
-                count = await anyio.to_thread.run_sync(self._stream.readinto, buffer)
-            else:
-                count = self._stream.readinto(buffer)
-        self._is_disk_slow = anyio.current_time() - began > SLOW_PIECE
-        return count
+            return await self._disk.run(self._stream.readinto, buffer)
 
     def read_now(self, buffer: memoryview) -> int:
         """Fill `buffer` at once, however long that takes: for worker threads."""

@@ -30,7 +30,7 @@ from _regsync.crypto import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.errors import SyncError
 from _regsync.files import (
     PARTIAL_SUFFIX,
-    SLOW_PIECE,
+    DiskPace,
     Stamp,
     hash_rest,
     is_own_folder,
@@ -145,7 +145,7 @@ class FilePieces(Pieces):
             algorithm, _ = split_digest(digest)
             self._hash = new_hash(algorithm)
         self._has_begun = False  # a piece has been given
-        self._is_disk_slow = False  # by the last read or write that had to be timed
+        self._disk = DiskPace()
         self._buffer = memoryview(bytearray())
         self._probe = memoryview(bytearray(1))
 
@@ -178,7 +178,7 @@ class FilePieces(Pieces):
         count = self._read_now(room, self._offset)
         if count is None:
             # A broken disk is met here: `_read_now` returns None for its errors too.
-            with _disk_errors(), self._timing():
+            with _disk_errors(), self._disk.timing():
                 count = await anyio.to_thread.run_sync(_read, self._file, room, self._offset)
         return room[:count]
 
@@ -194,20 +194,13 @@ class FilePieces(Pieces):
         try:
             return os.preadv(self._file.fileno(), [room], offset, os.RWF_NOWAIT)
         except OSError as error:
-            if error.errno != errno.EOPNOTSUPP or self._is_disk_slow:
+            if error.errno != errno.EOPNOTSUPP or self._disk.is_slow:
                 return None
         try:
-            with self._timing():
+            with self._disk.timing():
                 return _read(self._file, room, offset)
         except OSError:
             return None
-
-    @contextlib.contextmanager
-    def _timing(self) -> Iterator[None]:
-        """Note whether the disk was slow."""
-        began = anyio.current_time()
-        yield
-        self._is_disk_slow = anyio.current_time() - began > SLOW_PIECE
 
     def _check_file(self) -> None:
         """Raise StagingFailed if the file was written to meanwhile, or if the bytes that were hashed on
@@ -234,7 +227,7 @@ class FilePieces(Pieces):
                 return 0
 
         try:
-            with self._timing():
+            with self._disk.timing():
                 count = os.sendfile(socket, self._file.fileno(), self._offset, size)
         except OSError as error:
             if error.errno != errno.EIO:
@@ -335,7 +328,7 @@ class Staging:
         self._memory_size = 0  # of bodies in memory, those that are being read from a source too
         self._incoming_size = 0  # of files that are being written
         self._failed: StagingFailed | None = None  # the disk takes no blob any more
-        self._is_disk_slow = False  # by the last write
+        self._disk = DiskPace()
 
         # By digest.
         self._pulling = dict[str, anyio.Lock]()
@@ -492,12 +485,7 @@ class Staging:
 
             async def write(piece: memoryview) -> None:
                 while piece:
-                    began = anyio.current_time()
-                    if self._is_disk_slow:
-                        written = await anyio.to_thread.run_sync(staged.write, piece)
-                    else:
-                        written = staged.write(piece)
-                    self._is_disk_slow = anyio.current_time() - began > SLOW_PIECE
+                    written = await self._disk.run(staged.write, piece)
                     piece = piece[written:]
 
             await read(write)
