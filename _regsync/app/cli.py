@@ -525,7 +525,8 @@ regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app
 
 A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it means Docker Hub. HTTPS is used except for
 localhost and loopback addresses; http:// or https:// before the host overrides that.
-oci-layout:PATH//REPO[:TAG|@DIGEST] is an image in a directory, for disks that are carried into closed networks.""",
+oci-layout:PATH//REPO[:TAG|@DIGEST] is an image in a directory, for disks that are carried into closed networks.
+Signatures, SBOMs and attestations are found by the referrers API, its fallback tag, and cosign's tags of the image.""",
         add_copy_arguments,
         commands.run_copy,
     ),
