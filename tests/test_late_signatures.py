@@ -20,7 +20,7 @@ from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import Look, decide_look, flags_after, is_due_without_state
 from _regsync.sync.image import ImageCopy
-from _regsync.sync.referrers import Search
+from _regsync.sync.referrers import Search, SearchedTarget
 from conformance.client.attachments import fallback_lists
 from conformance.content.images import Image, Seed, encode
 from conformance.server.memory import Link, Place
@@ -855,10 +855,10 @@ async def test_a_late_signature_is_looked_for_at_the_target_by_recheck(
 def test_only_what_refers_to_the_image_itself_is_known_to_be_late() -> None:
     """A target has been asked for the image's own list, not for those of the manifests below it."""
     target = mock.Mock()
-    search = Search(mock.Mock(), mock.Mock(), top="a", targets_without_referrers=(target,))
-    assert search.silent_targets("a") == (target,)
-    assert search.silent_targets("a", for_tags=True) == ()
-    assert search.silent_targets("b") == ()
+    known = SearchedTarget(target, False, True, had_no_referrers=True, had_no_tags=False)
+    search = Search(mock.Mock(), mock.Mock(), (known,), top="a")
+    assert search.targets_for("a") == (known,)
+    assert search.targets_for("b") == (known._replace(had_no_referrers=False),)
 
 
 @pytest.mark.anyio

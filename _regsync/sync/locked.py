@@ -36,7 +36,7 @@ from _regsync.sync.referrers import (
 from _regsync.tags import Selection, select
 
 _REMEDY = "run `regsync lock`, and review what has moved"
-# As long as the tag names the same digest, the line of an image is looked at again only so.
+# A lock made without `--recheck` takes over the line of an image whose tag has not moved.
 _REMEDY_FOR_LINE = "run `regsync lock --recheck`, and review what has changed"
 
 
@@ -71,8 +71,8 @@ class LockedDiscovery(Discovery):
         return select(self._lock.images_of(source_key(mapping)), mapping.tags)
 
     def is_probably_absent(self, snapshot_key: bytes) -> bool:
-        """Say that a target has the tag: a job that keeps no state runs the same lock again and again,
-        and a listing would cost it a request each time.
+        """Say no: a job without a state, which runs the same lock again and again, would list its targets
+        each time, and find its tags there.
         """
         return False
 
@@ -123,7 +123,7 @@ class LockedDiscovery(Discovery):
 class LockedReferrers(Referrers):
     """The artifacts of the images of a run from a lock: those of their lines, no more."""
 
-    # It takes no other one.
+    # The base class takes any Discovery; this one needs the lock.
     _discovery: LockedDiscovery
 
     def decide(self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]) -> Look:
@@ -136,19 +136,20 @@ class LockedReferrers(Referrers):
         if is_there and not artifacts:
             return Look.NONE
 
+        # The hash of what the lock lists takes the place of the hash of what a source lists.
         listing_hash = hash_of_list(artifact.digest for artifact in artifacts)
         for copy in usable:
             copy.listing_hash = listing_hash
         if self._recheck or not is_there:
-            return Look.DEEP
-        if not self._has_state:
+            is_due = True
+        elif not self._has_state:
             is_due = is_due_without_state(lookup.source_digest, self._wall())
-            return Look.DEEP if is_due else Look.NONE
-        is_known = all(
-            copy.last_check.is_complete and copy.last_check.listing_hash == listing_hash
-            for copy in usable
-        )
-        return Look.NONE if is_known else Look.DEEP
+        else:
+            is_due = not all(
+                copy.last_check.is_complete and copy.last_check.listing_hash == listing_hash
+                for copy in usable
+            )
+        return Look.DEEP if is_due else Look.NONE
 
     async def find(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look
@@ -182,7 +183,7 @@ class LockedReferrers(Referrers):
         source = self._discovery.source_of(mapping)
         image = self._discovery.locked_image(mapping, tag)
         found = list[Artifact]()
-        for artifact in _wanted(image.artifacts, Search(mapping, source), unknown=True):
+        for artifact in _wanted(image.artifacts, Search(mapping, source), takes_unknown=True):
             if artifact.subject == subject:
                 digest = artifact.digest
                 lookup = TagLookup(source, artifact.tag or digest, None, digest, digest, ())
@@ -203,9 +204,9 @@ class LockedReferrers(Referrers):
         return True
 
     def _locked_artifacts(self, mapping: MappingRule, lookup: TagLookup) -> list[LockedArtifact]:
-        """Return the artifacts of an image that a mapping takes, as far as their types are known."""
+        """Return the artifacts in an image's line, but for those that a mapping is known to refuse."""
         image = self._discovery.locked_image(mapping, lookup.reference)
-        return _wanted(image.artifacts, Search(mapping, lookup.source), unknown=True)
+        return _wanted(image.artifacts, Search(mapping, lookup.source), takes_unknown=True)
 
     async def _with_types(self, search: Search, artifact: LockedArtifact) -> LockedArtifact:
         """Return an artifact with its types, if the filters need them."""
@@ -216,22 +217,22 @@ class LockedReferrers(Referrers):
         return artifact._replace(types=tuple(types))
 
     async def _look_at_locked(self, search: Search, artifact: LockedArtifact) -> Artifact:
-        """Find out which targets lack an artifact."""
+        """Find out which targets lack an artifact. Targets that lack the image are not asked."""
+        digest = artifact.digest
+        silent = [target.repository for target in search.targets if target.is_new]
         if artifact.tag is None:
-            return _artifact(
-                artifact,
-                await self.look_up_digest(search, artifact.digest, silent=search.new_targets),
-            )
+            return _artifact(artifact, await self.look_up_digest(search, digest, silent=silent))
         lookup = await self._discovery.look_up(
-            search.mapping, artifact.digest, artifact.tag, search.targets, silent=search.new_targets
+            search.mapping, digest, artifact.tag, search.repositories, silent=silent
         )
         return _artifact(artifact, lookup)
 
 
 def _artifact(artifact: LockedArtifact, lookup: TagLookup | None) -> Artifact:
-    """Return a locked artifact as runs know artifacts."""
+    """Return a locked artifact in the form in which a search at the source finds artifacts."""
     entry: Descriptor | None = None
     if artifact.tag is None:
+        # What a list says of it is made of its manifest, which is at hand where a target lacks it.
         entry = by_digest_alone(artifact.digest)
         if lookup is not None and lookup.tree is not None:
             entry = referrer_entry(lookup.tree.root)
@@ -240,15 +241,16 @@ def _artifact(artifact: LockedArtifact, lookup: TagLookup | None) -> Artifact:
 
 
 def _wanted(
-    artifacts: Sequence[LockedArtifact], search: Search, *, unknown: bool = False
+    artifacts: Sequence[LockedArtifact], search: Search, *, takes_unknown: bool = False
 ) -> list[LockedArtifact]:
-    """Return the artifacts that the filters take. With one that they refuse, what refers to it is
-    refused as well. `unknown` says whether those without a known type are taken.
+    """Return the artifacts that the filters take. What refers to a refused one is refused as well.
+
+    With `takes_unknown` an artifact is taken whose type the lock does not say: its manifest may tell.
     """
     refused = set[str]()
     wanted = list[LockedArtifact]()
     for artifact in artifacts:  # each stands behind its subject
-        is_taken = search.wants(frozenset(artifact.types)) or (unknown and not artifact.types)
+        is_taken = search.wants(frozenset(artifact.types)) or (takes_unknown and not artifact.types)
         if is_taken and artifact.subject not in refused:
             wanted.append(artifact)
         else:

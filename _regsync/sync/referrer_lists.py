@@ -28,17 +28,18 @@ from _regsync.sync.discovery import Discovery, Once
 # Other writers may replace a fallback list that we put. After so many puts that is an error.
 _MOST_PUTS = 5
 
-# A list of more characters is not kept, because each of 20,000 images may have one.
-_LONGEST_KEPT_LIST = 64 * 1024
-# An entry counts for so many characters, and for those of its annotations.
+# A longer list is not kept in memory, because each of 20,000 images may have one.
+_LONGEST_KEPT_LIST = 64 * 1024  # characters
+# What an entry counts for, beside its annotations.
 _CHARACTERS_OF_ENTRY = 100
 
-# Statuses that say nothing about the API.
+# Refusals that say nothing about the API.
 _REFUSALS = (401, 403)
 
-# A registry without the API answers with one of these statuses (docs/design.md section 6, rule 15).
+# A registry without the API answers with one of these statuses (docs/design.md section 6, rule 15):
+# 200 is a page of HTML.
 _NO_API_STATUSES = (200, 404, 405, 501)
-# A refusal with one of these codes is about the manifest or the repository, not about the API.
+# An answer with one of these codes is about the manifest or the repository, not about the API.
 _OTHER_CODES = frozenset({"MANIFEST_UNKNOWN", "NAME_UNKNOWN"})
 
 
@@ -56,12 +57,12 @@ class ReferrerLists:
     def __init__(self, discovery: Discovery, knowledge: Knowledge) -> None:
         self._discovery = discovery
         self._knowledge = knowledge
-        # By source and subject.
+        # The answers of sources, by source and subject.
         self._lists = defaultdict[tuple[RepositoryKey, str], Once[ReferrerList]](Once)
         # How many subjects each source is asked about.
         self._subjects = Counter[RepositoryKey]()
 
-        # By area (`area`): held while the area's API is asked for the first time.
+        # By area (`RepositoryKey.area`): held while the area's API is asked for the first time.
         self._first_requests = defaultdict[str, anyio.Lock](anyio.Lock)
         # By target and fallback tag: held while the list is written.
         self._writing = defaultdict[tuple[RepositoryKey, str], anyio.Lock](anyio.Lock)
@@ -79,12 +80,12 @@ class ReferrerLists:
         self._subjects[source.key] += count
 
     async def tags(self, source: Repository) -> Collection[str] | None:
-        """Return a source's tags. None where they were not listed and a listing is not worth it, or
-        where the listing is refused.
-
-        Without the API a listing costs less than to ask for four tags of each of several subjects.
+        """Return a source's tags by its listing. None where it was not listed and a listing is not
+        worth its price, or is refused.
         """
         tags = self._discovery.names(source)
+        # Without the API each subject has four tags to be asked for: the fallback tag and cosign's.
+        # From the second subject on one listing costs less.
         if tags is None and self.has_api(source) is False and self._subjects[source.key] > 1:
             try:
                 tags = await self._discovery.list_tags(source)
@@ -119,7 +120,7 @@ class ReferrerLists:
         return ReferrerList(index.children, index)
 
     async def _ask_api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
-        """Ask the referrers API; None where there is none."""
+        """Ask the referrers API; None where there is none, or it refuses this digest."""
         if self.has_api(where) is None:
             # Later askers in the area wait: where there is no API, one request shows it.
             async with self._first_requests[where.key.area]:
@@ -132,19 +133,21 @@ class ReferrerLists:
     async def _list_referrers(
         self, where: Repository, subject: str
     ) -> tuple[Descriptor, ...] | None:
-        """Ask the referrers API, and learn whether there is one (rule 15); None where there is none."""
+        """Ask the referrers API, and learn whether there is one (rule 15). None where there is none, or
+        it refuses this digest; raises what says nothing about either.
+        """
         try:
             entries = await where.list_referrers(subject)
         except RegistryError as error:
-            is_known = bool(self.has_api(where))
             if error.retryable or error.status in _REFUSALS:
                 raise
-            # An API that has answered before has sent a page that is no index.
-            if is_known and error.status == 200:
-                raise
-            # From an API that has answered before, a 404 is about this digest alone.
-            lacks_api = error.status in _NO_API_STATUSES and _OTHER_CODES.isdisjoint(error.codes)
-            if lacks_api and not is_known:
+            if self.has_api(where):
+                # It has answered before. So a 200 that is no index is a broken answer, and any other
+                # refusal is about this digest alone.
+                if error.status == 200:
+                    raise
+                return None
+            if error.status in _NO_API_STATUSES and _OTHER_CODES.isdisjoint(error.codes):
                 self._knowledge.learn_referrers_api(where.key, False)
             return None
         self._knowledge.learn_referrers_api(where.key, True)
@@ -183,40 +186,50 @@ class ReferrerLists:
         if self.has_api(target):
             return set()
 
+        place = (target.key, referrers_tag(subject))
+        async with self._writing[place]:
+            if self._listed_digests.get(place, set()) >= {entry.digest for entry in entries}:
+                return set()
+            return await self._add_to_list(source, target, subject, entries)
+
+    async def _add_to_list(
+        self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
+    ) -> set[str]:
+        """Put the list under the fallback tag until it has these entries; return the digests added.
+
+        Few registries can be told to move a tag only where nobody else has moved it. So the list is
+        read, extended, put and looked at again (docs/protocol-facts.md section 1.10).
+        """
         tag = referrers_tag(subject)
         place = (target.key, tag)
         added = set[str]()
         refusal: RegistryError | None = None
-        async with self._writing[place]:
-            if self._listed_digests.get(place, set()) >= {entry.digest for entry in entries}:
+        for _ in range(_MOST_PUTS):
+            held = await self._get_held_list(target, subject)
+            listed = {entry.digest for entry in held.children} if held is not None else set[str]()
+            self._listed_digests[place] = listed
+            lacking = [entry for entry in entries if entry.digest not in listed]
+            if not lacking:
                 return added
-            for _ in range(_MOST_PUTS):
-                held = await self._get_held_list(target, subject)
-                lacking = [
-                    entry for entry in entries if entry.digest not in self._listed_digests[place]
-                ]
-                if not lacking:
-                    return added
-                lacking = [await self._described(source, entry) for entry in lacking]
-                # The tag may not be moved, and it still names a list without these entries.
-                if refusal is not None:
-                    raise refusal
-                added |= {entry.digest for entry in lacking}
+            if refusal is not None:  # the tag may not be moved, and names a list without these
+                raise refusal
+            lacking = [await self._described(source, entry) for entry in lacking]
+            added |= {entry.digest for entry in lacking}
 
-                merged = self._merged_list(source, subject, held, lacking, added)
-                try:
-                    await target.put_manifest(tag, merged)
-                except RegistryError as error:
-                    if not is_immutable(error):
-                        raise
-                    # The list may be complete all the same: another writer has put it, or an attempt
-                    # of ours whose answer was lost.
-                    refusal = error
-                    continue
-                # Another writer may have replaced our list.
-                if await target.head_manifest(tag) == merged.digest:
-                    self._listed_digests[place] |= {entry.digest for entry in merged.children}
-                    return added
+            merged = self._merged_list(source, subject, held, lacking, added)
+            try:
+                await target.put_manifest(tag, merged)
+            except RegistryError as error:
+                if not is_immutable(error):
+                    raise
+                # The list may be complete all the same: another writer has put it, or an attempt of
+                # ours whose answer was lost. It is read again.
+                refusal = error
+                continue
+            # Another writer may have replaced our list.
+            if await target.head_manifest(tag) == merged.digest:
+                listed.update(entry.digest for entry in merged.children)
+                return added
 
         text = "another client keeps replacing this list of referrers"
         conflict = RegistryError(text, status=409)
@@ -229,16 +242,13 @@ class ReferrerLists:
         return referrer_entry(await self._discovery.manifest(source, entry.digest))
 
     async def _get_held_list(self, target: Repository, subject: str) -> Manifest | None:
-        """Return the list that a target holds for a subject, and note its digests."""
-        tag = referrers_tag(subject)
+        """Return the list that a target holds for a subject, None where it holds none."""
         held = await self._get_fallback(target, subject, self._discovery.names(target))
         if held is not None and not held.is_index:
             text = "this fallback tag does not hold a list of referrers, and is left as it is"
             error = ContentError(text)
-            raise error.with_place(target.side, "list referrers in", target.reference(tag))
-
-        children = held.children if held is not None else ()
-        self._listed_digests[target.key, tag] = {entry.digest for entry in children}
+            reference = target.reference(referrers_tag(subject))
+            raise error.with_place(target.side, "list referrers in", reference)
         return held
 
     def _merged_list(
@@ -249,15 +259,13 @@ class ReferrerLists:
         lacking: Sequence[Descriptor],
         added: Collection[str],
     ) -> Manifest:
-        """Return the list to put: the source's list, byte for byte, if the target holds none and it
-        names just the digests `added`; else a merged list.
+        """Return the list to put. Where the target holds none, and the source's list names just the
+        digests `added`, it is the source's list byte for byte: both ends have one digest then.
         """
-        once = self._lists[source.key, subject]
-        if held is None and once.answer:
-            at_source = once.answer[0].fallback
-            if (
-                at_source is not None
-                and {entry.digest for entry in at_source.dependencies} == added
-            ):
+        answer = self._lists[source.key, subject].answer
+        at_source = answer[0].fallback if answer else None
+        if held is None and at_source is not None:
+            names_just_these = {entry.digest for entry in at_source.dependencies} == added
+            if names_just_these:
                 return at_source
         return extend_referrers_list(held, lacking)

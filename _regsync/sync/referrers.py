@@ -10,7 +10,7 @@ Follows: docs/design.md section 6, rule 15.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -61,7 +61,7 @@ class Artifact(NamedTuple):
     reference: str
     # Its entry in a list of referrers; None for a tag of cosign's.
     entry: Descriptor | None
-    # None where no target lacks it.
+    # Which targets lack it; None where it was not looked up, because it is known that none does.
     lookup: TagLookup | None
     # Its artifact type; of a tag of cosign's, the media types of config and layers. Empty where
     # they are not known.
@@ -84,9 +84,23 @@ class FoundArtifacts(NamedTuple):
 
     # The artifacts that the targets are to hold.
     copied: tuple[Artifact, ...] = ()
-    # The artifacts that stay behind because they refer to an index that is trimmed; in a plan, all
-    # that the mapping never copies.
+    # The artifacts of the source's own index where the image is trimmed: the target has no such index,
+    # so they stay behind. For a dry run, all that the mapping never copies.
     stripped: tuple[Artifact, ...] = ()
+
+
+class SearchedTarget(NamedTuple):
+    """What is known of an image's artifacts at one target before it is asked for any."""
+
+    repository: Repository
+    # Whether the target lacks the image itself: then it lacks the artifacts too.
+    is_new: bool
+    # Whether it held all artifacts after the last look: then the state is believed of each.
+    is_complete: bool
+    # Whether that look found no referrer of the image itself, and no tag of cosign's for it. What is
+    # found now has come to the source since, so that the target lacks it.
+    had_no_referrers: bool
+    had_no_tags: bool
 
 
 class Search(NamedTuple):
@@ -95,31 +109,28 @@ class Search(NamedTuple):
     # With the platform filter off, because artifacts are copied whole.
     mapping: MappingRule
     source: Repository
-    targets: tuple[Repository, ...] = ()
-    # Targets without the image: they cannot hold its artifacts, so they are not asked.
-    new_targets: tuple[Repository, ...] = ()
-    # Targets with all artifacts after the last look: what the state says of these is believed.
-    complete_targets: tuple[Repository, ...] = ()
+    targets: tuple[SearchedTarget, ...] = ()
     # The image's digest at the source.
     top: str = ""
-    # Those of `complete_targets` for which the last look found no referrer of `top`, and no tag of
-    # cosign's for it. What is found now has come late, so they are not asked for it.
-    targets_without_referrers: tuple[Repository, ...] = ()
-    targets_without_tags: tuple[Repository, ...] = ()
+
+    @property
+    def repositories(self) -> tuple[Repository, ...]:
+        """The repositories of the targets."""
+        return tuple(target.repository for target in self.targets)
 
     @property
     def is_filtered(self) -> bool:
         rule = self.mapping.artifacts
         return bool(rule.include or rule.exclude)
 
-    def silent_targets(self, subject: str, *, for_tags: bool = False) -> tuple[Repository, ...]:
-        """Return the targets that are not asked for a referrer of a subject, or for a tag of cosign's,
-        because they cannot hold it.
-        """
-        if subject != self.top:
-            return self.new_targets
-        late = self.targets_without_tags if for_tags else self.targets_without_referrers
-        return (*self.new_targets, *late)
+    def targets_for(self, subject: str) -> tuple[SearchedTarget, ...]:
+        """Return what is known about the artifacts of one subject in the image."""
+        if subject == self.top:
+            return self.targets
+        # The last look was at the list of the image itself, not at those of the manifests below it.
+        return tuple(
+            target._replace(had_no_referrers=False, had_no_tags=False) for target in self.targets
+        )
 
     def wants(self, types: frozenset[str]) -> bool:
         """Say whether the filters take an artifact of these types."""
@@ -130,11 +141,10 @@ class Search(NamedTuple):
 
 
 def check_name(mapping: MappingRule, source: Repository, target: Repository, *keys: bytes) -> bytes:
-    """Return the name under which the state keeps the check of an image's artifacts at a target. It
-    depends on the filters too.
+    """Return the name under which the state keeps the last look at an image's artifacts at a target.
 
-    `keys` are the keys of the image's digests at source and target. The name is empty where the state
-    keeps nothing of the target.
+    `keys` are the keys of the image's digests at source and target. The filters are in the name: with
+    others the last look says nothing. The name is empty for a directory, of which no state is kept.
     """
     if target.is_local:
         return b""
@@ -168,12 +178,13 @@ class Referrers:
         self.asks_for_tags = False
         self.lists = ReferrerLists(discovery, knowledge)
 
-        # The artifacts of a subject, by mapping, whether its filters apply, targets and subject.
+        # The artifacts of one subject, for all tags of its image (rule 7). The key has all that the
+        # answer depends on.
         self._artifacts = defaultdict[object, Once[list[Artifact]]](Once)
         self._permits = anyio.CapacityLimiter(_MOST_ASKED)
 
-        # By target and digest: artifacts that the target held after the last look, of sources that
-        # still list the same ones. The target is not asked for these.
+        # Artifacts that need no request, by target and digest: the last look left the target with all
+        # that the source listed then, and the source lists the same now.
         self._known_present = set[tuple[RepositoryKey, str]]()
 
     # When to look.
@@ -185,8 +196,8 @@ class Referrers:
         return [tag for tag in tags if tag in listed]
 
     def listed_tags(self, source: Repository, digest: str) -> int:
-        """Return as bits which tags with artifacts of a digest the source's listing shows: the
-        fallback tag, then cosign's. 0 where nothing was listed.
+        """Return which tags with artifacts of a digest the source's listing shows, as the state keeps
+        it: bit 0 for the fallback tag, bits 1 to 3 for cosign's. 0 where nothing was listed.
         """
         tags = self._discovery.names(source) or ()
         bits = 0
@@ -208,6 +219,7 @@ class Referrers:
         if self._recheck or not all(copy.already_at_target for copy in usable):
             return Look.DEEP
 
+        # All targets hold the image. The state knows nothing of directories.
         now = self._wall()
         checks = [copy.last_check for copy in usable if not copy.target.is_local]
         if self._has_state and checks:
@@ -216,13 +228,11 @@ class Referrers:
             is_due = is_due_without_state(usable[0].source_digest, now)
             look = Look.DEEP if is_due else Look.NONE
 
-        # No earlier run has seen the image at its targets: somebody else copied it, and is believed
-        # to have copied what refers to the manifests below the top. A deep look would cost a GET of
-        # the top, which has not been fetched (rule 4).
-        is_known = any(check.last for check in checks) or any(
-            tag.snapshot for tag in lookup.targets
-        )
-        if lookup.is_by_digest and not is_known:
+        was_looked_at = any(check.last for check in checks)
+        was_copied = any(tag.snapshot is not None for tag in lookup.targets)
+        if lookup.is_by_digest and not was_looked_at and not was_copied:
+            # Somebody else copied the image, and is believed to have copied what refers to the
+            # manifests below the top. A deep look would cost a GET of the top (rule 4).
             return min(look, Look.TOP)
         return look
 
@@ -257,28 +267,28 @@ class Referrers:
     ) -> FoundArtifacts:
         """Return the artifacts of an image. Raises SyncError when one may be missed.
 
-        Sets `listing_hash` and `flags` of each copy. If a required artifact is missing, sets the
-        error of the copies whose targets do not hold the image yet.
+        Sets `listing_hash` of each copy. If a required artifact is missing, sets the error of the
+        copies whose targets do not hold the image yet.
         """
+        source = lookup.source
+        # A trimmed image has another top than the source's index. What refers to that index is not
+        # copied, but a user is told of it.
         is_trimmed = lookup.digest != lookup.source_digest
-        subjects = list[str]()
-        if not is_trimmed:
-            subjects.append(lookup.source_digest)
+        subjects = [] if is_trimmed else [lookup.source_digest]
+        without_target = [lookup.source_digest] if is_trimmed else []
         if look is Look.DEEP:
             subjects += await self._discovery.below(mapping, lookup)
 
-        # What refers to the source's own index of a trimmed image stays behind.
-        left_out = [lookup.source_digest] if is_trimmed else []
-        self.lists.expect(lookup.source, len(subjects) + len(left_out))
+        self.lists.expect(source, len(subjects) + len(without_target))
         await self._compare_lists(lookup, copies, look, is_trimmed=is_trimmed)
-        search = self.search_for(mapping, lookup.source, copies)
+        search = self.search_for(mapping, source, copies)
         found = await self._artifacts_of(search, subjects, deep=look is Look.DEEP)
 
-        without_targets = Search(search.mapping, lookup.source, top=lookup.source_digest)
-        stripped = await self._artifacts_of(without_targets, left_out, deep=False)
+        for_no_target = search._replace(targets=())
+        stripped = await self._artifacts_of(for_no_target, without_target, deep=False)
         if stripped:
             text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
-            place = f"{lookup.source} -> {mapping.target_repository}"
+            place = f"{source} -> {mapping.target_repository}"
             self._discovery.say("warning", "artifacts_stripped", f"{place}: {text}")
 
         if not found:
@@ -308,9 +318,7 @@ class Referrers:
         """Return the artifacts of an image that a mapping takes, each behind its subject, whatever
         targets hold. Raises SyncError when one may be missed.
         """
-        subjects = await self._discovery.below(mapping, lookup)
-        if lookup.digest == lookup.source_digest:
-            subjects.insert(0, lookup.source_digest)
+        subjects = await self._subjects_copied(mapping, lookup)
         self.lists.expect(lookup.source, len(subjects))
         search = Search(mapping._replace(platforms=None), lookup.source)
         return await self._artifacts_of(search, subjects, deep=True)
@@ -330,71 +338,80 @@ class Referrers:
             return ()
 
         subjects = await self._subjects_at_source(lookup)
-        copied = set[str]()
+        copied = list[str]()
         if rule.enabled:
-            copied.update(await self._discovery.below(mapping, lookup))
-            if lookup.digest == lookup.source_digest:
-                copied.add(lookup.source_digest)
-        left_out = [digest for digest in subjects if digest not in copied]
+            copied = await self._subjects_copied(mapping, lookup)
 
         unfiltered = rule._replace(include=(), exclude=())
         for_all = Search(mapping._replace(platforms=None, artifacts=unfiltered), lookup.source)
-        if takes_all:
+        if takes_all:  # all that stays behind refers to what the platform filter leaves out
+            kept = set(copied)
+            left_out = [digest for digest in subjects if digest not in kept]
             self.lists.expect(lookup.source, len(left_out))
             return tuple(await self._artifacts_of(for_all, left_out, deep=True))
 
         self.lists.expect(lookup.source, len(subjects))
         artifacts = await self._artifacts_of(for_all, subjects, deep=True)
         for_wanted = Search(mapping._replace(platforms=None), lookup.source)
-        wanted = await self._artifacts_of(for_wanted, sorted(copied), deep=True)
+        wanted = await self._artifacts_of(for_wanted, copied, deep=True)
         references = {artifact.reference for artifact in wanted}
         return tuple(artifact for artifact in artifacts if artifact.reference not in references)
+
+    async def _subjects_copied(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
+        """Return the digests that targets get of an image and that artifacts may refer to."""
+        subjects = await self._discovery.below(mapping, lookup)
+        if lookup.digest == lookup.source_digest:
+            subjects.insert(0, lookup.source_digest)
+        return subjects
 
     async def _subjects_at_source(self, lookup: TagLookup) -> list[str]:
         """Return the digests of an image that artifacts may refer to, before it is trimmed."""
         top = await self._discovery.manifest(lookup.source, lookup.source_digest)
-        subjects = [top.digest]
+        return await self._subjects_below(lookup.source, top)
+
+    async def _subjects_below(self, source: Repository, top: Manifest) -> list[str]:
+        """Return the digests of a manifest and of all below it, but for attestations. Only indexes are
+        fetched: they name the others.
+        """
+        subjects = {top.digest: None}
         indexes = [top]
         for index in indexes:  # the list grows by the indexes that each index names
             for entry in index.children:
                 if entry.attested_digest or entry.digest in subjects:
                     continue
-                subjects.append(entry.digest)
+                subjects[entry.digest] = None
                 if entry.is_index and len(subjects) <= MOST_ARTIFACTS:
-                    child = await self._discovery.manifest(lookup.source, entry.digest, entry)
-                    indexes.append(child)
-        return subjects
+                    indexes.append(await self._discovery.manifest(source, entry.digest, entry))
+        return list(subjects)
 
     def search_for(
         self, mapping: MappingRule, source: Repository, copies: Sequence[ImageCopy]
     ) -> Search:
-        complete_copies = list[ImageCopy]()
-        if not self._recheck:
-            complete_copies = [
-                copy for copy in copies if copy.already_at_target and copy.last_check.is_complete
-            ]
+        """Return the search for an image's artifacts at the targets of these copies."""
         return Search(
             mapping._replace(platforms=None),
             source,
-            targets=tuple(copy.target for copy in copies if copy.error is None),
-            new_targets=tuple(copy.target for copy in copies if not copy.already_at_target),
-            complete_targets=tuple(copy.target for copy in complete_copies),
+            tuple(self._searched_target(copy) for copy in copies if copy.error is None),
             top=copies[0].source_digest,
-            targets_without_referrers=tuple(
-                copy.target for copy in complete_copies if found_no_referrers(copy.last_check)
-            ),
-            targets_without_tags=tuple(
-                copy.target
-                for copy in complete_copies
-                if found_no_tags(copy.last_check, copy.flags)
-            ),
+        )
+
+    def _searched_target(self, copy: ImageCopy) -> SearchedTarget:
+        # With --recheck the state is believed of no artifact: targets are asked.
+        was_complete = copy.last_check.is_complete and not self._recheck
+        is_complete = copy.already_at_target and was_complete
+        return SearchedTarget(
+            copy.target,
+            is_new=not copy.already_at_target,
+            is_complete=is_complete,
+            had_no_referrers=is_complete and found_no_referrers(copy.last_check),
+            had_no_tags=is_complete and found_no_tags(copy.last_check, copy.flags),
         )
 
     async def _compare_lists(
         self, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look, *, is_trimmed: bool
     ) -> None:
-        """Compare the source's list with the list of the last look. If they are the same, note that
-        the targets hold its artifacts. Sets `listing_hash` and `flags` of each copy.
+        """Compare the source's list for the image itself with that of the last look. Where they are
+        the same, the targets hold its artifacts. Sets `listing_hash` of each copy.
         """
         digests = list[str]()
         if not is_trimmed:
@@ -419,6 +436,7 @@ class Referrers:
         """
         source = search.source
         level = list(dict.fromkeys(subjects))
+        # All subjects that were asked about: a chain may lead back to one.
         seen = set[str]()
         # An artifact of several subjects is in here several times.
         found = list[Artifact]()
@@ -462,61 +480,50 @@ class Referrers:
             return [digest] if digest and self.listed_tags(source, digest) else []
         if artifact.lookup is None and not deep:
             return []
-
-        entries = [artifact.entry]
-        known = {artifact.entry.digest}
-        for entry in entries:  # the list grows by the children of each index
-            if not entry.is_index:
-                continue
-            index = await self._discovery.manifest(source, entry.digest, entry)
-            entries += [
-                child
-                for child in index.children
-                if not (child.attested_digest or child.digest in known)
-            ]
-            known.update(child.digest for child in index.children)
-        return [entry.digest for entry in entries]
+        if not artifact.entry.is_index:
+            return [artifact.entry.digest]
+        index = await self._discovery.manifest(source, artifact.entry.digest, artifact.entry)
+        return await self._subjects_below(source, index)
 
     async def _direct_artifacts(self, search: Search, subject: str) -> list[Artifact]:
         """Return the artifacts of one subject, asked for once for all its tags (rule 7)."""
         if len(self._artifacts) > _MOST_KEPT:
             self._artifacts.pop(next(iter(self._artifacts)))
-        silent = (search.silent_targets(subject), search.silent_targets(subject, for_tags=True))
-        targets = (search.targets, silent, search.complete_targets)
+        targets = search.targets_for(subject)
         once = self._artifacts[search.mapping.index, search.is_filtered, targets, subject]
         return await once.get(partial(self._ask_for_artifacts, search, subject))
 
     async def _ask_for_artifacts(self, search: Search, subject: str) -> list[Artifact]:
         source = search.source
-        entries = (await self.lists.read(source, subject)).entries
-        source_tags = await self.lists.tags(source)
-
-        # Without listing and API, all of cosign's tags are tried.
-        tries_all = source_tags is None and self.lists.has_api(source) is False
-        cosign_tags = [referrers_tag(subject) + suffix for suffix in _COSIGN_SUFFIXES]
-        tags = [tag for tag in cosign_tags if tries_all or tag in (source_tags or ())]
-        if source_tags is None and not tries_all and self.asks_for_tags and subject == search.top:
-            tags = await self._existing_tags(source, cosign_tags)
-        if not (entries or tags or self.lists.has_api(source)):
+        listed = (await self.lists.read(source, subject)).entries
+        # A list may name its own subject, which is no artifact.
+        entries = [entry for entry in listed if entry.digest != subject]
+        tags = await self._cosign_tags_of(search, subject)
+        if not (listed or tags or self.lists.has_api(source)):
             text = f"{source}: no artifacts found (no referrers API, no fallback tag); images are copied without"
             self._discovery.say("info", "no_referrers", text)
 
         look_at = partial(self._look_at, search, subject)
         artifacts = await gather(
             [
-                *(
-                    partial(look_at, entry.digest, entry)
-                    for entry in entries
-                    if entry.digest != subject
-                ),
+                *(partial(look_at, entry.digest, entry) for entry in entries),
                 *(partial(look_at, tag, None) for tag in tags),
             ]
         )
-        return [
-            artifact
-            for artifact in artifacts
-            if artifact is not None and search.wants(artifact.types)
-        ]
+        return [artifact for artifact in artifacts if artifact is not None]
+
+    async def _cosign_tags_of(self, search: Search, subject: str) -> list[str]:
+        """Return the tags of cosign's for a subject that its source has, or may have."""
+        source = search.source
+        cosign_tags = [referrers_tag(subject) + suffix for suffix in _COSIGN_SUFFIXES]
+        listed = await self.lists.tags(source)
+        if listed is not None:
+            return [tag for tag in cosign_tags if tag in listed]
+        if self.lists.has_api(source) is False:
+            return cosign_tags  # each is tried
+        if self.asks_for_tags and subject == search.top:
+            return await self._existing_tags(source, cosign_tags)
+        return []  # with an API and no listing they are left to the runs that list the source
 
     async def _existing_tags(self, source: Repository, tags: Iterable[str]) -> list[str]:
         """Return those of these tags that the source has, each asked for by one HEAD."""
@@ -556,31 +563,31 @@ class Referrers:
         self, search: Search, subject: str, entry: Descriptor
     ) -> Artifact | None:
         """Find out which targets lack an entry of a list of referrers; None where the filters refuse
-        the entry's type.
+        the entry, by the type in the list or by that in its manifest.
         """
         types = frozenset({entry.artifact_type} if entry.artifact_type else ())
-        if types and not search.wants(types):
-            return None
-
-        if not types and search.is_filtered:
+        if not types and search.is_filtered:  # lists of old tools have no types
             manifest = await self._discovery.manifest(search.source, entry.digest, entry)
             types = types_of(manifest)
         if not search.wants(types):
-            return Artifact(subject, entry.digest, entry, None, types)
-        lookup = await self.look_up_digest(
-            search, entry.digest, entry, silent=search.silent_targets(subject)
-        )
-        if lookup is None or lookup.tree is None:
-            return Artifact(subject, entry.digest, entry, lookup, types)
+            return None
 
-        # The artifact is to be copied: what its manifest says counts, whatever the list says.
-        manifest = lookup.tree.root
-        types = types_of(manifest)
-        entry = entry._replace(
-            artifact_type=manifest.artifact_type, annotations=manifest.annotations
-        )
-        wanted_lookup = lookup if search.wants(types) else None
-        return Artifact(subject, entry.digest, entry, wanted_lookup, types)
+        silent = [
+            target.repository
+            for target in search.targets_for(subject)
+            if target.is_new or target.had_no_referrers
+        ]
+        lookup = await self.look_up_digest(search, entry.digest, entry, silent=silent)
+        if lookup is not None and lookup.tree is not None:
+            # A target lacks it, so its manifest is at hand: what that says counts, not the list.
+            manifest = lookup.tree.root
+            types = types_of(manifest)
+            if not search.wants(types):
+                return None
+            entry = entry._replace(
+                artifact_type=manifest.artifact_type, annotations=manifest.annotations
+            )
+        return Artifact(subject, entry.digest, entry, lookup, types)
 
     async def look_up_digest(
         self,
@@ -588,27 +595,27 @@ class Referrers:
         digest: str,
         expected: Descriptor | None = None,
         *,
-        silent: Sequence[Repository] = (),
+        silent: Collection[Repository] = (),
     ) -> TagLookup | None:
         """Look up an artifact by its digest; None where it is known that no target lacks it.
 
-        `expected` is its entry in a list of referrers. Targets in `silent` are asked only where
-        the state says that they hold it.
+        `expected` is its entry in a list of referrers. Targets in `silent` lack it as far as is known:
+        they are asked only where the state says that they hold it.
         """
-        believed = [
-            target for target in search.targets if self._knowledge.is_committed(target.pool, digest)
-        ]
-        lacking = tuple(
-            target
-            for target in search.targets
-            if not self._is_certainly_at(target, digest)
-            and not (target in believed and target in search.complete_targets)
-        )
-        if not lacking:
+        unsure = list[Repository]()
+        not_asked = list[Repository]()
+        for target in search.targets:
+            repository = target.repository
+            is_believed = self._knowledge.is_committed(repository.pool, digest)
+            if self._is_certainly_at(repository, digest) or (is_believed and target.is_complete):
+                continue
+            unsure.append(repository)
+            if repository in silent and not is_believed:
+                not_asked.append(repository)
+        if not unsure:
             return None
-        silent = [target for target in silent if target not in believed]
         return await self._discovery.look_up(
-            search.mapping, digest, digest, lacking, silent=silent, expected=expected
+            search.mapping, digest, digest, tuple(unsure), silent=not_asked, expected=expected
         )
 
     def _is_certainly_at(self, target: Repository, digest: str) -> bool:
@@ -616,16 +623,21 @@ class Referrers:
             return True
         return self._knowledge.is_confirmed(target.pool, digest)
 
-    async def _look_at_tag(self, search: Search, subject: str, tag: str) -> Artifact:
-        silent = search.silent_targets(subject, for_tags=True)
+    async def _look_at_tag(self, search: Search, subject: str, tag: str) -> Artifact | None:
+        """Find out which targets lack what a tag of cosign's names; None where the filters refuse it."""
+        silent = [
+            target.repository
+            for target in search.targets_for(subject)
+            if target.is_new or target.had_no_tags
+        ]
         lookup = await self._discovery.look_up(
-            search.mapping, tag, tag, search.targets, silent=silent
+            search.mapping, tag, tag, search.repositories, silent=silent
         )
         types = frozenset[str]()
         if lookup.tree is not None or search.is_filtered:
             manifest = await self._discovery.manifest(search.source, lookup.source_digest)
             types = types_of_parts(manifest)
-        return Artifact(subject, tag, None, lookup, types)
+        return Artifact(subject, tag, None, lookup, types) if search.wants(types) else None
 
 
 def types_of_parts(manifest: Manifest) -> frozenset[str]:
