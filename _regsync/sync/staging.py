@@ -56,12 +56,12 @@ _MEMORY_BUDGET = 48 * 1024 * 1024
 # Seconds without a write after which a partial file is taken for a killed run's.
 _ABANDONED_SECONDS = 24 * 3600.0
 
-# The first and the last bytes of a staged file are read by `next`, at least so many at each end, even
-# where `write_to` sends the rest. The first ones leave in one write with the head of the request. The
-# last ones leave only when the file has been checked.
+# Bytes at each end of a staged file that `next` reads, even where `write_to` sends the rest. The first
+# ones leave in one write with the head of the request. The last ones leave only when the file has been
+# checked.
 _READ_AT_ENDS = 64 * 1024
 
-# Bytes of a file that the system is asked to send before others have their turn.
+# Bytes of a file that the system is asked to send before other tasks have their turn.
 _LONGEST_WRITE = 4 * 1024 * 1024
 
 _STAGED_NAME = re.compile("[0-9a-f]{64,128}")
@@ -127,7 +127,8 @@ class FilePieces(Pieces):
     """The body of a request, from a staged file: its bytes from `offset` to `end`.
 
     `complete`: its last piece has been given. `is_verified`: this very file has been hashed before.
-    Without it, the bytes, which are those of the whole blob, are hashed on their way (I3).
+    Any other file is sent as a whole, and hashed on its way: its last piece leaves only when the digest
+    is right (I3).
     """
 
     def __init__(
@@ -147,6 +148,7 @@ class FilePieces(Pieces):
         self._has_begun = False  # a piece has been given
         self._disk = DiskPace()
         self._buffer = memoryview(bytearray())
+        # Takes a byte that is read to see whether the system has it in memory.
         self._probe = memoryview(bytearray(1))
 
     async def next(self) -> memoryview:
@@ -163,8 +165,8 @@ class FilePieces(Pieces):
 
         if self._hash is not None:
             self._hash.update(piece)
-        # A file that has become shorter ends with an empty piece.
-        if self.complete or not piece:
+        has_become_shorter = not piece and not self.complete
+        if self.complete or has_become_shorter:
             self._check_file()
         return piece
 
@@ -174,7 +176,9 @@ class FilePieces(Pieces):
         if len(self._buffer) < size:
             self._buffer = memoryview(bytearray(size))
         room = self._buffer[:size]
-        await anyio.lowlevel.checkpoint()
+        await (
+            anyio.lowlevel.checkpoint()
+        )  # a read from memory waits for nothing, and others are due
         count = self._read_now(room, self._offset)
         if count is None:
             # A broken disk is met here: `_read_now` returns None for its errors too.
@@ -186,16 +190,19 @@ class FilePieces(Pieces):
         """Read bytes that the system has in memory; None where it would wait for the disk, or fails.
 
         A staged file was just written, so that its bytes are nearly always in memory; a worker thread
-        for each piece would cost more than the reading. Where the file system cannot tell (tmpfs,
-        which has all in memory, or NFS), the speed of the last piece does.
+        for each piece would cost more than the reading.
         """
         if not (hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")) or not room:
             return None
         try:
+            # Linux gives what it has in memory, and EAGAIN instead of waiting for the disk.
             return os.preadv(self._file.fileno(), [room], offset, os.RWF_NOWAIT)
         except OSError as error:
             if error.errno != errno.EOPNOTSUPP or self._disk.is_slow:
                 return None
+
+        # The file system cannot tell: tmpfs, which has all in memory, or NFS. The last piece was quick,
+        # so this one probably is too.
         try:
             with self._disk.timing():
                 return _read(self._file, room, offset)
@@ -203,8 +210,8 @@ class FilePieces(Pieces):
             return None
 
     def _check_file(self) -> None:
-        """Raise StagingFailed if the file was written to meanwhile, or if the bytes that were hashed on
-        their way have another digest.
+        """Raise StagingFailed if the file was written to since it was opened, or if the bytes that were
+        hashed on their way have another digest.
         """
         is_same_file = self._stamp == stamp_of(self._file.fileno())
         has_digest = self._hash is None or self._digest.endswith(self._hash.hexdigest())
@@ -222,6 +229,7 @@ class FilePieces(Pieces):
         size = min(self._end - _READ_AT_ENDS - self._offset, _LONGEST_WRITE)
         if size < PIECE or self._hash is not None:
             return 0
+        # If the first and the last byte are in memory, so are those between, as a rule.
         for offset in (self._offset, self._offset + size - 1):
             if self._read_now(self._probe, offset) is None:
                 return 0
@@ -230,8 +238,9 @@ class FilePieces(Pieces):
             with self._disk.timing():
                 count = os.sendfile(socket, self._file.fileno(), self._offset, size)
         except OSError as error:
-            if error.errno != errno.EIO:
-                raise  # it is the socket's
+            is_of_disk = error.errno == errno.EIO
+            if not is_of_disk:
+                raise  # the socket cannot be written to
             with _disk_errors():
                 raise
         if not count:
@@ -273,8 +282,8 @@ class MemoryBudget:
 
     @contextlib.asynccontextmanager
     async def reserving(self, size: int, rank: float) -> AsyncIterator[None]:
-        """Hold `size` bytes, no more than the whole budget; wait for them by ascending rank."""
-        if not size:
+        """Hold `size` bytes, no more than the whole budget; who has the lowest rank gets them first."""
+        if size == 0:
             yield
             return
 
@@ -287,7 +296,7 @@ class MemoryBudget:
         finally:
             if waiter.is_served.is_set():
                 self.reserved -= size
-            else:
+            else:  # the wait was cancelled
                 self._waiters.remove(waiter)
                 heapq.heapify(self._waiters)
             self._serve()
@@ -309,9 +318,9 @@ class _StagedFile(NamedTuple):
 class Staging:
     """Blobs that are read from their source once, for all who need them.
 
-    Whoever needs a blob sends it inside of `keeping`, which brings it, from the body that `opened`
-    gives. Files are in `cache_dir`, or in a temporary directory without one; `limit` bounds their
-    bytes.
+    Whoever needs a blob enters `keeping`, which reads the blob from its source if it is not there yet,
+    and sends the body that `opened` gives. Files are in `cache_dir`, or in a temporary directory
+    without one; `limit` bounds their bytes.
     """
 
     def __init__(self, cache_dir: str | None, limit: int | None = None) -> None:
@@ -330,11 +339,13 @@ class Staging:
         self._failed: StagingFailed | None = None  # the disk takes no blob any more
         self._disk = DiskPace()
 
-        # By digest.
+        # By digest: who reads the blob from its source now; how many are inside of `keeping`; and how
+        # many of those have its file open.
         self._pulling = dict[str, anyio.Lock]()
-        self._users = Counter[str]()  # how many are inside of `keeping`
-        self._readers = Counter[str]()  # how many of those have its file open
-        self._unsent = set[str]()  # somebody failed to send it, and the next run may try again
+        self._users = Counter[str]()
+        self._readers = Counter[str]()
+        # The digests of blobs that somebody failed to send: the next run may try again.
+        self._unsent = set[str]()
 
     @contextlib.asynccontextmanager
     async def keeping(
@@ -342,10 +353,10 @@ class Staging:
     ) -> AsyncIterator[None]:
         """Have a blob in memory or on disk while the block runs; a body in memory stays that long.
 
-        The first who needs it reads its source, the others wait. A small blob goes to memory while
-        there is room, any other to disk if `disk` allows. A failed read is raised here only: the
-        next one who needs the blob reads again. NoRoom when this blob has no place; StagingFailed
-        when the disk takes no blob at all.
+        The first who needs it reads its source by `read`, the others wait. A small blob goes to memory
+        while there is room, any other to disk if `disk` allows. A failed read is raised here only: the
+        next one who needs the blob reads again. Raises NoRoom when this blob has no place,
+        StagingFailed when the disk takes no blob at all.
         """
         digest = blob.digest
         self._users[digest] += 1
@@ -362,8 +373,9 @@ class Staging:
             self._users[digest] -= 1
 
     async def _pull(self, blob: Descriptor, read: Reader, disk: bool) -> None:
+        """Read a blob from its source, into memory or to disk."""
         is_small = blob.size <= SMALL_BLOB
-        # Where it can go to disk, nothing that is in memory is evicted for it.
+        # A small blob that can go to disk evicts nothing from memory.
         if is_small and self._find_room(blob.size, evict=not disk):
             await self._pull_into_memory(blob, read)
         elif disk:
@@ -392,12 +404,13 @@ class Staging:
             yield None
             return
 
-        # Another run in this directory may have replaced the file by its own.
-        is_verified = self._files[digest].stamp == stamp_of(staged.fileno())
+        # Another run in this directory may have replaced the file by its own: then it is hashed on its
+        # way. A part of it cannot be; the registry checks the digest of the whole.
+        is_same_file = self._files[digest].stamp == stamp_of(staged.fileno())
+        is_verified = is_same_file or offset > 0
         self._readers[digest] += 1
         try:
             with staged:
-                is_verified = is_verified or offset > 0  # a part cannot be hashed
                 yield FilePieces(staged, digest, blob.size, offset, is_verified=is_verified)
         finally:
             self._readers[digest] -= 1
@@ -407,9 +420,9 @@ class Staging:
         self._find_room(0, evict=True)
 
     def close(self, *, sweep: bool = True, failed: bool = False, leftovers: bool = True) -> None:
-        """Let go of everything; with `sweep`, remove staged files, `leftovers` of earlier runs too.
-
-        With `failed`, the blobs that could not be sent to every target stay for the next run.
+        """Let go of everything. With `sweep` the staged files are removed, with `leftovers` those of
+        earlier runs too. With `failed`, the blobs that could not be sent to every target stay for the
+        next run.
         """
         if sweep:
             paths = {file.path for file in self._files.values()}
@@ -428,17 +441,18 @@ class Staging:
     # Memory.
 
     def _find_room(self, size: int, *, evict: bool) -> bool:
-        """Say whether memory has room for `size` bytes.
+        """Say whether memory has room for `size` bytes more.
 
         With `evict`, bodies that nobody uses make way, the least recently used first.
         """
-        room = self.memory.size - self.memory.reserved - size
+        most = self.memory.size - self.memory.reserved - size
         if evict:
-            for digest in [digest for digest in self._memory if not self._users[digest]]:
-                if self._memory_size <= room:
+            unused = [digest for digest in self._memory if not self._users[digest]]
+            for digest in unused:
+                if self._memory_size <= most:
                     break
                 self._memory_size -= len(self._memory.pop(digest))
-        return self._memory_size <= room
+        return self._memory_size <= most
 
     async def _pull_into_memory(self, blob: Descriptor, read: Reader) -> None:
         body = bytearray()
@@ -446,7 +460,7 @@ class Staging:
         async def extend(piece: memoryview) -> None:
             body.extend(piece)
 
-        self._memory_size += blob.size
+        self._memory_size += blob.size  # it is reserved before its first byte comes
         try:
             await read(extend)
             self._memory[blob.digest] = bytes(body)
@@ -522,7 +536,8 @@ class Staging:
         used = self._incoming_size + sum(file.size for file in self._files.values())
         room = self._limit - used
         if blob.size <= self._limit:
-            for digest in [digest for digest in self._files if not self._readers[digest]]:
+            unread = [digest for digest in self._files if not self._readers[digest]]
+            for digest in unread:
                 if room >= blob.size:
                     break
                 file = self._files.pop(digest)
