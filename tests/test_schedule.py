@@ -71,7 +71,7 @@ class Stage:
                     SimpleNamespace(),  # type: ignore[arg-type]
                     slots=self._slots,
                     start=tasks.start_soon,
-                    ask=lambda source, item: tasks.start_soon(item),  # type: ignore[arg-type]
+                    queue_lookup=lambda source, item: tasks.start_soon(item),  # type: ignore[arg-type]
                     lists=None,
                     on_end=self._end,
                     transport=SimpleNamespace(),  # type: ignore[arg-type]

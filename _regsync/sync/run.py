@@ -57,7 +57,7 @@ _HURRY_SECONDS = 30.0
 # Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, however many tags.
 _WORKERS_PER_SOURCE = 16
 
-# A task that sends requests to a source. It starts copies, or queues further tasks of this kind.
+# A task that asks a source what there is. It starts copies, or queues further look-ups.
 _Lookup = Callable[[], Awaitable[None]]
 
 
@@ -115,22 +115,15 @@ class Run:
         self._knowledge = knowledge
 
         self._layouts = Layouts(transport, recheck=recheck)
-        make_discovery: Callable[..., Discovery] = Discovery
-        make_referrers: Callable[..., Referrers] = Referrers
-        if lock is not None:
-            # Here alone a run from a lock differs from others.
-            from _regsync.sync.locked import LockedDiscovery, LockedReferrers
-
-            make_discovery = partial(LockedDiscovery, lock)
-            make_referrers = LockedReferrers
-        self._discovery = make_discovery(
+        discovery_type, referrers_type = _kinds_of_search(lock)
+        self._discovery = discovery_type(
             transport,
             knowledge,
             layouts=self._layouts,
             reads_only=is_dry_run,
             wants_all_trees=self._is_analysis,
         )
-        self._referrers = make_referrers(
+        self._referrers = referrers_type(
             self._discovery, knowledge, machine.wall, has_state=self._state.is_used, recheck=recheck
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
@@ -146,7 +139,7 @@ class Run:
             transport=transport,
             slots=config.max_concurrent_transfers,
             start=self._start,
-            ask=self._ask,
+            queue_lookup=self._queue_lookup,
             on_end=self._end_copy,
             lists=None if is_dry_run else self._referrers.lists,
         )
@@ -188,7 +181,7 @@ class Run:
         # wins a conflict (I10).
         groups = grouped(self._config.mappings, lambda mapping: mapping.target_keys)
         for group in groups:
-            self._ask(group[0].source.authority, partial(self._list_mappings, group))
+            self._queue_lookup(group[0].source.authority, partial(self._list_mappings, group))
         await self._conduct(stop)
 
     async def copy(
@@ -202,7 +195,7 @@ class Run:
         self.scheduler.images_known += len(wanted.targets)
         self._referrers.asks_for_tags = True
         lookup = partial(self._look_up, wanted, target_reference)
-        self._ask(mapping.source.authority, lookup)
+        self._queue_lookup(mapping.source.authority, lookup)
         await self._conduct(stop)
 
     async def _conduct(self, stop: anyio.Event) -> None:
@@ -216,11 +209,14 @@ class Run:
         work = anyio.CancelScope()
         try:
             async with anyio.create_task_group() as watchers:
+                # These run as long as the work does.
                 watchers.start_soon(self._watch_over, work, stop)
                 watchers.start_soon(self._state.commit_regularly)
                 watchers.start_soon(self._layouts.commit_regularly)
                 if self._first_seen is not None:
                     watchers.start_soon(self._first_seen.save_regularly)
+                # What is put into a layout is reported when a commit has made it safe there, so the
+                # copies end after the work.
                 async with anyio.create_task_group() as self._endings:
                     with work:
                         async with anyio.create_task_group() as self._tasks:
@@ -230,6 +226,7 @@ class Run:
                     await self._layouts.commit()
                 watchers.cancel_scope.cancel()
         finally:
+            # Also after an error, and when a second signal cancels all: what was learnt is kept.
             self._tasks = None
             self._report.mappings_undone = len(self._unlisted)
             self._report.undone = self._find_undone()
@@ -258,7 +255,7 @@ class Run:
     async def _drain(self, work: anyio.CancelScope) -> None:
         """Begin nothing new; cancel the work after DRAIN_SECONDS, or when nothing moves any more.
 
-        Does not return: when the work has ended, `_conduct` cancels the group that this runs in.
+        Does not return: when the work has ended, `_conduct` cancels this task.
         """
         text = f"stopping: copies under way have {DRAIN_SECONDS:.0f} s to end; a second signal stops at once"
         self._log("warning", "stopping", text)
@@ -292,24 +289,23 @@ class Run:
         return permits > self._transport.recovery.probes_under_way()
 
     async def _save(self) -> None:
+        """Keep what the next run can use, and delete the other files of this run."""
+        has_failed = self._report.exit_status() != 0
         # Staged files that this run did not write may be another run's, unless this run has the
         # lock of the state: only then may they be deleted.
         self._staging.close(
-            sweep=not self.scheduler.draining,
-            failed=self._report.exit_status() != 0,
-            leftovers=self._state.is_kept,
+            sweep=not self.scheduler.draining, failed=has_failed, leftovers=self._state.is_kept
         )
-        is_whole = not self.scheduler.draining and self._report.exit_status() == 0
-        self._layouts.close(sweep=is_whole)
+        self._layouts.close(sweep=not self.scheduler.draining and not has_failed)
         self._discovery.keep_logins()
         self._knowledge.finish()
         self._state.close()
         if self._first_seen is not None:
-            with anyio.CancelScope(shield=True):
+            with anyio.CancelScope(shield=True):  # these times can be learnt in no other way
                 await self._first_seen.save()
 
     def _find_undone(self) -> list[Undone]:
-        """Return what has no outcome yet: images, and as `REPO:*` the mappings that were not listed."""
+        """Return what has no outcome: images, and as `REPO:*` the mappings that were not listed."""
         if not self._unlisted and self.scheduler.images_done == self.scheduler.images_known:
             return []
 
@@ -337,9 +333,9 @@ class Run:
         return [
             Room(
                 host.key,
-                self.dry_run.bytes_to_write(host.key),
-                sum(host.saved.values()),
-                host.layout.free_bytes(),
+                to_write=self.dry_run.bytes_to_write(host.key),
+                left_out=sum(host.saved.values()),
+                free=host.layout.free_bytes(),
             )
             for host in self._layouts.written_to(targets)
         ]
@@ -361,8 +357,8 @@ class Run:
         assert self._tasks is not None
         self._tasks.start_soon(task, *arguments)
 
-    def _ask(self, source: str, lookup: _Lookup) -> None:
-        """Queue a look-up for a source; its workers start with the run, or at once while it goes on."""
+    def _queue_lookup(self, source: str, lookup: _Lookup) -> None:
+        """Queue a look-up for a source (host:port). It waits for a worker, and all for the run to begin."""
         self._lookups[source].append(lookup)
         if self._tasks is not None:
             self._start_worker(source)
@@ -408,7 +404,7 @@ class Run:
         await self._list_targets(tags)
         for wanted in tags:
             source = wanted.mapping.source.authority
-            self._ask(source, partial(self._look_up, wanted, wanted.tag))
+            self._queue_lookup(source, partial(self._look_up, wanted, wanted.tag))
 
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
         """Return the tags that a mapping selects. Where its source cannot be listed, the mapping
@@ -435,21 +431,22 @@ class Run:
         return selection.kept
 
     def _wanted_of(self, tags: list[WantedTag]) -> list[WantedTag]:
+        """Return those of a mapping's tags that are copied: all, unless this run is a retry."""
         return tags if self._retry is None else self._retry.wanted(tags)
 
     async def _list_targets(self, tags: Sequence[WantedTag]) -> None:
         """List each target repository whose listing could spare looking up two tags or more
         (docs/design.md section 6, rule 6).
         """
-        # By target, how many tags its listing may spare a request: a tag that never moves may be there,
-        # and a tag without a snapshot is probably absent.
-        counts = Counter[Repository]()
+        # By target, for how many tags a listing may spare the request: a tag that never moves may be
+        # there, and a tag without a snapshot is probably absent.
+        spared = Counter[Repository]()
         snapshot_keys = defaultdict[Repository, list[bytes]](list)
         for wanted in tags:
             source = self._discovery.source_of(wanted.mapping)
             for target in self._targets(wanted):
                 if self._never_moves(wanted.mapping, wanted.tag):
-                    counts[target] += 1
+                    spared[target] += 1
                 else:
                     key = self._discovery.snapshot_key(
                         wanted.mapping, source, target, wanted.tag, wanted.tag
@@ -457,15 +454,17 @@ class Run:
                     snapshot_keys[target].append(key)
         for target, keys in snapshot_keys.items():
             self._knowledge.recall_snapshots(keys)
-            counts[target] += sum(map(self._discovery.is_probably_absent, keys))
+            absent = [key for key in keys if self._discovery.is_probably_absent(key)]
+            spared[target] += len(absent)
 
-        worth_listing = [target for target, count in counts.items() if count >= 2]
+        worth_listing = [target for target, count in spared.items() if count >= 2]
         # An error is not lost here: the discovery keeps it, and raises it for each image that needs
         # the listing.
         with suppress(SyncError):
             await gather(partial(self._discovery.target_tags, target) for target in worth_listing)
 
     def _targets(self, wanted: WantedTag) -> list[Repository]:
+        """Return the repositories that a tag is copied to."""
         name = wanted.mapping.target_repository
         return [
             self._discovery.repository(registry, name, Side.TARGET) for registry in wanted.targets
@@ -493,7 +492,7 @@ class Run:
         if not targets:
             return
 
-        first_seen = self._first_seen if self._has_ages(mapping) else None
+        first_seen = self._first_seen if self._notes_ages(mapping) else None
         try:
             lookup = await self._discovery.look_up(
                 mapping, wanted.tag, reference, tuple(targets), first_seen=first_seen
@@ -506,15 +505,16 @@ class Run:
 
         self._end_held(wanted, lookup, source_name, began)
         if lookup.targets:
-            if ":" in reference:
+            is_digest = ":" in reference
+            if is_digest:
                 reference = lookup.digest  # a trimmed index has a digest of its own
             copies = _copies_of(lookup, source_name, reference, began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
             self._start_copies(mapping, lookup, copies, artifacts)
 
-    def _has_ages(self, mapping: MappingRule) -> bool:
-        """Say whether the digests of a mapping's source are noted: it has `min_age`, or another mapping
-        of the same source repository.
+    def _notes_ages(self, mapping: MappingRule) -> bool:
+        """Say whether the times are noted at which digests are first seen at a mapping's source: some
+        mapping of this source repository has `min_age`.
         """
         if not self._aged_repositories:
             return False
@@ -547,10 +547,10 @@ class Run:
 
     def _tell_held_mappings(self) -> None:
         """Warn of the mappings whose tags are all held back: their targets get nothing."""
-        tags = Counter(wanted.mapping.index for wanted, _ in self._wanted)
+        tag_counts = Counter(wanted.mapping.index for wanted, _ in self._wanted)
         for mapping in self._config.mappings:
             moments = self._held_tags[mapping.index]
-            if moments and len(moments) == tags[mapping.index]:
+            if moments and len(moments) == tag_counts[mapping.index]:
                 place = f"{self._discovery.source_of(mapping)} -> {mapping.target_repository}"
                 text = (
                     f"{place}: min_age holds back everything that the mapping selects"
@@ -559,6 +559,7 @@ class Run:
                 self._log("warning", "all_held", text)
 
     def _never_moves(self, mapping: MappingRule, tag: str) -> bool:
+        """Say whether a tag matches `immutable_tags`: it is not looked up where the target has it."""
         pattern = mapping.tags.immutable_tags
         if pattern is None or self._is_analysis:  # an analysis reads every image
             return False
@@ -574,7 +575,8 @@ class Run:
             return False
         if self._recheck and mapping.artifacts.enabled:
             return False
-        if reference not in (self._discovery.names(target) or ()):
+        names_at_target = self._discovery.names(target) or ()  # None: it was not listed
+        if reference not in names_at_target:
             return False
         return not self._has_artifact_news(mapping, target, tag, reference)
 
@@ -671,16 +673,16 @@ class Run:
     def _expect_blobs(self, lookup: TagLookup) -> None:
         """Count how many manifests name each blob of an image; the scheduler orders blobs by that.
 
-        Where source and target share a host, note that blobs may be mounted from the source.
+        Where source and target share a host, note that the blobs can be mounted from the source.
         """
         tree = lookup.tree
         if tree is None:
             return
         source = lookup.source
-        is_shared = any(tag.target.host.key == source.host.key for tag in lookup.targets)
+        is_host_shared = any(tag.target.host.key == source.host.key for tag in lookup.targets)
         for manifest in (tree.root, *tree.children):
             self.scheduler.manifests_by_blob.update(blob.digest for blob in manifest.blobs)
-            if is_shared and manifest.digest in lookup.at_source:
+            if is_host_shared and manifest.digest in lookup.at_source:
                 self.scheduler.commit(source.pool, manifest)
 
     def _missing_artifacts(self, copy: ImageCopy, artifacts: Sequence[Artifact]) -> list[Image]:
@@ -742,12 +744,8 @@ class Run:
     def _end_copy(self, copy: ImageCopy) -> None:
         """End a copy; what was put into a layout is reported when it is safe there."""
         has_put = copy.is_copied or bool(copy.artifacts_copied)
-        if (
-            self._endings is not None
-            and copy.error is None
-            and has_put
-            and copy.target.has_unsafe()
-        ):
+        may_be_lost = copy.error is None and has_put and copy.target.has_unsafe()
+        if may_be_lost and self._endings is not None:
             self._endings.start_soon(self._end_when_safe, copy)
         else:
             self._record_end(copy)
@@ -761,8 +759,8 @@ class Run:
 
     def _record_end(self, copy: ImageCopy) -> None:
         """Remember the look at a copy's artifacts, and report how it ended."""
-        # After a failure the artifacts are not complete. If the state says so already, nothing is
-        # recorded.
+        # After a failure the artifacts are not complete. If the state says that already, there is
+        # nothing to record.
         has_news = copy.error is None or copy.last_check.is_complete or copy.is_copied
         if copy.check_key and has_news:
             self._knowledge.record_artifact_check(
@@ -774,25 +772,40 @@ class Run:
         self._end(outcome, copy.began)
 
     def _fail(self, wanted: WantedTag, error: SyncError) -> None:
-        """Report a tag that is not looked up."""
+        """Report a tag that is not looked up as a failed image for each target."""
         source_name = self._discovery.source_of(wanted.mapping).reference(wanted.tag)
-        for each in self._wanted_of([wanted]):
-            for target in self._targets(each):
+        for reported in self._wanted_of([wanted]):
+            for target in self._targets(reported):
                 self.scheduler.images_known += 1
-                failed = Outcome(source_name, target.reference(each.tag), "failed", error=error)
-                self._end(failed, anyio.current_time())
+                target_name = target.reference(reported.tag)
+                self._end(
+                    Outcome(source_name, target_name, "failed", error=error), anyio.current_time()
+                )
 
     def _end(self, outcome: Outcome, began: float) -> None:
-        """Count and report how an image ended that was begun at `began`."""
+        """Count and report how an image ended; `began` is the time at which its look-up began."""
         outcome = outcome._replace(started=began - self._began)
         self.scheduler.images_done += 1
         if outcome.error is not None:
-            outcome.error.drop_frames()
+            outcome.error.drop_frames()  # they would keep buffers alive until the report is written
             reference = getattr(outcome.error, "reference", None) or outcome.target
             host, _ = split_full_name(reference)
             self.scheduler.failures[host] += 1
         self._report.outcomes.append(outcome)
         self._emit(outcome)
+
+
+def _kinds_of_search(
+    lock: Lock | None,
+) -> tuple[Callable[..., Discovery], Callable[..., Referrers]]:
+    """Return what makes the discovery and the referrers of a run. A run from a lock differs from others
+    here alone: it takes names and digests from the lock.
+    """
+    if lock is None:
+        return Discovery, Referrers
+    from _regsync.sync.locked import LockedDiscovery, LockedReferrers
+
+    return partial(LockedDiscovery, lock), LockedReferrers
 
 
 def _missing_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> Image | None:

@@ -145,7 +145,7 @@ class _Promoted:
 class Scheduler:
     """The promoted images, at most `slots` of them at work.
 
-    `start` starts a task. `ask` queues a request to a source host. `lists` writes lists of
+    `start` starts a task. `queue_lookup` queues one that asks a source (host:port). `lists` writes lists of
     referrers at targets; it is None in a dry run. `on_end` is called with each copy that has ended.
     """
 
@@ -160,7 +160,7 @@ class Scheduler:
         *,
         slots: int,
         start: Callable[..., None],
-        ask: Callable[[str, Callable[[], Awaitable[None]]], None],
+        queue_lookup: Callable[[str, Callable[[], Awaitable[None]]], None],
         lists: ReferrerLists | None,
         on_end: Callable[[ImageCopy], None],
         transport: Transport,
@@ -169,7 +169,7 @@ class Scheduler:
         self._knowledge = knowledge
         self._discovery = discovery
         self._start_task = start
-        self._ask = ask
+        self._queue_lookup = queue_lookup
         self._on_end = on_end
         self._lists = lists
 
@@ -685,7 +685,7 @@ class Scheduler:
 
     def _start_again(self, image: Image) -> None:
         """Fetch the manifests that are not at hand, then make the image pending again."""
-        self._ask(image.source.host.key, partial(self._fetch_lacking, image))
+        self._queue_lookup(image.source.host.key, partial(self._fetch_lacking, image))
 
     async def _fetch_lacking(self, image: Image) -> None:
         try:
