@@ -165,10 +165,10 @@ class _Choice:
 def _matches(tokens: Sequence[_Token], tag: str) -> bool:
     """Ask whether tokens match a whole tag.
 
-    All ways to match are followed at once: `places` is the set of places in the tag where the
-    tokens so far can end. Each token looks at each place at most once, so that no pattern can hang
-    the program. A regular expression cannot promise that for alternatives of different lengths: it
-    would try each alternative anew for each way that leads to it.
+    All ways to match are followed at once: `places` is the set of places in the tag (0: before its
+    first character) where the tokens so far can end. Each token looks at each place at most once, so
+    that no pattern can hang the program. A regular expression cannot promise that for alternatives
+    of different lengths: it would try each alternative anew for each way that leads to it.
     """
     places = {0}
     choices: list[_Choice] = []
@@ -184,12 +184,13 @@ def _matches(tokens: Sequence[_Token], tag: str) -> bool:
         elif token is _Mark.OPEN:
             choices.append(_Choice(places))
         elif token is _Mark.NEXT:
+            # The alternative before the comma ends here. The next one begins where that one began.
             choices[-1].ends |= places
             places = choices[-1].starts
         elif token is _Mark.CLOSE:
             places = choices.pop().ends | places
 
-        if not places and not choices:
+        if not places and not choices:  # within a choice, another alternative may match
             return False
     return len(tag) in places
 
@@ -254,15 +255,21 @@ class Selection(NamedTuple):
 
     kept: tuple[str, ...]
     dropped: Mapping[str, Reason]
-    floor: int = 0
+    min_tags: int = 0
+
+    def shortfall(self, source: str) -> str | None:
+        """Return a warning where fewer tags are kept than `min_tags` asks for, else None."""
+        count = len(self.kept)
+        if count >= self.min_tags:
+            return None
+        return f"{source}: only {count} tags were found, min_tags asks for {self.min_tags}"
 
     def doubts(self, source: str) -> Iterator[tuple[str, str]]:
-        """Give what a user should hear of the selection, as event and text."""
-        count = len(self.kept)
-        if count < self.floor:
-            text = f"{source}: only {count} tags were found, min_tags asks for {self.floor}"
-            yield "min_tags", text
-        if not count:
+        """Yield what a user should hear of the selection, as event and text."""
+        shortfall = self.shortfall(source)
+        if shortfall is not None:
+            yield "min_tags", shortfall
+        if not self.kept:
             yield "nothing_selected", f"{source}: the mapping selects no tag"
 
 
@@ -303,14 +310,12 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
 
     # Where fewer than `min_tags` are kept, tags beyond `latest` come back first, then tags dropped
     # by their version (docs/design.md section 5, step 6).
-    floor = rule.min_tags or 0
-    missing = floor - len(kept)
+    min_tags = rule.min_tags or 0
+    missing = min_tags - len(kept)
     if missing > 0:
         order = rule.order or "semver"
         dropped_by_version = [
-            tag
-            for tag, reason in dropped.items()
-            if reason in ("semver", "prerelease") and not tests.is_excluded(tag)
+            tag for tag, reason in dropped.items() if tests.may_come_back(tag, reason)
         ]
         spare = (*beyond_latest, *_ordered(dropped_by_version, order, tests.version_of))
         if spare:
@@ -319,7 +324,7 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     dropped |= dict.fromkeys(beyond_latest, "latest")
     for tag in kept:
         dropped.pop(tag, None)
-    return Selection(kept, dropped, floor)
+    return Selection(kept, dropped, min_tags)
 
 
 def selectable(tags: Iterable[str], rule: TagRule) -> tuple[str, ...]:
@@ -330,8 +335,7 @@ def selectable(tags: Iterable[str], rule: TagRule) -> tuple[str, ...]:
     kept = list[str]()
     for tag in tags:
         reason = tests.reason_to_drop(tag)
-        may_come_back = rule.min_tags and reason in ("semver", "prerelease")
-        if reason is None or (may_come_back and not tests.is_excluded(tag)):
+        if reason is None or (rule.min_tags and tests.may_come_back(tag, reason)):
             kept.append(tag)
     return tuple(kept)
 
@@ -361,6 +365,10 @@ class _Tests:
         if reason is None and self.is_excluded(tag):
             return "exclude"
         return reason
+
+    def may_come_back(self, tag: str, reason: Reason) -> bool:
+        """Say whether `min_tags` may bring back a tag that was dropped for this reason."""
+        return reason in ("semver", "prerelease") and not self.is_excluded(tag)
 
     def _reason_by_version(self, tag: str) -> Reason | None:
         if self.range is None and self.prerelease == "include":

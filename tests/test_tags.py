@@ -212,7 +212,7 @@ def test_only_literals_that_nothing_narrows_need_no_listing(
 
 def test_literals_that_are_fewer_than_the_floor_say_so() -> None:
     found = [select_literals(TagRule(glob=("1.2", "1.3"), min_tags=floor)) for floor in (0, 2, 3)]
-    assert [each and (len(each.kept), each.floor) for each in found] == [(2, 0), (2, 2), (2, 3)]
+    assert [each and (len(each.kept), each.min_tags) for each in found] == [(2, 0), (2, 2), (2, 3)]
 
 
 LISTING = (
@@ -276,7 +276,7 @@ def test_selection(rule: TagRule, kept: str, dropped: dict[str, str]) -> None:
     selection = select(LISTING, rule)
     assert selection.kept == tuple(kept.split())
     assert {tag: selection.dropped[tag] for tag in dropped} == dropped
-    assert len(selection.kept) >= selection.floor
+    assert len(selection.kept) >= selection.min_tags
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
@@ -294,7 +294,7 @@ def test_what_exclude_or_glob_refuse_never_comes_back() -> None:
     rule = TagRule(glob=("1.*", "2.*"), semver=">=2", exclude=("1.1.0", "*-*"), min_tags=9)
     selection = select(LISTING, rule)
     assert selection.kept == ("2.0.0", "1.0.0")
-    assert selection.floor == 9
+    assert selection.min_tags == 9
     assert selection.dropped["latest"] == "glob"
     assert selection.dropped["1.1.0"] == "semver"
     assert selection.dropped["2.0.0-alpine"] == "prerelease"
@@ -338,7 +338,7 @@ def test_every_tag_is_kept_or_dropped_and_order_of_the_listing_does_not_matter(
     assert not set(selection.kept) & set(selection.dropped)
     assert len(set(selection.kept)) == len(selection.kept)
     assert select(reversed(listing), rule).kept == selection.kept
-    assert selection.floor == (rule.min_tags or 0)
+    assert selection.min_tags == (rule.min_tags or 0)
 
 
 @settings(deadline=None)

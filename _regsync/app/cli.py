@@ -74,21 +74,8 @@ class Command(NamedTuple):
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; ConfigError for one that no command takes.
-
-    The name of the command is the first word that is neither an option nor an option's value:
-    options may stand before it.
-    """
-    options_with_value = ("--log-format", "-c", "--config")
-    words = list(argv)
-    name = None
-    previous = ""
-    for place, word in enumerate(argv):
-        if not word.startswith("-") and previous not in options_with_value:
-            name = words.pop(place)
-            break
-        previous = word
-
+    """Read the command line; ConfigError for one that no command takes."""
+    name, words = split_command(argv)
     if name is None and "--version" in words:
         words.remove("--version")
         name = "version"
@@ -108,6 +95,21 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if name is None:
         raise ConfigError("a command is needed", hint="see `regsync --help`")
     return arguments
+
+
+def split_command(argv: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the name of the command, None where there is none, and all other words.
+
+    Options may stand before the command: its name is the first word that is neither an option nor an
+    option's value.
+    """
+    options_with_value = ("--log-format", "-c", "--config")
+    previous = ""
+    for place, word in enumerate(argv):
+        if not word.startswith("-") and previous not in options_with_value:
+            return word, [*argv[:place], *argv[place + 1 :]]
+        previous = word
+    return None, [*argv]
 
 
 def parser_of(name: str | None) -> Parser:
@@ -152,12 +154,12 @@ def make_parser(prog: str, description: str, statuses: str) -> Parser:
 
 
 def help_width() -> int:
-    """Return the columns that help may take: those that argparse takes, which imports `shutil` and
-    three compressors to learn them, for every command line.
+    """Return the columns that help may take. They are those that argparse takes by itself; but to learn
+    them it imports `shutil` and three compressors, for every command line.
     """
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given) > 0:
-        return int(given) - 2
+    variable = os.environ.get("COLUMNS", "")
+    if variable.isdecimal() and int(variable) > 0:
+        return int(variable) - 2
     columns, _ = terminal_size(sys.stdout)
     return columns - 2
 

@@ -166,11 +166,12 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     check_has_repository(source)
     if not target.repository:  # of a layout, which takes the source's
         target = target._replace(repository=source.repository)
-    platforms = tuple(arguments.platform)
     reference = source.digest or source.tag or "latest"
     if source.digest is None and source.tag is None:
         console.log("info", "default_tag", f"{source}: no tag given, using latest")
-    if target.digest is not None and (target.digest != source.digest or platforms):
+    platforms = tuple(arguments.platform)
+    has_same_digest = target.digest == source.digest and not platforms
+    if target.digest is not None and not has_same_digest:
         raise ConfigError(
             "DST: a digest is allowed only where SRC has the same digest and --platform is not used",
             hint="give DST a tag, or leave the digest out",
@@ -186,7 +187,8 @@ def run_copy(arguments: Namespace, console: Console) -> int:
         platforms=platforms or None,
         artifacts=ArtifactRule(enabled=not arguments.no_artifacts),
     )
-    if mapping.source.origin == mapping.targets[0].origin and mapping.source.max_concurrent == 1:
+    is_within_registry = mapping.source.origin == mapping.targets[0].origin
+    if is_within_registry and mapping.source.max_concurrent == 1:
         raise ConfigError(
             f"{mapping.source.authority}: max_concurrent is 1, but a copy within one registry reads"
             " and writes at the same time",

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -26,7 +26,7 @@ from _regsync.state.seen import first_seen_for
 from _regsync.sync.discovery import Discovery
 from _regsync.sync.report import Report, analysis_lines
 from _regsync.sync.run import Run
-from _regsync.tags import TagRule, check_glob
+from _regsync.tags import Reason, TagRule, check_glob
 
 if TYPE_CHECKING:
     from _regsync.sync.lockfile import Lock
@@ -140,28 +140,22 @@ async def list_tags(
     kept = dict.fromkeys(tag for selection in selections for tag in selection.kept)
     dropped = {tag: why for tag, why in selections[0].dropped.items() if tag not in kept}
 
-    for tag, reason in dropped.items():
-        console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
-    message = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected"
-    if dropped:
-        reason_counts = Counter(dropped.values()).most_common()
-        summary = ", ".join(f"{count} {reason}" for reason, count in reason_counts)
-        message += f" (dropped: {summary})"
-
     literals = dict.fromkeys(check_glob(pattern) for rule in rules for pattern in rule.glob)
     missing = [tag for tag in literals if tag and tag not in dropped and tag not in kept]
+
+    for tag, reason in dropped.items():
+        console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
     for tag in missing:
         console.log("warning", "tag_missing", f"{source}: tag {tag!r} does not exist", tag=tag)
-
+    message = f"{source}: {_count_text(len(kept), dropped)}"
     if kept:
         console.log("info", "selected", message)
     else:
         console.log("warning", "nothing_selected", message)
     for selection in selections:
-        count = len(selection.kept)
-        if count < selection.floor:
-            message = f"{source}: only {count} tags were found, min_tags asks for {selection.floor}"
-            console.log("warning", "min_tags", message)
+        shortfall = selection.shortfall(str(source))
+        if shortfall is not None:
+            console.log("warning", "min_tags", shortfall)
 
     if console.as_json:
         console.document(
@@ -174,5 +168,14 @@ async def list_tags(
             }
         )
     else:
-        console.lines([*kept])
+        console.lines(kept)
     return 0
+
+
+def _count_text(kept: int, dropped: Mapping[str, Reason]) -> str:
+    """Return `12 of 20 tags are selected (dropped: 5 glob, 3 exclude)`."""
+    text = f"{kept} of {kept + len(dropped)} tags are selected"
+    if not dropped:
+        return text
+    counts = Counter(dropped.values()).most_common()
+    return f"{text} (dropped: {', '.join(f'{count} {reason}' for reason, count in counts)})"

@@ -233,20 +233,19 @@ class Watch:
                 text = f"{error.code}: {problem}; the last valid configuration stays in force"
                 self._log.log("error", "reload_failed", text, code=error.code, hint=error.hint)
             return
+
         if has_other_lock:
             moved = compare(self._lock or Lock(), lock or Lock())
             text = f"images added, removed or changed in the lock: {len(moved)}"
             self._console.log("info", "lock_changed", text)
             self._lock = lock
-        if not has_changed:
-            return
-
-        lines = list(changes(self._config, config))
-        self._text = file.text
-        self._config = config
-        self._health = self._health._replace(reload_error=None)
-        for line in (*lines, f"configuration changes: {len(lines)}"):
-            self._console.log("info", "reloaded", line)
+        if has_changed:
+            lines = list(changes(self._config, config))
+            for line in (*lines, f"configuration changes: {len(lines)}"):
+                self._console.log("info", "reloaded", line)
+            self._text = file.text
+            self._config = config
+            self._health = self._health._replace(reload_error=None)
 
     async def _run_cycle(self) -> None:
         began = anyio.current_time()

@@ -91,21 +91,15 @@ class RegistryAddress(NamedTuple):
 def parse_registry_url(text: str) -> RegistryAddress:
     """Read `[SCHEME://]HOST[:PORT]` or `oci-layout:PATH`; ValueError says the remedy."""
     if text.startswith(f"{LAYOUT_SCHEME}:"):
-        directory = text.partition(":")[2]
-        if not directory or "//" in directory:
-            raise ValueError(f"{text!r} names no directory: write oci-layout:PATH")
-        return RegistryAddress(LAYOUT_SCHEME, directory, 0)
+        return _parse_layout_address(text)
     if "@" in text:
         # Not shown: what stands before the @ is a secret.
         raise ValueError("a user or password cannot stand here: use auth_type and credentials")
     match = re.fullmatch(_URL, text) if len(text) <= _MAX_URL else None
     if match is None:
-        path = re.search("[/?]", text.rpartition("://")[2])
-        remedy = (
-            "remove what follows the host and port"
-            if path
-            else "write HOST, HOST:PORT or http://HOST"
-        )
+        remedy = "write HOST, HOST:PORT or http://HOST"
+        if re.search("[/?]", text.rpartition("://")[2]):
+            remedy = "remove what follows the host and port"
         raise ValueError(f"{text.partition('?')[0]!r} is not a registry address: {remedy}")
 
     written_scheme = match["scheme"] and match["scheme"].lower()
@@ -120,6 +114,13 @@ def parse_registry_url(text: str) -> RegistryAddress:
     if not 0 < port < 65536:
         raise ValueError(f"port {port} does not exist: use 1 to 65535")
     return RegistryAddress(scheme, host, port)
+
+
+def _parse_layout_address(text: str) -> RegistryAddress:
+    directory = text.partition(":")[2]
+    if not directory or "//" in directory:  # behind `//` stands a repository
+        raise ValueError(f"{text!r} names no directory: write oci-layout:PATH")
+    return RegistryAddress(LAYOUT_SCHEME, directory, 0)
 
 
 def _without_brackets(host: str) -> str:

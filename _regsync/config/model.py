@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from _regsync.addresses import DEFAULT_PORTS
-from _regsync.config.fields import parse_registry_url
+from _regsync.config.fields import RegistryAddress, parse_registry_url
 from _regsync.errors import ConfigError
 from _regsync.oci.manifest import Platform
 from _regsync.oci.reference import LAYOUT_SCHEME
@@ -156,16 +156,9 @@ def registry_for(written: str, config: Config | None) -> Registry:
         raise ConfigError(f"{written!r}: {error}") from error
 
     names_scheme = "://" in written
-    names_port = re.search(r":[0-9]+$", written) is not None
     registries = config.registries.values() if config is not None else ()
     for registry in registries:
-        if registry.is_layout or address.scheme == LAYOUT_SCHEME:
-            if registry.authority == written:
-                return registry
-            continue
-        is_known_port = names_port or names_scheme
-        port = address.port if is_known_port else DEFAULT_PORTS[registry.scheme]
-        if registry.host != address.host or registry.port != port:
+        if not _is_at(registry, written, address):
             continue
         if names_scheme and registry.scheme != address.scheme:
             raise ConfigError(
@@ -180,3 +173,12 @@ def registry_for(written: str, config: Config | None) -> Registry:
         port=address.port,
         kind=kind_of(address.host),
     )
+
+
+def _is_at(registry: Registry, written: str, address: RegistryAddress) -> bool:
+    """Say whether an address, which was `written` so, is that of a registry, whatever its scheme."""
+    if registry.is_layout or address.scheme == LAYOUT_SCHEME:
+        return registry.authority == written
+    says_port = "://" in written or re.search(r":[0-9]+$", written) is not None
+    port = address.port if says_port else DEFAULT_PORTS[registry.scheme]
+    return registry.host == address.host and registry.port == port
