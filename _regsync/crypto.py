@@ -103,14 +103,10 @@ def _sign_by_ctypes(pem: bytes, message: bytes) -> bytes:
             raise ValueError("does not parse")
 
         sha256 = pointer(crypto, "EVP_sha256")
-        is_signed = (
-            crypto.EVP_DigestSignInit(context, None, sha256, None, private_key) == 1
-            and crypto.EVP_DigestSign(
-                context, signature, byref(size), message, c_size_t(len(message))
-            )
-            == 1
-        )
-        if not is_signed:
+        # Both functions return 1 for success.
+        is_ready = crypto.EVP_DigestSignInit(context, None, sha256, None, private_key) == 1
+        arguments = (context, signature, byref(size), message, c_size_t(len(message)))
+        if not is_ready or crypto.EVP_DigestSign(*arguments) != 1:
             raise ValueError("was refused by OpenSSL: RSA keys have 2048 to 16384 bits")
         return signature.raw[: size.value]
     finally:

@@ -20,7 +20,7 @@ from _regsync.text import strip_userinfo
 _ECR_HOST = r"(?P<account>[0-9]{12})\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
 
 # Error statuses below 500 after which the same request may succeed (docs/design.md section 9).
-_PASSING_STATUSES = (408, 429)
+_TEMPORARY_STATUSES = (408, 429)
 
 # Error statuses from 500 on after which the same request will not succeed either.
 _LASTING_SERVER_ERRORS = (501, 505)
@@ -231,7 +231,7 @@ class RegistryError(SyncError):
             return True
         if self.status in _LASTING_SERVER_ERRORS:
             return False
-        return self.status in _PASSING_STATUSES or self.status >= 500
+        return self.status in _TEMPORARY_STATUSES or self.status >= 500
 
     @property
     def forgot_session(self) -> bool:

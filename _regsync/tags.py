@@ -376,12 +376,13 @@ class _Tests:
         version = self.version_of(tag)
         if self.range is None:
             is_prerelease = version is not None and version.is_prerelease
-            return None if is_prerelease is (self.prerelease == "only") else "prerelease"
+            is_wanted = is_prerelease == (self.prerelease == "only")
+            return None if is_wanted else "prerelease"
         if version is None:
             return "semver"
         if admits(self.range, version, self.prerelease):
             return None
-        # Under "include" the tag may be let in: then the rule for pre-releases is the reason.
+        # Where the range takes it under "include", the rule for pre-releases is the reason.
         return "prerelease" if admits(self.range, version, "include") else "semver"
 
 

@@ -181,15 +181,7 @@ class AccessCheck:
         access = Access(repository)
         try:
             with repository.adding_place("check", str(repository)):
-                try:
-                    await self._try_rights(access)
-                except RegistryError as error:
-                    # A registry may say 404 before it asks for a login. Where the login is refused,
-                    # that is the error to tell.
-                    if error.status == 404:
-                        await self._prove_credential(repository.host, repository)
-                    raise
-                access.asks_for_login = await self._prove_credential(repository.host, repository)
+                await self._try_rights_and_credential(access)
         except SyncError as error:
             access.error = error
             is_missing = isinstance(error, RegistryError) and error.status == 404
@@ -199,6 +191,18 @@ class AccessCheck:
                 error.hint = f"{template}, or {error.hint}"
 
         return access
+
+    async def _try_rights_and_credential(self, access: Access) -> None:
+        repository = access.repository
+        try:
+            await self._try_rights(access)
+        except RegistryError as error:
+            # A registry may say 404 before it asks for a login. Where the login is refused, that is
+            # the error to tell.
+            if error.status == 404:
+                await self._prove_credential(repository.host, repository)
+            raise
+        access.asks_for_login = await self._prove_credential(repository.host, repository)
 
     async def _try_rights(self, access: Access) -> None:
         """Read, and at a target open an upload; SyncError where access is refused."""

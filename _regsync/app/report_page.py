@@ -218,10 +218,11 @@ def _timeline(images: Sequence[ReportedImage], duration: float) -> Iterator[str]
     height = max(_THINNEST_BAR, min(_THICKEST_BAR, _TIMELINE_HEIGHT // len(lanes) - _GAP))
     pitch = height + _GAP
     yield f'<div class="lanes" style="height:{pitch * len(lanes) + _GAP}px">'
+    percent_a_second = 100 / max(duration, 0.001)
     for number, lane in enumerate(lanes):
         for image in lane:
-            left = 100 * _start(image) / max(duration, 0.001)
-            width = max(_NARROWEST_BAR, 100 * image.duration / max(duration, 0.001))
+            left = percent_a_second * _start(image)
+            width = max(_NARROWEST_BAR, percent_a_second * image.duration)
             style = f"left:{left:.2f}%;width:{width:.2f}%;top:{pitch * number + _GAP}px;height:{height}px"
             times = f"{duration_text(_start(image))} to {duration_text(_end(image))}"
             title = f"{image.source}: {image.status}, {times}, {size_text(image.bytes)}"

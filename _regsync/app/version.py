@@ -27,17 +27,20 @@ def show(closed: str, *, as_json: bool) -> int:
 
 def describe(closed: str) -> dict[str, object]:
     """Return what `version --json` shows."""
-    provider = fips.provider() if FIPS_BUILD and not closed else None
-    if closed:
-        gate = f"FIPS gate closed: {closed}"
-    elif provider:
-        gate = "FIPS gate holds: {name} {version}".format(**provider)
-    else:
-        gate = "no FIPS gate in this build"
-    build = "fips" if FIPS_BUILD else "nofips"
+    provider = None
     if IS_STATIC:
         build = "static"
         gate = "static file, no FIPS gate"
+    elif not FIPS_BUILD:
+        build = "nofips"
+        gate = "no FIPS gate in this build"
+    elif closed:
+        build = "fips"
+        gate = f"FIPS gate closed: {closed}"
+    else:
+        build = "fips"
+        provider = fips.provider()
+        gate = "FIPS gate holds: {name} {version}".format(**provider)
     return {
         "schema": 1,
         "version": __version__,

@@ -155,6 +155,7 @@ class _Api(NamedTuple):
         `more_rights`: how the hint goes on, which says what to allow.
         """
         is_public = self.service == "ecr-public"
+        # AWS's own name of the API, by which a request names an action of it.
         name = "SpencerFrontendService" if is_public else "AmazonEC2ContainerRegistry_V20150921"
         headers = [
             ("Content-Type", "application/x-amz-json-1.1"),

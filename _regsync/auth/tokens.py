@@ -383,7 +383,7 @@ class Authenticator:
                 self._tokens.needs_exact = self._tokens.needs_exact or needs_exact
             case _:
                 return
-        match fields:
+        match fields:  # those of a Challenge
             case [str(), str(), str(), str(), str()] if self._challenge is None:
                 challenge = Challenge(*fields)
                 # A password goes over http only where this run was asked for it
@@ -421,6 +421,7 @@ class Authenticator:
         """
         challenge = self._challenge
         fixed_token = self.credential.registry_token
+        # Over http it goes only where the registry has asked for a login.
         if fixed_token and (challenge is not None or self._scheme == "https"):
             return f"Bearer {fixed_token}"
         if challenge is None:
@@ -467,6 +468,7 @@ class Authenticator:
         repeated, None where it may not be; AuthError where no login can help.
         """
         offered = parse_challenges(challenges)
+        # Where the 401 has no challenge, the one that led to the header `used` is answered again.
         known = self._challenge if used is not None else None
         chosen = self._choose(offered, known)
         if chosen is None:
@@ -595,6 +597,7 @@ class Authenticator:
         token = self._tokens.sent_in(used)
         scope = offered.scope
         is_too_narrow = offered.error == "insufficient_scope" and used is not None
+        # The registry may ask for a right in a repository of another name than the one in the URL.
         is_of_other_repository = ":" in scope and f" repository:{repository}:" not in f" {scope}"
         if scope and ":" not in scope:
             # ECR Public's scope is `aws`, whatever the repository.

@@ -11,11 +11,11 @@ import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-from _regsync.addresses import DEFAULT_PORTS
+from _regsync.addresses import DEFAULT_PORTS, format_authority
 from _regsync.config.fields import RegistryAddress, parse_registry_url
 from _regsync.errors import ConfigError
 from _regsync.oci.manifest import Platform
-from _regsync.oci.reference import LAYOUT_SCHEME
+from _regsync.oci.reference import LAYOUT_SCHEME, full_name
 from _regsync.providers import Kind, api_repository, kind_of
 from _regsync.tags import TagRule
 
@@ -55,16 +55,16 @@ class Registry(NamedTuple):
 
     def name_of(self, repository: str) -> str:
         """Return a repository's full name, as reports show it."""
-        return f"{self.authority}{'//' if self.is_layout else '/'}{repository}"
+        return full_name(self.authority, repository)
 
     def lock_name(self, repository: str) -> str:
-        """Return how a lock names a repository, on whatever machine: of an image layout with the path
-        as it is written.
+        """Return how a lock names a repository, the same on every machine: one in an image layout by
+        the path as it is written.
         """
-        name = api_repository(self.host, repository)
-        if self.is_layout:
-            return f"{LAYOUT_SCHEME}:{self.written_path or self.host}//{name}"
-        return f"{self.authority}/{name}"
+        place = self.authority
+        if self.is_layout and self.written_path:
+            place = f"{LAYOUT_SCHEME}:{self.written_path}"
+        return full_name(place, api_repository(self.host, repository))
 
     def __repr__(self) -> str:
         # A password or token must not be shown by whatever prints a registry.
@@ -78,15 +78,10 @@ class Registry(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """`host` or `host:port` as reports show it: without the scheme's own port. Of an image layout
-        `oci-layout:PATH`.
-        """
+        """`host` or `host:port` as reports show it; of an image layout `oci-layout:PATH`."""
         if self.is_layout:
             return f"{LAYOUT_SCHEME}:{self.host}"
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        if self.port == DEFAULT_PORTS[self.scheme]:
-            return host
-        return f"{host}:{self.port}"
+        return format_authority(self.scheme, self.host, self.port)
 
 
 class ArtifactRule(NamedTuple):

@@ -324,7 +324,8 @@ class Reader:
         for index, item in enumerate(node.items):
             rule = self.value(item, MAPPING, f"{path}[{index}]")
             if rule is not None:
-                rules.append(rule._replace(index=index))  # an alias is one rule in several places
+                # Where YAML aliases repeat an item, it was read once: each place has its own index.
+                rules.append(rule._replace(index=index))
         return rules
 
     def read_registries(self, node: Node, path: str) -> None:
@@ -430,7 +431,7 @@ class Reader:
         if text in self.groups:
             return self.groups[text]
         registry = self.registry_named(text)
-        return registry and (registry,)
+        return None if registry is None else (registry,)
 
     def registry_named(self, text: str) -> Registry | None:
         if text in self.registries:
@@ -517,7 +518,7 @@ class Reader:
             self.note_field(section, "assume", "is only valid with `url: oci-layout:PATH`")
         auth_type = values.get("auth_type")
         kind = kind_of(address.host, auth_type)
-        registry = Registry("", address.scheme, address.host, address.port, kind, **values)
+        registry = Registry(alias="", **address._asdict(), kind=kind, **values)
 
         has_login = auth_type not in (None, "anonymous")
         if registry.scheme == "http" and has_login and not is_loopback(registry.host):
@@ -529,9 +530,7 @@ class Reader:
         return registry
 
     def build_layout(self, section: Section, written_path: str) -> Registry | None:
-        """Return the registry that an image layout stands for. It has no login, no connection and no
-        rates.
-        """
+        """Return an image layout as a registry, which has no login, no connection and no rates."""
         for name in section.nodes:
             if name not in ("url", "assume"):
                 self.note_field(section, name, "means nothing for an image layout: remove it")
@@ -542,7 +541,13 @@ class Reader:
             self.note_field(section, "url", str(error))
             return None
         return Registry(
-            "", LAYOUT_SCHEME, path, 0, "unknown", written_path=written_path, assume=assume
+            alias="",
+            scheme=LAYOUT_SCHEME,
+            host=path,
+            port=0,
+            kind="unknown",
+            written_path=written_path,
+            assume=assume,
         )
 
     def check_login_fields(self, section: Section) -> None:

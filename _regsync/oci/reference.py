@@ -122,7 +122,7 @@ class Reference(NamedTuple):
         return f"{self.scheme}://{self.host}" if self.scheme else self.host
 
     def __str__(self) -> str:
-        name = f"{self.registry}{'//' if self.is_in_layout else '/'}{self.repository}"
+        name = full_name(self.registry, self.repository)
         if self.digest:
             return f"{name}@{self.digest}"
         return f"{name}:{self.tag}" if self.tag else name

@@ -328,14 +328,13 @@ class StateFile:
         return 0
 
     def blob(self, where: RepositoryKey, key: bytes) -> BlobEntry | None:
-        host, repository = where
-        if repository in self._notes.blobs.get((host, key), ()):
+        if where.name in self._notes.blobs.get((where.host, key), ()):
             return self._notes.blob(where, key)
         query = (
             "SELECT confirmed, is_mountable FROM blob"
             " WHERE host = ? AND digest = ? AND repository = ?"
         )
-        match self._select(query, host, key, repository):
+        match self._select(query, where.host, key, where.name):
             case [(int(confirmed), is_mountable)]:
                 return BlobEntry(confirmed, bool(is_mountable))
         return None
@@ -357,12 +356,14 @@ class StateFile:
         query = (
             "SELECT digest, confirmed FROM manifest WHERE host = ? AND repository = ? AND digest"
         )
-        moments = list[tuple[bytes, int]]()
+        moments: dict[bytes, int] = {}
         for row in self._select_each(query, where, keys):
             match row:
-                case (bytes(key), int(confirmed)) if (where, key) not in self._notes.manifests:
-                    moments.append((key, confirmed))
-        return dict(moments) | self._notes.manifest_moments(where, keys)
+                case (bytes(key), int(confirmed)):
+                    # A note is newer than the file, also one that the manifest was forgotten.
+                    if (where, key) not in self._notes.manifests:
+                        moments[key] = confirmed
+        return moments | self._notes.manifest_moments(where, keys)
 
     def holders_of(self, host: str, key: bytes) -> list[Holder]:
         query = (
@@ -380,12 +381,12 @@ class StateFile:
     def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
         names = list(names)
         query = "SELECT name, confirmed, source, pushed FROM snapshot WHERE name"
-        snapshots = list[tuple[bytes, SnapshotEntry]]()
+        snapshots: dict[bytes, SnapshotEntry] = {}
         for row in self._select_each(query, (), names):
             match row:
                 case (bytes(name), int(confirmed), bytes(source), bytes(pushed)):
-                    snapshots.append((name, SnapshotEntry(confirmed, Snapshot(source, pushed))))
-        return dict(snapshots) | self._notes.snapshots(names)
+                    snapshots[name] = SnapshotEntry(confirmed, Snapshot(source, pushed))
+        return snapshots | self._notes.snapshots(names)
 
     def artifact_check(self, name: bytes) -> ArtifactCheck | None:
         if name in self._notes.artifact_checks:

@@ -297,8 +297,8 @@ class Knowledge:
     # Vouching (docs/design.md section 7).
 
     def record_miss(self, where: RepositoryKey, digest: str) -> None:
-        """Note that a repository lacks a blob. If a vouched manifest there names the blob, the host is
-        lenient.
+        """Note that a repository lacks a blob. If a vouched manifest there names the blob, the host has
+        accepted a manifest without its blobs: it is lenient.
         """
         facts = self.host(where.host)
         if facts.is_lenient is not True and key_of(digest) in self._strong_keys(where):

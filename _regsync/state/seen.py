@@ -246,8 +246,8 @@ class FirstSeen:
             self._has_changed = False
 
     def _update(self) -> list[int]:
-        """Add what is in the file, unless it is as this process has read or written it. Return the
-        numbers of the lines that are no entries.
+        """Add the entries of the file, unless it is as this process has read or written it last. Return
+        the numbers of the lines that are no entries.
         """
         try:
             with open(self._path, "rb", opener=open_safely) as stream:

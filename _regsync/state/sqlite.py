@@ -202,8 +202,8 @@ def _is_journal_foreign(path: str) -> bool:
 
 
 def _check_header(header: bytes) -> None:
-    """Return for a file of this version. Raise Damaged for any other that may be replaced, and
-    BelongsToOthers for one that may not.
+    """Raise Damaged for a file that may be replaced, and BelongsToOthers for one that may not. A file of
+    this version is neither.
     """
     if not header:
         return  # a new file
