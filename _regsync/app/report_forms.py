@@ -173,8 +173,8 @@ def _within(lines: Iterable[str], limit: int) -> str:
         kept.append(rest.popleft())
         size += len(kept[-1].encode()) + 1
     if rest:
-        begun = [line for line in kept if line.startswith(_BEGIN_DETAILS)]
-        if len(begun) > kept.count(_END_DETAILS):
+        opened = [line for line in kept if line.startswith(_BEGIN_DETAILS)]
+        if len(opened) > kept.count(_END_DETAILS):  # the cut is between the two
             kept.append(_END_DETAILS)
         kept.append(f"{len(rest)} more lines are left out: they are in the report.")
     return "\n".join(kept) + "\n"

@@ -95,6 +95,7 @@ def named_parts(config: Config) -> dict[str, object]:
     mappings = defaultdict[str, list[object]](list)
     for rule in config.mappings:
         name = f"mapping {rule.source.alias}/{rule.source_repository} -> {rule.target_repository}"
+        # By their aliases: a registry that has changed has a line of its own.
         targets = [target.alias for target in rule.targets]
         rules = (rule.tags, rule.min_age, rule.platforms, rule.artifacts)
         mappings[name].append((targets, *rules))

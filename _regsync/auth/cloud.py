@@ -202,6 +202,7 @@ class CloudLogin:
         return await module.log_in(self.machine, self._registry, probing_metadata=probing)
 
     def _set_login(self, login: Login, began: float) -> None:
+        """Take a login that was asked for at `began`, and decide when to renew it."""
         self._credential = login.credential
         self.expires = login.expires
         life = login.expires - self.machine.wall()
