@@ -26,6 +26,7 @@ from _regsync.config.fields import SECTIONS
 from _regsync.config.reader import ConfigFile, load
 from _regsync.errors import RegsyncError
 from _regsync.oci.reference import parse_reference
+from _regsync.sync.report import schema
 from _regsync.tags import select
 from conformance.content.images import Image, Seed
 from conformance.providers.personas import PERSONAS
@@ -198,6 +199,20 @@ def test_every_command_with_json_is_named() -> None:
     assert told is not None
     named = {name.partition(" ")[0] for name in re.findall("`([a-z ]+)`", told[1])}
     assert named == {name for name, parser in commands().items() if "--json" in options_of(parser)}
+
+
+def test_the_fields_of_a_report_are_those_of_its_schema() -> None:
+    kinds = schema()["$defs"]
+    told = re.search(
+        r"(?s)The document of `sync` and `copy` has (.*?)An image has:(.*?)\n\n[^|]", TEXT
+    )
+    assert told is not None
+    assert {*re.findall(r"`(\w+)`", told[1])} <= {*kinds["report"]["properties"]}
+    rows = re.findall(r"(?m)^\| (`.*?) \| (.*) \|$", told[2])
+    fields = {name for names, _ in rows for name in re.findall(r"`(\w+)`", names)}
+    assert {"source", "status", "error"} <= fields <= {*kinds["image"]["properties"]}
+    parts = next(meaning for name, meaning in rows if name == "`error`")
+    assert {*re.findall(r"`(\w+)`", parts)} == {*kinds["cause"]["properties"]}
 
 
 def test_the_display_is_the_programs() -> None:
