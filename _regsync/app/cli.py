@@ -115,14 +115,19 @@ def split_command(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 def parser_of(name: str | None) -> Parser:
     """Return the parser of one command, or of the program without a command."""
     if name is None:
-        parser = make_parser("regsync", "copy container images between OCI registries", STATUSES)
+        more = "\nSome commands use fewer of these, or give one another meaning: see their help."
+        description = "copy container images between OCI registries"
+        parser = make_parser("regsync", description, STATUSES + more)
         asks_registries = True
         parser.usage = "regsync COMMAND ..."
         parser.add_argument(
             "--version", action="store_true", help="the same as the command `version`"
         )
         listed = [f"  {word:<9} {command.summary}" for word, command in COMMANDS.items()]
-        before = ["commands (`regsync COMMAND --help` has its options and exit statuses):", *listed]
+        before = [
+            "commands (`regsync COMMAND --help` has the options and exit statuses of each):",
+            *listed,
+        ]
     else:
         command = COMMANDS[name]
         parser = make_parser(f"regsync {name}", command.summary, statuses_of(command))
@@ -146,7 +151,7 @@ def make_parser(prog: str, description: str, statuses: str) -> Parser:
     return Parser(
         prog=prog,
         description=description,
-        epilog="\n".join(["exit status:", *statuses.splitlines()]),
+        epilog=f"exit status:\n{statuses.rstrip()}",
         # `--jso` would count as --json here, but not in `main`, which looks at the words themselves.
         allow_abbrev=False,
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=help_width()),
@@ -518,7 +523,7 @@ def report_error(console: Console, error: BaseException) -> int:
 
 COMMANDS: Mapping[str, Command] = {
     "copy": Command(
-        "copy one image to another registry",
+        "copy one image, with its signatures and SBOMs, to another registry",
         "0 1 2 3 4 130",
         """\
 regsync copy docker.io/library/alpine:3.20 registry.example.com/base/alpine
