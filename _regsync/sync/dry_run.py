@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from _regsync.oci.manifest import Descriptor, Manifest
@@ -28,16 +29,20 @@ from _regsync.sync.transfer import Keep, known_body
 _MOST_NAMED = 10
 
 
+@dataclass
 class _Forecast:
-    """What a run sends to one host and a dry run does not: requests by action, bytes of blobs."""
+    """What a run sends to one host and a dry run does not."""
 
-    blob_gets = 0
-    upload_starts = 0
-    upload_bodies = 0
-    manifest_puts = 0
-    manifest_bytes = 0
-    saved_heads = 0  # sent by a dry run only: in a run the start of the upload tells the same
-    bytes_to_move = 0
+    # Requests.
+    blob_gets: int = 0
+    upload_starts: int = 0
+    upload_bodies: int = 0
+    manifest_puts: int = 0
+    # HEADs that only a dry run sends: in a run the start of the upload tells the same (rule 11).
+    saved_heads: int = 0
+    # Bytes.
+    bytes_to_move: int = 0
+    manifest_bytes: int = 0
 
     def requests(self, sent: Mapping[str, int]) -> dict[str, int]:
         """Return the requests of a run by action; `sent` are those of this dry run."""
@@ -58,10 +63,10 @@ class _SourceBlob(NamedTuple):
 
 
 class _Sized(NamedTuple):
-    """An image or a layer, by its name or digest, and its bytes."""
+    """An image by its name, or a layer by its digest."""
 
     name: str
-    size: int
+    size: int  # bytes
 
 
 class DryRun:
@@ -70,31 +75,37 @@ class DryRun:
     def __init__(self, transport: Transport, knowledge: Knowledge) -> None:
         self._transport = transport
         self._knowledge = knowledge
-        self._forecasts = defaultdict[str, _Forecast](_Forecast)  # by host
+        # By host.
+        self._forecasts = defaultdict[str, _Forecast](_Forecast)
+        # The blobs that a run would have read from their source by now.
         self._blobs_read = set[_SourceBlob]()
 
-        # By digest, of the blobs of all images that were looked at: the size.
-        self._sizes = dict[str, int]()
-        # By digest, how many images name the blob.
-        self._uses = Counter[str]()
-        # By digest, which target repositories need the blob.
-        self._places = defaultdict[str, set[RepositoryKey]](set)
-        # By the root's digest.
+        # The rest is what an analysis shows: of all images, whether targets hold them or not.
+        # By the root's digest, each image or artifact and the bytes of its blobs.
         self._images = dict[str, _Sized]()
-        # What all copies come to if no blob is shared.
+        # Of each blob, by digest: its size in bytes, how many images name it, and which target
+        # repositories need it.
+        self._sizes = dict[str, int]()
+        self._uses = Counter[str]()
+        self._places = defaultdict[str, set[RepositoryKey]](set)
+        # The bytes of all copies, for each target, if none shared a blob with another.
         self._bytes_image_by_image = 0
 
     def count_copy(self, copy: ImageCopy, lookups: Sequence[TagLookup]) -> None:
         """Count the blobs of an image and its artifacts, even if the target holds them already;
         `lookups` begins with the image's own.
         """
-        name = copy.source_name
-        for lookup in lookups:
-            if lookup.tree is not None:
-                self._count_tree(name, lookup.tree, copy.target.pool)
-            name = ""  # artifacts have none: an analysis does not list them as images
+        image, *artifacts = lookups
+        if image.tree is not None:
+            self._count_tree(copy.source_name, image.tree, copy.target.pool)
+        for artifact in artifacts:
+            if artifact.tree is not None:
+                self._count_tree("", artifact.tree, copy.target.pool)
 
     def _count_tree(self, name: str, tree: Tree, where: RepositoryKey) -> None:
+        """Count the blobs of an image for one target; artifacts have no name, so that an analysis does
+        not list them as images.
+        """
         manifests = (tree.root, *tree.children)
         sizes = {blob.digest: blob.size for manifest in manifests for blob in manifest.blobs}
         size = sum(sizes.values())
@@ -117,13 +128,14 @@ class DryRun:
         host = target.host.key
         forecast = self._forecasts[host]
         if step.mount_from is not None:
+            # A mount is a POST that starts no upload. The forecast is that the host accepts it.
             self._knowledge.accept_mount(host)
             forecast.upload_starts += 1
             return BlobResult.MOUNTED
 
         if not self._knowledge.is_empty(target.pool):
             is_present = await target.has_blob(blob, with_retries=True)
-            # A run may ask by the start of the upload instead (rule 11).
+            # A run may ask by the start of the upload instead of a HEAD (rule 11).
             may_ask_by_post = target.probe_from is not None
             if may_ask_by_post and not self._knowledge.needs_head(target.pool, blob.digest):
                 forecast.saved_heads += 1
@@ -216,10 +228,12 @@ class DryRun:
         }
 
     def _requests(self) -> dict[str, dict[str, int]]:
+        """Return the requests of a run by host and action."""
         asked = self._transport.requests
         hosts = sorted({*asked, *self._forecasts})
         return {host: self._forecasts[host].requests(asked.get(host, {})) for host in hosts}
 
 
 def _largest(things: list[_Sized]) -> list[_Sized]:
+    """Return the largest, in the same order for the same things."""
     return sorted(things, key=lambda thing: (-thing.size, thing.name))[:_MOST_NAMED]

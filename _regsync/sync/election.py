@@ -25,7 +25,8 @@ class Election:
     near-linear time.
 
     An image's gain is the count of its blobs that no image copies yet and that other pending images
-    want on the same host. The highest gain is elected; among equals, the lowest number.
+    want on the same host: so many uploads the others are spared. The highest gain is elected; among
+    equals, the lowest number.
     """
 
     def __init__(self) -> None:
@@ -45,7 +46,7 @@ class Election:
         for blob in self._blobs[number]:
             images = self._wanted_by.setdefault(blob, [])
             images.append(number)
-            if len(images) == 2:  # from now on the blob is shared, for the first image too
+            if len(images) == 2:  # until now the first image alone wanted the blob
                 self._change_gain(images[0], +1)
             if len(images) >= 2:
                 self._gains[number] += 1
@@ -55,19 +56,23 @@ class Election:
         """Remove the elected image and return its number. Its blobs add to no gain any more."""
         elected = self._pop_highest()
         for blob in self._blobs.pop(elected):
+            # The elected image copies the blob, and the others mount it.
             for number in self._wanted_by.pop(blob, ()):
                 if number in self._gains:
                     self._change_gain(number, -1)
         return elected
 
     def _pop_highest(self) -> int:
+        """Remove the image with the highest gain, and return its number."""
         while True:
             negative_gain, number = heapq.heappop(self._heap)
-            if self._gains.get(number) == -negative_gain:
+            is_up_to_date = self._gains.get(number) == -negative_gain
+            if is_up_to_date:
                 del self._gains[number]
                 return number
 
     def _change_gain(self, number: int, change: int) -> None:
+        """Note a new gain. The image's older entries stay in the heap, out of date."""
         self._gains[number] += change
         heapq.heappush(self._heap, (-self._gains[number], number))
 

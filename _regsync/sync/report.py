@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
     # full references with host
     source: str
     target: str
-    # synced, skipped, failed, would_sync
+    # synced, skipped or failed; in a dry run would_sync in place of synced
     status: str
     # what the target holds
     digest: str | None = None
@@ -61,7 +61,9 @@ class Outcome(NamedTuple):
     planned: tuple[str, ...] = ()
 
     def line(self, *, with_hosts: bool = True) -> str:
-        """Return the line that a user sees for the image (docs/specification.md section 6)."""
+        """Return the line that a user sees for an image that was copied or has failed
+        (docs/specification.md section 6). `with_hosts`: without it, repositories and tags alone.
+        """
         if self.error is not None:
             return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
 
@@ -74,7 +76,10 @@ class Outcome(NamedTuple):
         return f"synced {source} -> {target} ({cost})"
 
     def plan_lines(self) -> list[str]:
-        """Return what a dry run says: of the image, unless it failed, then of its artifacts."""
+        """Return what a dry run says: of the image, unless it failed, then of its artifacts.
+
+        A failure has been told already.
+        """
         what = f"{self.source} -> {self.target}"
         artifact_lines = [f"- would {text}" for text in self.planned]
 
@@ -89,13 +94,13 @@ class Outcome(NamedTuple):
         return [f"would sync {what} ({detail})", *artifact_lines]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the image's entry in `images` of the report; `source_digest` only if it differs."""
-        differs = self.source_digest not in (None, self.digest)
+        """Return the image's entry in `images` of the report."""
+        is_trimmed = self.source_digest not in (None, self.digest)
         return {
             "source": self.source,
             "target": self.target,
             "digest": self.digest,
-            **({"source_digest": self.source_digest} if differs else {}),
+            **({"source_digest": self.source_digest} if is_trimmed else {}),
             "status": self.status,
             "reason": self.reason,
             **({"until": time_text(self.until)} if self.until is not None else {}),
@@ -128,17 +133,19 @@ def error_json(error: RegsyncError | None) -> dict[str, Any] | None:
 
 
 def status_of(codes: Collection[str], *, all_failed: bool) -> int:
-    """Return the exit status after errors with these codes (docs/design.md section 2)."""
+    """Return the exit status after errors with these codes (docs/design.md section 2): 4 where all
+    failed for their logins, 2 where all failed, 1 where some did. `all_failed`: nothing went well.
+    """
     if not codes:
         return 0
     if all_failed:
         return 4 if set(codes) == {AuthError.code} else 2
-    # The code of RegsyncError itself stands for a defect of this program.
-    return 2 if RegsyncError.code in codes else 1
+    has_defect = RegsyncError.code in codes  # INTERNAL_ERROR: not the registries' fault, but ours
+    return 2 if has_defect else 1
 
 
 class Undone(NamedTuple):
-    """An image that an interrupted run left undone. Of a mapping that was not listed it is `REPO:*`."""
+    """An image that an interrupted run left undone; `REPO:*` stands for a mapping that was not listed."""
 
     # full references with host
     source: str
@@ -221,7 +228,7 @@ class Report:
 
     @property
     def images_undone(self) -> int:
-        """How many images that were selected an interrupted run left undone."""
+        """How many selected images an interrupted run left undone."""
         return sum(1 for undone in self.undone if not undone.source.endswith(":*"))
 
     @property
@@ -230,7 +237,7 @@ class Report:
         return any(outcome.status != "skipped" for outcome in self.outcomes)
 
     def _held_until(self) -> list[int]:
-        """Return until when each image is held back that is not copied yet."""
+        """Return for each image that `min_age` holds back until when, in seconds since 1970."""
         return [outcome.until for outcome in self.outcomes if outcome.until is not None]
 
     def _held_lines(self) -> list[str]:
@@ -269,7 +276,8 @@ class Report:
     def exit_status(self) -> int:
         """Return 0, 1, 2 or 4 by docs/design.md section 2. The caller decides on 3, and on signals."""
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
-        if not codes and not all(room.is_enough for room in self.rooms):
+        lacks_room = any(not room.is_enough for room in self.rooms)
+        if not codes and lacks_room:
             return 1
         return status_of(codes, all_failed=len(codes) == len(self.outcomes))
 
@@ -330,8 +338,9 @@ class Report:
     ) -> dict[str, Any]:
         """Return the JSON report, schema 1 of docs/design.md section 10.
 
-        `elapsed` is in seconds; `requests` counts by host and action, `throttled` by host. `images` is
-        an iterator, because their entries take three times the memory of the outcomes.
+        `elapsed` is in seconds; `requests` counts by host and action, `throttled` by host. In what is
+        returned `images` is an iterator: as a list, the entries would take three times the memory of
+        the outcomes.
         """
         return {
             "schema": 1,
@@ -363,7 +372,7 @@ def shared_causes(outcomes: Iterable[Outcome]) -> list[tuple[int, str]]:
 
 
 def _cause_of(error: RegsyncError) -> str:
-    """Return code, host and message of an error."""
+    """Return code, host and message of an error, the same for all images that it has met."""
     reference = getattr(error, "reference", None) or ""
     host, _ = split_full_name(reference)
     cause = general_message(error.message, reference)
@@ -378,11 +387,13 @@ def general_message(message: str, *references: str) -> str:
     for reference in references:
         host, name = split_full_name(reference)
         repository = re.split("[@:]", name)[0]
-        if repository:
-            # Behind its host or alone, with its tag or digest, and never as a part of another name.
-            before = rf"(?<![\w/.-])({re.escape(host)}/+)?"
-            after = r"(?:[:@][\w.:-]*[\w.])?(?![\w/-])"
-            message = re.sub(f"{before}{re.escape(repository)}{after}", r"\1...", message)
+        if not repository:
+            continue
+        # The name may stand behind its host, which stays, and before its tag or digest, which goes
+        # too. A longer name that contains it is another one.
+        before = rf"(?<![\w/.-])({re.escape(host)}/+)?"
+        after = r"(?:[:@][\w.:-]*[\w.])?(?![\w/-])"
+        message = re.sub(f"{before}{re.escape(repository)}{after}", r"\1...", message)
     return message
 
 

@@ -49,6 +49,7 @@ class Retry:
         return sorted(tags)
 
     def _tags_at(self, mapping: MappingRule, target: Registry) -> set[str]:
+        """Return the tags that are wanted of a mapping for one target, WHOLE among them."""
         return self._tags.get(_names_of(mapping, target), set())
 
     def wanted(self, tags: Iterable[WantedTag]) -> list[WantedTag]:
@@ -73,25 +74,27 @@ class Retry:
         need a listing and are not applied again. An earlier mapping that may write a wanted tag
         from another source stays as it is: the conflict has to be found again.
         """
-        narrowed = dict[int, MappingRule]()
+        # By their index, the mappings that stay.
+        kept = dict[int, MappingRule]()
         for mapping in config.mappings:
-            choice = self._narrowed_mapping(mapping)
-            if choice is not None:
-                narrowed[mapping.index] = choice
+            narrowed = self._narrowed_mapping(mapping)
+            if narrowed is not None:
+                kept[mapping.index] = narrowed
 
-        writers = defaultdict[object, list[MappingRule]](list)
+        mappings_of_target = defaultdict[object, list[MappingRule]](list)
         for mapping in config.mappings:
-            for key in mapping.target_keys:
-                writers[key].append(mapping)
-        for choice in list(narrowed.values()):
-            for key in choice.target_keys:
-                for rival in writers[key]:
-                    if _may_win(rival, choice):
-                        narrowed[rival.index] = rival
+            for target_key in mapping.target_keys:
+                mappings_of_target[target_key].append(mapping)
+        for narrowed in list(kept.values()):
+            for target_key in narrowed.target_keys:
+                for rival in mappings_of_target[target_key]:
+                    if _may_win(rival, narrowed):
+                        kept[rival.index] = rival
 
-        return config._replace(mappings=tuple(narrowed[index] for index in sorted(narrowed)))
+        return config._replace(mappings=tuple(kept[index] for index in sorted(kept)))
 
     def _narrowed_mapping(self, mapping: MappingRule) -> MappingRule | None:
+        """Return a mapping with its wanted targets and tags alone; None where nothing of it is wanted."""
         tags = set[str]()
         targets = list[Registry]()
         for target in mapping.targets:
@@ -144,7 +147,9 @@ def _names_of(mapping: MappingRule, target: Registry) -> tuple[str, str]:
 
 def _may_win(rival: MappingRule, mapping: MappingRule) -> bool:
     """Say whether a mapping that writes the same repository may own a tag that another one wants."""
-    if rival.index >= mapping.index or rival.source_key == mapping.source_key:
+    is_later = rival.index >= mapping.index
+    if is_later or rival.source_key == mapping.source_key:
         return False
+    # None: the wanted tags are not known before the source is listed.
     selection = select_literals(mapping.tags)
     return selection is None or bool(selectable(selection.kept, rival.tags))
