@@ -208,7 +208,7 @@ async def test_a_source_disk_that_cannot_be_read_is_named_as_the_source(
     plain = Relay._hash_read
 
     def hash_read(self: Relay, count: int) -> memoryview:
-        if self._count == 2 * LARGE_PIECE:
+        if self._position == 2 * LARGE_PIECE:
             with self._response._layout.disk_errors():  # type: ignore[attr-defined]
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         return plain(self, count)

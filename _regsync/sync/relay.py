@@ -71,28 +71,28 @@ class Relay(Pieces):
     ) -> None:
         """Prepare to read a blob; with `fresh` over connections that no other request has used."""
         self.source = source
+        self.is_fresh = fresh
         self.complete = False
         self._blob = blob
         self._reference = source.reference(blob.digest)
         self._transport = transport
-        self.is_fresh = fresh
         # Closes the source's answer.
         self._stack = AsyncExitStack()
         algorithm, self._expected = split_digest(blob.digest)
         self._checkpoints = [_Checkpoint(0, new_hash(algorithm))]
 
-        # Of this reading, in bytes from the blob's beginning: how much was read and hashed, how much
-        # the target has already, and where reading stops.
-        self._count = 0
-        self._skip = 0
-        self._until = 0
+        # In bytes from the blob's beginning: how much was read and hashed, how much the target has
+        # already, and where reading stops.
+        self._position = 0
+        self._at_target = 0
+        self._end = 0
         self._buffer = memoryview(b"")
         # Whether the last read filled the buffer: then the source is fast, and more has probably come
         # already.
         self._fills_buffer = False
 
-        # Of the waits for a broken source: the seconds left for all of them, the attempts left, and the
-        # count of bytes read at which attempts are counted from 0 again.
+        # The seconds that are left to wait for a broken source, the attempts that are left, and the
+        # position at which attempts are counted from 0 again: a large blob may break more often.
         self._grace = SOURCE_GRACE
         self._attempts = RetryBudget(ATTEMPTS)
         self._renew_attempts_at = 0
@@ -104,8 +104,8 @@ class Relay(Pieces):
         while self._checkpoints[-1].offset > offset:
             self._checkpoints.pop()
         self._go_back_to(self._checkpoints[-1])
-        self._skip = offset
-        self._until = self._blob.size + 1  # one byte more shows that a blob is too long
+        self._at_target = offset
+        self._end = self._blob.size + 1  # one byte more shows that a blob is too long
         self.length = self._blob.size - offset
         self.complete = self.complete and not self.length
         with self._transport.buffers.lending(self._blob.size + 1) as self._buffer:
@@ -115,11 +115,11 @@ class Relay(Pieces):
                 yield self
 
     def adopt_checkpoints(self, other: Relay) -> None:
-        """Take over from where another reading of the same blob can be gone on with."""
+        """Take over the checkpoints of another reading of the same blob, if it has come further."""
         if other._checkpoints[-1].offset > self._checkpoints[-1].offset:
             self._checkpoints = list(other._checkpoints)
 
-    def begin_behind(self, offset: int, hash: _Hash) -> None:
+    def continue_from(self, offset: int, hash: _Hash) -> None:
         """Have a blob read from byte `offset` on: an earlier run has sent what comes before, and `hash`
         is the hash of it.
         """
@@ -127,13 +127,14 @@ class Relay(Pieces):
             self._checkpoints.append(_Checkpoint(offset, hash.copy()))
 
     async def next(self) -> memoryview:
-        """Return the next verified piece, valid until the next call; empty at the end.
+        """Return the next piece that the target lacks, valid until the next call; empty at the end.
 
-        Raises WrongBytes when they are not the blob's, and WireError when the source breaks for
-        good.
+        The last piece is returned only when the whole blob is verified. Raises WrongBytes when the
+        bytes are not the blob's, and WireError when the source breaks for good.
         """
         piece = memoryview(b"")
         with self.source.adding_place("fetch blob", self._reference):
+            # A piece is empty where the target has all of it, or where the body broke.
             while not piece and not self.complete:
                 piece = await self._read()
         return piece
@@ -144,17 +145,17 @@ class Relay(Pieces):
 
         Raises what `write` raises, and WireError when the source breaks for good.
         """
-        start = max(self._count, self._skip)
+        start = max(self._position, self._at_target)
         if self._fills_buffer and not self._is_at_last_piece():
             with self.source.adding_place("fetch blob", self._reference):
-                before = self._count
+                before = self._position
                 try:
                     limiter = self._transport.movers
                     await anyio.to_thread.run_sync(self._pour_in_thread, write, limiter=limiter)
                 except WireError as broken:
                     await self._resume(broken)
-                self._note_progress(self._count - before)
-        return max(0, self._count - start)
+                self._note_progress(self._position - before)
+        return max(0, self._position - start)
 
     def _pour_in_thread(self, write: Callable[[memoryview], None]) -> None:
         """Read, hash and write until the source is slower than the thread, LONGEST_VISIT seconds have
@@ -175,7 +176,7 @@ class Relay(Pieces):
 
     def _is_at_last_piece(self) -> bool:
         """Say whether one more read may reach the blob's end."""
-        return self._blob.size - self._count <= len(self._buffer)
+        return self._blob.size - self._position <= len(self._buffer)
 
     async def read_until(self, end: int, room: bytearray) -> memoryview:
         """Read up to byte `end` of the blob, into `room`; return those bytes that the target lacks.
@@ -183,8 +184,8 @@ class Relay(Pieces):
         The blob's last bytes are returned only when all of it is verified (I3).
         """
         filled = 0
-        self._until = end
-        while self._count < end:
+        self._end = end
+        while self._position < end:
             piece = await self.next()
             room[filled : filled + len(piece)] = piece
             filled += len(piece)
@@ -197,7 +198,7 @@ class Relay(Pieces):
         return MemoryPieces(body, offset - start)
 
     def _go_back_to(self, checkpoint: _Checkpoint) -> None:
-        self._count = checkpoint.offset
+        self._position = checkpoint.offset
         self._hash = checkpoint.hash.copy()
 
     async def _open_first(self) -> None:
@@ -206,7 +207,7 @@ class Relay(Pieces):
             await self._open()
         except (ProtocolBroken, RegistryError) as error:
             gives_no_range = isinstance(error, ProtocolBroken) or error.status == 416
-            asked_for_range = self._count > 0
+            asked_for_range = self._position > 0
             if not (asked_for_range and gives_no_range):
                 raise
             del self._checkpoints[1:]  # the first one is the blob's beginning
@@ -217,7 +218,7 @@ class Relay(Pieces):
         """Ask the source for what was not read yet, in place of an answer that has broken."""
         await self._stack.aclose()
         self._response = await self._stack.enter_async_context(
-            self.source.open_blob(self._blob, self._count, fresh=self.is_fresh)
+            self.source.open_blob(self._blob, self._position, fresh=self.is_fresh)
         )
 
     async def _read(self) -> memoryview:
@@ -226,9 +227,9 @@ class Relay(Pieces):
         The piece is empty when the body broke: its rest has been opened then.
         """
         size = self._blob.size
-        start = self._count
+        start = self._position
         try:
-            count = await self._response.read_into(self._buffer[: self._until - start])
+            count = await self._response.read_into(self._buffer[: self._end - start])
             if not count and start < size:
                 raise Disconnected(f"the blob ended after {start} of {size} bytes")
         except WireError as broken:
@@ -237,25 +238,25 @@ class Relay(Pieces):
 
         self._fills_buffer = count == len(self._buffer)
         piece = self._hash_read(count)
-        if self._count > size:
+        if self._position > size:
             raise WrongBytes(f"the blob is longer than the {size} bytes of its descriptor")
-        if self._count == size and self._hash.hexdigest() != self._expected:
+        if self._position == size and self._hash.hexdigest() != self._expected:
             raise WrongBytes("the blob's bytes do not match its digest")
-        self.complete = self._count == size
+        self.complete = self._position == size
         self._keep_checkpoint()
         self._note_progress(count)
         return piece
 
     def _hash_read(self, count: int) -> memoryview:
         """Hash the bytes that were read into the buffer; return those of them that the target lacks."""
-        start = self._count
+        start = self._position
         self._hash.update(self._buffer[:count])
-        self._count += count
-        return self._buffer[max(0, self._skip - start) : count]
+        self._position += count
+        return self._buffer[max(0, self._at_target - start) : count]
 
     def _keep_checkpoint(self) -> None:
-        if self._count - self._checkpoints[-1].offset >= _CHECKPOINT:
-            self._checkpoints.append(_Checkpoint(self._count, self._hash.copy()))
+        if self._position - self._checkpoints[-1].offset >= _CHECKPOINT:
+            self._checkpoints.append(_Checkpoint(self._position, self._hash.copy()))
 
     def _note_progress(self, count: int) -> None:
         self._transport.last_progress = anyio.current_time()
@@ -267,15 +268,16 @@ class Relay(Pieces):
         The request to the target stays open meanwhile, so the time is short: `_grace` seconds are left
         for all waits of this relay.
         """
-        if self._count >= self._renew_attempts_at:
+        if self._position >= self._renew_attempts_at:
             self._attempts = RetryBudget(ATTEMPTS)
-            self._renew_attempts_at = self._count + LARGE_BODY
+            self._renew_attempts_at = self._position + LARGE_BODY
 
         await self._stack.aclose()
         error: SyncError = broken
         began = anyio.current_time()
         try:
             with anyio.move_on_after(self._grace):
+                # When the time is up, or the source refuses for good, `broken` is raised below.
                 while error.retryable:
                     pause = self._transport.pause_after(error, self._attempts, self.source.host)
                     await self._transport.rest(error, pause)
@@ -289,5 +291,5 @@ class Relay(Pieces):
         broken.outage = error.outage
         if broken.outage is not None:
             # When the source is back, another attempt may read on from here.
-            self._checkpoints.append(_Checkpoint(self._count, self._hash.copy()))
+            self._checkpoints.append(_Checkpoint(self._position, self._hash.copy()))
         raise broken

@@ -472,10 +472,10 @@ class Run:
 
     # One image.
 
-    async def _look_up(self, wanted: WantedTag, reference: str) -> None:
+    async def _look_up(self, wanted: WantedTag, target_reference: str) -> None:
         """Find out what a tag names and which targets lack it; start the copies.
 
-        `reference` is the tag at the targets, or a digest.
+        `target_reference` is the tag at the targets, or a digest.
         """
         began = anyio.current_time()
         mapping = wanted.mapping
@@ -483,8 +483,8 @@ class Run:
 
         targets = list[Repository]()
         for target in self._targets(wanted):
-            if self._is_settled(mapping, target, wanted.tag, reference):
-                target_name = target.reference(reference)
+            if self._is_settled(mapping, target, wanted.tag, target_reference):
+                target_name = target.reference(target_reference)
                 skipped = Outcome(source_name, target_name, "skipped", reason="immutable_tag")
                 self._end(skipped, began)
             else:
@@ -495,20 +495,20 @@ class Run:
         first_seen = self._first_seen if self._notes_ages(mapping) else None
         try:
             lookup = await self._discovery.look_up(
-                mapping, wanted.tag, reference, tuple(targets), first_seen=first_seen
+                mapping, wanted.tag, target_reference, tuple(targets), first_seen=first_seen
             )
         except SyncError as error:
             for target in targets:
-                target_name = target.reference(reference)
+                target_name = target.reference(target_reference)
                 self._end(Outcome(source_name, target_name, "failed", error=error), began)
             return
 
         self._end_held(wanted, lookup, source_name, began)
         if lookup.targets:
-            is_digest = ":" in reference
+            is_digest = ":" in target_reference
             if is_digest:
-                reference = lookup.digest  # a trimmed index has a digest of its own
-            copies = _copies_of(lookup, source_name, reference, began)
+                target_reference = lookup.digest  # a trimmed index has a digest of its own
+            copies = _copies_of(lookup, source_name, target_reference, began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
             self._start_copies(mapping, lookup, copies, artifacts)
 
@@ -524,7 +524,9 @@ class Run:
     def _end_held(
         self, wanted: WantedTag, lookup: TagLookup, source_name: str, began: float
     ) -> None:
-        """End an image at the targets that do not get it yet."""
+        """End an image at the targets that do not get it yet, because its digest is younger than
+        `min_age`.
+        """
         until = lookup.held_until
         if until is None or not lookup.held:
             return
@@ -566,22 +568,22 @@ class Run:
         return self._compiled_glob(pattern)(tag)
 
     def _is_settled(
-        self, mapping: MappingRule, target: Repository, tag: str, reference: str
+        self, mapping: MappingRule, target: Repository, tag: str, target_reference: str
     ) -> bool:
         """Say whether a tag is skipped without a request (skip tier 1): it never moves, the target
         was listed anyway and has it, and its artifacts are not to be looked at.
         """
-        if not self._never_moves(mapping, reference):
+        if not self._never_moves(mapping, target_reference):
             return False
         if self._recheck and mapping.artifacts.enabled:
             return False
         names_at_target = self._discovery.names(target) or ()  # None: it was not listed
-        if reference not in names_at_target:
+        if target_reference not in names_at_target:
             return False
-        return not self._has_artifact_news(mapping, target, tag, reference)
+        return not self._has_artifact_news(mapping, target, tag, target_reference)
 
     def _has_artifact_news(
-        self, mapping: MappingRule, target: Repository, tag: str, reference: str
+        self, mapping: MappingRule, target: Repository, tag: str, target_reference: str
     ) -> bool:
         """Say whether a tag that never moves is looked up all the same, for its artifacts. Renews its
         snapshot, because no look-up may do so.
@@ -589,7 +591,7 @@ class Run:
         if not mapping.artifacts.enabled:
             return False
         source = self._discovery.source_of(mapping)
-        key = self._discovery.snapshot_key(mapping, source, target, tag, reference)
+        key = self._discovery.snapshot_key(mapping, source, target, tag, target_reference)
         snapshot = self._knowledge.snapshot(key)
         if snapshot is None:
             return False

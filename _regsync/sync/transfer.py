@@ -327,7 +327,7 @@ class BlobTransfer:
             await self._transport.gate.take(permit, get, put, lease=upload.lease)
             self._staging.make_way()
             if upload.hash is not None:
-                copy.relay.begin_behind(upload.offset, upload.hash)
+                copy.relay.continue_from(upload.offset, upload.hash)
             async with copy.relay.opened(upload.offset):
                 return await self._send(copy, copy.relay)
 
