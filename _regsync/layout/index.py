@@ -223,6 +223,7 @@ class Index:
             old = self._named.get(named.repository, {}).get(named.tag)
             if old is not None:
                 self._drop(old)
+        # The same entry twice would be listed twice by other tools.
         is_there = any(entry.text == same.text for same in self.entries_of(entry.descriptor.digest))
         if not is_there:
             self.add(entry)

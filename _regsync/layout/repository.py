@@ -451,6 +451,7 @@ class _BlobWriting:
     def __init__(
         self, repository: LayoutRepository, layout: Layout, lease: Lease, blob: Descriptor
     ) -> None:
+        # What a transfer reads of any upload.
         self.lease = lease
         self.session = ""
         self.broken_session = ""
@@ -459,6 +460,7 @@ class _BlobWriting:
         self.style: UploadStyle = "put"
         self.is_refused = False
         self.has_begun = False
+
         self._repository = repository
         self._layout = layout
         self._blob = blob

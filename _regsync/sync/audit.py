@@ -261,6 +261,7 @@ class Audit:
         return selection.kept
 
     def _images_of(self, wanted: WantedTag) -> list[_AuditedImage]:
+        """Return the images of a tag, one for each target, and count them for the display."""
         mapping = wanted.mapping
         source = self._discovery.source_of(mapping)
         self.images_known += len(wanted.targets)

@@ -99,7 +99,7 @@ class Once(Generic[_T]):
         try:
             self.answer = (await ask(),)
         except SyncError as error:
-            error.drop_frames()
+            error.drop_frames()  # they would keep alive what the request held
             self._error = error
         finally:
             self._is_under_way = False
@@ -111,7 +111,8 @@ class Once(Generic[_T]):
 async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
     """Call all of `asks`, up to 64 at the same time; return their answers in the same order.
 
-    Raises the first SyncError, but only when all have ended.
+    Of several SyncErrors the one that came first is raised, when all calls have ended. Any other
+    exception cancels the calls that have not ended.
     """
     calls = list(asks)
     if len(calls) <= 1:
@@ -129,8 +130,9 @@ async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
             except SyncError as error:
                 errors.append(error)
 
+    other_workers = min(len(calls), _MOST_TASKS) - 1
     async with anyio.create_task_group() as group:
-        for _ in calls[1:_MOST_TASKS]:
+        for _ in range(other_workers):
             group.start_soon(work)
         await work()
 
@@ -145,12 +147,12 @@ class Named(NamedTuple):
     digest: str
     # The digest that targets are to hold; None where the index has to be filtered to know it.
     pushed: str | None
-    # None where it is not at hand.
+    # None where it was not fetched, or is no longer kept.
     manifest: Manifest | None
 
 
 class TargetTag:
-    """The digest that one target holds under the tag of a look-up, as far as it is known."""
+    """What one target holds under the tag of a look-up. The look-up fills it in."""
 
     def __init__(self, target: Repository, snapshot_key: bytes, snapshot: Snapshot | None) -> None:
         self.target = target
@@ -158,15 +160,17 @@ class TargetTag:
         self.snapshot_key = snapshot_key
         # The digests of both ends when an earlier run copied the tag; None where none has.
         self.snapshot = snapshot
-        # The digest that the target has answered; None where the tag is absent, or after an error.
+        # The digest that the target has answered. None where it has not been asked, where the tag is
+        # absent, and where the answer is an error.
         self.digest: str | None = None
         self.error: SyncError | None = None
 
     def is_up_to_date(self, named: Named) -> bool:
         """Say whether nothing has to be copied to the target, as far as digests alone can tell.
 
-        With a platform filter the target may hold another digest than the source. If that digest is
-        not known, the snapshot decides: the target is up to date if neither end has changed since.
+        With a platform filter the target is to hold another digest than the source, which is not known
+        before the index is filtered. Then the snapshot decides: the target is up to date if neither
+        end has changed since.
         """
         if self.error is not None:
             return True  # it fails with this error: nothing is copied to it
@@ -182,7 +186,7 @@ class TagLookup(NamedTuple):
 
     source: Repository
     reference: str
-    # None when every target holds the image.
+    # The image to copy; None when every target holds it.
     tree: Tree | None
     # The digest that the targets are to hold.
     digest: str
@@ -191,7 +195,8 @@ class TagLookup(NamedTuple):
     targets: tuple[TargetTag, ...]
     # The digests of the tree's manifests that the source holds too: all but trimmed indexes.
     at_source: frozenset[str] = frozenset()
-    # Whether every target holds the image by the digests alone, with no manifest fetched.
+    # Whether digests alone have shown that every target holds the image, so that no manifest of it
+    # was fetched.
     is_by_digest: bool = False
     # Targets that lack the image and do not get it yet (`min_age`), and until when, in seconds since
     # 1970. They are not among `targets`.
@@ -204,7 +209,10 @@ class TagLookup(NamedTuple):
 
 
 class _Manifests:
-    """Manifests that were fetched, by repository and digest, within a budget of bytes."""
+    """Manifests that were fetched, by repository and digest, within a budget of bytes.
+
+    One that is being fetched counts for nothing: `record_use` follows when it is there.
+    """
 
     def __init__(self) -> None:
         self._by_key: dict[tuple[RepositoryKey, str], Once[Manifest]] = {}
@@ -217,6 +225,7 @@ class _Manifests:
         return (where, digest) in self._by_key
 
     def at_hand(self, where: RepositoryKey, digest: str) -> Manifest | None:
+        """Return a manifest that is kept, None for any other."""
         once = self._by_key.get((where, digest))
         return once.answer[0] if once is not None and once.answer else None
 
@@ -271,22 +280,24 @@ class Discovery:
         self._repositories: dict[tuple[Registry, str, bool], Repository] = {}
         # The clients of registries, each once, for `keep_logins`.
         self._hosts: dict[RegistryClient, None] = {}
+
+        # The answers of this run, each asked for once.
         self._listings: dict[RepositoryKey, Once[Mapping[str, str | None] | None]] = {}
-        # By target repository, the tags that `target_tags` returns.
+        # The tags of target repositories, as `target_tags` returns them.
         self._target_tags: dict[RepositoryKey, Once[Collection[str] | None]] = {}
         self._manifests = _Manifests()
-        # By source and absent platforms, as texts: the tags whose indexes lack these platforms.
-        self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
-        # By host, repository and tag: the tag's digest at its source, for all mappings (rule 4).
-        # The host stands for its credential too, because another credential may see another
-        # repository.
+        # The digests of source tags, for all mappings (rule 4), by host, repository and tag. Two
+        # credentials for one registry are two hosts: they may see different repositories.
         self._source_tags: dict[tuple[Host, str, str], Once[str]] = {}
-        # By target and tag: what a target holds under a tag of cosign's. Images of several sources may
-        # bring it; any other tag has one source alone (`mappings.assign`).
+        # What targets hold under tags of cosign's, by target and tag. Images of several sources may
+        # bring such a tag; any other one has a single source (`mappings.assign`).
         self._target_signatures: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
-        # By target host: the tags whose answers are awaited, each with the event that `_settle`
-        # sets. The first look-up that waits for a tag makes the event.
+
+        # The tags whose answers are awaited, by target host. Each has the event that `_settle` sets,
+        # or None as long as no other look-up waits for it.
         self._awaited = defaultdict[str, dict[TargetTag, anyio.Event | None]](dict)
+        # Tags whose indexes lack wanted platforms, by source and the text of these platforms.
+        self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
         """Return a repository, the same object each time."""
@@ -297,6 +308,7 @@ class Discovery:
         return self._repositories[key]
 
     def source_of(self, mapping: MappingRule) -> Repository:
+        """Return the repository that a mapping copies from."""
         return self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
 
     def open_remote(self, registry: Registry, name: str, side: Side) -> RemoteRepository:
@@ -341,7 +353,9 @@ class Discovery:
         return tags_module.select(listing, rule)
 
     async def select_tags(self, mapping: MappingRule) -> Selection:
-        """Return what a mapping selects; where it names its tags one by one, nothing is listed."""
+        """Return what a mapping selects of its source's tags. One that names its tags without a pattern
+        needs no listing.
+        """
         selection = tags_module.select_literals(mapping.tags)
         if selection is None:
             selection = await self.select(mapping.tags, self.source_of(mapping))
@@ -389,7 +403,7 @@ class Discovery:
         )
 
     def is_probably_absent(self, snapshot_key: bytes) -> bool:
-        """Say whether a target is likely to lack a tag, because no earlier run has a snapshot of it."""
+        """Say whether a target is likely to lack a tag: no earlier run has copied it."""
         return self._knowledge.snapshot(snapshot_key) is None
 
     async def look_up(
@@ -406,9 +420,9 @@ class Discovery:
         """Find out what a tag or digest names, and which targets lack it (rules 4 to 6 and 8).
 
         Targets in `silent` are known not to hold it, so they are not asked. `expected` is the entry
-        of an index that names the digest. With `first_seen` the digest is the mapping's own image:
-        it is noted there, and held back until it is `min_age` old. Raises the source's SyncError; a
-        target's is kept in its TargetTag.
+        of an index that names the digest. `first_seen` is given for an image that a mapping selects,
+        and not for artifacts: its digest is noted there, and held back until it is `min_age` old.
+        Raises the source's SyncError; a target's is kept in its TargetTag.
         """
         source = self.source_of(mapping)
         tags = list[TargetTag]()
@@ -424,7 +438,7 @@ class Discovery:
                 for tag in tags:
                     if tag.target not in silent:
                         group.start_soon(self._look_at_target, tag, target_reference)
-                # Of what may be held back the manifest is fetched only when it is due.
+                # The manifest of an image that may be held back is fetched only when it is due.
                 may_be_held = first_seen is not None and mapping.min_age > 0
                 by_head = may_be_held or self._should_head_first(mapping, target_reference, tags)
                 # The source's error is raised when the targets have answered: raised here, it would
@@ -479,7 +493,7 @@ class Discovery:
 
         top = named.manifest or await self.top_manifest(source, reference, named.digest, expected)
         if top.digest != named.digest:
-            # The tag has been moved meanwhile. What it names now has an age of its own.
+            # The tag was moved since it was asked for. What it names now has an age of its own.
             moved = Named(top.digest, None if mapping.platforms else top.digest, top)
             return await self._decide(mapping, source, reference, moved, tags, expected, first_seen)
         return await self._compare(mapping, source, reference, top, tuple(tags))
@@ -488,23 +502,25 @@ class Discovery:
         self, mapping: MappingRule, target_reference: str, tags: list[TargetTag]
     ) -> bool:
         """Say whether the source is asked for a digest alone, because all targets probably hold the
-        image (rule 4).
+        image (rule 4). If one does not, the manifest costs a second request.
         """
         if self._wants_all_trees:
             return False
-        if all(tag.snapshot is not None for tag in tags):
+        was_copied = all(tag.snapshot is not None for tag in tags)
+        if was_copied:
             return True
         if mapping.platforms:
             return False  # without a snapshot a digest does not tell what the targets should hold
         if mapping.source.head_first:
             return True
 
-        # Docker Hub counts a manifest's GET against the quota, and not its HEAD
-        # (docs/protocol-facts.md section 7.2).
         is_listed = any(target_reference in (self.names(tag.target) or ()) for tag in tags)
-        # A layout's listing has its digests, so that it needs no request to see what is equal.
+        # Docker Hub counts a manifest's GET against the quota, and not its HEAD
+        # (docs/protocol-facts.md section 7.2). A layout shows without a request whether it holds the
+        # digest, so that the source's HEAD is all that the comparison costs.
+        has_quota = mapping.source.kind == "dockerhub"
         are_local = all(tag.target.is_local for tag in tags)
-        return is_listed and (mapping.source.kind == "dockerhub" or are_local)
+        return is_listed and (has_quota or are_local)
 
     async def name_at_source(self, mapping: MappingRule, reference: str, *, by_head: bool) -> Named:
         """Return what a tag or digest names at a mapping's source; raises SyncError."""
@@ -538,7 +554,7 @@ class Discovery:
         if digest is None:
             error = RegistryError("no such tag or manifest", status=404)
             raise error.with_place(Side.SOURCE, "look up", source.reference(tag))
-        # A registry may answer a HEAD without a digest.
+        # The digest is empty where a registry answers a HEAD without one.
         return digest or await self._get_tag(source, tag)
 
     async def _get_tag(self, source: Repository, tag: str) -> str:
@@ -556,8 +572,9 @@ class Discovery:
             if error.status != 404 or reference == digest:
                 raise
 
-        # Another mapping may have begun to ask for the tag again: its request is shared.
-        if self._source_tag(source, reference).answer == (digest,):
+        # The answer may be newer than `digest`, or on its way: another mapping has asked then.
+        is_outdated = self._source_tag(source, reference).answer == (digest,)
+        if is_outdated:
             self._source_tags[source.host, source.api_name, reference] = Once()
         digest = await self.source_digest(source, reference, by_head=False)
         return await self.manifest(source, digest)
@@ -584,22 +601,27 @@ class Discovery:
             # `look_up` settles the tag, when it has noted what the manifest names.
             self._knowledge.vouch(target.pool, tag.digest)
             return
+
         self._settle(tag)
+        is_digest = ":" in reference
         if tag.snapshot is not None:
+            # The state says that the tag was copied: whatever it says of this repository is in doubt.
             self._knowledge.contradict(target.pool)
-        elif ":" in reference and self._knowledge.is_committed(target.pool, reference):
+        elif is_digest and self._knowledge.is_committed(target.pool, reference):
             self._knowledge.forget(target.pool, reference)
 
     async def _target_digest(self, target: Repository, reference: str) -> str | None:
         """Return the digest that a target holds under a tag, by its listing or a HEAD; None where the
         tag is absent or the repository is hidden.
         """
-        if ":" not in reference and target.key in self._target_tags:
-            listed = await self.target_tags(target)
+        is_tag = ":" not in reference
+        if is_tag and target.key in self._target_tags:  # it is being listed, or was listed
+            listed_tags = await self.target_tags(target)
+            # Some registries list digests with the tags (rule 5).
             listed_digest = (self.names(target) or {}).get(reference)
             if listed_digest is not None:
                 return listed_digest
-            if listed is not None and reference not in listed:
+            if listed_tags is not None and reference not in listed_tags:
                 return None
 
         try:
@@ -607,7 +629,9 @@ class Discovery:
         except RegistryError as error:
             if error.status not in _HIDING_STATUSES:
                 raise
-            return None
+            return (
+                None  # it may not exist yet; the first write will show whether we may write there
+            )
 
         if digest is not None:
             self._knowledge.set_populated(target.key)
@@ -628,19 +652,9 @@ class Discovery:
         lacking = [
             tag.target.pool for tag in tags if tag.digest != root.digest and tag.error is None
         ]
-
-        def is_there(manifest: Descriptor | Manifest) -> bool:
-            if self._wants_all_trees:
-                return False
-            return all(self._knowledge.is_committed(where, manifest.digest) for where in lacking)
-
         if lacking:
             await self._wait_for_answers({host for host, _ in lacking})
-        tree = None
-        if not is_there(root):
-            tree = await self._fetch_tree(source, top.digest, root, trimmed, is_there)
-        elif lacking:
-            tree = Tree(root, (), top.digest)
+        tree = await self._tree_to_copy(source, top, root, trimmed, lacking)
 
         manifests = (tree.root, *tree.children) if tree is not None else (root,)
         for tag in tags:
@@ -654,6 +668,28 @@ class Discovery:
         )
         return TagLookup(source, reference, tree, root.digest, top.digest, tags, at_source)
 
+    async def _tree_to_copy(
+        self,
+        source: Repository,
+        top: Manifest,
+        root: Manifest,
+        trimmed: dict[str, Manifest],
+        lacking: Sequence[RepositoryKey],
+    ) -> Tree | None:
+        """Return an image with those of its manifests that some of the target repositories `lacking`
+        have not got; None where nothing is to be copied.
+        """
+
+        def is_there(manifest: Descriptor | Manifest) -> bool:
+            if self._wants_all_trees:
+                return False
+            return all(self._knowledge.is_committed(where, manifest.digest) for where in lacking)
+
+        if not is_there(root):
+            return await self._fetch_tree(source, top.digest, root, trimmed, is_there)
+        # The targets have the root, but not under this tag.
+        return Tree(root, (), top.digest) if lacking else None
+
     # What the answers of targets show to be there (rule 4).
 
     def _learn_at_hand(self, source: Repository, tags: Iterable[TargetTag]) -> None:
@@ -664,13 +700,15 @@ class Discovery:
                 self._learn(tag.target, manifest)
 
     def _learn(self, target: Repository, manifest: Manifest) -> None:
-        """Note what a manifest names, for all repositories of a target's host that hold it."""
+        """Note the blobs and children of a manifest as present in all repositories of a target's host
+        that hold the manifest: a registry accepts it only with them.
+        """
         blobs = (blob.digest for blob in manifest.blobs)
         children = (child.digest for child in manifest.children)
         self._knowledge.learn_manifest(target.host.key, manifest.digest, blobs, children)
 
     def _settle(self, tag: TargetTag) -> None:
-        """End the waits of other look-ups for the answer of a tag."""
+        """Let other look-ups wait no longer for the answer of a tag."""
         settled = self._awaited[tag.target.host.key].pop(tag, None)
         if settled is not None:
             settled.set()
@@ -684,7 +722,7 @@ class Discovery:
         under_way = list[tuple[TargetTag, anyio.Event]]()
         for host in hosts:
             if self._knowledge.mounts(host) is False:
-                continue
+                continue  # it never mounts, so the answers show nothing of use
             tags = self._awaited[host]
             for tag in tags:
                 settled = tags[tag] or anyio.Event()
@@ -732,29 +770,31 @@ class Discovery:
         out, and trimmed indexes, whose digests the source does not know.
         """
         source = lookup.source
-        tree = lookup.tree
-        if tree is None:
-            top = await self.manifest(source, lookup.source_digest)
-            root, trimmed = await self._filter_platforms(mapping, source, lookup.reference, top)
-            # Of the children only nested indexes are fetched: they name further digests.
-            nested = {entry.digest for entry in root.children if entry.is_index}
-            tree = await self._fetch_tree(
-                source, top.digest, root, trimmed, lambda entry: entry.digest not in nested
-            )
-
-        entries = [
-            entry
-            for manifest in (tree.root, *tree.children)
-            for entry in manifest.children
-            if not entry.attested_digest
-        ]
+        tree = lookup.tree or await self._indexes_of(mapping, lookup)
         # Trimmed indexes were made here, so that none was fetched from the source.
-        trimmed_here = {
+        trimmed = {
             child.digest
             for child in tree.children
             if not self._manifests.has(source.pool, child.digest)
         }
-        return [entry.digest for entry in entries if entry.digest not in trimmed_here]
+        return [
+            entry.digest
+            for manifest in (tree.root, *tree.children)
+            for entry in manifest.children
+            if not entry.attested_digest and entry.digest not in trimmed
+        ]
+
+    async def _indexes_of(self, mapping: MappingRule, lookup: TagLookup) -> Tree:
+        """Return an image with its nested indexes, as the platform filter leaves them, and without the
+        manifests of platforms: an index names these.
+        """
+        source = lookup.source
+        top = await self.manifest(source, lookup.source_digest)
+        root, trimmed = await self._filter_platforms(mapping, source, lookup.reference, top)
+        nested = {entry.digest for entry in root.children if entry.is_index}
+        return await self._fetch_tree(
+            source, top.digest, root, trimmed, lambda entry: entry.digest not in nested
+        )
 
     async def name_whole(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
         """Return what targets are to hold of the digest that a tag named a moment ago. No target is
@@ -770,12 +810,15 @@ class Discovery:
     ) -> tuple[Manifest, dict[str, Manifest]]:
         """Apply the platform filter (docs/specification.md section 1.1).
 
-        Returns the root to push, and by digest the trimmed indexes below it.
+        Returns the root to push, and by digest the trimmed indexes below it. RegistryError where no
+        platform is left.
         """
         platforms = mapping.platforms
         if not platforms:
             return top, {}
-        if not top.is_index or (top.layers and not top.children):
+        # The entries of an index may be blobs (BuildKit's older cache): it has no platforms.
+        names_blobs = bool(top.layers) and not top.children
+        if not top.is_index or names_blobs:
             text = f"{source}: not an index, so `platforms` does not apply and it is copied"
             self.say("debug", "no_index", text)
             return top, {}
@@ -823,10 +866,11 @@ class Discovery:
         at_hand: dict[str, Manifest],
         is_there: Callable[[Descriptor], bool],
     ) -> Tree:
-        """Fetch, level by level, the manifests below the root that are not in `at_hand`, except those
-        of which `is_there` is true, and what these name.
+        """Fetch the manifests below the root, level by level, and return the tree.
 
-        Adds the fetched manifests to `at_hand`. Raises ContentError for a tree that is too large.
+        Those in `at_hand` are not fetched; the fetched ones are added there. Where `is_there` is true of
+        an entry, neither its manifest is fetched nor what that names. Raises ContentError for a tree
+        that is too large.
         """
         level = [root, *at_hand.values()]
         with source.adding_place("read", source.reference(top_digest)):

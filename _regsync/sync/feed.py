@@ -366,7 +366,7 @@ class Feeds:
                 self._gate.admitted(demands, rank),
                 anyio.create_task_group() as requests,
             ):
-                self._staging.make_way()
+                self._staging.make_way()  # the chunks take the room of blobs that are kept in memory
                 try:
                     async with relay.opened(offset):
                         for subscriber in subscribers:

@@ -158,7 +158,8 @@ class ReferrerLists:
     ) -> Manifest | None:
         """Return what the fallback tag of a subject names, None where the tag is absent.
 
-        `tags` are those of a listing, None where nothing was listed.
+        `tags` are those that a listing of the repository shows, None where there is no listing: one
+        that lacks the tag saves the request.
         """
         tag = referrers_tag(subject)
         # This run may have put the tag after the listing.
@@ -174,11 +175,11 @@ class ReferrerLists:
 
     # At a target.
 
-    async def keep(
+    async def ensure_listed(
         self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
     ) -> set[str]:
-        """Have a target without the API list these referrers of a subject; return the digests that
-        its list lacked. A target with the API needs no list.
+        """See to it that a target lists these referrers of a subject; return the digests that its list
+        lacked. A target with the API makes its list itself.
         """
         async with self._first_requests[target.key.area]:
             if self.has_api(target) is None:

@@ -557,7 +557,7 @@ class Referrers:
         if entry is not None:
             text = f"{reference} is listed as a referrer of {subject}, but missing: it is left out"
             self._discovery.say("warning", "referrer_missing", f"{search.source}: {text}")
-        return None
+        return None  # a tag of cosign's was only tried, or is gone since it was listed
 
     async def _look_at_entry(
         self, search: Search, subject: str, entry: Descriptor

@@ -738,7 +738,7 @@ class Scheduler:
     async def _list_artifacts(self, copy: ImageCopy, lists: ReferrerLists) -> None:
         try:
             for subject, entries in copy.listing.items():
-                added = await lists.keep(copy.source, copy.target, subject, entries)
+                added = await lists.ensure_listed(copy.source, copy.target, subject, entries)
                 # The target held these artifacts, and its list did not name them, because another
                 # writer had replaced it. They count as copied.
                 relisted = {
