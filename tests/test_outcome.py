@@ -8,6 +8,7 @@ import pytest
 
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import Descriptor
+from _regsync.state.archive import RepositoryKey
 from _regsync.sync.image import BlobResult, Image, ImageCopy, Traffic
 
 SOURCE, PUSHED, OTHER = (f"sha256:{letter * 64}" for letter in "abc")
@@ -122,5 +123,5 @@ def test_a_blob_is_counted_as_sent_or_as_saved(
         if was_known:
             traffic.expect("t.example", blob.digest, blob.size)
             assert traffic.expected == 7
-        traffic.record(("t.example", "app"), blob, result)
+        traffic.record(RepositoryKey("t.example", "app"), blob, result)
         assert (traffic.expected, traffic.present, traffic.mounted) == (expected, present, mounted)
