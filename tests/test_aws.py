@@ -257,7 +257,7 @@ def test_published_vectors(
 words = st.text("abcXYZ019-_.~ +/=%&?é", min_size=1, max_size=12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     session=st.one_of(
         st.just(""), words.map(lambda text: text.encode("ascii", "ignore").hex() + "x")

@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -323,13 +323,7 @@ class ClaimsMachine(RuleBasedStateMachine):
 
 
 TestClaimsInAnyOrder = ClaimsMachine.TestCase
-TestClaimsInAnyOrder.settings = settings(
-    max_examples=60,
-    stateful_step_count=40,
-    deadline=None,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+TestClaimsInAnyOrder.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def simulate(seed: int, images: int = 30) -> World:

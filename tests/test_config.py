@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from _regsync.config.fields import SECTIONS, parse_duration, parse_registry_url, parse_size
@@ -1121,13 +1121,11 @@ def settles(text: bytes) -> None:
         assert problem.message
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(TREES)
 def test_any_tree_is_a_config_or_a_config_error(tree: object) -> None:
     settles(yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass"))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(NAMES, TREES, max_size=6))
 def test_any_document_of_known_names_is_a_config_or_a_config_error(tree: dict[str, object]) -> None:
     tree.setdefault("registries", {"a": {"url": "a.example"}, "b": {"url": "b.example"}})
@@ -1135,13 +1133,11 @@ def test_any_document_of_known_names_is_a_config_or_a_config_error(tree: dict[st
     settles(yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass"))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.text("ab:-[]{}&*!|>'\"%@`#, \n\t\\?<$1~=\x00\ufeff\ud800", max_size=40))
 def test_any_text_is_a_config_or_a_config_error(text: str) -> None:
     settles(text.encode("utf-8", "surrogatepass"))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=40))
 def test_any_bytes_are_a_config_or_a_config_error(body: bytes) -> None:
     settles(body)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _regsync.auth.credentials import Credential, find_credential
@@ -506,7 +506,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=25)
 @given(JSON)
 def test_any_json_gives_a_credential_nothing_or_an_auth_error(document: object) -> None:
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from _regsync.config import expansion, reader
@@ -295,7 +295,7 @@ CONFIGS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(CONFIGS, SECRETS)
 def test_any_configuration_loads_again_to_the_same_and_hides_its_secrets(
     tree: Any, secret: str

@@ -282,7 +282,7 @@ WANTS = st.sampled_from(
 
 
 @pytest.mark.virtual_time
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     caps=st.tuples(st.integers(2, 3), st.integers(1, 3)),
     askers=st.lists(
@@ -432,7 +432,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.virtual_time
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     layout=st.sampled_from(["get put ask", "get put|ask", "get|put|ask"]),
     start=st.integers(1, 2),

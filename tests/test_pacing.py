@@ -7,7 +7,7 @@ import math
 from bisect import bisect_left
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from _regsync.net.http1 import parse_retry_after
@@ -233,7 +233,6 @@ def metered(pace: Pace, cap: int = 50) -> tuple[dict[str, RegistryLimits], Deman
     )
 
 
-@settings(deadline=None)
 @given(
     st.sampled_from(BUCKETS),
     st.lists(st.floats(0, 0.7), min_size=1, max_size=60),

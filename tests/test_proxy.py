@@ -5,7 +5,7 @@ tables.
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from _regsync.errors import ConfigError
@@ -302,7 +302,6 @@ def test_text_of_a_proxy_shows_no_user_info() -> None:
     assert "hunter2" not in repr(proxy)
 
 
-@settings(deadline=None)
 @given(no_proxy=st.text(), value=st.text(), host=st.text(min_size=1))
 def test_any_environment_gives_a_decision_or_a_config_error(
     no_proxy: str, value: str, host: str

@@ -599,9 +599,7 @@ def _broken(data: st.DataObject, place: Place, method: str, kind: str, size: int
         rule.drop(after=after, of=of, reset=data.draw(st.booleans(), label="reset"))
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), resumable=st.booleans(), size=st.sampled_from([1, 70_000, 300_000, MIB + 3]))
 async def test_whatever_breaks_the_target_has_the_right_bytes_or_none(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject, resumable: bool, size: int

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from _regsync.config.fields import SECTIONS, schema
 from _regsync.config.reader import ConfigFile, load
@@ -150,7 +150,7 @@ def accepted(text: str) -> bool:
     return True
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(test_expand.CONFIGS)
 def test_it_takes_whatever_validate_takes(tree: Any) -> None:
     text = yaml.safe_dump(tree, allow_unicode=True)
@@ -158,7 +158,7 @@ def test_it_takes_whatever_validate_takes(tree: Any) -> None:
         assert faults(text) == []
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(test_config.TREES)
 def test_it_takes_a_mapping_of_anything_that_validate_takes(tree: Any) -> None:
     whole = {

@@ -6,7 +6,7 @@ import itertools
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from _regsync.semver import Prerelease, Version, admits, parse_range, parse_version
@@ -257,7 +257,6 @@ def precedes(one: str, other: str) -> bool:
     return len(pre) < len(other_pre)
 
 
-@settings(deadline=None)
 @given(TAGS, TAGS)
 def test_ordering_agrees_with_the_words_of_semver(one: str, other: str) -> None:
     assert (version(one) < version(other)) is precedes(one, other)
@@ -266,7 +265,6 @@ def test_ordering_agrees_with_the_words_of_semver(one: str, other: str) -> None:
     )
 
 
-@settings(deadline=None)
 @given(TAGS, TAGS)
 def test_operators_agree_with_the_order(tag: str, edge: str) -> None:
     triple = version(edge).release
@@ -284,7 +282,6 @@ OPERATORS = st.sampled_from(["", "=", "==", "!=", ">", ">=", "<", "<=", "^", "~"
 COMPARATORS = st.builds(lambda operator, tag: operator + tag, OPERATORS, TAGS)
 
 
-@settings(deadline=None)
 @given(st.lists(COMPARATORS, min_size=1, max_size=3), TAGS)
 def test_excluding_prereleases_never_takes_more_than_including_them(
     parts: list[str], tag: str
@@ -298,7 +295,6 @@ def test_excluding_prereleases_never_takes_more_than_including_them(
     assert not (admits(allowed, version(tag), "only") and not version(tag).is_prerelease)
 
 
-@settings(deadline=None)
 @given(st.text("0123456789.xX*v-+_ ,|=<>!^~ab", max_size=30))
 def test_any_text_is_a_range_or_an_error_that_says_so(text: str) -> None:
     try:

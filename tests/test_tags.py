@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from _regsync import semver
@@ -115,7 +115,6 @@ def test_each_character_of_a_pattern_looks_at_each_of_a_tag_once(pattern: str) -
     assert 0 < tag.looks <= len(pattern) * (len(tag) + 1)
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.sampled_from([row[0] for row in GLOBS]), max_size=6),
     st.text("ab1.2-xvc", max_size=6),
@@ -162,7 +161,6 @@ PATTERNS = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(PATTERNS, st.lists(st.text("ab1", max_size=6), max_size=8))
 def test_globs_agree_with_a_naive_matcher(pattern: tuple[object, ...], names: list[str]) -> None:
     text = spelled(pattern)
@@ -172,7 +170,6 @@ def test_globs_agree_with_a_naive_matcher(pattern: tuple[object, ...], names: li
     assert [matches(tag) for tag in names] == [naive(pattern, tag) for tag in names]
 
 
-@settings(deadline=None)
 @given(st.text("ab[]{}!-,*?\\^", max_size=12), st.text("ab-", max_size=5))
 def test_any_text_is_a_glob_or_an_error(pattern: str, tag: str) -> None:
     try:
@@ -328,7 +325,6 @@ RULES = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([*LISTING, "1.0", "1.0-rc1", "3", "3.1-rc.2"])), RULES)
 def test_every_tag_is_kept_or_dropped_and_order_of_the_listing_does_not_matter(
     listing: list[str], rule: TagRule
@@ -341,7 +337,6 @@ def test_every_tag_is_kept_or_dropped_and_order_of_the_listing_does_not_matter(
     assert selection.min_tags == (rule.min_tags or 0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.sampled_from([*LISTING, "1.0", "1.0-rc1", "3", "3.1-rc.2"])), RULES)
 def test_selection_agrees_with_the_sentences_of_design_section_5(
     listing: list[str], rule: TagRule
