@@ -82,7 +82,7 @@ CONTENT = {
         "library/alpine": "2.7 3.18.9 3.19 3.19.1 3.20 3.20.0 3.20.3 edge latest",
         "library/nginx": "1.26 1.27 1.27.3 1.28 1.28.0 latest",
         "library/redis": "6.2.1 7.2.4 7.4.0 7.4.1 7.4.1-alpine 7.4 7",
-        "library/postgres": "15.1 16.1 16.2 16.2-alpine",
+        "example/app": "1.9.0 2.0.1 2.1.0 2.1.0-rc1",
     },
     "ghcr.io": {
         "org/app": "v1 v1.2.3 v1.2.4 v1.3.0-rc.1",
@@ -304,9 +304,9 @@ class Reader:
 async def lose_a_tag_and_a_blob(reader: Reader) -> None:
     """Damage a target as a full disk or a restored backup does."""
     assert (await reader.run("regsync sync -c mirror.yaml")).status == 0
-    repository = reader.apps["registry.example.com"].repositories["db/postgres"]
-    del repository.tags["16.1"]
-    named = repository.manifests[repository.tags["16.2"]]
+    repository = reader.apps["registry.example.com"].repositories["team/app"]
+    del repository.tags["2.0.1"]
+    named = repository.manifests[repository.tags["2.1.0"]]
     platform = repository.manifests[named.children[0]["digest"]]
     del repository.blobs[platform.blobs[0]["digest"]]
 

@@ -541,7 +541,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "cache_dir",
             "path",
-            "directory for the state and for staged blobs, relative to the configuration file",
+            "directory for the state and for staged blobs, relative to the configuration file; runs write to it",
             default=".regsync",
         ),
         Field(
