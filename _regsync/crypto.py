@@ -54,7 +54,7 @@ def name_hash(text: str) -> str:
 
 def _new(algorithm: str, data: bytes | bytearray | memoryview) -> _Hash:
     if FIPS_BUILD:
-        # hashlib would fall back to code of its own.
+        # This is OpenSSL. hashlib would fall back to code of its own.
         import _hashlib
 
         return _hashlib.new(algorithm, data)

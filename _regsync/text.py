@@ -124,7 +124,7 @@ def redact(text: str, secrets: Iterable[str]) -> str:
 # All texts of a run are searched for the same secrets. A login remembers half as many as fit here.
 @lru_cache(maxsize=1024)
 def _written_forms(secret: str) -> frozenset[str]:
-    """Return what a secret may look like in a text that was decoded twice."""
+    """Return what a secret may look like in a text that `redact` has percent-decoded twice."""
     forms: set[str] = set()
     writings = (
         secret,

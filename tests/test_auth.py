@@ -25,7 +25,7 @@ from _regsync.errors import AuthError, ConnectFailed, RegistryError, Side, SyncE
 
 REALM = "https://auth.example.org/token"
 BEARER = f'Bearer realm="{REALM}",service="registry.example.org",scope="repository:team/app:pull"'
-USER = Credential("someone", "hunter2", origin="credentials of registry 'mine'")
+USER = Credential("someone", "hunter2", found_at="credentials of registry 'mine'")
 BASIC = "Basic " + base64.b64encode(b"someone:hunter2").decode()
 
 
@@ -489,7 +489,7 @@ async def test_basic_is_sent_after_the_challenge_on_every_request() -> None:
             id="wrong",
         ),
         pytest.param(
-            Credential(identity_token="hunter2", origin="a file"),
+            Credential(identity_token="hunter2", found_at="a file"),
             None,
             "a file has none",
             True,
@@ -520,7 +520,7 @@ async def test_unknown_schemes_are_named_and_no_challenge_is_no_way_in() -> None
 @pytest.mark.anyio
 async def test_a_static_token_is_sent_at_once_over_https_and_never_exchanged() -> None:
     tokens = Tokens()
-    held = Credential(registry_token="hunter2", origin="token of registry 'mine'")
+    held = Credential(registry_token="hunter2", found_at="token of registry 'mine'")
     assert await login(tokens, held).authorization("team/app", "pull") == "Bearer hunter2"
     over_http = login(tokens, held, scheme="http")
     assert await over_http.authorization("team/app", "pull") is None
@@ -1120,7 +1120,7 @@ async def test_a_token_service_in_trouble_may_be_asked_again(status: int, wait: 
     assert await at.authorization("team/app", "pull") == "Bearer t2"
 
 
-IDENTITY = Credential("00000000", identity_token="hunter2", origin="a file")
+IDENTITY = Credential("00000000", identity_token="hunter2", found_at="a file")
 
 
 @pytest.mark.anyio
@@ -1160,7 +1160,7 @@ async def test_get_is_tried_where_the_post_flow_is_missing(status: int) -> None:
 @pytest.mark.anyio
 async def test_get_is_not_tried_without_a_user_name() -> None:
     tokens = Tokens(answer(401))
-    at = await challenged(tokens, Credential(identity_token="hunter2", origin="a file"))
+    at = await challenged(tokens, Credential(identity_token="hunter2", found_at="a file"))
     with pytest.raises(AuthError, match=r"refused the credentials \(a file\)"):
         await at.authorization("team/app", "pull")
     assert len(tokens.asked) == 1

@@ -839,7 +839,7 @@ async def test_a_login_says_when_it_ends_and_shows_no_secret(world: World) -> No
     assert public.credential.password in world.aws.passwords["ecr-public"]
     for each in (login, public):
         assert not any(secret in repr(each) for secret in world.aws.secrets)
-    assert login.credential.origin == "AWS_ACCESS_KEY_ID"
+    assert login.credential.found_at == "AWS_ACCESS_KEY_ID"
 
 
 # What is said when a source is broken, and that nothing else is tried then.

@@ -253,7 +253,7 @@ async def test_each_source_logs_in_in_each_cloud(name: str, cloud: str) -> None:
     login = await world.log_in()
     assert login is not None
     made = claims_of(login.credential.identity_token)
-    assert (login.credential.username, login.credential.origin) == (TOKEN_USER, origin)
+    assert (login.credential.username, login.credential.found_at) == (TOKEN_USER, origin)
     assert login.credential.password == ""
     assert (made["aud"], login.expires) == (world.host, world.now + 10_800)
     assert world.asked[-1] == f"POST {world.host}/oauth2/exchange"
@@ -280,7 +280,7 @@ async def test_the_first_source_is_taken_and_the_others_are_not_asked() -> None:
         world.asked.clear()
         login = await world.log_in()
         assert login is not None
-        assert login.credential.origin == SOURCES[name][1]
+        assert login.credential.found_at == SOURCES[name][1]
         for variable in {
             "secret": ["AZURE_CLIENT_SECRET"],
             "file": ["AZURE_FEDERATED_TOKEN_FILE", "AZURE_CLIENT_ID"],
@@ -574,7 +574,7 @@ async def test_a_machine_without_an_identity_leaves_it_to_the_command_line() -> 
     by_command_line(world)
     login = await world.log_in()
     assert login is not None
-    assert login.credential.origin == "az login"
+    assert login.credential.found_at == "az login"
 
 
 # The command line's session.

@@ -82,7 +82,7 @@ class Cloud:
 
     @staticmethod
     def credential(number: int) -> Credential:
-        return Credential("AWS", f"p{number}", origin="a cloud of the tests")
+        return Credential("AWS", f"p{number}", found_at="a cloud of the tests")
 
 
 @pytest.fixture
@@ -669,7 +669,8 @@ async def test_ecr_says_403_to_a_password_that_is_too_old(cloud: Cloud) -> None:
 def refresh(number: int) -> Login:
     user = "00000000-0000-0000-0000-000000000000"
     return Login(
-        Credential(user, identity_token=f"refresh{number}", origin="a cloud of the tests"), math.inf
+        Credential(user, identity_token=f"refresh{number}", found_at="a cloud of the tests"),
+        math.inf,
     )
 
 

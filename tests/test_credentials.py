@@ -202,7 +202,7 @@ def test_entries_are_read_in_all_their_forms(
     found = find(registry(), {DOCKER: {"auths": {"registry.example": entry}}})
     assert found is not None
     assert tuple(value or None for value in found[:4]) == expected
-    assert found.origin == DOCKER
+    assert found.found_at == DOCKER
 
 
 @pytest.mark.parametrize("entry", [{}, {"email": "a@b"}, {"auth": ""}, {"username": "u"}])

@@ -232,7 +232,7 @@ async def test_each_kind_of_file_logs_in_with_one_request_to_each_service(
     assert principal is not None
     assert principal.startswith(who)
     assert login.expires - NOW == (1800 if kind == "external_impersonating" else 3600)
-    assert login.credential.origin.startswith(path)
+    assert login.credential.found_at.startswith(path)
     assert login.credential.password not in f"{login}"
     again = await host.log_in()
     assert again is not None
@@ -839,7 +839,7 @@ async def test_a_guess_is_one_request_of_one_second_to_the_metadata_server_alone
     host.write(host.google.service_account())
     login = await host.log_in(probing_metadata=True)
     assert login is not None
-    assert login.credential.origin == "the metadata server 169.254.169.254"
+    assert login.credential.found_at == "the metadata server 169.254.169.254"
     assert (host.google.asked, host.seconds) == (["metadata"], [1.0])
     for instead in (ConnectFailed("nobody"), echo(b"", 503), echo(b"", 404)):
         host.asked.clear()

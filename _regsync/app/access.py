@@ -97,7 +97,7 @@ class Access:
         """Where the credential that the registry took was found; None where it took none."""
         login = self.repository.host.authenticator
         is_taken = login.is_proven and not login.is_anonymous and self.asks_for_login
-        return login.credential.origin if is_taken else None
+        return login.credential.found_at if is_taken else None
 
     @property
     def expires(self) -> str | None:
@@ -137,7 +137,7 @@ def tell(access: Access, console: Console) -> None:
     login = access.repository.host.authenticator
     remarks = [access.source or "anonymous"]
     if access.source is None and not login.is_anonymous:
-        remarks.append(f"no login needed, found: {login.credential.origin}")
+        remarks.append(f"no login needed, found: {login.credential.found_at}")
     if access.expires:
         remarks.append(f"until {access.expires}")
     if access.upload == "absent":

@@ -187,7 +187,7 @@ def run_copy(arguments: Namespace, console: Console) -> int:
         platforms=platforms or None,
         artifacts=ArtifactRule(enabled=not arguments.no_artifacts),
     )
-    is_within_registry = mapping.source.origin == mapping.targets[0].origin
+    is_within_registry = mapping.source.address == mapping.targets[0].address
     if is_within_registry and mapping.source.max_concurrent == 1:
         raise ConfigError(
             f"{mapping.source.authority}: max_concurrent is 1, but a copy within one registry reads"

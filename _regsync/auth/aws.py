@@ -135,7 +135,7 @@ async def log_in(
             # Nobody has asked for a login with this machine's role. ECR Public lets anybody read.
             return Login(Credential(), math.inf)
         raise
-    return _read_login(_flatten(answer), api.service, api.keys.origin)
+    return _read_login(_flatten(answer), api.service, api.keys.found_at)
 
 
 class _Api(NamedTuple):
@@ -241,7 +241,7 @@ async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAcco
         templates = json_object((await api.ask("DescribeRepositoryCreationTemplates", {})).encode())
         owner = str((templates or {}).get("registryId"))
         if not registry.host.startswith(f"{owner}."):
-            reason = f"{api.keys.origin} belongs to account {printable(owner, 20)}"
+            reason = f"{api.keys.found_at} belongs to account {printable(owner, 20)}"
             return account._replace(reason=reason)
         account = account._replace(created_on_push=_created_on_push(templates or {}))
 
@@ -269,14 +269,14 @@ def _created_on_push(document: Mapping[str, object]) -> tuple[str, ...]:
     )
 
 
-def _read_login(document: Mapping[str, object], service: str, origin: str) -> Login:
+def _read_login(document: Mapping[str, object], service: str, label: str) -> Login:
     try:
         token = b64decode(str(document["authorizationToken"]), validate=True).decode("ascii")
         user, password = token.split(":", 1)
         expires = float(str(document.get("expiresAt", math.inf)))
     except (TypeError, LookupError, ValueError):
         raise _error(f"{service} answered without a usable token") from None
-    return Login(Credential(user, password, origin=origin), expires)
+    return Login(Credential(user, password, found_at=label), expires)
 
 
 def _error(message: str, hint: str | None = None, code: str = AuthError.code) -> AuthError:
@@ -296,10 +296,11 @@ def _flatten(text: str) -> dict[str, object]:
     return fields
 
 
-def _keys_in(document: Mapping[str, object], origin: str, *secrets: str) -> Credential:
+def _keys_in(document: Mapping[str, object], label: str, *secrets: str) -> Credential:
     """Return the keys in variables, a profile or an answer; AuthError where there are none.
 
-    `secrets` were sent to get the answer, which may repeat them.
+    `label` is where they come from, for messages. `secrets` were sent to get the answer, which may
+    repeat them.
     """
     # Their names are written `aws_access_key_id`, `access_key_id` and `AccessKeyId`.
     fields = {
@@ -311,10 +312,10 @@ def _keys_in(document: Mapping[str, object], origin: str, *secrets: str) -> Cred
     # Keys go into headers.
     is_ascii = re.fullmatch("[ -~]+", access_key + secret_key + session)
     if access_key and secret_key and is_ascii:
-        return Credential(access_key, secret_key, session, origin=origin)
+        return Credential(access_key, secret_key, session, found_at=label)
     default = "the access key or its secret is missing, or is not ASCII text"
     reason = fields.get("message") or fields.get("code") or default
-    raise _error(f"{origin} gives no AWS credentials: {printable(redact(reason, secrets), 200)}")
+    raise _error(f"{label} gives no AWS credentials: {printable(redact(reason, secrets), 200)}")
 
 
 class _Settings:
@@ -446,7 +447,7 @@ class _Client(NamedTuple):
             if not failure.is_temporary:
                 break
 
-        who = keys.origin if keys else "without keys"
+        who = keys.found_at if keys else "without keys"
         host = request.url.split("/")[2]
         reason = printable(redact(failure.text, all_secrets), 300)
         raise _error(f"{who}: {host}: {reason}", failure.hint, failure.code)
@@ -542,38 +543,38 @@ class _KeyChain:
             return None
         return await self._assume_by_token(self._variables, "AWS_WEB_IDENTITY_TOKEN_FILE")
 
-    async def _assume_by_token(self, fields: dict[str, str], origin: str) -> Credential:
-        token = self._settings.read_named(fields[_TOKEN_FILE], origin).strip()
+    async def _assume_by_token(self, fields: dict[str, str], label: str) -> Credential:
+        token = self._settings.read_named(fields[_TOKEN_FILE], label).strip()
         form = [
             ("Action", "AssumeRoleWithWebIdentity"),
-            *self._role_fields(fields, origin),
+            *self._role_fields(fields, label),
             ("WebIdentityToken", token),
         ]
-        return await self._assume(form, fields, origin, secrets=(token,))
+        return await self._assume(form, fields, label, secrets=(token,))
 
     async def _assume_by_keys(
-        self, fields: dict[str, str], origin: str, keys: Credential
+        self, fields: dict[str, str], label: str, keys: Credential
     ) -> Credential:
         form = [
             ("Action", "AssumeRole"),
-            *self._role_fields(fields, origin),
+            *self._role_fields(fields, label),
             ("ExternalId", fields.get("external_id", "")),
             ("DurationSeconds", fields.get("duration_seconds", "")),
         ]
-        return await self._assume(form, fields, origin, keys=keys)
+        return await self._assume(form, fields, label, keys=keys)
 
-    def _role_fields(self, fields: dict[str, str], origin: str) -> list[Pair]:
+    def _role_fields(self, fields: dict[str, str], label: str) -> list[Pair]:
         role = fields.get("role_arn", "")
         session = fields.get("role_session_name") or f"regsync-{self._machine.wall():.0f}"
         if not role or not (role + session).isprintable():
-            raise _error(f"{origin}: AWS_ROLE_ARN or role_arn is missing, or is not text")
+            raise _error(f"{label}: AWS_ROLE_ARN or role_arn is missing, or is not text")
         return [("Version", "2011-06-15"), ("RoleArn", role), ("RoleSessionName", session)]
 
     async def _assume(
         self,
         form: list[Pair],
         fields: dict[str, str],
-        origin: str,
+        label: str,
         *,
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
@@ -584,9 +585,9 @@ class _KeyChain:
         request = self._client.request("sts", region, headers, body)
         hint = "check the role's ARN, and its trust policy"
         answer = await self._client.ask(request, hint, keys=keys, secrets=secrets)
-        origin = f"role {printable(fields['role_arn'], 200)} ({origin})"
+        label = f"role {printable(fields['role_arn'], 200)} ({label})"
         sent = secrets if keys is None else keys.secrets
-        return _keys_in(_flatten(answer), origin, *sent)
+        return _keys_in(_flatten(answer), label, *sent)
 
     # A profile.
 
@@ -598,8 +599,8 @@ class _KeyChain:
         """
         settings = self._settings
         profile = settings.section(f"profile {name}")
-        origin = f"profile {printable(name, 60)!r}"
-        place = f"{origin} in {settings.config_file} and {settings.credentials_file}"
+        label = f"profile {printable(name, 60)!r}"
+        place = f"{label} in {settings.config_file} and {settings.credentials_file}"
         self.looked_at.append(place)
         if profile is None:
             if named_by or settings.named_profile:
@@ -613,27 +614,27 @@ class _KeyChain:
         # A source profile gives its own keys, even where it has a role as well.
         is_source_with_keys = bool(named_by) and has_keys
         if _TOKEN_FILE in profile:
-            return await self._assume_by_token(profile, origin)
+            return await self._assume_by_token(profile, label)
         if "role_arn" in profile and not is_source_with_keys:
-            keys = await self._source_of(profile, name, origin, named_by)
-            return await self._assume_by_keys(profile, origin, keys)
+            keys = await self._source_of(profile, name, label, named_by)
+            return await self._assume_by_keys(profile, label, keys)
         if "sso_account_id" in profile or "sso_role_name" in profile:
-            return await self._from_sso(profile, origin)
+            return await self._from_sso(profile, label)
         if has_keys:
-            return _keys_in(profile, origin)
+            return _keys_in(profile, label)
 
         programs = {"login_session", "credential_process"} & profile.keys()
         if programs:
             raise _error(
-                f"{origin} has {programs.pop()}, which needs another program, and regsync starts none",
+                f"{label} has {programs.pop()}, which needs another program, and regsync starts none",
                 "set the variables that `aws configure export-credentials` prints",
             )
         if named_by or settings.required_profile:
-            raise _error(f"{origin} has no credentials")
+            raise _error(f"{label} has no credentials")
         return None
 
     async def _source_of(
-        self, profile: dict[str, str], name: str, origin: str, named_by: tuple[str, ...]
+        self, profile: dict[str, str], name: str, label: str, named_by: tuple[str, ...]
     ) -> Credential:
         """Return the keys that assume the role of a profile called `name`; AuthError where there are
         none.
@@ -647,10 +648,10 @@ class _KeyChain:
         }
         if name in named_by:
             circle = " -> ".join((*named_by, name))
-            raise _error(f"{origin} is its own source: {printable(circle)}")
+            raise _error(f"{label} is its own source: {printable(circle)}")
         if "mfa_serial" in profile:
             raise _error(
-                f"{origin} has mfa_serial, and regsync cannot ask for a code",
+                f"{label} has mfa_serial, and regsync cannot ask for a code",
                 "set the variables that `aws configure export-credentials` prints",
             )
 
@@ -660,14 +661,14 @@ class _KeyChain:
             keys = await sources[credential_source]()
         else:
             raise _error(
-                f"{origin} needs either source_profile or credential_source ({', '.join(sources)})"
+                f"{label} needs either source_profile or credential_source ({', '.join(sources)})"
             )
 
         if keys is None:
-            raise _error(f"{origin}: its credential_source has no keys: {self.looked_at[-1]}")
+            raise _error(f"{label}: its credential_source has no keys: {self.looked_at[-1]}")
         return keys
 
-    async def _from_sso(self, profile: dict[str, str], origin: str) -> Credential:
+    async def _from_sso(self, profile: dict[str, str], label: str) -> Credential:
         """Return the keys of a role that a session of IAM Identity Center may take. The session is
         described in the profile itself, or in the `sso-session` that it names.
         """
@@ -681,11 +682,11 @@ class _KeyChain:
         ]
         if unusable:
             raise _error(
-                f"{origin}: missing, or different in its sso-session: {', '.join(unusable)}"
+                f"{label}: missing, or different in its sso-session: {', '.join(unusable)}"
             )
 
-        hint = f"run `aws sso login` for {origin}"
-        token = await self._sso_token(session, fields, origin, hint)
+        hint = f"run `aws sso login` for {label}"
+        token = await self._sso_token(session, fields, label, hint)
         query = urlencode(
             {"role_name": fields["sso_role_name"], "account_id": fields["sso_account_id"]}
         )
@@ -696,14 +697,14 @@ class _KeyChain:
             path=f"/federation/credentials?{query}",
         )
         answer = await self._client.ask(request, hint, secrets=(token,))
-        return _keys_in(_flatten(answer), origin, token)
+        return _keys_in(_flatten(answer), label, token)
 
-    async def _sso_token(self, session: str, fields: dict[str, str], origin: str, hint: str) -> str:
+    async def _sso_token(self, session: str, fields: dict[str, str], label: str, hint: str) -> str:
         """Return the token that `aws sso login` has left. A token that has ended is renewed, in
         memory only.
         """
         name = name_hash(session or fields["sso_start_url"])
-        cached = _flatten(self._settings.read_named(f"~/.aws/sso/cache/{name}.json", origin, hint))
+        cached = _flatten(self._settings.read_named(f"~/.aws/sso/cache/{name}.json", label, hint))
         # Both times are UTC in the same form, which sorts as text.
         soon = time.gmtime(self._machine.wall() + _SSO_MARGIN)
         is_live = str(cached.get("expiresAt"))[:19] >= time.strftime("%Y-%m-%dT%H:%M:%S", soon)
@@ -713,7 +714,7 @@ class _KeyChain:
         form = {name: cached.get(name) for name in ("clientId", "clientSecret", "refreshToken")}
         can_renew = session and all(form.values())  # only a named session has a refresh token
         if not can_renew:
-            raise _error(f"{origin}: its SSO login has expired", hint)
+            raise _error(f"{label}: its SSO login has expired", hint)
         body = json.dumps({**form, "grantType": "refresh_token"}).encode()
         headers = [("Content-Type", "application/json")]
         request = self._client.request("oidc", fields["sso_region"], headers, body, "/token")
@@ -727,27 +728,27 @@ class _KeyChain:
         """Ask the credential service that a container's variables name; None where none does."""
         is_relative = bool(self._variables.get(_CONTAINER_PATH))
         variable = _CONTAINER_PATH if is_relative else _CONTAINER_URL
-        origin = f"AWS_{variable.upper()}"
-        self.looked_at.append(origin)
+        label = f"AWS_{variable.upper()}"
+        self.looked_at.append(label)
         url = self._variables.get(variable)
         if not url:
             return None
         if is_relative:
             url = f"http://169.254.170.2{url}"
         if not re.fullmatch(_CONTAINER_SERVICES, url):
-            raise _error(f"{origin}: {printable(url, 99)} is neither https nor a metadata address")
+            raise _error(f"{label}: {printable(url, 99)} is neither https nor a metadata address")
 
         token = self._variables.get("container_authorization_token") or ""
         path = self._variables.get("container_authorization_token_file")
         if path:
-            token = self._settings.read_named(path, origin)
+            token = self._settings.read_named(path, label)
 
         headers = [("Authorization", token)] if token else []
         request = Request("GET", url, headers)
         answer = await self._client.ask(
-            request, f"check {origin}, which names this address", secrets=(token,)
+            request, f"check {label}, which names this address", secrets=(token,)
         )
-        return _keys_in(_flatten(answer), origin, token)
+        return _keys_in(_flatten(answer), label, token)
 
     async def from_instance(self) -> Credential | None:
         """Ask EC2's metadata service (IMDSv2) for the keys of this machine's role; None where it
@@ -757,8 +758,8 @@ class _KeyChain:
         address = "[fd00:ec2::254]" if is_ipv6 else "169.254.169.254"
         base = self._variables.get("ec2_metadata_service_endpoint") or f"http://{address}"
         base = base.rstrip("/")
-        origin = f"the EC2 metadata service at {printable(base, 100)}"
-        self.looked_at.append(origin)
+        label = f"the EC2 metadata service at {printable(base, 100)}"
+        self.looked_at.append(label)
         try:
             if self._settings.is_set("ec2_metadata_disabled"):
                 raise WireError("AWS_EC2_METADATA_DISABLED")
@@ -766,7 +767,7 @@ class _KeyChain:
         except WireError as error:
             self.looked_at[-1] += f" ({printable(error.message, 150)})"
             return None
-        return _keys_in(_flatten(answer), origin, token)
+        return _keys_in(_flatten(answer), label, token)
 
     async def _ask_instance(self, base: str) -> tuple[str, str]:
         """Return the session's token, which is a secret, and the answer that has the keys;

@@ -105,7 +105,7 @@ class _Source(NamedTuple):
     An authority takes a POST that names a scope; a metadata service a GET that names a resource.
     """
 
-    origin: str
+    name: str  # for messages
     url: str
     fields: tuple[Pair, ...]  # of the form or the query; an empty field is not sent
     hint: str
@@ -121,7 +121,7 @@ class _Source(NamedTuple):
 
 
 class _DirectoryToken(NamedTuple):
-    origin: str  # of the identity it is for
+    found_at: str  # of the identity it is for
     value: str
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ async def log_in(
         ("access_token", token.value),
     )
     url = f"{registry.scheme}://{registry.authority}/oauth2/exchange"
-    exchange = _Source(token.origin, url, fields, _ROLE_HINT, token.value)
+    exchange = _Source(token.found_at, url, fields, _ROLE_HINT, token.value)
     try:
         refresh_token = await _ask(machine, exchange, "refresh_token")
     except AuthError:
@@ -168,7 +168,7 @@ async def log_in(
     now = machine.wall()
     life = life_of(refresh_token, now)
     expires = math.inf if life is None else now + life
-    credential = Credential(_TOKEN_USER, identity_token=refresh_token, origin=token.origin)
+    credential = Credential(_TOKEN_USER, identity_token=refresh_token, found_at=token.found_at)
     return Login(credential, expires)
 
 
@@ -183,7 +183,7 @@ async def _directory_token(
         source = _named_source(machine, cloud.authority)
         if source is not None:
             return _DirectoryToken(
-                source.origin, await _ask_for_token(machine, source, cloud.audiences)
+                source.name, await _ask_for_token(machine, source, cloud.audiences)
             )
 
     looked_at = [_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE]
@@ -317,7 +317,7 @@ async def _command_line_token(
             "`az login` has left no usable token in its files", hint=_COMMAND_LINE_HINT, fatal=True
         ) from None
 
-    return _DirectoryToken(source.origin, await _ask_for_token(machine, source, cloud.audiences))
+    return _DirectoryToken(source.name, await _ask_for_token(machine, source, cloud.audiences))
 
 
 # The next five functions read documents of any shape. Whatever they raise becomes an AuthError in
@@ -420,7 +420,7 @@ async def _ask(machine: CloudEnvironment, source: _Source, field: str) -> str:
 
     place = source.url.partition("?")[0]
     reason = _reason(redact(answer.body.decode("utf-8", "replace"), [source.secret]))
-    message = printable(f"{place} refuses {source.origin}: status {answer.status}: {reason}")
+    message = printable(f"{place} refuses {source.name}: status {answer.status}: {reason}")
     if answer.status == 429 or answer.status >= 500:
         wait = parse_retry_after(answer.headers.get("retry-after"), machine.wall())
         raise RegistryError(message, status=answer.status, retry_after=wait)

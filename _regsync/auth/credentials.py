@@ -36,16 +36,16 @@ _CLOUD_HELPERS = "ecr(_public)? ecr-login|g[ac]r (gcloud|gcr)|acr acr-(env|linux
 
 
 class Credential(NamedTuple):
-    """A login to one registry, found at `origin`. Missing parts are empty."""
+    """A login to one registry. Missing parts are empty."""
 
     username: str = ""
     password: str = ""
     identity_token: str = ""
     registry_token: str = ""
-    origin: str = "the configuration"
+    found_at: str = "the configuration"  # in words
 
     def __repr__(self) -> str:
-        return f"Credential(username={self.username!r}, origin={self.origin!r})"
+        return f"Credential(username={self.username!r}, found_at={self.found_at!r})"
 
     @property
     def basic(self) -> str | None:
@@ -84,10 +84,10 @@ def find_credential(
     if method == "anonymous":
         return None
     if method == "basic":
-        origin = f"credentials of {where}"
-        return Credential(registry.username or "", registry.password or "", origin=origin)
+        found_at = f"credentials of {where}"
+        return Credential(registry.username or "", registry.password or "", found_at=found_at)
     if method == "static_token":
-        return Credential(registry_token=registry.token or "", origin=f"token of {where}")
+        return Credential(registry_token=registry.token or "", found_at=f"token of {where}")
 
     looked_at: list[str] = []
     if (method or registry.kind) == "ghcr":
@@ -124,7 +124,7 @@ def _github_credential(registry: Registry, environ: Mapping[str, str]) -> Creden
     # Any user name goes with a token (docs/protocol-facts.md section 7.1); Actions sets the real
     # one.
     username = environ.get("GITHUB_ACTOR") or "regsync"
-    return Credential(username, token, origin="GITHUB_TOKEN")
+    return Credential(username, token, found_at="GITHUB_TOKEN")
 
 
 def _credential_files(

@@ -238,7 +238,7 @@ class _Place(NamedTuple):
         if answer.status == 200 and isinstance(token, str) and re.fullmatch("[!-~]+", token):
             lifetime = str(document.get("expires_in", life))  # STS may send a string
             seconds = float(lifetime) if re.fullmatch("[0-9]{1,9}", lifetime) else math.inf
-            credential = Credential("oauth2accesstoken", token, origin=self.name)
+            credential = Credential("oauth2accesstoken", token, found_at=self.name)
             return Login(credential, self.machine.wall() + seconds)
 
         reason = ""

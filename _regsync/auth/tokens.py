@@ -268,9 +268,8 @@ class Authenticator:
 
     Attributes that others read:
     `credential` is in use; it is empty where `is_anonymous`. `is_proven`: a request with it was let
-    in. `login_hint` says how a credential gets here, `denied_hint` what may help where the registry
-    does not let us do what we ask. `refused` are the logins (Authorization headers and refresh
-    tokens) that were refused lately: whoever has waited looks there before sending one.
+    in. `refused` are the logins (Authorization headers and refresh tokens) that were refused lately:
+    whoever has waited looks there before sending one.
     """
 
     def __init__(
@@ -288,14 +287,9 @@ class Authenticator:
         self._fetch = fetch
         self._now = now
         self._wall = wall
-        self.login_hint = (
-            f"log in with a container client (docker login {self._authority}), "
-            "or configure auth_type: basic"
-        )
         self.cloud_login: CloudLogin | None = None
         if isinstance(credential, CloudLogin):
             self.cloud_login = credential
-            self.login_hint = f"set auth_type (ecr, gar, acr) to see why the cloud's login fails, or {self.login_hint}"
             credential = None
         self.refused = deque[str](maxlen=_MOST_REFUSED)
         self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)
@@ -316,15 +310,27 @@ class Authenticator:
         self.is_proven = False
         self._secrets_seen.extend(filter(None, self.credential.secrets))
         self._refresh_token = self.credential.identity_token
-        if credential is None:
-            self.denied_hint = (
+
+    @property
+    def login_hint(self) -> str:
+        """How a credential gets here."""
+        hint = (
+            f"log in with a container client (docker login {self._authority}), "
+            "or configure auth_type: basic"
+        )
+        if self.cloud_login is None:
+            return hint
+        return f"set auth_type (ecr, gar, acr) to see why the cloud's login fails, or {hint}"
+
+    @property
+    def denied_hint(self) -> str:
+        """What may help where the registry does not let us do what we ask."""
+        if self.is_anonymous:
+            return (
                 f"{self.login_hint}, since no credentials are in use; or check the name: "
                 "a missing repository may look like a private one"
             )
-        else:
-            self.denied_hint = (
-                f"check which rights the credentials ({credential.origin}) have there"
-            )
+        return f"check which rights the credentials ({self.credential.found_at}) have there"
 
     async def _renew_cloud_login(self, refused: Credential | None = None) -> bool:
         """Renew a cloud's login where it is due. Return whether the credential has changed.
@@ -551,7 +557,7 @@ class Authenticator:
             self._record_refused(used)
         await self._renew_cloud_login()
         if self.credential.basic is None:
-            lack = f"{self.credential.origin} has none"
+            lack = f"{self.credential.found_at} has none"
             if self.is_anonymous:
                 lack = "none are configured or found"
             message = f"{self._authority} asks for a user name and password, and {lack}"
@@ -585,7 +591,7 @@ class Authenticator:
 
     def _refused_error(self, who: str, *, fatal: bool = True) -> AuthError:
         hint = "check the user name, and whether the password or token has expired or lacks rights"
-        message = f"{who} refused the credentials ({self.credential.origin})"
+        message = f"{who} refused the credentials ({self.credential.found_at})"
         return AuthError(message, hint=hint, fatal=fatal)
 
     def _learn(
@@ -813,7 +819,7 @@ class Authenticator:
         if self.is_anonymous:
             login = "without credentials"
         else:
-            login = f"to the credentials from {self.credential.origin}"
+            login = f"to the credentials from {self.credential.found_at}"
 
         message = f"{who} gives no token for {scopes} {login}: status {status}{suffix}"
         return AuthError(message, hint=self.denied_hint)

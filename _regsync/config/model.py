@@ -51,7 +51,7 @@ class Registry(NamedTuple):
 
     def repository_key(self, repository: str) -> object:
         """Return a key of a repository in this registry, the same under all names of both."""
-        return self.origin, api_repository(self.host, repository)
+        return self.address, api_repository(self.host, repository)
 
     def name_of(self, repository: str) -> str:
         """Return a repository's full name, as reports show it."""
@@ -72,8 +72,8 @@ class Registry(NamedTuple):
         return f"<Registry {self.alias}: {scheme}{self.authority}>"
 
     @property
-    def origin(self) -> tuple[str, int]:
-        """The key of limits and knowledge: aliases of one host and port share them."""
+    def address(self) -> tuple[str, int]:
+        """Host and port, by which limits and knowledge are kept: aliases of one address share them."""
         return self.host, self.port
 
     @property

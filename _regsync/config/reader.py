@@ -597,7 +597,7 @@ class Reader:
                 # The field may stand in `defaults`.
                 node = section.nodes.get(doubt.field, section.node)
                 self.warn(node, f"{section.path}.{doubt.field}", doubt.message)
-        if any(target.origin == rule.source.origin for target in rule.targets):
+        if any(target.address == rule.source.address for target in rule.targets):
             self.check_copy_within_registry(section, rule)
         return rule
 
@@ -627,7 +627,7 @@ class Reader:
         # held while waiting). In one registry these are two requests at a time, which a limit of 1
         # would never admit. All aliases of this host share the smallest limit.
         aliases = [
-            alias for alias in self.registries.values() if alias and alias.origin == source.origin
+            alias for alias in self.registries.values() if alias and alias.address == source.address
         ]
         if any(alias.max_concurrent == 1 for alias in aliases):
             message = (

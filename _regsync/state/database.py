@@ -134,6 +134,7 @@ class StateFile:
     def close(self) -> None:
         """Write the entries that are not in the file, and let go of it."""
         if self._connection is not None and self.is_kept:
+            # The last commit may wait for longer: it holds nobody up.
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
             self.commit()

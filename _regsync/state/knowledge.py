@@ -333,7 +333,7 @@ class Knowledge:
             self._believe(where, key, entry)
 
     def _believe(self, where: RepositoryKey, key: bytes, entry: ManifestEntry) -> None:
-        """Believe that a repository holds what a manifest names that is there."""
+        """Believe that a repository holds all that one of its manifests names."""
         repository = self._repositories[where]
         blobs = [blob for blob in entry.blobs if blob not in repository.forgotten]
         repository.implied.update(blobs)

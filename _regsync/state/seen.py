@@ -169,6 +169,8 @@ class FirstSeen:
         """Note that a digest is seen now; return when it was first seen."""
         sighting = self._sightings.get(key)
         if sighting is None or sighting.has_expired(now):
+            # If our clock is behind that of an earlier run, the digest may be as new as the latest time
+            # in the file.
             is_clock_behind = self._latest > now
             later = self._latest if is_clock_behind else None
             self._sightings[key] = Sighting(now, now, later)
@@ -178,17 +180,17 @@ class FirstSeen:
         if now - sighting.last_seen >= _DAY:
             sighting.last_seen = now
             self._has_changed = True
-        first = sighting.counted(now)
-        if first is None:
+        first_seen = sighting.counted(now)
+        if first_seen is None:
             # The clock that gave these times was ahead of ours. The digest's age begins now, and
             # again when our clock has come so far.
-            first = now
+            first_seen = now
             sighting.first_by_fast_clock = max(
                 sighting.first_seen, sighting.first_by_fast_clock or 0
             )
             sighting.first_seen = now
             self._has_changed = True
-        return first
+        return first_seen
 
     # The file.
 
