@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -15,7 +16,7 @@ from tools import bench
 from tools.benches import compare
 from tools.benches.compare import Scene, Theatre, fleet
 from tools.benches.peers import PEERS, Job, Ours, find_peers
-from tools.benches.props import CutLine
+from tools.benches.props import CutLine, delay
 from tools.benches.runner import BenchError
 from tools.benches.tables import Measured, Outcome, Side, tables
 
@@ -194,6 +195,47 @@ def test_a_line_is_cut_once_and_comes_back(
 
     first, _, last = asyncio.run(scene())
     assert (first, last) == (b"12345", b"12345")
+
+
+def test_a_line_whose_far_end_stays_open_is_not_lost_to_the_collector(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing else holds the tasks of a connection that the near end has closed."""
+    complaints = list[dict[str, object]]()
+
+    async def scene() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _, context: complaints.append(context))
+        is_listening = asyncio.Event()
+        near_has_ended = asyncio.Event()
+        ended = asyncio.Event()
+
+        async def until_ended() -> None:
+            is_listening.set()
+            await ended.wait()
+
+        monkeypatch.setattr("tools.benches.props.until_stdin_ends", until_ended)
+
+        async def keep_open(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.read()
+            near_has_ended.set()
+            await ended.wait()
+            writer.close()
+
+        async with await asyncio.start_server(keep_open, "127.0.0.1", 0) as far:
+            port = far.sockets[0].getsockname()[1]
+            running = asyncio.ensure_future(delay(0.0, f"127.0.0.1:{port}"))
+            await is_listening.wait()
+            here = int(capsys.readouterr().out.rpartition(":")[2])
+            _, writer = await asyncio.open_connection("127.0.0.1", here)
+            writer.close()
+            await near_has_ended.wait()
+            gc.collect()
+            ended.set()
+            await running
+
+    asyncio.run(scene())
+    assert complaints == []
 
 
 # ---------------------------------------------------------------- tables

@@ -25,7 +25,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -64,16 +64,35 @@ async def until_stdin_ends() -> None:
 
 
 async def listen(serve: Serve, port: int = 0) -> tuple[asyncio.AbstractServer, str]:
+    # A connection that the near end has closed lets go of its task, which may still wait for the far
+    # end. Without this set the collector would destroy it.
+    serving = set[asyncio.Task[None] | None]()
+
     async def quietly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        serving.add(task)
         try:
             await serve(reader, writer)
         except (OSError, asyncio.IncompleteReadError):
             pass
+        except asyncio.CancelledError:
+            pass  # at the end; asyncio would print it
         finally:
             writer.close()
+            serving.discard(task)
 
     server = await asyncio.start_server(quietly, "127.0.0.1", port, limit=PIECE)
     return server, "{}:{}".format(*server.sockets[0].getsockname())
+
+
+async def both_ways(*ways: Coroutine[None, None, None]) -> None:
+    """Carry in both directions; where one breaks, the other ends too."""
+    tasks = [asyncio.create_task(way) for way in ways]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 # ---------------------------------------------------------------- a line with a length
@@ -119,7 +138,7 @@ async def delay(seconds: float, address: str) -> None:
         opened = asyncio.get_running_loop().time() + 2 * seconds
         far_reader, far_writer = await asyncio.open_connection(host, int(port))
         try:
-            await asyncio.gather(
+            await both_ways(
                 carry(reader, far_writer, opened, seconds), carry(far_reader, writer, 0.0, seconds)
             )
         finally:
@@ -174,7 +193,7 @@ class CutLine:
         both = {writer, far_writer}
         self.writers |= both
         try:
-            await asyncio.gather(
+            await both_ways(
                 self.pass_on(reader, far_writer, is_counted=True),
                 self.pass_on(far_reader, writer, is_counted=False),
             )
