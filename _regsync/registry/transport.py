@@ -166,9 +166,9 @@ class Body(Pieces):
 
     def write_to(self, socket: int) -> int:
         """Move what comes next from a file into a socket, as Pieces do."""
-        if self._taken >= LARGE_BODY:
-            self.on_under_way()
         sent = self._pieces.write_to(socket)
+        if sent and self._taken >= LARGE_BODY:
+            self.on_under_way()
         self._taken += sent
         self._transport.count_sent(sent)
         return sent
