@@ -226,15 +226,15 @@ class Claims:
         """End the wait of followers that have waited `patience` seconds for their leader; return their
         uploads.
         """
-        before = self._now() - patience
+        latest_begin = self._now() - patience
         overdue = [
             claim
             for leader in self._leaders.values()
             for claim in leader.followers
-            if claim.waits_since <= before
+            if claim.waits_since <= latest_begin
         ]
         for claim in overdue:
-            # A follower knows no repository to mount from, so no other claim waits for its mount.
+            # This frees no other claim: a follower never makes the first mount on its host.
             self._stop_waiting(claim)
         return [Step(claim.owner, claim.blob, None) for claim in overdue]
 
@@ -331,14 +331,14 @@ class Claims:
         """Return a blob's mount or upload; None where the claim has to wait first, which is noted."""
         source = self.knowledge.mount_source(claim.key.where, claim.key.digest)
         if source is None:
-            has_to_wait = self._waits_for_leader(claim)
+            follows = self._follow_leader(claim)
         else:
-            has_to_wait = self._waits_for_first_mount(claim)
-        return None if has_to_wait else Step(claim.owner, claim.blob, source)
+            follows = self._follow_first_mount(claim)
+        return None if follows else Step(claim.owner, claim.blob, source)
 
-    def _waits_for_first_mount(self, claim: Claim) -> bool:
-        """Let a claim wait until the first mount has shown whether the host mounts; False where that is
-        known, or the claim makes the first mount itself.
+    def _follow_first_mount(self, claim: Claim) -> bool:
+        """Let a claim wait until the first mount has shown whether the host mounts. Returns False where
+        that is known, or the claim makes the first mount itself: it does not wait then.
         """
         if self.knowledge.mounts(claim.host) is not None:
             return False
@@ -348,10 +348,10 @@ class Claims:
         first.waiting.append(claim)
         return True
 
-    def _waits_for_leader(self, claim: Claim) -> bool:
+    def _follow_leader(self, claim: Claim) -> bool:
         """Let a claim wait until an earlier image has committed the blob in another repository of the
-        host, to mount it from there; False where the blob is uploaded now. The first image to ask
-        becomes the leader.
+        host, to mount it from there. Returns False where no such image can be waited for: the blob is
+        uploaded now. The first image to ask becomes the leader.
         """
         host_and_digest = (claim.host, claim.key.digest)
         leader = self._leaders.setdefault(host_and_digest, Leader(claim.owner, []))

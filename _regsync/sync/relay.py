@@ -107,7 +107,8 @@ class Relay(Pieces):
         self._at_target = offset
         self._end = self._blob.size + 1  # one byte more shows that a blob is too long
         self.length = self._blob.size - offset
-        self.complete = self.complete and not self.length
+        # Of a blob that was verified before, a target may have all: then nothing is read.
+        self.complete = self.complete and self.length == 0
         with self._transport.buffers.lending(self._blob.size + 1) as self._buffer:
             async with self._stack:
                 if not self.complete:

@@ -228,11 +228,7 @@ class Run:
         finally:
             # Also after an error, and when a second signal cancels all: what was learnt is kept.
             self._tasks = None
-            self._report.mappings_undone = len(self._unlisted)
-            self._report.undone = self._find_undone()
-            traffic = self.scheduler.traffic
-            self._report.saved = {"present": traffic.present, "mounted": traffic.mounted}
-            self._report.rooms = self._find_rooms()
+            self._complete_report()
             self._discovery.tell_missing_platforms()
             await self._save()
 
@@ -243,6 +239,14 @@ class Run:
             self._fail_lost_images()
             self._report.undone = []
             self._tell_held_mappings()
+
+    def _complete_report(self) -> None:
+        """Add to the report what no single image shows."""
+        self._report.mappings_undone = len(self._unlisted)
+        self._report.undone = self._find_undone()
+        traffic = self.scheduler.traffic
+        self._report.saved = {"present": traffic.present, "mounted": traffic.mounted}
+        self._report.rooms = self._find_rooms()
 
     async def _watch_over(self, work: anyio.CancelScope, stop: anyio.Event) -> None:
         """See that no image waits for ever to mount a blob; after `stop`, drain."""
@@ -660,6 +664,11 @@ class Run:
         missing = list[Image]()
         if copy.error is None:
             missing = self._missing_artifacts(copy, artifacts)
+        if missing:
+            # If this run is killed before the artifacts are copied, the next run looks at them all.
+            flags = copy.last_check.flags & COPIED
+            first = copy.last_check.first
+            self._knowledge.record_artifact_check(copy.check_key, flags, bytes(8), first=first)
 
         tree = None if copy.already_at_target else lookup.tree
         if tree is not None and copy.error is None:
@@ -691,8 +700,7 @@ class Run:
         """Count the artifacts of a copy; return those that its target lacks, as images to copy.
 
         An artifact whose subject is missing too is not returned: it is put after its subject, among
-        the subject's dependents (I2). If any is missing, the state says from now on that the
-        artifacts of the target are not complete.
+        the subject's dependents (I2).
         """
         missing = list[Image]()
         # By digest of a manifest, the missing artifact that the manifest is a part of.
@@ -725,20 +733,9 @@ class Run:
             else:
                 missing.append(image)
             # Later artifacts may refer to this one, or to a child of it.
-            for digest in (
-                image.tree.source_digest,
-                *(child.digest for child in image.tree.children),
-            ):
+            children = (child.digest for child in image.tree.children)
+            for digest in (image.tree.source_digest, *children):
                 image_of_digest.setdefault(digest, image)
-
-        if missing:
-            # If this run is killed before the artifacts are copied, the next run looks at them all.
-            self._knowledge.record_artifact_check(
-                copy.check_key,
-                copy.last_check.flags & COPIED,
-                bytes(8),
-                first=copy.last_check.first,
-            )
         return missing
 
     # Outcomes.
@@ -761,8 +758,8 @@ class Run:
 
     def _record_end(self, copy: ImageCopy) -> None:
         """Remember the look at a copy's artifacts, and report how it ended."""
-        # After a failure the artifacts are not complete. If the state says that already, there is
-        # nothing to record.
+        # After a failure the artifacts are not complete. If the state says that already, the only news
+        # can be that the image itself was copied.
         has_news = copy.error is None or copy.last_check.is_complete or copy.is_copied
         if copy.check_key and has_news:
             self._knowledge.record_artifact_check(
@@ -821,18 +818,19 @@ def _missing_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> Im
 
 
 def _copies_of(
-    lookup: TagLookup, source_name: str, reference: str, began: float
+    lookup: TagLookup, source_name: str, target_reference: str, began: float
 ) -> list[ImageCopy]:
+    """Return the copies of an image, one for each target that was looked at."""
     return [
         ImageCopy(
-            lookup.source,
-            tag.target,
-            source_name,
-            lookup.reference,
-            reference,
-            lookup.digest,
-            lookup.source_digest,
-            began,
+            source=lookup.source,
+            target=tag.target,
+            source_name=source_name,
+            source_reference=lookup.reference,
+            reference=target_reference,
+            digest=lookup.digest,
+            source_digest=lookup.source_digest,
+            began=began,
             already_at_target=tag.digest == lookup.digest,
             error=tag.error,
         )

@@ -531,6 +531,7 @@ class Scheduler:
         """Say where a blob's bytes are kept for later uploads (rule 13): on disk when other targets
         need the blob, in memory when it is small and will be uploaded again for another image.
         """
+        # A directory can be read again at no cost.
         if image.source.is_local:
             return None
         if image.copy.has_several_targets:
@@ -718,7 +719,7 @@ class Scheduler:
         if copy.unfinished_images:
             return
 
-        # An artifact that failed is not listed.
+        # Only what the target holds is listed: an artifact that has failed is not.
         listing = dict[str, list[Descriptor]]()
         for subject, entries in copy.listing.items():
             at_target = [

@@ -367,7 +367,7 @@ class Staging:
             try:
                 yield
             except BaseException:
-                self._unsent.add(digest)
+                self._unsent.add(digest)  # `close` leaves its file to the next run
                 raise
         finally:
             self._users[digest] -= 1
@@ -455,12 +455,13 @@ class Staging:
         return self._memory_size <= most
 
     async def _pull_into_memory(self, blob: Descriptor, read: Reader) -> None:
+        """Read a blob from its source into memory, which has room for it."""
         body = bytearray()
 
         async def extend(piece: memoryview) -> None:
             body.extend(piece)
 
-        self._memory_size += blob.size  # it is reserved before its first byte comes
+        self._memory_size += blob.size  # before its first byte comes, so that nobody takes the room
         try:
             await read(extend)
             self._memory[blob.digest] = bytes(body)
@@ -471,9 +472,11 @@ class Staging:
     # Disk.
 
     async def _pull_into_file(self, blob: Descriptor, read: Reader) -> None:
+        """Read a blob from its source into a file. Raises NoRoom for a blob that is too large, and
+        StagingFailed where the disk fails, for all blobs that come later too.
+        """
         if self._failed is not None:
             raise self._failed.without_place()
-        # A blob that is too large fails alone; a disk that fails, fails all that come later.
         self._make_room_on_disk(blob)
 
         self._incoming_size += blob.size

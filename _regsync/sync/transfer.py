@@ -207,16 +207,15 @@ class BlobTransfer:
         Raises SyncError, with side and reference, when all attempts have failed.
         """
         blob = step.blob
-        subscriber = None
-        if keep == "disk":
-            # Other targets need the blob too. If it cannot be staged, all share one reading.
-            subscriber = self._feeds.subscribe(source.key, blob.digest, blob.size)
-        if not self._disk_works:
-            keep = None
-
         async with self._transport.pool.lease(target.host.origin) as lease:
             upload = target.begin_upload(blob, lease)
             relay = Relay(source, blob, self._transport)
+            subscriber = None
+            if keep == "disk":
+                # Other targets need the blob too. If it cannot be staged, all share one reading.
+                subscriber = self._feeds.subscribe(source.key, blob.digest, blob.size)
+            if not self._disk_works:
+                keep = None
             copy = _Copy(step, target, relay, upload, keep, subscriber)
             try:
                 return await self._retry(copy)
@@ -320,13 +319,14 @@ class BlobTransfer:
             if result is not None:
                 return result
 
-            # The blob is absent, so a GET and a PUT follow: they take their tokens of the rates.
+            # The blob is absent, so a GET and a PUT follow. The permit is extended by their share of the
+            # registries' rates.
             self._check_reading(copy)
             get = copy.relay.source.demand_of_reading()
             put = copy.target.demand_of_writing()
             await self._transport.gate.take(permit, get, put, lease=upload.lease)
             self._staging.make_way()
-            if upload.hash is not None:
+            if upload.hash is not None:  # an earlier run has sent the first bytes
                 copy.relay.continue_from(upload.offset, upload.hash)
             async with copy.relay.opened(upload.offset):
                 return await self._send(copy, copy.relay)
@@ -604,7 +604,7 @@ class BlobTransfer:
 
     async def _send_all_but_last(self, copy: _Copy, body: Body) -> Body:
         """Send what goes by PATCH; return the body of the PUT, which closes the session."""
-        if copy.upload.style == "patch":
+        if copy.upload.style == "patch":  # one PATCH for all
             await self._send_part(copy, body)
             return MemoryPieces(b"")
         if copy.upload.style == "chunks":
@@ -676,8 +676,8 @@ class BlobTransfer:
         copy.retries = RetryBudget(ATTEMPTS)  # each part has all attempts
 
     async def _pause_before_chunk(self, copy: _Copy, error: SyncError) -> None:
-        """Wait before a chunk goes again; raise `error` where it cannot, or not soon enough: the permits
-        of both ends are held meanwhile.
+        """Wait before a chunk goes again. Raises `error` where it cannot, or where the registry asks for a
+        long pause: the permits of both ends are held meanwhile.
         """
         upload = copy.upload
         if isinstance(error, RegistryError) and error.forgot_session:
