@@ -276,6 +276,9 @@ class AccessCheck:
         return asks_or_error
 
     async def _show_credential(self, host: RegistryClient, repository: RemoteRepository) -> bool:
+        """Ask `/v2/`, where every registry asks for a login that asks for one at all. Return whether this
+        one does; RegistryError where it refuses the credential.
+        """
         login = host.authenticator
         if login.is_anonymous and login.cloud_login is None:
             return False

@@ -208,6 +208,7 @@ def run_sync(arguments: Namespace, console: Console) -> int:
     config = shard_of(arguments.shard, config, console.log)
     lock = lock_for(arguments, config)
     if retry is not None:
+        # This comes last: shards and the lock are those of whole mappings.
         config = retry.narrowed(config)
     kind: Literal["plan", "sync"] = "plan" if arguments.dry_run else "sync"
     recheck = arguments.recheck
@@ -337,7 +338,7 @@ def run_tags(arguments: Namespace, console: Console) -> int:
     from _regsync.app.environment import run_async
     from _regsync.app.running import list_tags
     from _regsync.config.model import registry_for
-    from _regsync.tags import TagRule, select
+    from _regsync.tags import TagRule
 
     config = read_config(arguments.config)
     where = read_reference(arguments.repo)
@@ -348,21 +349,28 @@ def run_tags(arguments: Namespace, console: Console) -> int:
             hint="leave out the tag or digest, and select tags with --glob",
         )
 
+    registry = registry_for(where.registry, config)
+    rule = rule_from(arguments)
+    rules = [rule]
+    if rule == TagRule():  # no option gives one
+        rules = rules_for(registry.repository_key(where.repository), config, console) or rules
+    return run_async(partial(list_tags, registry, where.repository, rules, console))
+
+
+def rule_from(arguments: Namespace) -> TagRule:
+    """Return the rule that the options of `tags` make; ConfigError for one that is wrong."""
+    from _regsync.tags import TagRule, select
+
     options: dict[str, Any] = {}
     for name in TagRule._fields:
         value = getattr(arguments, name, None)
         options[name] = tuple(value) if isinstance(value, list) else value
     rule = TagRule(**options)
     try:
-        select((), rule)
+        select((), rule)  # which checks the rule, without any tags
     except ValueError as error:
         raise ConfigError(str(error), hint="see `regsync tags --help`") from error
-
-    registry = registry_for(where.registry, config)
-    rules = [rule]
-    if rule == TagRule():
-        rules = rules_for(registry.repository_key(where.repository), config, console) or rules
-    return run_async(partial(list_tags, registry, where.repository, rules, console))
+    return rule
 
 
 def rules_for(source_key: object, config: Config, console: Console) -> list[TagRule]:

@@ -314,17 +314,7 @@ class _CredentialFile(NamedTuple):
     async def _exchange(self, kind: str) -> Login:
         """Get a token as this kind of file does; AuthError where there is none."""
         row = _KINDS[kind]
-        form = {"grant_type": row.grant_type}
-        form |= {name: self.text(name) for name in row.form_fields}
-        if kind == "service_account":
-            form["assertion"] = self._assertion()
-        if kind == "external_account":
-            project = self.fields.get("workforce_pool_user_project")
-            if project and not self.fields.get("client_id"):
-                form["options"] = quote(json.dumps({"userProject": project}))
-            form["scope"] = _SCOPE
-            form["requested_token_type"] = f"{_URN}token-type:access_token"
-            form["subject_token"] = await self.part("credential_source").subject_token()
+        form = await self._token_form(kind)
         url = self.google_url(row.url_field, row.default_url)
 
         client = Credential(
@@ -339,6 +329,23 @@ class _CredentialFile(NamedTuple):
         service = self._service_at(url)
         answer = await service.ask("POST", url, headers, body, secrets=secrets)
         return service.read_token(answer, row.hint, secrets=secrets)
+
+    async def _token_form(self, kind: str) -> dict[str, str]:
+        """Return what proves this identity to the service that gives tokens (section 5.3)."""
+        row = _KINDS[kind]
+        form = {"grant_type": row.grant_type}
+        form |= {name: self.text(name) for name in row.form_fields}
+        if kind == "service_account":
+            form["assertion"] = self._assertion()
+        if kind == "external_account":
+            # Where no client is authenticated, the exchange names the project of a workforce pool.
+            project = self.fields.get("workforce_pool_user_project")
+            if project and not self.fields.get("client_id"):
+                form["options"] = quote(json.dumps({"userProject": project}))
+            form["scope"] = _SCOPE
+            form["requested_token_type"] = f"{_URN}token-type:access_token"
+            form["subject_token"] = await self.part("credential_source").subject_token()
+        return form
 
     async def _impersonate(self, token: str) -> Login:
         """Get a token of the service account that this file names, by the token of an identity that

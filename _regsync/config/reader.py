@@ -261,7 +261,7 @@ class Reader:
                 self.read_groups(node, path)
                 return None
             case "all_or_texts" if node.is_scalar and self.is_all(node):
-                return ()
+                return ()  # no filter
             case "texts" | "one_or_texts" | "all_or_texts":
                 return self.read_texts(node, field, path)
             case "targets":

@@ -317,9 +317,9 @@ class StateFile:
     ) -> Iterator[_Row]:
         """Yield the rows of a query, to which `IN (keys)` is added, for any number of keys."""
         for start in range(0, len(keys), _MOST_KEYS):
-            some = keys[start : start + _MOST_KEYS]
-            marks = ", ".join("?" * len(some))
-            yield from self._select(f"{query} IN ({marks})", *values, *some)
+            batch = keys[start : start + _MOST_KEYS]
+            marks = ", ".join("?" * len(batch))
+            yield from self._select(f"{query} IN ({marks})", *values, *batch)
 
     @property
     def swept(self) -> int:
@@ -371,6 +371,7 @@ class StateFile:
             "SELECT repository, confirmed FROM blob WHERE host = ? AND digest = ? AND is_mountable"
             f" ORDER BY confirmed DESC LIMIT {MOST_HOLDERS}"
         )
+        # What is noted of a repository is newer than the file.
         noted = self._notes.blobs.get((host, key), {})
         holders = self._notes.holders_of(host, key)
         for row in self._select(query, host, key):

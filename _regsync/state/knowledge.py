@@ -384,10 +384,14 @@ class Knowledge:
         return self._repositories[where].is_populated is False
 
     def _is_believed(self, where: RepositoryKey, key: bytes, confirmed: int, careful: bool) -> bool:
+        """Say whether an entry of the archive is believed, which was `confirmed` at that moment.
+
+        `careful` is for what the registry would not miss: there the entry has to be fresh.
+        """
         is_contradicted = self._repositories[where].is_contradicted
         if not is_contradicted and self._is_young(confirmed, self._lifetime):
-            careful = careful or self.host(where.host).is_lenient is True
-            if not careful or self._is_young(confirmed, _FRESH_SECONDS):
+            must_be_fresh = careful or self.host(where.host).is_lenient is True
+            if not must_be_fresh or self._is_young(confirmed, _FRESH_SECONDS):
                 return True
         # A tag's answer in this run renews what is too old, and outweighs what speaks against it.
         return key in self._strong_keys(where)
