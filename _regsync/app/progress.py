@@ -138,12 +138,14 @@ class Pace:
         return (last.moved - first.moved) / max(last.time - first.time, 1e-3)
 
     def _forecast(self, now: float, rest: int) -> None:
+        """Reckon when the rest is moved. The forecast that is shown stays while it is about right."""
         rate = self._rate_since(now - FORECAST_SECONDS)
         if rest <= 0 or rate <= 0 or now - self._grew_at < SETTLED_SECONDS:
             self._ends_at = None
             return
         ends_at = now + rest / rate
-        if self._ends_at is None or abs(ends_at - self._ends_at) > STEADY_SHARE * (ends_at - now):
+        tolerance = STEADY_SHARE * (ends_at - now)
+        if self._ends_at is None or abs(ends_at - self._ends_at) > tolerance:
             self._ends_at = ends_at
 
     def remaining(self, now: float) -> float | None:

@@ -46,14 +46,12 @@ def headline(run: ReportedRun) -> str:
 def facts(run: ReportedRun) -> list[tuple[str, str]]:
     """Return what a summary says, as names and values."""
     blobs = f"{run.blobs_transferred} transferred ({run.blobs_unique} unique), {run.blobs_mounted} mounted"
-    lines = [
-        ("Images", headline(run)),
-        ("Layers", blobs),
-        ("Data", f"{size_text(run.bytes)} transferred"),
-    ]
+    lines = [("Images", headline(run))]
     held = [image.until for image in run.images if image.until is not None]
     if held:
-        lines.insert(1, ("Held", f"{len(held)} (next {min(held)})"))
+        lines.append(("Held", f"{len(held)} (next {min(held)})"))
+    lines.append(("Layers", blobs))
+    lines.append(("Data", f"{size_text(run.bytes)} transferred"))
     saved = saved_text(run)
     if saved:
         lines.append(("Saved", saved))

@@ -63,7 +63,8 @@ def sign(keys: Credential, request: Request, now: float) -> list[Pair]:
 def _canonical_request(request: Request, signed: list[Pair], names: str) -> str:
     parts = urlsplit(request.url)
     query = sorted(
-        (quote(name, "~"), quote(value, "~")) for name, value in parse_qsl(parts.query, True)
+        (quote(name, "~"), quote(value, "~"))
+        for name, value in parse_qsl(parts.query, keep_blank_values=True)
     )
     lines = (
         request.method,

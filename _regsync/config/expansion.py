@@ -93,6 +93,7 @@ class _Expansion:
         if not self.show_secrets and (is_secret or shares_secret):
             return self.hidden(node.text, field, is_secret)
 
+        # What is written out is read again: there `$$` is a `$`.
         if field.type not in ("flag", "count", "path"):
             return text.replace("$", "$$")
         value = self.reader.meaning(text, field)

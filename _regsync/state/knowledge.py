@@ -344,7 +344,9 @@ class Knowledge:
         if old is None or not self._is_young(old.confirmed, self._lifetime):
             repository.archive.put_manifest(where, key, entry)
             for blob in blobs:
-                repository.archive.put_blob(where, blob, BlobEntry(entry.confirmed, True))
+                repository.archive.put_blob(
+                    where, blob, BlobEntry(entry.confirmed, is_mountable=True)
+                )
 
         self._strong_keys(where).update(entry.blobs)
         for child in entry.children:
