@@ -426,11 +426,12 @@ class Run:
 
         for event, text in selection.doubts(str(source)):
             self._log("warning", event, text)
+        reasons = Counter(selection.dropped.values())
         self._report.selections[mapping.index] = MappingSelection(
             str(source),
             mapping.target_repository,
-            len(selection.kept),
-            dict(sorted(Counter(selection.dropped.values()).items())),
+            selected=len(selection.kept),
+            dropped=dict(sorted(reasons.items())),
         )
         return selection.kept
 
@@ -590,7 +591,7 @@ class Run:
         self, mapping: MappingRule, target: Repository, tag: str, target_reference: str
     ) -> bool:
         """Say whether a tag that never moves is looked up all the same, for its artifacts. Renews its
-        snapshot, because no look-up may do so.
+        snapshot, which would expire: if the tag is skipped, no look-up renews it.
         """
         if not mapping.artifacts.enabled:
             return False
@@ -616,11 +617,11 @@ class Run:
             look = Look.NONE
             if mapping.artifacts.enabled:
                 look = self._referrers.decide(mapping, lookup, copies)
-            if look is not Look.NONE:
-                artifacts = await self._referrers.find(mapping, lookup, copies, look)
-            else:
+            if look is Look.NONE:
                 for copy in copies:
-                    copy.check_key = b""  # no look was made, so the state has nothing to remember
+                    copy.check_key = b""  # the state has no look to remember
+            else:
+                artifacts = await self._referrers.find(mapping, lookup, copies, look)
 
             if self._is_plan:
                 left_behind = await self._referrers.find_left_behind(mapping, lookup)

@@ -90,8 +90,10 @@ class _Promoted:
         self.phase = Phase.WAITING
         # Whether it has been at work. A drain lets only such images end.
         self.has_begun = False
-        # By digest, where blobs are that the source lacks; None before they were looked for.
-        self.elsewhere: dict[str, Repository] | None = None
+        # Whether `Scheduler._prepare` has looked for blobs that the source lacks; and by digest, which
+        # repositories hold them.
+        self.is_prepared = False
+        self.elsewhere = dict[str, Repository]()
         # Steps that the claims have given it and that have not started.
         self.steps = list[Step]()
         # How many steps are under way.
@@ -424,7 +426,7 @@ class Scheduler:
         with ExitStack() as room:
             async with anyio.create_task_group() as blobs:
                 while step := await promoted.next_step():
-                    if promoted.elsewhere is None:  # this step is the first
+                    if not promoted.is_prepared:
                         await self._prepare(promoted, room)
                     if image.error is None:
                         blobs.start_soon(self._copy_blob, promoted, step)
@@ -440,7 +442,7 @@ class Scheduler:
         """
         image = promoted.image
         claims = promoted.claims
-        promoted.elsewhere = {}
+        promoted.is_prepared = True
         lacking = [
             blob
             for blob in claims.blobs.values()
@@ -481,8 +483,9 @@ class Scheduler:
         """
         image = promoted.image
         blob = step.blob
-        holder = (promoted.elsewhere or {}).get(blob.digest, image.source)
+        holder = promoted.elsewhere.get(blob.digest, image.source)
         if holder is not image.source and holder is not image.target:
+            # The source lacks the blob, but another repository of the target's host holds it.
             step = step._replace(mount_from=holder.api_name)
         step = self._with_mount_source(step)
 
@@ -631,8 +634,8 @@ class Scheduler:
         """Return the digests of a refused image that may be lost: no answer of this run has confirmed
         them at the target.
 
-        If the refusal names some of them, only those: the others cost no request then. After a healing
-        that is not believed again, because the first refusal did not name all that is lost.
+        If the refusal names some of them, only those: the others cost no request then. The names are
+        believed once: a second refusal shows that the first one did not name all that is lost.
         """
         where = image.target.pool
         unconfirmed = frozenset(
@@ -737,11 +740,12 @@ class Scheduler:
             self._on_end(copy)
 
     async def _list_artifacts(self, copy: ImageCopy, lists: ReferrerLists) -> None:
+        """Have the target's lists name the artifacts of a copy, then end the copy."""
         try:
             for subject, entries in copy.listing.items():
                 added = await lists.ensure_listed(copy.source, copy.target, subject, entries)
-                # The target held these artifacts, and its list did not name them, because another
-                # writer had replaced it. They count as copied.
+                # The target may have held artifacts that its list did not name, because another writer
+                # had replaced it. They count as copied, like those that this run has copied.
                 relisted = {
                     digest
                     for digest in added

@@ -346,10 +346,9 @@ class BlobTransfer:
             ):
                 self._unsubscribe(copy)
                 with self._staging.opened(copy.blob, copy.upload.offset) as body:
-                    if body is not None:
-                        return await self._send(copy, body)
-            # While this copy waited for its permit, the file had to make way for another blob. It is
-            # read once more.
+                    if body is None:
+                        continue  # it had to make way for another blob meanwhile: it is read again
+                    return await self._send(copy, body)
 
     def _admitted_to_write(self, copy: _Copy) -> AbstractAsyncContextManager[object]:
         put = copy.target.demand_of_writing()
@@ -423,10 +422,10 @@ class BlobTransfer:
         """Find the blob at the target or mount it; None when a session is open for its bytes."""
         result = None
         first = self._first_starts[copy.target.pool]
-        # An open session is left of an earlier attempt, which has done all this.
-        is_looked_for = bool(copy.upload.session) and not copy.has_probe_session
+        # An open session is left of an earlier attempt, which has looked for the blob.
+        was_looked_for = bool(copy.upload.session) and not copy.has_probe_session
         try:
-            if not is_looked_for:
+            if not was_looked_for:
                 if mount_from := self._mount_from(copy):
                     result = await self._mount_or_start(copy, mount_from)
                 else:
