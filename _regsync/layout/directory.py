@@ -412,6 +412,7 @@ class Layout:
         the caller gives to `release` when the image has ended.
         """
         self.begin_writing()
+        # What a killed run has left of a blob is on the disk already.
         absent = {
             digest: max(size - self._size_of_leftover(digest), 0)
             for digest, size in sizes.items()
@@ -548,6 +549,7 @@ class Layout:
         self._is_writing = False
 
     def _take_lock(self) -> None:
+        """Lock the directory; LayoutError where another process has it."""
         try:
             # The directory itself is locked: a file for the lock would stay on the disk.
             descriptor = os.open(self.path, os.O_RDONLY)
@@ -700,7 +702,9 @@ class BlobFile:
         return self.offset == self._blob.size
 
     def _check_size(self) -> None:
-        """Raise LayoutError where the file system has no files of the blob's size (FAT: 4 GiB)."""
+        """Raise LayoutError where the file system has no files of the blob's size (FAT: 4 GiB). A seek
+        that far fails there, which shows it before the first byte is asked for.
+        """
         try:
             os.lseek(self._stream.fileno(), self._blob.size, os.SEEK_SET)
         except OSError as error:
@@ -740,6 +744,7 @@ class BlobFile:
         removed.
         """
         _, encoded = split_digest(self._blob.digest)
+        # Bytes that this run has read are verified already.
         if self.hash is not None and self.hash.hexdigest() != encoded:
             self.remove()
             raise WrongBytes("what an earlier run has left of the blob is not its beginning")

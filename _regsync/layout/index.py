@@ -123,6 +123,7 @@ def _entry(
     if artifact_type:
         document["artifactType"] = artifact_type
     document["annotations"] = dict(sorted(annotations.items()))
+    # Read as any entry of an index is, so that its descriptor agrees with what is written.
     return _read_entry(document, "manifests")
 
 
@@ -246,6 +247,7 @@ class Index:
                 self._lists[tag].append(entry)
 
     def _drop(self, entry: Entry) -> None:
+        """Remove an entry, and those of its names that no later entry has taken."""
         self._by_digest[entry.descriptor.digest].remove(entry)
         names = _names_of(entry)
         for tag in names.tags():

@@ -80,7 +80,8 @@ class LayoutHost:
         self.layout = layout
         self.key = registry.authority
         self.origin = Origin(registry.scheme, registry.host, registry.port)
-        self.peer = layout  # a disk has no outages: no error is noted with it
+        # A disk has no outages and asks for no pause.
+        self.peer = layout
         self.stopped: SyncError | None = None
         self.reopens = -math.inf
         self.resumes = True
@@ -501,14 +502,17 @@ class _BlobWriting:
         Raises what `pieces` raises, and LayoutError.
         """
         assert self._file is not None
+        # A session is one that waits for a body. This one becomes a broken session, or ends.
         self.session = ""
         self.has_begun = True
+        count_sent = self._repository.host.count_sent
         try:
             while piece := await pieces.next():
                 with self._place():
                     await self._file.write(piece)
-                self._repository.host.count_sent(len(piece))
-                self._repository.host.count_sent(await pieces.pour(self._append))
+                count_sent(len(piece))
+                # What follows without a wait for the source goes to the disk by a worker thread.
+                count_sent(await pieces.pour(self._append))
         except BaseException as error:
             # Where another layout is the source, an error of its disk has the source's side.
             is_disk_broken = isinstance(error, LayoutError) and error.side is Side.TARGET

@@ -59,10 +59,12 @@ def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:
     """
     last = min(check.last for check in checks)
 
+    # Where a run has copied the image, the first look was made with the copy.
     copied = max((check.first for check in checks if check.was_copied), default=None)
     if copied is not None and any(last < copied + pause <= now for pause in FIRST_LOOKS):
         return True
 
+    # The older an image is, the less likely is a new signature.
     first = max(check.first for check in checks)
     pause = min(max(SHORTEST_PAUSE, (now - first) * PAUSE_SHARE), LONGEST_PAUSE)
     return now >= last + pause

@@ -41,7 +41,13 @@ from _regsync.sync.image import Traffic
 from _regsync.sync.locked import LockedDiscovery, LockedReferrers
 from _regsync.sync.lockfile import Lock
 from _regsync.sync.mappings import WantedTag, assign, grouped
-from _regsync.sync.referrers import MOST_ARTIFACTS, MOST_LEVELS, Artifact, Referrers
+from _regsync.sync.referrers import (
+    MOST_ARTIFACTS,
+    MOST_LEVELS,
+    Artifact,
+    Referrers,
+    too_many_artifacts,
+)
 from _regsync.sync.relay import Relay
 from _regsync.sync.report import Outcome
 from _regsync.sync.transfer import known_body
@@ -97,10 +103,10 @@ class _Check:
 
     @contextmanager
     def catching_errors(self, what: str, digest: str, absent: Flaw | None = None) -> Iterator[None]:
-        """Note how the block ends that asks for something, and go on behind it.
+        """Run a block that asks for something. A SyncError ends the block, but not the check.
 
-        A 404 adds the flaw `absent`. Wrong bytes add that `what`, which has this digest, is corrupt.
-        Any other SyncError is no finding, but the reason why not all could be checked.
+        A 404 is the flaw `absent`, where one is given. Wrong bytes are the flaw that `what`, a blob or
+        manifest with this digest, is corrupt. Any other error says only that not all could be checked.
         """
         try:
             yield
@@ -400,7 +406,9 @@ class Audit:
         return check
 
     async def _read_tree(self, check: _Check, top: Manifest) -> list[Manifest]:
-        """Read the manifests below one, level by level. Returns it and all that are there and right."""
+        """Read what is below a manifest, level by level; return the manifest and all of these that are
+        there and right.
+        """
         where = check.image.target.key
         manifests = list[Manifest]()
         entries = dict[str, Descriptor]()
@@ -497,8 +505,7 @@ class Audit:
             if len(seen) + len(level) > MOST_ARTIFACTS:
                 break
 
-        limits = f"more than {MOST_ARTIFACTS} artifacts, or artifacts on artifacts more than {MOST_LEVELS} deep"
-        error = ContentError(limits)
+        error = too_many_artifacts()
         error.with_place(Side.TARGET, "list referrers in", check.image.target_name)
         check.error = check.error or error
 
@@ -541,6 +548,7 @@ class Audit:
         """
         image = check.image
         digest = artifact.source_digest
+        # Where the target lacks it, the artifacts of it are looked for all the same.
         below = [digest]
         with check.catching_errors("manifest", digest):
             manifest = await self._manifest_of(image.target, artifact)

@@ -413,16 +413,16 @@ class Discovery:
         target_reference: str,
         targets: tuple[Repository, ...],
         *,
-        silent: Collection[Repository] = (),
+        known_to_lack: Collection[Repository] = (),
         expected: Descriptor | None = None,
         first_seen: FirstSeen | None = None,
     ) -> TagLookup:
         """Find out what a tag or digest names, and which targets lack it (rules 4 to 6 and 8).
 
-        Targets in `silent` are known not to hold it, so they are not asked. `expected` is the entry
-        of an index that names the digest. `first_seen` is given for an image that a mapping selects,
-        and not for artifacts: its digest is noted there, and held back until it is `min_age` old.
-        Raises the source's SyncError; a target's is kept in its TargetTag.
+        Targets in `known_to_lack` are not asked. `expected` is the entry of an index that names the
+        digest. `first_seen` is given for an image that a mapping selects, and not for artifacts: its
+        digest is noted there, and held back until it is `min_age` old. Raises the source's SyncError; a
+        target's is kept in its TargetTag.
         """
         source = self.source_of(mapping)
         tags = list[TargetTag]()
@@ -436,7 +436,7 @@ class Discovery:
         try:
             async with anyio.create_task_group() as group:
                 for tag in tags:
-                    if tag.target not in silent:
+                    if tag.target not in known_to_lack:
                         group.start_soon(self._look_at_target, tag, target_reference)
                 # The manifest of an image that may be held back is fetched only when it is due.
                 may_be_held = first_seen is not None and mapping.min_age > 0
@@ -475,15 +475,13 @@ class Discovery:
         is_copied = bool(lacking) and not held
         if not is_copied and not self._wants_all_trees:
             up_to_date = tuple(tag for tag in tags if tag not in lacking)
-            # All targets that hold the image hold the same digest.
-            digest = next(
-                (tag.digest for tag in up_to_date if tag.digest is not None), named.digest
-            )
+            # Where the index would have to be filtered, a target's answer tells its digest.
+            digests_at_targets = [tag.digest for tag in up_to_date if tag.digest is not None]
             return TagLookup(
                 source,
                 reference,
                 tree=None,
-                digest=digest,
+                digest=digests_at_targets[0] if digests_at_targets else named.digest,
                 source_digest=named.digest,
                 targets=up_to_date,
                 is_by_digest=named.manifest is None,
@@ -587,7 +585,7 @@ class Discovery:
         target = tag.target
         ask = partial(self._target_digest, target, reference)
         try:
-            if is_referrer_tag(reference):
+            if is_referrer_tag(reference):  # other look-ups may ask for it too
                 once = self._target_signatures.setdefault((target.key, reference), Once())
                 tag.digest = await once.get(ask)
             else:
@@ -608,6 +606,7 @@ class Discovery:
             # The state says that the tag was copied: whatever it says of this repository is in doubt.
             self._knowledge.contradict(target.pool)
         elif is_digest and self._knowledge.is_committed(target.pool, reference):
+            # It says that the target holds this manifest.
             self._knowledge.forget(target.pool, reference)
 
     async def _target_digest(self, target: Repository, reference: str) -> str | None:
@@ -829,12 +828,7 @@ class Discovery:
         with source.adding_place("filter platforms of", source.reference(top.digest)):
             trimmed = trim_index(top, platforms, nested)
             if not trimmed.matched:
-                available = printable(", ".join(trimmed.available)) or "none"
-                wanted = ", ".join(map(str, platforms))
-                text = f"no platform matches the filter {wanted}; the source has {available}"
-                error = RegistryError(text, status=404)
-                error.hint = "choose one of these platforms, or ask the publisher for another"
-                raise error
+                raise _no_platform_matches(platforms, trimmed.available)
 
         absent = ", ".join(
             str(platform) for platform in platforms if platform not in trimmed.matched
@@ -894,11 +888,20 @@ class Discovery:
 
 
 def check_tree_size(manifests: Collection[Manifest | Descriptor]) -> None:
-    """Raise ContentError for more manifests, or more bytes of them, than any image has."""
+    """Raise ContentError for more manifests of one image, or more bytes of them, than any real one has."""
     size = sum(manifest.size for manifest in manifests)
     if len(manifests) > _MOST_MANIFESTS or size > _LARGEST_TREE:
         text = f"more than {_MOST_MANIFESTS} manifests, or more than {_LARGEST_TREE} bytes of them"
         raise ContentError(f"the index names {text}")
+
+
+def _no_platform_matches(wanted: Iterable[object], available: Iterable[str]) -> RegistryError:
+    source_has = printable(", ".join(available)) or "none"
+    filter_text = ", ".join(map(str, wanted))
+    text = f"no platform matches the filter {filter_text}; the source has {source_has}"
+    error = RegistryError(text, status=404)
+    error.hint = "choose one of these platforms, or ask the publisher for another"
+    return error
 
 
 async def _or_error(answer: Awaitable[_T]) -> _T | SyncError:

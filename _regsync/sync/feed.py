@@ -78,13 +78,15 @@ class FeedBody(Pieces):
             if self._error is not None:
                 raise self._error
             self.complete = self._is_last
-            # It is empty where the target has all of it already: then the next one is asked for.
+            # A piece is empty here where the target has all of it already: the next one is asked for.
             if self._piece:
                 return self._piece
         return memoryview(b"")
 
     async def read_until(self, end: int, room: bytearray) -> memoryview:
-        """Read up to byte `end` of the blob, into `room`; return those bytes, as `Relay` does."""
+        """Read up to byte `end` of the blob, into `room`; return those bytes, as `Relay` does. What a
+        piece has behind `end` is kept for the next call.
+        """
         filled = 0
         while self._position < end:
             if not self._unused:
@@ -301,6 +303,7 @@ class Feeds:
         try:
             with anyio.move_on_after(PATIENCE):
                 await subscriber.is_called.wait()
+            # Nobody else has begun a reading that serves this one: it begins one.
             if subscriber.state is _State.WAITING:
                 await self._feed(self._choose(subscriber))
             await subscriber.has_ended.wait()
@@ -396,6 +399,7 @@ class Feeds:
         if body.request.cancelled_caught:
             text = f"the target took nothing for {PATIENCE:.0f} s while others waited for it"
             subscriber.error = LeftBehind(text)
+        # The connection goes back to the pool now: other targets of this reading may take longer.
         await needs.lease.settle()
         subscriber.has_ended.set()
 

@@ -219,11 +219,13 @@ class LockedReferrers(Referrers):
     async def _look_at_locked(self, search: Search, artifact: LockedArtifact) -> Artifact:
         """Find out which targets lack an artifact. Targets that lack the image are not asked."""
         digest = artifact.digest
-        silent = [target.repository for target in search.targets if target.is_new]
+        known_to_lack = [target.repository for target in search.targets if target.is_new]
         if artifact.tag is None:
-            return _artifact(artifact, await self.look_up_digest(search, digest, silent=silent))
+            return _artifact(
+                artifact, await self.look_up_digest(search, digest, known_to_lack=known_to_lack)
+            )
         lookup = await self._discovery.look_up(
-            search.mapping, digest, artifact.tag, search.repositories, silent=silent
+            search.mapping, digest, artifact.tag, search.repositories, known_to_lack=known_to_lack
         )
         return _artifact(artifact, lookup)
 

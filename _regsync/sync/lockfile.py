@@ -379,13 +379,14 @@ class _Reading:
         artifacts = fields.get("artifacts", ())
         if not isinstance(artifacts, (list, tuple)):
             raise _WrongLine("`artifacts` is not a list")
+        pushed = check_digest(_text(fields, "pushed")) if "pushed" in fields else None
         return LockedImage(
-            self._source(repository, fields),
-            tag,
-            check_digest(_text(fields, "digest")),
-            check_digest(_text(fields, "pushed")) if "pushed" in fields else None,
-            tuple(_artifact(each) for each in artifacts),
-            parse_time(_text(fields, "first_seen")),
+            source=self._source(repository, fields),
+            tag=tag,
+            digest=check_digest(_text(fields, "digest")),
+            pushed=pushed,
+            artifacts=tuple(_artifact(each) for each in artifacts),
+            first_seen=parse_time(_text(fields, "first_seen")),
         )
 
     def _source(self, repository: str, fields: Mapping[str, Any]) -> SourceKey:
@@ -430,7 +431,8 @@ def _fields_of(line: bytes) -> Mapping[str, Any]:
 
 def _check_head(fields: Mapping[str, Any]) -> None:
     version = fields.get(_HEAD)
-    if not isinstance(version, int) or isinstance(version, bool):
+    is_number = isinstance(version, int) and not isinstance(version, bool)  # `true` is an int too
+    if not is_number:
         raise _Unreadable(f"the first line of a lock must be {_line({_HEAD: _VERSION})}")
     if version != _VERSION:
         raise _Unreadable(
@@ -473,10 +475,10 @@ def _artifact(fields: object) -> LockedArtifact:
     if tag is not None and not is_tag(tag):
         raise _WrongLine(f"{tag!r} is not a tag")
     return LockedArtifact(
-        check_digest(_text(fields, "digest")),
-        check_digest(_text(fields, "subject")),
-        tuple(sorted(types)),
-        tag,
+        digest=check_digest(_text(fields, "digest")),
+        subject=check_digest(_text(fields, "subject")),
+        types=tuple(sorted(types)),
+        tag=tag,
     )
 
 

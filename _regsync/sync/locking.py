@@ -114,7 +114,7 @@ class Locking:
     ) -> None:
         """Prepare to resolve `mappings`; `now` is in seconds since 1970. With `keeps_others` the lines
         of other repositories stay. With `recheck` the artifacts of images that have not moved are
-        looked for too. `first_seen` has what runs have seen.
+        looked for too. `first_seen` knows when runs first saw a digest.
         """
         self.transport = transport
         self.images_known = 0
@@ -138,7 +138,7 @@ class Locking:
         for rule in mappings:
             self._takers[source_key(rule)].setdefault(artifact_rule(rule), rule)
 
-        # Lines of the old lock, by source and digest.
+        # The old lock's line of each digest, under whichever tag, by source and digest.
         self._old_lines = dict[tuple[SourceKey, str], LockedImage]()
         for image in old:
             self._old_lines.setdefault((image.source, image.digest), image)
@@ -188,11 +188,8 @@ class Locking:
         for rule, tags in zip(group, selections, strict=True):
             if isinstance(tags, SyncError):
                 outcomes.append(_Outcome(rule, (), tags))
-                continue
-            of_rule = [next(answers) for _ in tags]
-            images = [answer.image for answer in of_rule if answer.image is not None]
-            errors = [answer.error for answer in of_rule if answer.error is not None]
-            outcomes.append(_Outcome(rule, images, errors[0] if errors else None))
+            else:
+                outcomes.append(_outcome_of(rule, [next(answers) for _ in tags]))
         return outcomes
 
     async def _select(self, rule: MappingRule) -> Sequence[str] | SyncError:
@@ -208,6 +205,7 @@ class Locking:
         return selection.kept
 
     async def _resolve_tag(self, rule: MappingRule, tag: str) -> _Answer:
+        """Make the line of a tag. An image that is itself at fault fails alone."""
         name = self._discovery.source_of(rule).reference(tag)
         self._under_way[name] = None
         try:
@@ -278,7 +276,8 @@ class Locking:
         is_trimmed = line.pushed is not None
         if is_trimmed or not takes_all:
             return True
-        # A listing that was made anyway may show a signature that came later.
+        # A listing that was made anyway may show a signature that came later. Whether filters would
+        # take it only its manifest tells.
         known = {artifact.tag for artifact in line.artifacts}
         listed = self._referrers.listed_cosign_tags(self._discovery.source_of(rule), line.digest)
         return known.issuperset(listed)
@@ -336,6 +335,12 @@ class Locking:
             for mapping in self._old.mappings
             if mapping.source.repository not in repositories
         ]
+
+
+def _outcome_of(rule: MappingRule, answers: Sequence[_Answer]) -> _Outcome:
+    images = [answer.image for answer in answers if answer.image is not None]
+    errors = [answer.error for answer in answers if answer.error is not None]
+    return _Outcome(rule, images, errors[0] if errors else None)
 
 
 def _artifacts_taken(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey, set[str | None]]:

@@ -115,7 +115,7 @@ class ReferrerLists:
             return ReferrerList(entries)
 
         index = await self._get_fallback(source, subject, await self.tags(source))
-        if index is None or not index.is_index:
+        if index is None or not index.is_index:  # somebody's image may have such a tag
             return ReferrerList(())
         return ReferrerList(index.children, index)
 

@@ -192,17 +192,16 @@ class Referrers:
     def listed_cosign_tags(self, source: Repository, digest: str) -> list[str]:
         """Return the tags of cosign's for a digest that the source's listing shows."""
         listed = self._discovery.names(source) or ()
-        tags = [referrers_tag(digest) + suffix for suffix in _COSIGN_SUFFIXES]
-        return [tag for tag in tags if tag in listed]
+        return [tag for tag in _cosign_tags(digest) if tag in listed]
 
     def listed_tags(self, source: Repository, digest: str) -> int:
         """Return which tags with artifacts of a digest the source's listing shows, as the state keeps
         it: bit 0 for the fallback tag, bits 1 to 3 for cosign's. 0 where nothing was listed.
         """
-        tags = self._discovery.names(source) or ()
+        listed = self._discovery.names(source) or ()
         bits = 0
-        for number, suffix in enumerate(("", *_COSIGN_SUFFIXES)):
-            if referrers_tag(digest) + suffix in tags:
+        for number, tag in enumerate((referrers_tag(digest), *_cosign_tags(digest))):
+            if tag in listed:
                 bits |= 1 << number
         return bits
 
@@ -219,22 +218,24 @@ class Referrers:
         if self._recheck or not all(copy.already_at_target for copy in usable):
             return Look.DEEP
 
-        # All targets hold the image. The state knows nothing of directories.
-        now = self._wall()
-        checks = [copy.last_check for copy in usable if not copy.target.is_local]
-        if self._has_state and checks:
-            look = decide_look(checks, usable[0].flags, now)
-        else:
-            is_due = is_due_without_state(usable[0].source_digest, now)
-            look = Look.DEEP if is_due else Look.NONE
-
-        was_looked_at = any(check.last for check in checks)
+        look = self._decide_by_schedule(usable)
+        was_looked_at = any(copy.last_check.last for copy in usable)
         was_copied = any(tag.snapshot is not None for tag in lookup.targets)
         if lookup.is_by_digest and not was_looked_at and not was_copied:
             # Somebody else copied the image, and is believed to have copied what refers to the
             # manifests below the top. A deep look would cost a GET of the top (rule 4).
             return min(look, Look.TOP)
         return look
+
+    def _decide_by_schedule(self, copies: Sequence[ImageCopy]) -> Look:
+        """Decide on an image that all targets hold, by what the state says of the last looks at it."""
+        now = self._wall()
+        # The state knows nothing of directories.
+        checks = [copy.last_check for copy in copies if not copy.target.is_local]
+        if self._has_state and checks:
+            return decide_look(checks, copies[0].flags, now)
+        is_due = is_due_without_state(copies[0].source_digest, now)
+        return Look.DEEP if is_due else Look.NONE
 
     def recall_checks(self, mapping: MappingRule, copies: Sequence[ImageCopy]) -> list[ImageCopy]:
         """Return the copies without an error, with `check_key` and `last_check` set."""
@@ -337,7 +338,8 @@ class Referrers:
         if takes_all and not mapping.platforms:
             return ()
 
-        subjects = await self._subjects_at_source(lookup)
+        top = await self._discovery.manifest(lookup.source, lookup.source_digest)
+        subjects = await self._subjects_below(lookup.source, top)
         copied = list[str]()
         if rule.enabled:
             copied = await self._subjects_copied(mapping, lookup)
@@ -363,11 +365,6 @@ class Referrers:
         if lookup.digest == lookup.source_digest:
             subjects.insert(0, lookup.source_digest)
         return subjects
-
-    async def _subjects_at_source(self, lookup: TagLookup) -> list[str]:
-        """Return the digests of an image that artifacts may refer to, before it is trimmed."""
-        top = await self._discovery.manifest(lookup.source, lookup.source_digest)
-        return await self._subjects_below(lookup.source, top)
 
     async def _subjects_below(self, source: Repository, top: Manifest) -> list[str]:
         """Return the digests of a manifest and of all below it, but for attestations. Only indexes are
@@ -421,9 +418,9 @@ class Referrers:
 
         for copy in copies:
             copy.listing_hash = listing_hash
-            if look is Look.DEEP:
-                continue
-            if copy.last_check.listing_hash == listing_hash:
+            is_same = copy.last_check.listing_hash == listing_hash
+            # A look is deep where the last one does not count (`decide`).
+            if is_same and look is not Look.DEEP:
                 self._known_present.update((copy.target.key, digest) for digest in digests)
 
     async def _artifacts_of(
@@ -444,7 +441,7 @@ class Referrers:
 
         async def ask(subject: str) -> None:
             async with self._permits:
-                if len(found) <= MOST_ARTIFACTS:
+                if len(found) <= MOST_ARTIFACTS:  # else the search has failed already
                     found.extend(await self._direct_artifacts(search, subject))
 
         for _ in range(MOST_LEVELS):
@@ -464,11 +461,7 @@ class Referrers:
                 return list(by_reference.values())
             self.lists.expect(source, len(level))
 
-        limits = (
-            f"more than {MOST_ARTIFACTS} artifacts, or artifacts on artifacts"
-            f" more than {MOST_LEVELS} deep"
-        )
-        raise ContentError(limits).with_place(source.side, "list referrers in", str(source))
+        raise too_many_artifacts().with_place(source.side, "list referrers in", str(source))
 
     async def _subjects_in(
         self, source: Repository, artifact: Artifact, *, deep: bool
@@ -479,7 +472,7 @@ class Referrers:
             digest = artifact.lookup.source_digest if artifact.lookup is not None else ""
             return [digest] if digest and self.listed_tags(source, digest) else []
         if artifact.lookup is None and not deep:
-            return []
+            return []  # every target holds it
         if not artifact.entry.is_index:
             return [artifact.entry.digest]
         index = await self._discovery.manifest(source, artifact.entry.digest, artifact.entry)
@@ -515,7 +508,7 @@ class Referrers:
     async def _cosign_tags_of(self, search: Search, subject: str) -> list[str]:
         """Return the tags of cosign's for a subject that its source has, or may have."""
         source = search.source
-        cosign_tags = [referrers_tag(subject) + suffix for suffix in _COSIGN_SUFFIXES]
+        cosign_tags = _cosign_tags(subject)
         listed = await self.lists.tags(source)
         if listed is not None:
             return [tag for tag in cosign_tags if tag in listed]
@@ -572,12 +565,12 @@ class Referrers:
         if not search.wants(types):
             return None
 
-        silent = [
+        known_to_lack = [
             target.repository
             for target in search.targets_for(subject)
             if target.is_new or target.had_no_referrers
         ]
-        lookup = await self.look_up_digest(search, entry.digest, entry, silent=silent)
+        lookup = await self.look_up_digest(search, entry.digest, entry, known_to_lack=known_to_lack)
         if lookup is not None and lookup.tree is not None:
             # A target lacks it, so its manifest is at hand: what that says counts, not the list.
             manifest = lookup.tree.root
@@ -595,49 +588,58 @@ class Referrers:
         digest: str,
         expected: Descriptor | None = None,
         *,
-        silent: Collection[Repository] = (),
+        known_to_lack: Collection[Repository] = (),
     ) -> TagLookup | None:
         """Look up an artifact by its digest; None where it is known that no target lacks it.
 
-        `expected` is its entry in a list of referrers. Targets in `silent` lack it as far as is known:
-        they are asked only where the state says that they hold it.
+        `expected` is its entry in a list of referrers. A target in `known_to_lack` is asked all the same
+        where the state says that it holds the artifact.
         """
         unsure = list[Repository]()
         not_asked = list[Repository]()
         for target in search.targets:
             repository = target.repository
+            # Three ways to know that a target holds it: the list of the last look, an answer of this
+            # run, and the state, which is believed of targets that held all artifacts then.
+            is_known = (repository.key, digest) in self._known_present
+            is_confirmed = self._knowledge.is_confirmed(repository.pool, digest)
             is_believed = self._knowledge.is_committed(repository.pool, digest)
-            if self._is_certainly_at(repository, digest) or (is_believed and target.is_complete):
+            if is_known or is_confirmed or (is_believed and target.is_complete):
                 continue
             unsure.append(repository)
-            if repository in silent and not is_believed:
+            if repository in known_to_lack and not is_believed:
                 not_asked.append(repository)
         if not unsure:
             return None
         return await self._discovery.look_up(
-            search.mapping, digest, digest, tuple(unsure), silent=not_asked, expected=expected
+            search.mapping,
+            digest,
+            digest,
+            tuple(unsure),
+            known_to_lack=not_asked,
+            expected=expected,
         )
-
-    def _is_certainly_at(self, target: Repository, digest: str) -> bool:
-        if (target.key, digest) in self._known_present:
-            return True
-        return self._knowledge.is_confirmed(target.pool, digest)
 
     async def _look_at_tag(self, search: Search, subject: str, tag: str) -> Artifact | None:
         """Find out which targets lack what a tag of cosign's names; None where the filters refuse it."""
-        silent = [
+        known_to_lack = [
             target.repository
             for target in search.targets_for(subject)
             if target.is_new or target.had_no_tags
         ]
         lookup = await self._discovery.look_up(
-            search.mapping, tag, tag, search.repositories, silent=silent
+            search.mapping, tag, tag, search.repositories, known_to_lack=known_to_lack
         )
         types = frozenset[str]()
         if lookup.tree is not None or search.is_filtered:
             manifest = await self._discovery.manifest(search.source, lookup.source_digest)
             types = types_of_parts(manifest)
         return Artifact(subject, tag, None, lookup, types) if search.wants(types) else None
+
+
+def _cosign_tags(digest: str) -> list[str]:
+    """Return the tags under which cosign keeps signatures, attestations and SBOMs of a digest."""
+    return [referrers_tag(digest) + suffix for suffix in _COSIGN_SUFFIXES]
 
 
 def types_of_parts(manifest: Manifest) -> frozenset[str]:
@@ -648,6 +650,12 @@ def types_of_parts(manifest: Manifest) -> frozenset[str]:
 
 def types_of(manifest: Manifest) -> frozenset[str]:
     return frozenset({manifest.artifact_type} if manifest.artifact_type else ())
+
+
+def too_many_artifacts() -> ContentError:
+    """Return the error of an image with more artifacts, or longer chains of them, than any real one."""
+    limits = f"more than {MOST_ARTIFACTS} artifacts, or artifacts on artifacts more than {MOST_LEVELS} deep"
+    return ContentError(limits)
 
 
 def fail_without_artifact(
