@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import itertools
 import json
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,6 +20,7 @@ from conformance.content.images import Seed
 from tests.ends import document, run_regsync
 from tests.layouts import blob_path, check_layout, files_of, make_layout, names_of
 from tests.power_cuts import After, Moment, Recording, after_a_cut, recording, write_out
+from tests.thinning import thorough
 
 
 class Scene:
@@ -118,7 +120,21 @@ def _lost(moment: Moment) -> After:
     return next(after_a_cut(dataclasses.replace(moment, pending=[], written={})))
 
 
-def _try_all(scene: Scene, *, every: int, has_old_index: bool = False) -> int:
+class Share(NamedTuple):
+    """Which cuts are tried: each `every`-th from `first` on. Of those, each `continued`-th is followed
+    by another run.
+    """
+
+    first: int
+    every: int
+    continued: int = 1
+
+
+# A few in an ordinary run, all in eight tests of a thorough one.
+SHARES = [Share(4, 5, 15), *(thorough(pytest.param(Share(first, 8))) for first in range(8))]
+
+
+def _try_cuts(scene: Scene, share: Share, *, has_old_index: bool = False) -> None:
     record = scene.record()
     complete = (scene.disk / "index.json").read_bytes()
     files = files_of(scene.disk) - {"index.json.old"}
@@ -128,36 +144,34 @@ def _try_all(scene: Scene, *, every: int, has_old_index: bool = False) -> int:
     check_layout(scene.disk)
     assert files_of(scene.disk) >= files
 
-    count = 0
-    for count, after in enumerate(_cuts(record), 1):
-        if count % min(every, 5):
-            continue
+    cuts = list(itertools.islice(_cuts(record), share.first, None, share.every))
+    assert len(cuts) * share.every > 100
+    for number, after in enumerate(cuts, 1):
         write_out(after, scene.usb)
         scene.check_cut(has_old_index=has_old_index)
-        if count % every == 0:
+        if number % share.continued == 0:
             write_out(after, scene.usb)
             ran = scene.sync()
             assert ran.status == 0, ran.err
             check_layout(scene.disk)
             assert (scene.disk / "index.json").read_bytes() == complete
             assert files_of(scene.disk) - {"index.json.old"} == files
-    return count
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beginning", ["nothing", "empty", "old", "half"])
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.thorough), 75])
+@pytest.mark.parametrize("share", SHARES)
 def test_a_layout_is_whole_after_a_power_cut_and_the_next_run_completes_it(
-    tmp_path: Path, beginning: str, every: int
+    tmp_path: Path, beginning: str, share: Share
 ) -> None:
-    assert _try_all(Scene(tmp_path, beginning), every=every) > 100
+    _try_cuts(Scene(tmp_path, beginning), share)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_links")
 @pytest.mark.parametrize("beginning", ["nothing", "old"])
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.thorough), 75])
+@pytest.mark.parametrize("share", SHARES)
 def test_so_is_one_on_a_disk_without_atomic_replacement(
-    tmp_path: Path, beginning: str, every: int
+    tmp_path: Path, beginning: str, share: Share
 ) -> None:
-    assert _try_all(Scene(tmp_path, beginning), every=every, has_old_index=True) > 100
+    _try_cuts(Scene(tmp_path, beginning), share, has_old_index=True)
