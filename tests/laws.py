@@ -8,6 +8,7 @@ Invariants: a law looks at one source alone and gives pairs of a line and what i
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
@@ -60,7 +61,7 @@ def breaches(source: str, name: str) -> list[str]:
 
 def parallel_assignments(tree: ast.Module) -> Iterator[Breach]:
     """Two things are assigned in two statements, unless they change places."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not isinstance(node, ast.Assign) or not isinstance(node.value, (ast.Tuple, ast.List)):
             continue
         values = sorted(map(ast.unparse, node.value.elts))
@@ -94,7 +95,7 @@ def truth_arithmetic(tree: ast.Module) -> Iterator[Breach]:
 
 def chosen_loops(tree: ast.Module) -> Iterator[Breach]:
     """What a `for` runs over is not chosen by a conditional expression in its head."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, Loop) and isinstance(node.iter, ast.IfExp):
             yield node.iter.lineno, f"a for runs over a choice: {ast.unparse(node.iter)}"
 
@@ -105,18 +106,18 @@ def hidden_walruses(tree: ast.Module) -> Iterator[Breach]:
     """
     open_walruses = {
         walrus
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, (ast.If, ast.While))
         for walrus in walruses_of_test(node.test)
     }
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.NamedExpr) and node not in open_walruses:
             yield node.lineno, f"{ast.unparse(node.target)} is assigned inside an expression"
 
 
 def nested_choices(tree: ast.Module) -> Iterator[Breach]:
     """No conditional expression is part of another one."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.IfExp):
             inner = [part for part in ast.walk(node) if isinstance(part, ast.IfExp)]
             if len(inner) > 1:
@@ -126,7 +127,7 @@ def nested_choices(tree: ast.Module) -> Iterator[Breach]:
 def numbered_records(tree: ast.Module) -> Iterator[Breach]:
     """The fields of a record have names: an index is for one of many of the same kind."""
     records = record_names(tree)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if is_numbered(node) and is_record(node.value, records):
             yield node.lineno, f"a field of a record by number: {ast.unparse(node)}"
         elif isinstance(node, ast.Lambda):
@@ -141,7 +142,7 @@ def shared_lines(tree: ast.Module, source: str) -> Iterator[Breach]:
     one.
     """
     lines = source.splitlines()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not isinstance(node, ast.stmt) or is_ellipsis(node):
             continue
         before = lines[node.lineno - 1].encode()[: node.col_offset]
@@ -152,18 +153,28 @@ def shared_lines(tree: ast.Module, source: str) -> Iterator[Breach]:
 # What the laws look at.
 
 
+@functools.lru_cache(maxsize=1)
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """Return all nodes of a source: most laws look at each."""
+    return list(ast.walk(tree))
+
+
 def scopes(tree: ast.Module) -> Iterator[ast.AST]:
     """Give the module and every function in it."""
     yield tree
-    yield from (node for node in ast.walk(tree) if isinstance(node, Function))
+    yield from (node for node in nodes(tree) if isinstance(node, Function))
 
 
-def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
-    """Walk a scope without the functions in it."""
-    for child in ast.iter_child_nodes(scope):
-        yield child
-        if not isinstance(child, Function):
-            yield from own_nodes(child)
+@functools.lru_cache(maxsize=1)
+def own_nodes(scope: ast.AST) -> list[ast.AST]:
+    """Return the nodes of a scope without those of the functions in it."""
+    found: list[ast.AST] = []
+    unvisited = [scope]
+    while unvisited:
+        children = list(ast.iter_child_nodes(unvisited.pop()))
+        found += children
+        unvisited += [child for child in children if not isinstance(child, Function)]
+    return found
 
 
 def arguments(scope: ast.AST) -> list[ast.arg]:
@@ -263,12 +274,12 @@ def record_names(tree: ast.Module) -> set[str]:
     """
     kinds = {
         node.name
-        for node in ast.walk(tree)
+        for node in nodes(tree)
         if isinstance(node, ast.ClassDef) and "NamedTuple" in map(ast.unparse, node.bases)
     }
     names: set[str] = set()
     givers: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.arg) and holds_record(node.annotation, kinds):
             names.add(node.arg)
         elif isinstance(node, ast.AnnAssign) and holds_record(node.annotation, kinds):
@@ -276,7 +287,7 @@ def record_names(tree: ast.Module) -> set[str]:
         elif isinstance(node, Function) and holds_record(node.returns, kinds):
             is_property = "property" in map(ast.unparse, node.decorator_list)
             (names if is_property else givers).add(node.name)
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         value = getattr(node, "value", None)
         if isinstance(value, ast.Await):
             value = value.value

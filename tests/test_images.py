@@ -1,41 +1,26 @@
-"""Content of every shape: equal on every run and Python, taken by a strict registry, copied or
-refused.
+"""Content of every shape of the catalogue (conformance/content/shapes.py) is copied, or refused.
 
-The catalogue (conformance/content/shapes.py) is run through three clients: the harness's own, the program,
-and for what has to be refused, the program alone.
+What the catalogue itself promises is in conformance/tests/test_shapes.py.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from conformance.client.copies import fetch_http, identical, push_http
-from conformance.content.images import Image, Seed
-from conformance.content.samples import Sample
+from conformance.client.copies import fetch_http, identical
+from conformance.content.images import Seed
 from conformance.content.shapes import shapes
 from conformance.registry.app import App
 from conformance.server.sockets import Server, run_in_thread
 from tests.ends import copy, held, only
 from tests.thinning import thorough
 
-ROOT = Path(__file__).resolve().parent.parent
-DIGESTS = ROOT / "tests" / "data" / "shapes.txt"
 LENGTHY = ("index-of-1000", "1000-layers", "referrers-many")
 VALID = {name: shape for name, shape in shapes().items() if not shape.refused}
 REFUSED = {name: shape for name, shape in shapes().items() if shape.refused}
-
-
-def golden() -> dict[str, str]:
-    """Read the digest of each shape: the same from Python 3.10 to 3.13."""
-    lines = [line.split() for line in DIGESTS.read_text(encoding="ascii").splitlines()]
-    return {name: digest for digest, name in lines}
 
 
 def copied() -> list[Any]:
@@ -45,69 +30,6 @@ def copied() -> list[Any]:
     ]
     # A thousand children, or layers, are thousands of requests that show little new.
     return [thorough(each) if "1000" in str(each.values[0]) else each for each in params]
-
-
-# The catalogue itself.
-
-
-@pytest.mark.slow
-def test_every_shape_has_the_bytes_that_it_always_had() -> None:
-    assert {name: shape.build().fingerprint() for name, shape in shapes().items()} == golden()
-
-
-@pytest.mark.slow
-def test_the_bytes_do_not_depend_on_the_interpreters_hashes() -> None:
-    code = "from conformance.content.shapes import shapes\n"
-    code += "for name, shape in shapes().items(): print(name, shape.build().fingerprint())"
-    told = []
-    for hashes in ("0", "1"):
-        environment = {**os.environ, "PYTHONHASHSEED": hashes}
-        command = [sys.executable, "-c", code]
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True
-        )
-        told.append(dict(line.split() for line in done.stdout.splitlines()))
-    assert told == [golden()] * 2
-
-
-def test_every_shape_says_what_it_is_and_where_it_is_written() -> None:
-    assert len(VALID) > 90
-    assert len(REFUSED) > 60
-    for name, shape in shapes().items():
-        assert shape.name == name
-        assert shape.sentence.endswith(".")
-        assert shape.reference
-    sentences = [shape.sentence for shape in shapes().values()]
-    assert len(set(sentences)) == len(sentences)
-
-
-def graph_of(sample: Sample) -> set[str]:
-    """Follow every descriptor of every document of a sample; return the digests."""
-    named: set[str] = set()
-    for image in sample.parts().values():
-        for media_type, body in image.manifests.values():
-            document = Image("t", media_type, {"t": (media_type, body)}, {}).document
-            config = document.get("config")
-            for entry in [*([config] if config else []), *(document.get("layers") or [])]:
-                named.add(entry["digest"])
-            named |= {
-                entry["digest"]
-                for key in ("manifests", "blobs")
-                for entry in document.get(key) or []
-            }
-    return named
-
-
-@pytest.mark.parametrize("name", VALID)
-def test_a_valid_sample_holds_what_it_names_and_nothing_else(name: str) -> None:
-    sample = VALID[name].build()
-    parts = sample.parts().values()
-    everything = {
-        digest for image in parts for digest in (*image.blobs, *image.manifests, *image.absent)
-    }
-    tops = {image.top for image in parts}
-    assert graph_of(sample) - everything == set()
-    assert everything - graph_of(sample) - tops == set()
 
 
 # Registries and clients.
@@ -147,22 +69,6 @@ def everything(server: Server, repository: str) -> dict[str, bytes]:
         return {}
     blobs = {digest: bytes(content) for digest, content in known.blobs.items()}
     return {**blobs, **{digest: stored.body for digest, stored in known.manifests.items()}}
-
-
-@pytest.mark.parametrize("name", copied())
-def test_a_strict_registry_takes_every_valid_shape(name: str, ends: tuple[Server, Server]) -> None:
-    sample, (server, _) = VALID[name].build(), ends
-    for reference, image in sample.parts().items():
-        push_http(
-            image,
-            server.address,
-            f"pushed/{name}",
-            *((reference or "v1",) if ":" not in reference else ()),
-        )
-    expected = {
-        key: data for image in sample.parts().values() for key, data in image.contents().items()
-    }
-    assert identical(everything(server, f"pushed/{name}"), expected)
 
 
 # What a registry serves by a type that the harness's own client does not ask for.
