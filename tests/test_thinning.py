@@ -116,15 +116,19 @@ def test_files_with_slow_tests_begin_first() -> None:
 def test_what_is_run_and_how_long_it_may_take(
     arguments: list[str], has_changed: bool, tests: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The options are passed on, and everything may take longer than CI allows."""
+    """The options are passed on, everything may take longer than CI allows, and what the tests start
+    is compiled once.
+    """
     started: list[tuple[list[str], float | None]] = []
 
     def run(
-        command: list[str], *, timeout: float | None, check: bool
+        command: list[str], *, timeout: float | None, env: dict[str, str], check: bool
     ) -> subprocess.CompletedProcess[str]:
         started.append((command, timeout))
+        assert "PYTHONDONTWRITEBYTECODE" not in env
         return subprocess.CompletedProcess(command, 0)
 
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setattr(check, "ready_venv", lambda: sys.executable)
     monkeypatch.setattr(check, "ready_programs", lambda: None)
     monkeypatch.setattr(check, "ready_provider", lambda: None)
