@@ -95,12 +95,12 @@ class Outcome(NamedTuple):
 
     def as_json(self) -> dict[str, Any]:
         """Return the image's entry in `images` of the report."""
-        is_trimmed = self.source_digest not in (None, self.digest)
+        differs_at_target = self.source_digest not in (None, self.digest)
         return {
             "source": self.source,
             "target": self.target,
             "digest": self.digest,
-            **({"source_digest": self.source_digest} if is_trimmed else {}),
+            **({"source_digest": self.source_digest} if differs_at_target else {}),
             "status": self.status,
             "reason": self.reason,
             **({"until": time_text(self.until)} if self.until is not None else {}),

@@ -176,9 +176,8 @@ class FilePieces(Pieces):
         if len(self._buffer) < size:
             self._buffer = memoryview(bytearray(size))
         room = self._buffer[:size]
-        await (
-            anyio.lowlevel.checkpoint()
-        )  # a read from memory waits for nothing, and others are due
+        # A read from memory waits for nothing: without this no other task would run.
+        await anyio.lowlevel.checkpoint()
         count = self._read_now(room, self._offset)
         if count is None:
             # A broken disk is met here: `_read_now` returns None for its errors too.
@@ -376,7 +375,7 @@ class Staging:
         """Read a blob from its source, into memory or to disk."""
         is_small = blob.size <= SMALL_BLOB
         # A small blob that can go to disk evicts nothing from memory.
-        if is_small and self._find_room(blob.size, evict=not disk):
+        if is_small and self._make_room_in_memory(blob.size, evict=not disk):
             await self._pull_into_memory(blob, read)
         elif disk:
             await self._pull_into_file(blob, read)
@@ -417,7 +416,7 @@ class Staging:
 
     def make_way(self) -> None:
         """Let go of bodies in memory for chunks that have reserved it."""
-        self._find_room(0, evict=True)
+        self._make_room_in_memory(0, evict=True)
 
     def close(self, *, sweep: bool = True, failed: bool = False, leftovers: bool = True) -> None:
         """Let go of everything. With `sweep` the staged files are removed, with `leftovers` those of
@@ -440,8 +439,8 @@ class Staging:
 
     # Memory.
 
-    def _find_room(self, size: int, *, evict: bool) -> bool:
-        """Say whether memory has room for `size` bytes more.
+    def _make_room_in_memory(self, size: int, *, evict: bool) -> bool:
+        """Return whether memory has room for `size` bytes more.
 
         With `evict`, bodies that nobody uses make way, the least recently used first.
         """
@@ -554,13 +553,13 @@ class Staging:
         file = self._files.get(digest)
         if file is None:
             return None
-        staged = None
-        with _disk_errors(), contextlib.suppress(FileNotFoundError):
-            staged = FileIO(file.path, opener=open_safely)
-
-        del self._files[digest]
-        if staged is not None:  # else another run in this directory has ended, and removed it
-            self._files[digest] = file  # now it is the last one used
+        with _disk_errors():
+            try:
+                staged = FileIO(file.path, opener=open_safely)
+            except FileNotFoundError:
+                del self._files[digest]  # another run in this directory has ended, and removed it
+                return None
+        self._files[digest] = self._files.pop(digest)  # now it is the last one used
         return staged
 
     def _paths_of_all_runs(self) -> set[str]:
