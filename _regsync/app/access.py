@@ -206,30 +206,41 @@ class AccessCheck:
 
     async def _try_rights(self, access: Access) -> None:
         """Read, and at a target open an upload; SyncError where access is refused."""
+        await self._try_pull(access)
+        is_target = access.repository.side is Side.TARGET
+        if is_target and access.upload != "absent":
+            await self._try_push(access)
+
+    async def _try_pull(self, access: Access) -> None:
         repository = access.repository
-        host = repository.host
-        is_target = repository.side is Side.TARGET
         call = repository.call("tag_list", "GET", "tags/list?n=1")
         try:
-            await self._transport.request(host, call, ok=(200,), limit=LARGEST_TAG_PAGE)
+            await self._transport.request(repository.host, call, ok=(200,), limit=LARGEST_TAG_PAGE)
         except RegistryError as error:
             # A registry that hides a repository may let us push to it all the same.
+            is_target = repository.side is Side.TARGET
             if not is_target or error.status not in (401, 403, 404):
                 raise
-            if error.status == 404 and host.registry.kind == "ecr_public":
-                raise  # a push creates nothing there
-            if error.status == 404 and host.registry.kind == "ecr":
-                access.account = await self._account_of(host)
-                if access.account.template_for(repository.name) is None:
-                    raise
             if error.status == 404:
+                if not await self._may_be_created(access):
+                    raise
                 access.upload = "absent"
-                return
         else:
             access.rights.append("pull")
-        if not is_target:
-            return
 
+    async def _may_be_created(self, access: Access) -> bool:
+        """Say whether a push may create a repository that does not exist."""
+        host = access.repository.host
+        if host.registry.kind == "ecr_public":
+            return False
+        if host.registry.kind == "ecr":
+            access.account = await self._account_of(host)
+            return access.account.template_for(access.repository.name) is not None
+        return True
+
+    async def _try_push(self, access: Access) -> None:
+        repository = access.repository
+        host = repository.host
         async with self._transport.pool.lease(host.origin) as lease:
             upload = Upload(repository, self._transport, lease, Descriptor("", "", 0))
             await upload.start()

@@ -80,14 +80,10 @@ def find_credential(
     has none.
     """
     method = registry.auth_type
-    where = f"registry {registry.alias!r}"
     if method == "anonymous":
         return None
-    if method == "basic":
-        found_at = f"credentials of {where}"
-        return Credential(registry.username or "", registry.password or "", found_at=found_at)
-    if method == "static_token":
-        return Credential(registry_token=registry.token or "", found_at=f"token of {where}")
+    if method in ("basic", "static_token"):
+        return _configured_credential(registry)
 
     looked_at: list[str] = []
     if (method or registry.kind) == "ghcr":
@@ -104,9 +100,19 @@ def find_credential(
     if method is None:
         return None  # nobody has asked for a login
     raise AuthError(
-        f"{where}: no credentials for {registry.authority}; looked at {', '.join(looked_at)}",
+        f"registry {registry.alias!r}: no credentials for {registry.authority}; looked at {', '.join(looked_at)}",
         hint="log in with a container client, or use auth_type: basic with credentials",
         fatal=True,
+    )
+
+
+def _configured_credential(registry: Registry) -> Credential:
+    """Return the credential that the configuration itself holds."""
+    where = f"registry {registry.alias!r}"
+    if registry.auth_type == "static_token":
+        return Credential(registry_token=registry.token or "", found_at=f"token of {where}")
+    return Credential(
+        registry.username or "", registry.password or "", found_at=f"credentials of {where}"
     )
 
 

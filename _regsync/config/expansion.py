@@ -63,28 +63,33 @@ class _Expansion:
                 return self.plain_scalar(node, field)
 
     def plain_section(self, node: Node, section_field: Field) -> dict[str, Any]:
-        fields = [
-            field
+        nodes = self.field_nodes(node, section_field.of)
+        return {
+            field.name: self.plain(nodes[field.name], field)
             for field in SECTIONS[section_field.of]
-            if field.name not in ("target_groups", "defaults")
-        ]
+            if field.name in nodes
+        }
+
+    def field_nodes(self, node: Node, section_name: str) -> dict[str, Node]:
+        """Return the fields of a section, with those that it inherits or leaves to their defaults, and
+        without those that other sections have taken over.
+        """
         nodes = {
             name: entry.value for name, entry in node.entries.items() if entry.value.tag != "null"
         }
-        if section_field.of == "mapping":
-            nodes = {"to": nodes["from"], **self.reader.defaults.nodes, **nodes}
-        elif section_field.of == "config":
-            nodes.setdefault("global", Node("map", 0, 0))
-        elif section_field.of == "global":
-            for field in fields:
-                is_without_state = field.name == "cache_dir" and not self.reader.file.base_dir
-                if field.default and not is_without_state:
-                    nodes.setdefault(field.name, Node("str", 0, 0, text=field.default))
-        return {
-            field.name: self.plain(nodes[field.name], field)
-            for field in fields
-            if field.name in nodes
-        }
+        match section_name:
+            case "config":
+                nodes.setdefault("global", Node("map", 0, 0))
+                nodes.pop("target_groups", None)
+                nodes.pop("defaults", None)
+            case "mapping":
+                nodes = {"to": nodes["from"], **self.reader.defaults.nodes, **nodes}
+            case "global":
+                for field in SECTIONS["global"]:
+                    is_without_state = field.name == "cache_dir" and not self.reader.file.base_dir
+                    if field.default and not is_without_state:
+                        nodes.setdefault(field.name, Node("str", 0, 0, text=field.default))
+        return nodes
 
     def plain_scalar(self, node: Node, field: Field) -> Any:
         text = substitute(node.text, self.reader.file.environ)
