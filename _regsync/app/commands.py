@@ -140,9 +140,8 @@ def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Con
         return config
     from _regsync.sync.mappings import parse_shard, share
 
-    layouts = [registry for registry in config.in_use if registry.is_layout]
     targets = [target for mapping in config.mappings for target in mapping.targets]
-    if any(layout in targets for layout in layouts):
+    if any(target.is_layout for target in targets):
         raise ConfigError(
             "--shard cannot be used with an image layout as target: only one process may write it",
             hint="leave --shard out, or give each part a configuration and a directory of its own",
@@ -177,6 +176,7 @@ def run_copy(arguments: Namespace, console: Console) -> int:
             hint="give DST a tag, or leave the digest out",
         )
 
+    # One mapping of one image, as a configuration could have it.
     mapping = MappingRule(
         index=0,
         source=registry_for(source.registry, config),
@@ -189,6 +189,7 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     )
     is_within_registry = mapping.source.address == mapping.targets[0].address
     if is_within_registry and mapping.source.max_concurrent == 1:
+        # It would never begin: it reserves the reading and the writing request in one step (I8).
         raise ConfigError(
             f"{mapping.source.authority}: max_concurrent is 1, but a copy within one registry reads"
             " and writes at the same time",

@@ -640,7 +640,8 @@ class Authenticator:
                 token = await self._request_token(needed, before_body)
             if token.value:
                 return token.value
-            if not token.done.is_set():  # waiting would let another request in front of this one
+            # `wait` lets other requests go first, even where there is nothing to wait for.
+            if not token.done.is_set():
                 await token.done.wait()
             # Without value and error, the exchange was cancelled or asked for too much: the first
             # caller that gets here begins another.

@@ -557,10 +557,11 @@ class Reader:
         auth_type_is_wrong = "auth_type" in nodes and auth_type is None
         if not auth_type_is_wrong:
             for field in SECTIONS["registry"]:
-                if field.auth and field.auth != auth_type and field.name in nodes:
+                is_of_this_type = field.auth == auth_type
+                if field.auth and not is_of_this_type and field.name in nodes:
                     message = f"is only valid with `auth_type: {field.auth}`"
                     self.note_field(section, field.name, message)
-                is_needed = field.auth == auth_type and auth_type in _LOGINS_WITH_FIELDS
+                is_needed = is_of_this_type and auth_type in _LOGINS_WITH_FIELDS
                 if is_needed and field.name not in nodes:
                     self.note_field(section, "auth_type", f"{auth_type} needs `{field.name}`")
         if "cloud_profile" in nodes and "aws_profile" in nodes:

@@ -288,11 +288,13 @@ def _settle_type(document: Mapping[str, object], names: Sequence[str], received:
     if not (media_type.startswith("application/") and re.fullmatch(_MEDIA_TYPE, media_type)):
         raise ContentError(f"neither a manifest nor an index; {received}")
 
-    # `"manifests": null` is an empty index, as Go reads it.
-    is_hollow_index = media_type in _INDEX_TYPES and "manifests" not in document
-    is_image_as_index = media_type in _INDEX_TYPES and has_image_fields
-    is_hollow_image = media_type in _IMAGE_TYPES and document.get("config") is None
-    if is_hollow_index or is_image_as_index or is_hollow_image:
+    has_its_fields = True  # types that are neither of an image nor of an index need none
+    if media_type in _INDEX_TYPES:
+        # `"manifests": null` is an empty index, as Go reads it.
+        has_its_fields = "manifests" in document and not has_image_fields
+    elif media_type in _IMAGE_TYPES:
+        has_its_fields = document.get("config") is not None
+    if not has_its_fields:
         raise ContentError(f"the document does not have the fields of {media_type}; {received}")
     return media_type
 

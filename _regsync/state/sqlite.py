@@ -95,6 +95,8 @@ def open_for_writing(path: str, busy_seconds: float) -> sqlite3.Connection:
     with _raising_damage():
         connection = _connect(path, "rw", busy_seconds)
         with _closing_on_failure(connection):
+            # No commit waits for the disk. What a power cut damages costs requests only (I5: state that
+            # is wrong or lost never makes a wrong image).
             _execute_each(connection, ("PRAGMA synchronous = OFF", "PRAGMA journal_mode = DELETE"))
             if not _has_tables(connection):
                 _make_tables(connection)
