@@ -186,7 +186,7 @@ class Watch:
         self._number = 0  # of the cycle under way, or of the last one
         self._last_sign_of_life = anyio.current_time()
         self._health = Health(due=anyio.current_time())
-        self._cycle_scope = anyio.CancelScope()
+        self._cycle_scope = anyio.CancelScope()  # of the cycle under way
 
     def tell_health(self, path: str) -> tuple[int, dict[str, object]]:
         """Answer a probe, in whatever thread: all event loops of asyncio share one clock."""

@@ -238,12 +238,13 @@ async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAcco
     try:
         api = await _find_api(machine, registry, probing_metadata=False)
         assert api is not None  # without probing, there are keys or an AuthError
-        templates = json_object((await api.ask("DescribeRepositoryCreationTemplates", {})).encode())
-        owner = str((templates or {}).get("registryId"))
+        answer = await api.ask("DescribeRepositoryCreationTemplates", {})
+        document = json_object(answer.encode()) or {}
+        owner = str(document.get("registryId"))
         if not registry.host.startswith(f"{owner}."):
             reason = f"{api.keys.found_at} belongs to account {printable(owner, 20)}"
             return account._replace(reason=reason)
-        account = account._replace(created_on_push=_created_on_push(templates or {}))
+        account = account._replace(created_on_push=_created_on_push(document))
 
         answer = await api.ask("GetAccountSetting", {"name": "BLOB_MOUNTING"})
         value = (json_object(answer.encode()) or {}).get("value")
@@ -251,6 +252,7 @@ async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAcco
             return account._replace(mounts=value == "ENABLED")
         return account._replace(reason="ECR did not say")
     except (AuthError, ConfigError) as error:
+        # What was read before stays known.
         hint = f" ({error.hint})" if error.hint else ""
         return account._replace(reason=f"{error.message}{hint}")
 
