@@ -149,7 +149,8 @@ class SocketStream(Stream):
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
-            return self._socket.recv_into(buffer)
+            # `ssl` measures a buffer whose length it is not told, for each 16 KiB again.
+            return self._socket.recv_into(buffer, len(buffer))
         except (BlockingIOError, ssl.SSLWantReadError):
             return WANT_READ
         except ssl.SSLWantWriteError:
