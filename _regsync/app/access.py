@@ -13,6 +13,7 @@ import math
 from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -34,7 +35,6 @@ from _regsync.text import printable, time_text
 if TYPE_CHECKING:
     from _regsync.auth.aws import EcrAccount
 
-CONCURRENT_CHECKS = 16
 LARGEST_TAG_PAGE = 8 * 1024 * 1024  # bytes; some registries ignore `n=1`
 MOUNTING = {True: "enabled", False: "disabled", None: "unknown"}
 LATEST_TIME = 1e11  # seconds since 1970; the end of a login that is later is shown as unknown
@@ -42,24 +42,20 @@ LATEST_TIME = 1e11  # seconds since 1970; the end of a login that is later is sh
 
 async def check(config: Config, console: Console) -> int:
     """Ask every repository in use, tell what works and what is missing; return the exit status."""
-    transport = connect(console)
-    accesses = list[Access]()
-    with closing(transport):
+    with closing(connect(console)) as transport:
         places = places_in_use(config)
         for registry, _ in places:
             transport.prepare(registry)
         discovery = Discovery(transport, Knowledge())
-        # One iterator, from which each of the tasks below takes its next repository.
-        repositories = iter([discovery.open_remote(*place, side) for place, side in places.items()])
+        repositories = [discovery.open_remote(*place, side) for place, side in places.items()]
         access_check = AccessCheck(transport)
 
-        async def work() -> None:
-            for repository in repositories:
-                access = await access_check.try_repository(repository)
-                accesses.append(access)
-                tell(access, console)
+        async def check_one(repository: RemoteRepository) -> Access:
+            access = await access_check.try_repository(repository)
+            tell(access, console)
+            return access
 
-        await gather([work] * CONCURRENT_CHECKS)
+        accesses = await gather([partial(check_one, repository) for repository in repositories])
     if console.as_json:
         rows = [access.as_json() for access in accesses]
         rows.sort(key=lambda row: str(row["repository"]))

@@ -128,7 +128,7 @@ async def log_in(
             return await file.log_in()
 
     try:
-        return await _ask_metadata(machine, probing_metadata)
+        return await _ask_metadata(machine, is_patient=not probing_metadata)
     except AuthError as error:
         if probing_metadata:
             return None
@@ -159,8 +159,11 @@ def _find_file(machine: CloudEnvironment) -> _CredentialFile | None:
     return None
 
 
-async def _ask_metadata(machine: CloudEnvironment, probing: bool) -> Login:
-    """Ask the metadata server for a token of this machine's account; AuthError for none."""
+async def _ask_metadata(machine: CloudEnvironment, *, is_patient: bool) -> Login:
+    """Ask the metadata server for a token of this machine's account; AuthError for none.
+
+    With `is_patient`, a server that does not answer yet is asked again.
+    """
     addresses = (machine.environ.get(name) for name in _METADATA_VARIABLES)
     host = one_line(next(filter(None, addresses), _METADATA_ADDRESS), 100)
     server = _Place(machine, f"the metadata server {host}")
@@ -169,7 +172,7 @@ async def _ask_metadata(machine: CloudEnvironment, probing: bool) -> Login:
 
     account = f"http://{host}/computeMetadata/v1/instance/service-accounts/default"
     url = f"{account}/token?scopes={quote(_SCOPE, safe='')}"
-    pauses = () if probing else _PAUSES
+    pauses = _PAUSES if is_patient else ()
     answer = await server.ask("GET", url, [("Metadata-Flavor", "Google")], pauses=pauses)
     # Another server may answer at this address, so the answer has to say that it is Google's.
     if answer.headers.get("metadata-flavor") != "Google":

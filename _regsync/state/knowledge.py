@@ -340,6 +340,7 @@ class Knowledge:
         for blob in blobs:
             self._implied_holders[where.host, blob][where] = None
 
+        # Entries that are still believed are not written again.
         old = repository.archive.manifest(where, key)
         if old is None or not self._is_young(old.confirmed, self._lifetime):
             repository.archive.put_manifest(where, key, entry)
