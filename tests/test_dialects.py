@@ -338,6 +338,38 @@ async def test_a_429_between_chunks_is_waited_out_and_nothing_is_sent_twice(worl
     assert int(rest.header("range")[6:-1]) <= CHUNK
 
 
+async def test_a_body_that_a_limit_refuses_goes_again_to_the_same_session(world: Virtual) -> None:
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image = load(source, 70_000)
+    body = target.app.faults.on("PUT", "upload", where=lambda asked: asked.length() == 70_000)
+    body.first(3).status(429)
+    ran = await mirror(world, source, target)
+    assert ran.status == 0, ran.err
+    assert held_by(target.app, image)
+    sent = [each.status for each in bodies(target.app, "PUT") if each.request_bytes == 70_000]
+    assert sent == [429, 429, 429, 201]
+    target.journal.matching("POST", "upload_start").exactly(2)
+    target.journal.matching("DELETE").exactly(0)
+
+
+@pytest.mark.parametrize("status", [400, 404, 416])
+async def test_an_upload_that_has_ended_with_a_429_begins_again(
+    world: Virtual, status: int
+) -> None:
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image = load(source, 70_000)
+    refusals = [429, status]
+    for refusal in refusals:
+        rule = target.app.faults.on("PUT", "upload", where=lambda asked: asked.length() == 70_000)
+        rule.first().status(refusal)
+    ran = await mirror(world, source, target)
+    assert ran.status == 0, ran.err
+    assert held_by(target.app, image)
+    sent = [each.status for each in bodies(target.app, "PUT") if each.request_bytes == 70_000]
+    assert sent == [*refusals, 201]
+    target.journal.matching("POST", "upload_start").exactly(3)
+
+
 def closing(request: Request, answer: Answer) -> Answer:
     if isinstance(answer, Response):
         answer.close = True

@@ -20,6 +20,7 @@ The state of an upload is what `session` and `broken_session` hold:
     open    send: the request begins           -> broken where asking may help, else none
     broken  send: an answer to the last body   -> none, the blob is there unless it is refused
     broken  send: an answer to an earlier part -> open, behind that part
+    broken  send: 429                          -> open, where it was: the body is sent again
     broken  send: no answer                    -> broken
     broken  resume: something was kept         -> open behind it; chunks: wherever it is
     broken  resume: nothing was, or forgotten  -> none
@@ -48,6 +49,9 @@ _MIB = 1024 * 1024
 
 _OCTETS = ("Content-Type", "application/octet-stream")
 _ANY_STATUS = range(600)
+
+# By which a registry says that a session does not take this body.
+_SESSION_GONE = (400, 404, 416)
 
 
 class Place(Protocol):
@@ -91,6 +95,7 @@ class Upload:
         self.is_refused = False
 
         self.has_begun = False  # a body was sent from the blob's first byte
+        self._throttled_session = ""  # whose body was refused with 429
         self._login_refusals = LoginRefusals()  # of its bodies
 
     @property
@@ -160,11 +165,23 @@ class Upload:
         timeouts = self._transport.machine.timeouts
         # A registry may hash or copy the whole blob before it answers.
         seconds = min(timeouts.finish + self.blob.size / _MIB, timeouts.longest_finish)
+        session = self.session
         body = Body(pieces, seconds, self._on_begin, self._transport)
         turn = await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
         async with turn as response:
             if not response.early or response.status < 500:
                 self.broken_session = ""  # the session has had its answer, it is not broken
+            if response.status == 429:
+                # A limit refuses before anybody has looked at the session: it takes the body later.
+                self.session = session
+                self._throttled_session = session
+            elif session == self._throttled_session and response.status in _SESSION_GONE:
+                self.session = ""
+                raise RegistryError(
+                    "the registry has ended the upload that it refused with status 429",
+                    status=404,
+                    codes=("BLOB_UPLOAD_UNKNOWN",),
+                )
             if response.status == 401 and self._is_at_home:
                 await response.read(ERROR_BODY)
                 await self._transport.refresh_login(
