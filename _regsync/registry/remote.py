@@ -166,9 +166,10 @@ class RemoteRepository:
         self.key = RepositoryKey(host.key, self.api_name)
         self.pool = self.key
         self._base = f"/v2/{self.api_name}"
+        self._text = f"{host.key}/{name}"
 
     def __str__(self) -> str:
-        return f"{self.host.key}/{self.name}"
+        return self._text
 
     @property
     def probe_from(self) -> str | None:
@@ -184,7 +185,7 @@ class RemoteRepository:
     def reference(self, reference: str) -> str:
         """Return how an error names a tag or digest of this repository."""
         separator = "@" if ":" in reference else ":"
-        return f"{self}{separator}{reference}"
+        return f"{self._text}{separator}{reference}"
 
     def full_name(self, reference: str) -> str:
         """Return what an image is called outside of this run: other tools know no short names of Docker

@@ -355,12 +355,11 @@ class Slot(NamedTuple):
 
 def has_permits(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand]) -> bool:
     """Say whether the permits are there that `wants` take."""
-    permits = [want for want in wants if not want.within]
-    for want in permits:
-        of_host = [other for other in permits if other.host == want.host]
-        if not limits[want.host].has_permits_for(of_host):
-            return False
-    return True
+    permits: dict[str, list[Demand]] = {}  # by host
+    for want in wants:
+        if not want.within:
+            permits.setdefault(want.host, []).append(want)
+    return all(limits[host].has_permits_for(group) for host, group in permits.items())
 
 
 def take(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: float) -> list[Slot]:
