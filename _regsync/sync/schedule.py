@@ -147,6 +147,13 @@ class _Promoted:
 class Scheduler:
     """The promoted images, at most `slots` of them at work.
 
+    How an image goes:
+
+        add_image       it is pending: the election chooses among the pending images
+        _promote_next   it is elected, claims what its target lacks, and has a coroutine from now on
+        _copy_image     its blobs are copied, its manifests put; then its artifacts are pending
+        _start_again    its target lacked something that the state said it holds: pending once more
+
     `start` starts a task. `queue_lookup` queues one that asks a source (host:port). `lists` writes lists of
     referrers at targets; it is None in a dry run. `on_end` is called with each copy that has ended.
     """

@@ -579,6 +579,7 @@ class Staging:
 
 
 def _is_file(path: str) -> bool:
+    """Say whether a file is at a path: itself, and not by a link."""
     return os.path.isfile(path) and not os.path.islink(path)
 
 

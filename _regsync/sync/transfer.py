@@ -181,7 +181,15 @@ class _Copy:
 
 
 class BlobTransfer:
-    """Copies blobs and manifests to their repositories, and notes in `knowledge` what it learns."""
+    """Copies blobs and manifests to their repositories, and notes in `knowledge` what it learns.
+
+    How a blob is copied:
+
+        _retry            attempt it, and after a failure attempt it again
+        _attempt          one attempt, from whichever place its bytes come
+        _find_or_start    is it at the target, can it be mounted? else open a session
+        _send             send the bytes to the session
+    """
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
         self._transport = transport
@@ -298,7 +306,8 @@ class BlobTransfer:
         if result is not None:
             return result
         if body is not None:
-            return await self._send_known(copy, body)
+            async with self._admitted_to_write(copy):
+                return await self._send(copy, MemoryPieces(body, upload.offset))
         if copy.keep is None and copy.subscriber is not None:
             return await self._send_shared(copy, copy.subscriber)
         return await self._send_staged(copy)
@@ -331,10 +340,6 @@ class BlobTransfer:
             async with copy.relay.opened(upload.offset):
                 return await self._send(copy, copy.relay)
 
-    async def _send_known(self, copy: _Copy, body: bytes) -> BlobResult:
-        async with self._admitted_to_write(copy):
-            return await self._send(copy, MemoryPieces(body, copy.upload.offset))
-
     async def _send_staged(self, copy: _Copy) -> BlobResult:
         """Send a blob that others need too; the first who needs it reads it from its source."""
         read = partial(self._read, copy)
@@ -351,6 +356,7 @@ class BlobTransfer:
                     return await self._send(copy, body)
 
     def _admitted_to_write(self, copy: _Copy) -> AbstractAsyncContextManager[object]:
+        """Return a block that holds a permit of the target alone, for a body that is at hand."""
         put = copy.target.demand_of_writing()
         writing = copy.writing._replace(meters=put.meters)
         return self._admitted((writing,), copy.rank, copy.upload.lease)
