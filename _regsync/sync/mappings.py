@@ -23,6 +23,10 @@ from _regsync.text import printable
 # Kubernetes sets this variable in the pods of an Indexed Job.
 _INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 
+# In a report and a retry this stands in place of a tag for all that a mapping selects, where its source
+# was not listed.
+ALL_TAGS = "*"
+
 _SHARD_NUMBER = re.compile("[0-9]{1,3}")
 
 

@@ -14,12 +14,8 @@ from collections.abc import Iterable
 
 from _regsync.config.model import Config, MappingRule, Registry
 from _regsync.oci.reference import is_tag
-from _regsync.sync.mappings import WantedTag
+from _regsync.sync.mappings import ALL_TAGS, WantedTag
 from _regsync.tags import TagRule, select_literals, selectable
-
-# A report has this in place of a tag where the tags of a source were not listed: then all tags that
-# the mapping selects are asked for again.
-WHOLE = "*"
 
 
 class Retry:
@@ -27,7 +23,7 @@ class Retry:
 
     def __init__(self, images: Iterable[tuple[str, str]]) -> None:
         """`images` are pairs of source and target, full references with host."""
-        # By the names of source and target repository, the tags; WHOLE may be one.
+        # By the names of source and target repository, the tags; ALL_TAGS may be one.
         self._tags = defaultdict[tuple[str, str], set[str]](set)
         # The other images: a digest, or one tag copied to another. Mappings select tags and keep
         # their names, so no mapping selects these.
@@ -42,14 +38,14 @@ class Retry:
                 self._outside_mappings.append((source, target))
 
     def tags_of(self, mapping: MappingRule) -> list[str]:
-        """Return the tags that are wanted of a mapping for any of its targets, WHOLE among them."""
+        """Return the tags that are wanted of a mapping for any of its targets, ALL_TAGS among them."""
         tags = set[str]()
         for target in mapping.targets:
             tags |= self._tags_at(mapping, target)
         return sorted(tags)
 
     def _tags_at(self, mapping: MappingRule, target: Registry) -> set[str]:
-        """Return the tags that are wanted of a mapping for one target, WHOLE among them."""
+        """Return the tags that are wanted of a mapping for one target, ALL_TAGS among them."""
         return self._tags.get(_names_of(mapping, target), set())
 
     def wanted(self, tags: Iterable[WantedTag]) -> list[WantedTag]:
@@ -63,9 +59,9 @@ class Retry:
 
     def _wants(self, wanted: WantedTag, target: Registry) -> bool:
         tags = self._tags_at(wanted.mapping, target)
-        if wanted.tag == WHOLE:
+        if wanted.tag == ALL_TAGS:
             return bool(tags)
-        return wanted.tag in tags or WHOLE in tags
+        return wanted.tag in tags or ALL_TAGS in tags
 
     def narrowed(self, config: Config) -> Config:
         """Return the configuration without the mappings, targets and tags that no wanted image needs.
@@ -106,14 +102,14 @@ class Retry:
         if not targets:
             return None
         rule = mapping.tags
-        if WHOLE not in tags:
+        if ALL_TAGS not in tags:
             rule = TagRule(glob=tuple(sorted(tags)), immutable_tags=rule.immutable_tags)
         return mapping._replace(targets=tuple(targets), tags=rule)
 
     def _selected(self, mapping: MappingRule, target: Registry) -> set[str]:
-        """Return the wanted tags that a mapping may select; all of them if WHOLE is one."""
+        """Return the wanted tags that a mapping may select; all of them if ALL_TAGS is one."""
         tags = self._tags_at(mapping, target)
-        return tags if WHOLE in tags else set(selectable(sorted(tags), mapping.tags))
+        return tags if ALL_TAGS in tags else set(selectable(sorted(tags), mapping.tags))
 
     def unselected(self, config: Config) -> list[str]:
         """Return the wanted images that no mapping selects any more."""
@@ -131,10 +127,10 @@ class Retry:
 
 
 def _split_tag(reference: str) -> tuple[str, str]:
-    """Split REPOSITORY:TAG, where the tag may be WHOLE. The tag is empty in any other reference."""
+    """Split REPOSITORY:TAG, where the tag may be ALL_TAGS. The tag is empty in any other reference."""
     repository, _, tag = reference.rpartition(":")
     # Of REPOSITORY@sha256:HEX the last part would pass for a tag.
-    if "@" in repository or not (tag == WHOLE or is_tag(tag)):
+    if "@" in repository or not (tag == ALL_TAGS or is_tag(tag)):
         return reference, ""
     return repository, tag
 

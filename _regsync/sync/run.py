@@ -31,7 +31,7 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import Look, flags_after
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag, gather
 from _regsync.sync.image import Image, ImageCopy
-from _regsync.sync.mappings import WantedTag, assign, grouped
+from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign, grouped
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers
 from _regsync.sync.report import MappingSelection, Outcome, Report, Room, Undone
 from _regsync.sync.schedule import Scheduler
@@ -315,7 +315,7 @@ class Run:
 
         selected = list(self._wanted)
         for mapping in self._unlisted.values():
-            tags = ["*"] if self._retry is None else self._retry.tags_of(mapping)
+            tags = [ALL_TAGS] if self._retry is None else self._retry.tags_of(mapping)
             all_wanted = self._wanted_of([WantedTag(mapping, tag, mapping.targets) for tag in tags])
             selected += [(wanted, wanted.tag) for wanted in all_wanted]
 
@@ -421,7 +421,7 @@ class Run:
             self._report.selections[mapping.index] = MappingSelection(
                 str(source), mapping.target_repository, error=error
             )
-            self._fail(WantedTag(mapping, "*", mapping.targets), error)
+            self._fail(WantedTag(mapping, ALL_TAGS, mapping.targets), error)
             return ()
 
         for event, text in selection.doubts(str(source)):
