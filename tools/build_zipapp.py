@@ -295,8 +295,8 @@ def files_of_build(interpreters: Sequence[Interpreter], *, fips: bool) -> dict[s
 def check(path: str, *, cache: str, pythons: Sequence[str]) -> str:
     """Build again and compare; return which build of this source `path` is, else raise BuildError.
 
-    A release of the same minor version compiles the same: which one it was is only recorded, and
-    taken from the file.
+    A release of the same minor version nearly always compiles the same: which one it was is only
+    recorded, and taken from the file. Where a module is compiled differently, the error says so.
     """
     recorded = trees_of(path)
     ours = names_of(probe_all(pythons))
@@ -308,6 +308,12 @@ def check(path: str, *, cache: str, pythons: Sequence[str]) -> str:
         same = [again for again in built if is_same_file(path, again)]
         if not same:
             differing = min((differences(path, again) for again in built), key=len)
+            others = {tree: name for tree, name in recorded.items() if name != ours[tree]}
+            if differing and all(is_bytecode_of(others, name) for name in differing):
+                raise BuildError(
+                    f"{path} has the sources of this checkout, but {listed(differing)} differ; it says that"
+                    f" {', '.join(others.values())} compiled them: give that release as --python"
+                )
             raise BuildError(f"{path} is not built from this source: {listed(differing)} differ")
         build_name = os.path.basename(same[0])
         own_name = os.path.basename(path)
@@ -316,6 +322,12 @@ def check(path: str, *, cache: str, pythons: Sequence[str]) -> str:
             raise BuildError(message)
     note = "" if ours == recorded else f" (compiled by {', '.join(ours.values())} here)"
     return f"{path} is {build_name} of this source, byte for byte{note}"
+
+
+def is_bytecode_of(trees: Mapping[str, str], name: str) -> bool:
+    """Tell whether an entry is the bytecode of a module in one of these trees."""
+    tree, _, module = name.partition("/")
+    return tree in trees and module.endswith(".pyc")
 
 
 def is_same_file(first: str, second: str) -> bool:
