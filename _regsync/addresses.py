@@ -63,7 +63,7 @@ def is_private(host: str) -> bool:
 
     if isinstance(address, IPv6Address):
         address = _ipv4_inside(address) or address
-    return not address.is_global or address.is_multicast
+    return not address.is_global or address.is_multicast  # which Python calls global
 
 
 def is_address_in_disguise(host: str) -> bool:

@@ -67,7 +67,9 @@ class Console:
             self._log_line(f"{level}: {message}", level, event, message, **fields)
 
     def _log_line(self, text: str, level: str, event: str, message: str, **fields: object) -> None:
-        """Write a line of text, or with `--log-format json` an object of the other arguments."""
+        """Write a line to standard error: `text`, or with `--log-format json` an object of the other
+        arguments.
+        """
         if self._json_log:
             entry = {"ts": timestamp(), "level": level, "event": event, "message": message}
             self._write_line(self._err, json.dumps({**entry, **fields}, default=str))

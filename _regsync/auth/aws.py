@@ -762,9 +762,10 @@ class _KeyChain:
         base = base.rstrip("/")
         label = f"the EC2 metadata service at {printable(base, 100)}"
         self.looked_at.append(label)
+        if self._settings.is_set("ec2_metadata_disabled"):
+            self.looked_at[-1] += " (AWS_EC2_METADATA_DISABLED)"
+            return None
         try:
-            if self._settings.is_set("ec2_metadata_disabled"):
-                raise WireError("AWS_EC2_METADATA_DISABLED")
             token, answer = await self._ask_instance(f"{base}/latest")
         except WireError as error:
             self.looked_at[-1] += f" ({printable(error.message, 150)})"

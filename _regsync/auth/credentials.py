@@ -144,13 +144,13 @@ def _credential_files(
 
     docker_directory = environ.get("DOCKER_CONFIG") or _path_below(home, ".docker")
     config_directory = environ.get("XDG_CONFIG_HOME") or _path_below(home, ".config")
-    # Windows has no user numbers.
-    user_number = getattr(os, "getuid", int)()
+    session_directory = environ.get("XDG_RUNTIME_DIR")
+    user_number = os.getuid() if hasattr(os, "getuid") else 0  # Windows has no user numbers
+    session_file = f"/run/containers/{user_number}/auth.json"
     paths = (
         environ.get("REGISTRY_AUTH_FILE"),
         _path_below(docker_directory, "config.json"),
-        _path_below(environ.get("XDG_RUNTIME_DIR"), "containers", "auth.json")
-        or f"/run/containers/{user_number}/auth.json",
+        _path_below(session_directory, "containers", "auth.json") or session_file,
         _path_below(config_directory, "containers", "auth.json"),
         _path_below(home, ".dockercfg"),
     )
