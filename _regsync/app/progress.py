@@ -117,6 +117,7 @@ class Pace:
     def record(self, now: float, moved: int, expected: int) -> None:
         """Note how many bytes were moved until now, and how many are to be moved in all."""
         self._samples.append(_Sample(now, moved))
+        # One sample from before the time of the forecast stays, to count from.
         while self._samples[1].time <= now - FORECAST_SECONDS:
             self._samples.popleft()
 

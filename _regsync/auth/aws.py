@@ -86,7 +86,7 @@ def endpoint(service: str, region: str, fips: bool = False, dual: bool = False) 
     """
     partition = next(row for row in _PARTITIONS if region.startswith(row.region_start))
     fips_mark = "-fips" if fips else ""
-    if dual:
+    if dual:  # these hosts are named alike everywhere
         return f"{service}{fips_mark}.{region}.{partition.dual_suffix}"
 
     if service.startswith("ecr"):
