@@ -173,7 +173,7 @@ class World:
             if not mounted:
                 self.uploads[where[0], digest] += 1
             self.blobs.add((where, digest))
-            for ready in self.claims.arrived(image.work, digest):
+            for ready in self.claims.blob_arrived(image.work, digest):
                 self._make_ready(ready)
         if step.mount_from is not None:
             self._queue(self.claims.mount_ended(where[0], mounted=mounted))
@@ -190,7 +190,7 @@ class World:
             child = image.finishing.pop()
             self._must_hold(where, CHILDREN[child], ())
             self._put(where, child, CHILDREN[child])
-            for ready in self.claims.arrived(image.work, child):
+            for ready in self.claims.manifest_arrived(image.work, child):
                 self._make_ready(ready)
         else:
             named = tuple(image.work.blobs)
@@ -380,8 +380,11 @@ def claims_of(*works: ImageClaims) -> tuple[Claims, list[list[Step]]]:
 
 def finish(claims: Claims, done: ImageClaims) -> list[Step]:
     """Everything that `done` owns arrives, then its manifest."""
-    for _, digest, _ in list(done.owned):
-        claims.arrived(done, digest)
+    for _, digest, is_manifest in list(done.owned):
+        if is_manifest:
+            claims.manifest_arrived(done, digest)
+        else:
+            claims.blob_arrived(done, digest)
     claims.knowledge.commit(done.where, f"sha256:{'f':0<32}{done.order:032x}", list(done.blobs))
     return claims.complete(done)
 
@@ -395,7 +398,7 @@ def test_a_follower_mounts_after_the_leaders_manifest_and_not_before() -> None:
     claims, (first, second) = claims_of(leader, follower)
     assert shown(first) == [(A, BLOBS[0], None)]
     assert second == []
-    assert claims.arrived(leader, BLOBS[0]) == [leader]
+    assert claims.blob_arrived(leader, BLOBS[0]) == [leader]
     assert not follower.is_ready()
     assert shown(finish(claims, leader)) == [(B, BLOBS[0], A[1])]
 
@@ -404,7 +407,7 @@ def test_a_follower_mounts_from_whichever_repository_commits_first() -> None:
     """A small image that shares a layer need not let others wait for the leader's large ones."""
     leader, small, follower = work(A, BLOBS[0], BLOBS[1]), work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, small, follower)
-    assert claims.arrived(leader, BLOBS[0]) == [small]
+    assert claims.blob_arrived(leader, BLOBS[0]) == [small]
     assert shown(finish(claims, small)) == [(B, BLOBS[0], A[1])]
     assert finish(claims, leader) == []
 
@@ -425,9 +428,9 @@ def test_one_digest_wanted_as_blob_and_as_child_is_two_places() -> None:
     both, waiting = work(A, BLOBS[0], children=(BLOBS[0],)), work(A, children=(BLOBS[0],))
     claims, (steps, _) = claims_of(both, waiting)
     assert len(steps) == 1
-    assert claims.arrived(both, BLOBS[0]) == [both]
+    assert claims.blob_arrived(both, BLOBS[0]) == [both]
     assert both.own_children == {BLOBS[0]}
-    assert claims.arrived(both, BLOBS[0]) == [waiting]
+    assert claims.manifest_arrived(both, BLOBS[0]) == [waiting]
     assert both.own_children == frozenset()
 
 
@@ -650,7 +653,7 @@ def test_a_blob_that_another_image_brings_counts_as_present_for_those_who_waited
     owner, waiter = work(A, BLOBS[0]), work(A, BLOBS[0], BLOBS[1])
     claims, _ = claims_of(owner, waiter)
     assert waiter.present == []
-    claims.arrived(owner, BLOBS[0])
+    claims.blob_arrived(owner, BLOBS[0])
     assert (owner.present, waiter.present) == ([], [blob(BLOBS[0])])
 
 

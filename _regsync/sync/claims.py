@@ -172,33 +172,28 @@ class Claims:
         """Say whether a repository of a host holds a blob, or an image is copying it there."""
         return (host, digest) in self._leaders or any(self.knowledge.holders(host, digest))
 
-    def arrived(
+    def blob_arrived(
         self, image: ImageClaims, digest: str, *, is_confirmed: bool = True
     ) -> list[ImageClaims]:
-        """Note that a digest whose claim `image` owned is in the repository; return the images that
-        are ready now. Without `is_confirmed`, no HEAD has shown that the blob is there.
+        """Note that a blob whose claim `image` owned is in the repository; return the images that are
+        ready now. Without `is_confirmed`, no HEAD has shown that it is there.
         """
-        # Of a digest that is claimed as blob and as manifest the blob arrives first: manifests are
-        # put when all blobs are there.
-        key = ClaimKey(image.where, digest, is_manifest=False)
-        if key not in image.owned:
-            key = key._replace(is_manifest=True)
-        claim = image.owned.pop(key)
-        del self._claims[key]
+        if is_confirmed:
+            self.knowledge.add_blob(image.where, digest)
+        else:
+            self.knowledge.believe_blob(image.where, digest)
+        waiters = self._end_claim(image, ClaimKey(image.where, digest, is_manifest=False))
+        for waiter in waiters:
+            waiter.present.append(waiter.blobs[digest])
+        return _count_down([image, *waiters])
 
-        affected = claim.waiters
-        if not key.is_manifest:
-            if is_confirmed:
-                self.knowledge.add_blob(image.where, digest)
-            else:
-                self.knowledge.believe_blob(image.where, digest)
-            for waiter in claim.waiters:
-                waiter.present.append(waiter.blobs[digest])
-            # The owner counts its own blobs as missing, but not the manifests that it puts itself.
-            affected = [image, *claim.waiters]
-        for other in affected:
-            other.missing -= 1
-        return [other for other in affected if other.is_ready()]
+    def manifest_arrived(self, image: ImageClaims, digest: str) -> list[ImageClaims]:
+        """Note that `image` has put a manifest whose claim it owned; return the images that are ready
+        now.
+        """
+        waiters = self._end_claim(image, ClaimKey(image.where, digest, is_manifest=True))
+        # The owner has not counted it as missing, because it puts it itself.
+        return _count_down(waiters)
 
     def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
         """Note how a mount ended; return the steps that may start now.
@@ -284,6 +279,11 @@ class Claims:
         self._claims[key] = claim
         image.owned[key] = claim
         return claim
+
+    def _end_claim(self, owner: ImageClaims, key: ClaimKey) -> list[ImageClaims]:
+        """End a claim whose digest is in the repository; return those who waited for that."""
+        del self._claims[key]
+        return owner.owned.pop(key).waiters
 
     def _end_leads(self, image: ImageClaims) -> list[Claim]:
         """Let an image that has ended lead no more; return the claims that need not wait any longer."""
@@ -382,3 +382,10 @@ class Claims:
         if claim in first.waiting:
             first.waiting.remove(claim)
         return []
+
+
+def _count_down(images: list[ImageClaims]) -> list[ImageClaims]:
+    """Note that one thing less is missing for these images; return those that are ready now."""
+    for image in images:
+        image.missing -= 1
+    return [image for image in images if image.is_ready()]

@@ -509,7 +509,7 @@ class Scheduler:
             image.copy.record_blob(blob, result)
             self.traffic.record(step.claims.where, blob, result)
             is_confirmed = result is not BlobResult.BELIEVED
-            ready = self._claims.arrived(step.claims, blob.digest, is_confirmed=is_confirmed)
+            ready = self._claims.blob_arrived(step.claims, blob.digest, is_confirmed=is_confirmed)
             self._wake_ready(ready)
 
         if step.mount_from is not None:
@@ -634,7 +634,7 @@ class Scheduler:
         """Note that a manifest is in its repository; images that wait for a child may go on."""
         self.commit(claims.where, manifest)
         if manifest.digest in claims.own_children:
-            self._wake_ready(self._claims.arrived(claims, manifest.digest))
+            self._wake_ready(self._claims.manifest_arrived(claims, manifest.digest))
             self.advance()
 
     def _unconfirmed(self, image: Image, refusal: RegistryError) -> frozenset[str]:
