@@ -79,6 +79,7 @@ def is_due_without_state(digest: str, now: float) -> bool:
     """
     quarter = int(now) // _QUARTER_OF_A_DAY
     day = quarter // 4
+    # Some digits of the digest spread the images evenly over the quarters.
     return (int(digest[-6:], 16) + quarter - day) % 4 == 0
 
 

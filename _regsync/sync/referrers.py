@@ -631,6 +631,7 @@ class Referrers:
             search.mapping, tag, tag, search.repositories, known_to_lack=known_to_lack
         )
         types = frozenset[str]()
+        # The manifest is at hand where it is to be copied. Else only filters are worth the request.
         if lookup.tree is not None or search.is_filtered:
             manifest = await self._discovery.manifest(search.source, lookup.source_digest)
             types = types_of_parts(manifest)
