@@ -330,7 +330,7 @@ class Audit:
         entries = [entry for entry in contents.entries if not entry.attested_digest]
         below = {entry.digest for entry in entries}
         if top.digest != expected.digest:
-            # The image is not from this source, or is an older one.
+            # The image is not from this source, or is an older one: the source may not know it.
             return below | {top.digest}
         if not expected.is_trimmed:
             check.at_source |= below | {top.digest}

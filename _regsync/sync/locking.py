@@ -307,15 +307,15 @@ class Locking:
         kept = set[SourceKey]()
         for outcome in outcomes:
             line = locked_mapping(outcome.rule)
-            has_old_lines = line in self._old.mappings
-            if outcome.error is not None:
-                failures.append(Failure(str(line.source), outcome.error, has_old_lines))
-                if not has_old_lines:
-                    continue
-                kept.add(line.source)
-            else:
+            if outcome.error is None:
+                mappings.add(line)
                 images += outcome.images
-            mappings.add(line)
+                continue
+            has_old_lines = line in self._old.mappings
+            failures.append(Failure(str(line.source), outcome.error, has_old_lines))
+            if has_old_lines:
+                mappings.add(line)
+                kept.add(line.source)
 
         if self._keeps_others:
             others = self._mappings_of_others()
