@@ -62,6 +62,7 @@ def read_receipt(text: str) -> dict[str, str]:
 
 
 def _without_host(place: str) -> str:
+    """Return the repository of `HOST/REPO`, `oci-layout:PATH//REPO` or `REPO`."""
     if place.startswith(f"{LAYOUT_SCHEME}:"):
         return place.rpartition("//")[2]
     first, slash, rest = place.partition("/")

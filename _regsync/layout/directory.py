@@ -189,18 +189,23 @@ class Layout:
             raise LayoutError(f"{digest} is not a regular file in {self.shown}")
         return status.st_size
 
-    def read(self, digest: str, most: int) -> bytes | None:
-        """Return a blob or manifest of at most `most` bytes, not verified; None where it is not there."""
+    def read(self, digest: str, limit: int) -> bytes | None:
+        """Return the bytes of a blob or manifest, not verified; None where it is not there.
+
+        ContentError where it has more than `limit` bytes.
+        """
+        # A manifest that was put and not committed yet is in memory alone.
         for group in self._groups():
             if digest in group.manifests:
                 return group.manifests[digest]
+
         size = self.size_of(digest)
         if size is None:
             return None
-        if size > most:
-            raise ContentError(f"{digest} has {size} bytes, more than {most}")
+        if size > limit:
+            raise ContentError(f"{digest} has {size} bytes, more than {limit}")
         with self.disk_errors(), self.open(digest, size) as stream:
-            return stream.read(size) or b""
+            return stream.read(size) or b""  # a file never gives None
 
     def open(self, digest: str, size: int) -> FileIO:
         """Open a blob. WrongBytes where it has another size, LayoutError where it is not there."""
@@ -215,8 +220,8 @@ class Layout:
         return stream
 
     def _open_where_it_is(self, digest: str) -> FileIO:
-        # A blob without its name yet lies beside its place. A commit, in a worker thread, may move it
-        # between the two attempts.
+        """Open a blob: beside its place, where it has no name yet, or at its place."""
+        # A commit, in a worker thread, may move the file between the two attempts.
         for group in self._groups():
             if digest in group.blobs:
                 with contextlib.suppress(FileNotFoundError):
@@ -318,8 +323,10 @@ class Layout:
         text = f"entries without a name cannot be read, and are not copied if they are artifacts: {shown}"
         self._log("warning", "layout_entries", f"{self.shown}: {text}")
 
-    def _read_file(self, name: str, most: int) -> bytes | None:
-        """Return a file of the layout, None where it is not there."""
+    def _read_file(self, name: str, limit: int) -> bytes | None:
+        """Return the bytes of a file beside `blobs/`, None where it is not there. LayoutError for a
+        link or a pipe, ContentError where it has more than `limit` bytes.
+        """
         path = os.path.join(self.path, name)
         with self.disk_errors():
             status = status_of(path)
@@ -329,8 +336,8 @@ class Layout:
                 raise LayoutError(f"{printable(path)} is not a regular file")
             with FileIO(path, opener=open_safely) as stream:
                 size = os.fstat(stream.fileno()).st_size
-                if size > most:
-                    raise ContentError(f"{printable(path)} has {size} bytes, more than {most}")
+                if size > limit:
+                    raise ContentError(f"{printable(path)} has {size} bytes, more than {limit}")
                 return stream.readall()
 
     def _has_file(self, name: str) -> bool:
@@ -402,7 +409,7 @@ class Layout:
         if begun is None:
             with self.disk_errors():
                 path = self._place_for(blob.digest) + self._suffix
-                begun = _Begun(path, create_file(path), 0, None)
+                begun = _Begun(path, create_file(path), size=0, hash=None)
         return BlobFile(self, blob, begun)
 
     def reserve(self, sizes: Mapping[str, int]) -> Iterable[str]:
@@ -608,8 +615,8 @@ class Layout:
     # In a worker thread.
 
     def _write_group(self, group: _Group, index: bytes) -> None:
-        """Write a group. The order is what a power cut at any instant may not break: bytes are synced
-        before a file gets its name, and names before `index.json` names them (I11).
+        """Write a group, in an order that makes a power cut at any instant harmless: bytes are synced
+        before a file gets its name, and that name before `index.json` names the file (I11).
         """
         with self.disk_errors():
             self._check_place()

@@ -350,7 +350,7 @@ class Audit:
         named = await self._discovery.name_at_source(mapping, tag, by_head=True)
         is_held = self._is_held(image, named.digest)
         if named.pushed is not None:
-            return _Expected(named.pushed, named.digest, is_held)
+            return _Expected(digest=named.pushed, source_digest=named.digest, is_held=is_held)
 
         # The digest of a trimmed index: from the run that trimmed it, else from trimming it here.
         key = self._discovery.snapshot_key(mapping, image.source, image.target, tag, tag)
@@ -358,11 +358,11 @@ class Audit:
         if snapshot is not None and snapshot.source == key_of(named.digest):
             is_trimmed = snapshot.pushed != snapshot.source
             pushed = digest_like(snapshot.pushed) if is_trimmed else named.digest
-            return _Expected(pushed, named.digest, is_held)
+            return _Expected(digest=pushed, source_digest=named.digest, is_held=is_held)
         if is_held:  # whatever the target has is right
-            return _Expected("", named.digest, is_held)
+            return _Expected(digest="", source_digest=named.digest, is_held=is_held)
         lookup = await self._discovery.name_whole(mapping, tag, named.digest)
-        return _Expected(lookup.digest, lookup.source_digest, is_held)
+        return _Expected(digest=lookup.digest, source_digest=lookup.source_digest, is_held=is_held)
 
     def _is_held(self, image: _AuditedImage, digest: str) -> bool:
         """Say whether no run copies a digest yet, because of `min_age`."""
@@ -399,6 +399,7 @@ class Audit:
         return await once.get(partial(self._check_below, image, top))
 
     async def _check_below(self, image: _AuditedImage, top: Manifest) -> _Check:
+        """Check all manifests below one, then the blobs of all of them."""
         check = _Check(image)
         manifests = await self._read_tree(check, top)
         blobs = {blob.digest: blob for manifest in manifests for blob in manifest.blobs}

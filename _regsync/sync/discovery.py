@@ -441,8 +441,7 @@ class Discovery:
                 # The manifest of an image that may be held back is fetched only when it is due.
                 may_be_held = first_seen is not None and mapping.min_age > 0
                 by_head = may_be_held or self._should_head_first(mapping, target_reference, tags)
-                # The source's error is raised when the targets have answered: raised here, it would
-                # cancel their look-ups.
+                # The source's error is raised when the targets have answered.
                 named = await _or_error(self.name_at_source(mapping, reference, by_head=by_head))
             if isinstance(named, SyncError):
                 raise named
@@ -463,38 +462,28 @@ class Discovery:
         expected: Descriptor | None,
         first_seen: FirstSeen | None,
     ) -> TagLookup:
-        """Say which targets lack what a reference names at its source. Its manifests are fetched only if
-        some target is to get it now.
+        """Decide what a look-up comes to, when both ends have answered.
+
+        Nothing is to be copied now where all targets hold the image, and where its digest is younger
+        than `min_age`. Then no manifest is fetched, except for an analysis (`wants_all_trees`), which
+        looks at all images whatever their age.
         """
-        lacking = [tag for tag in tags if not tag.is_up_to_date(named)]
+        lacking = tuple(tag for tag in tags if not tag.is_up_to_date(named))
         held_until = None
         if first_seen is not None:
             held_until = first_seen.held_until(source.key, named.digest, mapping.min_age)
-        held = tuple(lacking) if held_until is not None else ()
-
-        is_copied = bool(lacking) and not held
-        if not is_copied and not self._wants_all_trees:
-            up_to_date = tuple(tag for tag in tags if tag not in lacking)
-            # Where the index would have to be filtered, a target's answer tells its digest.
-            digests_at_targets = [tag.digest for tag in up_to_date if tag.digest is not None]
-            return TagLookup(
-                source,
-                reference,
-                tree=None,
-                digest=digests_at_targets[0] if digests_at_targets else named.digest,
-                source_digest=named.digest,
-                targets=up_to_date,
-                is_by_digest=named.manifest is None,
-                held=held,
-                held_until=held_until,
-            )
+        is_to_be_copied = bool(lacking) and held_until is None
+        if not is_to_be_copied and not self._wants_all_trees:
+            return _nothing_to_copy(source, reference, named, tags, lacking, held_until)
 
         top = named.manifest or await self.top_manifest(source, reference, named.digest, expected)
-        if top.digest != named.digest:
-            # The tag was moved since it was asked for. What it names now has an age of its own.
-            moved = Named(top.digest, None if mapping.platforms else top.digest, top)
-            return await self._decide(mapping, source, reference, moved, tags, expected, first_seen)
-        return await self._compare(mapping, source, reference, top, tuple(tags))
+        if top.digest == named.digest:
+            return await self._compare(mapping, source, reference, top, tuple(tags))
+
+        # The tag was moved since it was asked for. What it names now has an age of its own.
+        pushed = None if mapping.platforms else top.digest
+        moved = Named(digest=top.digest, pushed=pushed, manifest=top)
+        return await self._decide(mapping, source, reference, moved, tags, expected, first_seen)
 
     def _should_head_first(
         self, mapping: MappingRule, target_reference: str, tags: list[TargetTag]
@@ -526,7 +515,8 @@ class Discovery:
         digest = await self.source_digest(source, reference, by_head=by_head)
         pushed = None if mapping.platforms else digest
         # The caller holds the manifest: `_manifests` may drop it before the targets have answered.
-        return Named(digest, pushed, self._manifests.at_hand(source.pool, digest))
+        manifest = self._manifests.at_hand(source.pool, digest)
+        return Named(digest=digest, pushed=pushed, manifest=manifest)
 
     async def source_digest(self, source: Repository, reference: str, *, by_head: bool) -> str:
         """Return the digest of what a reference names at its source. A tag is asked for once a run
@@ -665,7 +655,15 @@ class Discovery:
             for manifest in manifests
             if self._manifests.has(source.pool, manifest.digest)
         )
-        return TagLookup(source, reference, tree, root.digest, top.digest, tags, at_source)
+        return TagLookup(
+            source,
+            reference,
+            tree=tree,
+            digest=root.digest,
+            source_digest=top.digest,
+            targets=tags,
+            at_source=at_source,
+        )
 
     async def _tree_to_copy(
         self,
@@ -802,7 +800,9 @@ class Discovery:
         source = self.source_of(mapping)
         top = await self.top_manifest(source, tag, digest, None)
         root, _ = await self._filter_platforms(mapping, source, tag, top)
-        return TagLookup(source, tag, None, root.digest, top.digest, ())
+        return TagLookup(
+            source, tag, tree=None, digest=root.digest, source_digest=top.digest, targets=()
+        )
 
     async def _filter_platforms(
         self, mapping: MappingRule, source: Repository, reference: str, top: Manifest
@@ -904,7 +904,34 @@ def _no_platform_matches(wanted: Iterable[object], available: Iterable[str]) -> 
     return error
 
 
+def _nothing_to_copy(
+    source: Repository,
+    reference: str,
+    named: Named,
+    tags: Iterable[TargetTag],
+    held: tuple[TargetTag, ...],
+    held_until: int | None,
+) -> TagLookup:
+    """Return the look-up of an image that each target holds already, or does not get yet (`held`)."""
+    up_to_date = tuple(tag for tag in tags if tag not in held)
+    # All targets that are up to date hold one digest. With a platform filter nobody else knows it: the
+    # index was not fetched and trimmed.
+    digests_at_targets = [tag.digest for tag in up_to_date if tag.digest is not None]
+    return TagLookup(
+        source,
+        reference,
+        tree=None,
+        digest=digests_at_targets[0] if digests_at_targets else named.digest,
+        source_digest=named.digest,
+        targets=up_to_date,
+        is_by_digest=named.manifest is None,
+        held=held,
+        held_until=held_until,
+    )
+
+
 async def _or_error(answer: Awaitable[_T]) -> _T | SyncError:
+    """Return an answer, or the SyncError in its place: raised in a task group it cancels the others."""
     try:
         return await answer
     except SyncError as error:

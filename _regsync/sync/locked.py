@@ -53,6 +53,7 @@ class LockedDiscovery(Discovery):
         reads_only: bool = False,
         wants_all_trees: bool = False,
     ) -> None:
+        """Prepare to answer for sources from `lock`; all else is as in `Discovery`."""
         super().__init__(
             transport,
             knowledge,
@@ -81,7 +82,7 @@ class LockedDiscovery(Discovery):
         if ":" in reference:
             return await super().name_at_source(mapping, reference, by_head=by_head)
         image = self.locked_image(mapping, reference)
-        return Named(image.digest, image.digest_at_target, None)
+        return Named(digest=image.digest, pushed=image.digest_at_target, manifest=None)
 
     async def top_manifest(
         self, source: Repository, reference: str, digest: str, expected: Descriptor | None
@@ -185,8 +186,14 @@ class LockedReferrers(Referrers):
         found = list[Artifact]()
         for artifact in _wanted(image.artifacts, Search(mapping, source), takes_unknown=True):
             if artifact.subject == subject:
-                digest = artifact.digest
-                lookup = TagLookup(source, artifact.tag or digest, None, digest, digest, ())
+                lookup = TagLookup(
+                    source,
+                    reference=artifact.tag or artifact.digest,
+                    tree=None,
+                    digest=artifact.digest,
+                    source_digest=artifact.digest,
+                    targets=(),
+                )
                 found.append(_artifact(artifact, lookup))
         return found
 
@@ -224,8 +231,13 @@ class LockedReferrers(Referrers):
             return _artifact(
                 artifact, await self.look_up_digest(search, digest, known_to_lack=known_to_lack)
             )
+        # At the source the digest is fetched, whatever the tag names there now.
         lookup = await self._discovery.look_up(
-            search.mapping, digest, artifact.tag, search.repositories, known_to_lack=known_to_lack
+            search.mapping,
+            reference=digest,
+            target_reference=artifact.tag,
+            targets=search.repositories,
+            known_to_lack=known_to_lack,
         )
         return _artifact(artifact, lookup)
 

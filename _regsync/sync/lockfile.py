@@ -456,7 +456,7 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 
 def _checked_hash(fields: Mapping[str, Any], name: str) -> str:
     text = _text(fields, name)
-    check_digest(f"sha256:{text}")
+    check_digest(f"sha256:{text}")  # a hash of 64 digits
     return text
 
 
@@ -533,6 +533,7 @@ def compare(before: Lock, after: Lock) -> list[Change]:
 
 
 def _content_of(image: LockedImage | None) -> object:
+    """Return what makes two lines of one image differ: not the time, and not the artifacts' order."""
     if image is None:
         return None
     return image.digest, image.pushed, frozenset(image.artifacts)

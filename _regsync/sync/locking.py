@@ -238,7 +238,7 @@ class Locking:
         line = old if old is not None and old.digest == digest else None
         line = line or self._old_lines.get((source, digest))
         if line is not None and self._still_holds(rule, line):
-            content = _Content(digest, line.pushed, line.artifacts)
+            content = _Content(digest, pushed=line.pushed, artifacts=line.artifacts)
         else:
             ask = partial(self._look_at, rule, tag, digest)
             content = await self._contents[source, digest].get(ask)
@@ -248,7 +248,12 @@ class Locking:
         else:
             first_seen = self._first_seen_at(source, content.digest)
         return LockedImage(
-            source, tag, content.digest, content.pushed, content.artifacts, first_seen
+            source,
+            tag,
+            digest=content.digest,
+            pushed=content.pushed,
+            artifacts=content.artifacts,
+            first_seen=first_seen,
         )
 
     def _first_seen_at(self, source: SourceKey, digest: str) -> int:
@@ -285,7 +290,7 @@ class Locking:
     async def _look_at(self, rule: MappingRule, tag: str, digest: str) -> _Content:
         """Ask what the line of a digest says."""
         if not self._needs_manifest(rule):
-            return _Content(digest, None, ())
+            return _Content(digest, pushed=None, artifacts=())
 
         lookup = await self._discovery.name_whole(rule, tag, digest)
         artifacts = dict[str, LockedArtifact]()
@@ -338,6 +343,7 @@ class Locking:
 
 
 def _outcome_of(rule: MappingRule, answers: Sequence[_Answer]) -> _Outcome:
+    """Return what became of a mapping whose tags have these answers; one error fails all of it."""
     images = [answer.image for answer in answers if answer.image is not None]
     errors = [answer.error for answer in answers if answer.error is not None]
     return _Outcome(rule, images, errors[0] if errors else None)
@@ -352,9 +358,10 @@ def _artifacts_taken(mappings: Iterable[LockedMapping]) -> defaultdict[SourceKey
 
 
 def _locked(artifact: Artifact) -> LockedArtifact:
-    types = tuple(sorted(artifact.types))
-    if artifact.entry is not None:
-        return LockedArtifact(artifact.reference, artifact.subject, types)
-    assert artifact.lookup is not None, "a tag of cosign's is looked up at its source"
-    digest = artifact.lookup.source_digest
-    return LockedArtifact(digest, artifact.subject, types, artifact.reference)
+    """Return an artifact as a lock has it."""
+    return LockedArtifact(
+        digest=artifact.source_digest,
+        subject=artifact.subject,
+        types=tuple(sorted(artifact.types)),
+        tag=artifact.reference if artifact.entry is None else None,
+    )

@@ -537,7 +537,7 @@ class Referrers:
         self, search: Search, subject: str, reference: str, entry: Descriptor | None
     ) -> Artifact | None:
         """Find out what an artifact is and which targets lack it; None where the filters refuse the
-        artifact, or the source does not hold it.
+        artifact, or the source does not hold it. `entry` is None for a tag of cosign's.
         """
         try:
             if entry is not None:
@@ -580,7 +580,7 @@ class Referrers:
             entry = entry._replace(
                 artifact_type=manifest.artifact_type, annotations=manifest.annotations
             )
-        return Artifact(subject, entry.digest, entry, lookup, types)
+        return Artifact(subject, reference=entry.digest, entry=entry, lookup=lookup, types=types)
 
     async def look_up_digest(
         self,
@@ -590,33 +590,36 @@ class Referrers:
         *,
         known_to_lack: Collection[Repository] = (),
     ) -> TagLookup | None:
-        """Look up an artifact by its digest; None where it is known that no target lacks it.
+        """Look up an artifact by its digest; None where all targets are known to hold it.
 
         `expected` is its entry in a list of referrers. A target in `known_to_lack` is asked all the same
         where the state says that it holds the artifact.
         """
-        unsure = list[Repository]()
-        not_asked = list[Repository]()
+        uncertain = list[Repository]()
+        lacking = list[Repository]()
         for target in search.targets:
             repository = target.repository
-            # Three ways to know that a target holds it: the list of the last look, an answer of this
-            # run, and the state, which is believed of targets that held all artifacts then.
-            is_known = (repository.key, digest) in self._known_present
+            # An answer of this run.
             is_confirmed = self._knowledge.is_confirmed(repository.pool, digest)
-            is_believed = self._knowledge.is_committed(repository.pool, digest)
-            if is_known or is_confirmed or (is_believed and target.is_complete):
+            # The target held all that the source listed at the last look, and still lists.
+            was_listed = (repository.key, digest) in self._known_present
+            # An earlier run has put or found it there. That is enough where the last look found all
+            # artifacts there; else somebody may have removed it since.
+            is_in_state = self._knowledge.is_committed(repository.pool, digest)
+            if is_confirmed or was_listed or (is_in_state and target.is_complete):
                 continue
-            unsure.append(repository)
-            if repository in known_to_lack and not is_believed:
-                not_asked.append(repository)
-        if not unsure:
+            uncertain.append(repository)
+            if repository in known_to_lack and not is_in_state:
+                lacking.append(repository)
+
+        if not uncertain:
             return None
         return await self._discovery.look_up(
             search.mapping,
-            digest,
-            digest,
-            tuple(unsure),
-            known_to_lack=not_asked,
+            reference=digest,
+            target_reference=digest,
+            targets=tuple(uncertain),
+            known_to_lack=lacking,
             expected=expected,
         )
 
@@ -628,14 +631,20 @@ class Referrers:
             if target.is_new or target.had_no_tags
         ]
         lookup = await self._discovery.look_up(
-            search.mapping, tag, tag, search.repositories, known_to_lack=known_to_lack
+            search.mapping,
+            reference=tag,
+            target_reference=tag,
+            targets=search.repositories,
+            known_to_lack=known_to_lack,
         )
         types = frozenset[str]()
         # The manifest is at hand where it is to be copied. Else only filters are worth the request.
         if lookup.tree is not None or search.is_filtered:
             manifest = await self._discovery.manifest(search.source, lookup.source_digest)
             types = types_of_parts(manifest)
-        return Artifact(subject, tag, None, lookup, types) if search.wants(types) else None
+        if not search.wants(types):
+            return None
+        return Artifact(subject, reference=tag, entry=None, lookup=lookup, types=types)
 
 
 def _cosign_tags(digest: str) -> list[str]:
