@@ -1,6 +1,6 @@
 """The audit itself: what excuses a client, where a run begins, what a finding says.
 
-That each mistake is caught and named is in test_mutations.py; here is what must not be called a
+That each mistake is caught and named is in test_mistakes.py; here is what must not be called a
 mistake.
 """
 
