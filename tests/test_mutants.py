@@ -76,13 +76,14 @@ def test_a_file_that_is_gone_makes_its_mutants_stale(tree: Path) -> None:
     assert "its text stands there 0 times" in trouble
 
 
-def test_what_is_no_python_is_not_taken_for_killed(tree: Path) -> None:
-    with pytest.raises(SyntaxError):
-        run(
-            [mutant("return count >= 3", "return count >=", "rule")],
-            lambda verdict: None,
-            root=tree,
-        )
+def test_what_cannot_be_tried_is_not_taken_for_killed_and_the_rest_is_tried(tree: Path) -> None:
+    no_python = mutant("return count >= 3", "return count >=", "rule")
+    no_tests = mutant("count >= 3", "count > 3", "unknown")
+    killed = mutant("count >= 3", "count > 3", "rule")
+    verdicts = run([no_python, no_tests, killed], lambda verdict: None, root=tree)
+    assert [verdict.is_killed for verdict in verdicts] == [False, False, True]
+    assert "it cannot be tried: invalid syntax" in verdicts[0].by
+    assert "tests/test_unknown.py: pytest ended with 4" in verdicts[1].by
 
 
 def test_a_test_that_fails_by_itself_kills_nothing(tree: Path) -> None:

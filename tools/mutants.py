@@ -180,6 +180,8 @@ def _try(mutant: Mutant, copies: queue.SimpleQueue[Path], *, whole: bool) -> Ver
         if test and _killer(tree, test, LIMIT):
             return Verdict(mutant, False, f"{test} fails without it, too")
         return Verdict(mutant, bool(killer), killer)
+    except (RuntimeError, SyntaxError) as error:
+        return Verdict(mutant, False, f"it cannot be tried: {error}")  # the rest of the list can
     finally:
         copies.put(tree)
 
