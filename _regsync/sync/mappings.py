@@ -141,10 +141,12 @@ def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:
     number, _, total = text.partition("/")
     shown = printable(text, 40)
     if text.startswith("/"):
-        number = environ.get(_INDEX_VARIABLE, "not set")
-        shown = f"{shown} ({_INDEX_VARIABLE}: {printable(number, 40)})"
+        value = environ.get(_INDEX_VARIABLE)
+        number = value or ""
+        shown_value = "not set" if value is None else printable(value, 40)
+        shown = f"{shown} ({_INDEX_VARIABLE}: {shown_value})"
 
-    are_numbers = _SHARD_NUMBER.fullmatch(number) and _SHARD_NUMBER.fullmatch(total)
+    are_numbers = all(_SHARD_NUMBER.fullmatch(part) is not None for part in (number, total))
     if are_numbers and int(number) < int(total):
         return int(number), int(total)
 

@@ -87,9 +87,8 @@ class Relay(Pieces):
         self._at_target = 0
         self._end = 0
         self._buffer = memoryview(b"")
-        # Whether the last read filled the buffer: then the source is fast, and more has probably come
-        # already.
-        self._fills_buffer = False
+        # Whether the last read filled the buffer: then more has probably come already.
+        self._is_source_fast = False
 
         # The seconds that are left to wait for a broken source, the attempts that are left, and the
         # position at which attempts are counted from 0 again: a large blob may break more often.
@@ -141,22 +140,34 @@ class Relay(Pieces):
         return piece
 
     async def pour(self, write: Callable[[memoryview], None]) -> int:
-        """Have a worker thread read, hash and write what comes next, as long as it comes without
-        waiting; return how many bytes `write` got. After 0 `next` has to give the next piece.
+        """Have a worker thread read, hash and write what has come from a fast source; return how many
+        bytes were written. 0: the source is slow, or its last piece is due. `next` has to give that.
 
         Raises what `write` raises, and WireError when the source breaks for good.
         """
-        start = max(self._position, self._at_target)
-        if self._fills_buffer and not self._is_at_last_piece():
-            with self.source.adding_place("fetch blob", self._reference):
-                before = self._position
-                try:
-                    limiter = self._transport.movers
-                    await anyio.to_thread.run_sync(self._pour_in_thread, write, limiter=limiter)
-                except WireError as broken:
-                    await self._resume(broken)
-                self._note_progress(self._position - before)
-        return max(0, self._position - start)
+        if not self._is_source_fast or self._is_at_last_piece():
+            return 0
+
+        written = 0
+
+        def write_and_count(piece: memoryview) -> None:
+            nonlocal written
+            write(piece)
+            written += len(piece)
+
+        start = self._position
+        with self.source.adding_place("fetch blob", self._reference):
+            try:
+                limiter = self._transport.movers
+                await anyio.to_thread.run_sync(
+                    self._pour_in_thread, write_and_count, limiter=limiter
+                )
+            except WireError as broken:
+                await self._resume(
+                    broken
+                )  # raises `broken` where the source does not go on in time
+        self._note_progress(self._position - start)
+        return written
 
     def _pour_in_thread(self, write: Callable[[memoryview], None]) -> None:
         """Read, hash and write until the source is slower than the thread, LONGEST_VISIT seconds have
@@ -165,10 +176,10 @@ class Relay(Pieces):
         """
         deadline = time.monotonic() + LONGEST_VISIT
         is_time_up = False
-        while self._fills_buffer and not self._is_at_last_piece() and not is_time_up:
+        while self._is_source_fast and not self._is_at_last_piece() and not is_time_up:
             count = self._response.read_now(self._buffer)
             # A short read means that no more has come yet. The event loop waits for more, no thread.
-            self._fills_buffer = count == len(self._buffer)
+            self._is_source_fast = count == len(self._buffer)
             piece = self._hash_read(count)
             if piece:  # it is empty where the target has all of it
                 write(piece)
@@ -237,7 +248,7 @@ class Relay(Pieces):
             await self._resume(broken)
             return memoryview(b"")
 
-        self._fills_buffer = count == len(self._buffer)
+        self._is_source_fast = count == len(self._buffer)
         piece = self._hash_read(count)
         if self._position > size:
             raise WrongBytes(f"the blob is longer than the {size} bytes of its descriptor")
