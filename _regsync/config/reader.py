@@ -128,9 +128,8 @@ def _is_absolute(path: str) -> bool:
 def _as_glob(node: Node) -> str:
     """Return the `tags` section that a name or a list of names in its place was meant to be."""
     names = node.items if node.tag == "seq" else [node]
-    if 0 < len(names) <= _MAX_NAMES_SHOWN and all(
-        re.fullmatch(_SHORT_TAG, name.text) for name in names
-    ):
+    are_short = all(re.fullmatch(_SHORT_TAG, name.text) for name in names)
+    if are_short and 0 < len(names) <= _MAX_NAMES_SHOWN:
         # Without quotes `1.20` is a number, and `on` a truth value.
         texts = [name.text if name.tag == "str" else f'"{name.text}"' for name in names]
     else:
