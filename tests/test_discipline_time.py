@@ -18,7 +18,7 @@ import pytest
 
 from _regsync.sync import schedule
 from conformance.content.images import Image, Part, Seed, compose
-from conformance.messages import Answer, Request, Response, error
+from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Link, Place
@@ -155,33 +155,38 @@ async def test_an_answer_against_the_state_makes_it_ask_before_it_believes(
     source.journal.matching("GET", "blob").exactly(3 if how == "repository gone" else 1)
 
 
+async def bring_beside_what_is_old(
+    world: Virtual, directory: Path, image: Image, then: Image
+) -> tuple[Place, Place]:
+    """Copy an image; five hours later copy another one beside it, which is all that the journals of
+    the two registries have.
+    """
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image.load_into(source.app, "app", tag="v1")
+    ends = {"source": source, "target": target}
+    first, second = ({"from": "app", "tags": tags(name)} for name in ("v1", "v2"))
+    assert (await sync(world, directory, ends, first)).status == 0
+    await anyio.sleep(5 * HOUR)
+    then.load_into(source.app, "app", tag="v2")
+    clear(source, target)
+    # One look-up at a time, so that v1 has vouched when v2 is brought.
+    ran = await sync(world, directory, ends, first, second)
+    assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"])
+    assert held(target, "app", then)
+    return source, target
+
+
 async def test_strong_entries_are_believed_however_old(
     world: Virtual, seed: Seed, tmp_path: Path
 ) -> None:
     """A manifest that the target's tag answers with in this run vouches for the blobs that it
     names.
     """
-    source, target = world.registry("source.test"), world.registry("target.test")
     base = seed.blob(LARGE)
-    artifact(seed, base).load_into(source.app, "app", tag="v1")
-    ends = {"source": source, "target": target}
-    assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
-    await anyio.sleep(5 * HOUR)
-    then = artifact(seed, base, seed.blob(LARGE)).load_into(source.app, "app", tag="v2")
-    clear(source, target)
-    # One look-up at a time, so that v1 has vouched when v2 is brought.
-    ran = await sync(
-        world,
-        tmp_path,
-        ends,
-        {"from": "app", "tags": tags("v1")},
-        {"from": "app", "tags": tags("v2")},
-    )
-    assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"])
-    assert held(target, "app", then)
-    digest = next(digest for digest, data in then.blobs.items() if data == base)
-    source.journal.matching("GET", "blob", reference=digest).none()
-    target.journal.matching("PUT", "upload", query={"digest": digest}).none()
+    then = artifact(seed, base, seed.blob(LARGE))
+    source, target = await bring_beside_what_is_old(world, tmp_path, artifact(seed, base), then)
+    source.journal.matching("GET", "blob", reference=digest_of(base)).none()
+    target.journal.matching("PUT", "upload", query={"digest": digest_of(base)}).none()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -189,31 +194,15 @@ async def test_a_vouching_index_vouches_for_what_its_children_name(
     world: Virtual, seed: Seed, tmp_path: Path, depth: int
 ) -> None:
     """The target's tag answers with an index; the blobs are named by manifests below it."""
-    source, target = world.registry("source.test"), world.registry("target.test")
     base = seed.blob(LARGE)
     image = artifact(seed, base)
     for _ in range(depth):
         image = seed.index([image], with_platforms=False)
-    image.load_into(source.app, "app", tag="v1")
-    ends = {"source": source, "target": target}
-    assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
-    await anyio.sleep(5 * HOUR)
-    then = artifact(seed, base, seed.blob(LARGE)).load_into(source.app, "app", tag="v2")
-    clear(source, target)
-    # One look-up at a time, so that v1 has vouched when v2 is brought.
-    ran = await sync(
-        world,
-        tmp_path,
-        ends,
-        {"from": "app", "tags": tags("v1")},
-        {"from": "app", "tags": tags("v2")},
-    )
-    assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"])
-    assert held(target, "app", then)
-    digest = next(digest for digest, data in then.blobs.items() if data == base)
-    source.journal.matching("GET", "blob", reference=digest).none()
+    then = artifact(seed, base, seed.blob(LARGE))
+    source, target = await bring_beside_what_is_old(world, tmp_path, image, then)
+    source.journal.matching("GET", "blob", reference=digest_of(base)).none()
     # It is not asked for, but for the one question that teaches what a POST answers (rule 11).
-    asked = [each for each in target.journal.entries if digest in each.target]
+    asked = [each for each in target.journal.entries if digest_of(base) in each.target]
     assert [(each.method, each.status) for each in asked] == [("POST", 201)]
 
 

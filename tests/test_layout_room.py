@@ -16,8 +16,6 @@ from conformance.server.memory import Link
 from tests.ends import Virtual, document, only, tags
 from tests.layouts import blob_path, check_layout, digest_of, files_of, make_layout, names_of
 
-virtually = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 
 def test_what_two_images_need_is_counted_once_and_given_back_when_both_have_ended() -> None:
     reserved = Reserved()
@@ -48,6 +46,12 @@ class Disk:
         return self.size - used
 
 
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    """A disk of a megabyte, on which the layout lies."""
+    return Disk(tmp_path, monkeypatch, 1_000_000)
+
+
 def image_of(seed: Seed, *sizes: int) -> Image:
     return seed.image(layers=[seed.blob(size) for size in sizes])
 
@@ -65,11 +69,10 @@ async def sync(world: Virtual, directory: Path, *more: str) -> Any:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_an_image_for_which_there_is_no_room_costs_no_byte(
-    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, disk: Disk
 ) -> None:
     """Each of its blobs would fit, and one of a smaller image does."""
     seed = Seed(90)
-    disk = Disk(tmp_path, monkeypatch, 1_000_000)
     place = world.registry("source.test")
     image_of(seed, 600_000, 600_000).load_into(place.app, "app", tag="v1")
     small = image_of(seed, 100_000).load_into(place.app, "app", tag="v2")
@@ -87,12 +90,9 @@ async def test_an_image_for_which_there_is_no_room_costs_no_byte(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_images_under_way_keep_their_room(
-    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_images_under_way_keep_their_room(world: Virtual, tmp_path: Path, disk: Disk) -> None:
     """The later one fails at once, where it would have filled the disk for both."""
     seed = Seed(91)
-    disk = Disk(tmp_path, monkeypatch, 1_000_000)
     place = world.registry("source.test", down=Link(bandwidth=10_000))
     shared = seed.blob(300_000)
     images = {
@@ -118,10 +118,9 @@ async def test_images_under_way_keep_their_room(
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_an_image_that_fails_gives_its_room_back(
-    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, disk: Disk
 ) -> None:
     seed = Seed(92)
-    disk = Disk(tmp_path, monkeypatch, 1_000_000)
     place = world.registry("source.test")
     lost = image_of(seed, 700_000).load_into(place.app, "app", tag="v1")
     layer = json.loads(lost.body)["layers"][0]["digest"]
@@ -136,10 +135,9 @@ async def test_an_image_that_fails_gives_its_room_back(
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_what_is_there_and_what_a_killed_run_has_left_needs_no_room(
-    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: Virtual, tmp_path: Path, disk: Disk
 ) -> None:
     seed = Seed(93)
-    disk = Disk(tmp_path, monkeypatch, 1_000_000)
     place = world.registry("source.test")
     shared = seed.blob(500_000)
     seed.image(layers=[shared]).load_into(place.app, "app", tag="v1")
@@ -153,12 +151,10 @@ async def test_what_is_there_and_what_a_killed_run_has_left_needs_no_room(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_dry_run_compares_the_whole(
-    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("disk")
+async def test_a_dry_run_compares_the_whole(world: Virtual, tmp_path: Path) -> None:
     """None of its images is too large by itself."""
     seed = Seed(94)
-    Disk(tmp_path, monkeypatch, 1_000_000)
     place = world.registry("source.test")
     for number in range(3):
         image_of(seed, 400_000).load_into(place.app, "app", tag=f"v{number}")

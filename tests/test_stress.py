@@ -256,6 +256,23 @@ def check_stored_once(places: list[Place]) -> None:
         assert max(blobs.values(), default=1) == 1
 
 
+def ill_scene(
+    world: Virtual, random: Random, number: int, share: float, directory: Path
+) -> tuple[list[Place], Wanted, Path, list[Ill]]:
+    """Make registries of which a share of the answers is ill, and a configuration of copies between
+    them; with them comes which image has to be where.
+    """
+    places, names = places_of(world, random)
+    seed = Seed(number)
+    text, wanted = scene_of(random, pool(random, seed), places, names, seed)
+    file = directory / "mirror.yaml"
+    file.write_text(text)
+    ills = [
+        Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places
+    ]
+    return places, wanted, file, ills
+
+
 @pytest.mark.slow
 @pytest.mark.provokes(
     *NOT_YET, "blob_before_session", "mount_refused_again", "absent_tag_asked", "own_manifest_asked"
@@ -265,14 +282,7 @@ async def test_no_run_stands_still(number: int, tmp_path: Path) -> None:
     random = Random(number)
     share = random.choice([0, 0.1, 0.3, 0.6])
     async with virtual(chance=random.random()) as world:
-        places, names = places_of(world, random)
-        seed = Seed(number)
-        text, wanted = scene_of(random, pool(random, seed), places, names, seed)
-        file = tmp_path / "mirror.yaml"
-        file.write_text(text)
-        ills = [
-            Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places
-        ]
+        places, wanted, file, ills = ill_scene(world, random, number, share, tmp_path)
 
         async def run() -> Ran:
             with anyio.fail_after(PATIENCE):
@@ -335,14 +345,7 @@ async def test_targets_that_lose_things_behind_our_back_converge_in_the_next_run
     random = Random(number)
     share = random.choice([0, 0, 0.1, 0.3])
     async with virtual(chance=random.random()) as world:
-        places, names = places_of(world, random)
-        seed = Seed(number)
-        text, wanted = scene_of(random, pool(random, seed), places, names, seed)
-        file = tmp_path / "mirror.yaml"
-        file.write_text(text)
-        ills = [
-            Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places
-        ]
+        places, wanted, file, ills = ill_scene(world, random, number, share, tmp_path)
         with anyio.fail_after(4 * PATIENCE):
             ran = await world.run("sync", "--json", "-q", "-c", str(file))
             assert share or ran.status == 0
