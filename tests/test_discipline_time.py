@@ -176,7 +176,7 @@ async def bring_beside_what_is_old(
     return source, target
 
 
-async def test_strong_entries_are_believed_however_old(
+async def test_entries_vouched_for_are_believed_however_old(
     world: Virtual, seed: Seed, tmp_path: Path
 ) -> None:
     """A manifest that the target's tag answers with in this run vouches for the blobs that it

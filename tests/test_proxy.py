@@ -200,7 +200,7 @@ def test_where_a_registry_with_a_proxy_sends_us_the_lists_count(
     host: str, no_proxy: str, direct: bool
 ) -> None:
     environ = {"HTTPS_PROXY": "http://other.example:1", "NO_PROXY": no_proxy}
-    proxy, _ = proxy_for("https", host, 443, environ, override=PROXY, listed=True)
+    proxy, _ = proxy_for("https", host, 443, environ, override=PROXY, heeds_exemptions=True)
     assert (proxy is None) is direct
     assert proxy is None or str(proxy) == PROXY
 

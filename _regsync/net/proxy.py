@@ -62,12 +62,12 @@ def proxy_for(
     environ: Mapping[str, str],
     override: str | None = None,
     *,
-    listed: bool = False,
+    heeds_exemptions: bool = False,
 ) -> tuple[Proxy | None, str]:
     """Return the proxy of an origin, None for a direct connection, and what decided so.
 
-    `override` is a registry's own proxy. It beats the variables, and unless `listed` also the lists
-    of what is reached directly. ConfigError when the value is no proxy.
+    `override` is a registry's own proxy, used in place of the variables. It is used for exempt origins
+    too, unless it `heeds_exemptions`. ConfigError when the value that is used is no proxy.
     """
     setting = _variable(environ, f"{scheme}_proxy")
     if override:
@@ -75,7 +75,7 @@ def proxy_for(
     if not setting.value:
         return None, f"{setting.name} is not set"
 
-    if listed or not override:
+    if heeds_exemptions or not override:
         exemption = _exemption(host.lower(), port, environ)
         if exemption is not None:
             return None, exemption

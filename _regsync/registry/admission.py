@@ -119,9 +119,10 @@ class _Waiter:
         self.order = (rank, arrival)
         self.permit = permit
         self.needs = needs
-        self.is_admitted = anyio.Event()
+        self.admitted = anyio.Event()
 
-        # Where it sleeps; the deadline is when time alone may let it in.
+        # It sleeps in this scope, until the deadline wakes it: the time at which it may be let in
+        # though no answer has freed a place.
         self.scope = anyio.CancelScope()
 
     def __lt__(self, other: _Waiter) -> bool:
@@ -238,7 +239,7 @@ class Gate:
                 self._take(waiter.permit, waiter.needs, now)
                 queue = self._queues[waiter.needs]
                 heapq.heappop(queue)
-                waiter.is_admitted.set()
+                waiter.admitted.set()
                 if queue:
                     heapq.heappush(heads, queue[0])
                 else:
@@ -278,12 +279,12 @@ class Gate:
         waiter = _Waiter(permit.rank, next(self._arrivals), permit, needs)
         heapq.heappush(self._queues.setdefault(needs, []), waiter)
         try:
-            while not waiter.is_admitted.is_set():
+            while not waiter.admitted.is_set():
                 with anyio.CancelScope() as waiter.scope:
                     self.wake()
-                    await waiter.is_admitted.wait()
+                    await waiter.admitted.wait()
         finally:
-            if not waiter.is_admitted.is_set():
+            if not waiter.admitted.is_set():
                 self._leave_queue(waiter)
 
     def _leave_queue(self, waiter: _Waiter) -> None:

@@ -238,7 +238,12 @@ class Dialer:
         registry: Registry | None = known if known is not None and is_foreign else origin.via
         override = registry.proxy if registry else None
         proxy, reason = proxy_for(
-            origin.scheme, origin.host, origin.port, self._environ, override, listed=known is None
+            origin.scheme,
+            origin.host,
+            origin.port,
+            self._environ,
+            override,
+            heeds_exemptions=known is None,
         )
         # A metadata service is asked without a proxy, whatever its name is (R20).
         if origin.scheme == "http" and known is None and not is_foreign:

@@ -260,20 +260,28 @@ class RequestWindow:
         number: int,
         status: int = 0,
         now: float = 0.0,
-        asked: float = 0.0,
+        retry_after: float = 0.0,
         chance: float = 0.0,
     ) -> None:
-        """Let a request leave with the status of its answer (0: none), which asks for a pause of so
-        many seconds. After a 429 the window rests for a back-off at least.
+        """Let a request leave the window.
+
+        `number` is what `enter` returned. `status` is its answer's, 0 where there is none, and
+        `retry_after` the seconds that the answer asks to pause. `chance`, from 0 to 1, spreads the
+        back-off after a 429 between processes.
         """
         was_inside = self.window.leave(number)
+        pause = retry_after
         if status == 429:
-            asked = max(asked, self.window.record_refusal(number, now, chance))
+            back_off = self.window.record_refusal(number, now, chance)
+            pause = max(pause, back_off)
         elif was_inside and 0 < status < 500:
+            # Any answer but a failure of the server says that it keeps up. One that came when its
+            # request had left, as an upload that counts as accepted does, says nothing new.
             self.window.record_success(self._limit.cap)
 
-        if 0 < asked <= LONGEST_WAIT:
-            self.paused_until = max(self.paused_until, now + asked)
+        # Who asks for a longer pause is not waited for: its requests fail (`LONGEST_WAIT`).
+        if 0 < pause <= LONGEST_WAIT:
+            self.paused_until = max(self.paused_until, now + pause)
 
     def update_quota(self, now: float, number: int, remaining: Remaining) -> bool:
         """Take in a quota; `number`: the request that was answered, 0 when it is another window's.

@@ -776,14 +776,14 @@ class Transport:
         header = response.headers.get
         self.last_progress = now
 
-        asked = 0.0
+        retry_after = 0.0
         if status >= 500 or status in (408, 429):
-            asked = parse_retry_after(header("retry-after"), wall) or 0.0
+            retry_after = parse_retry_after(header("retry-after"), wall) or 0.0
         chance = 0.0
         if status == 429:
             chance = self.machine.chance()
             self.throttled_windows[host.key] = turn.meter
-        turn.meter.end(turn.number, status, now, asked, chance)
+        turn.meter.end(turn.number, status, now, retry_after, chance)
         if now - turn.meter.window.refused_since > THROTTLED_FOR:
             refused = RegistryError("status 429 to every request for 10 minutes", status=429)
             self._close(host, self.demand_of(host, call), refused, LONGEST_WAIT)

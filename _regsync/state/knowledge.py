@@ -117,22 +117,21 @@ class _Repository:
     # Repositories from which a mount to this one was refused.
     refused_sources: set[str] = field(default_factory=set)
 
-    # Vouched manifests: those with which a target's tag answered in this run. A vouched manifest
-    # makes its entries strong: its own, and those of all that it names, at any depth (I5).
+    # Manifests that a tag of this repository named in this run. They vouch for all that they name, at
+    # any depth: what a registry accepted with them is believed to be there (I5).
+    tagged: set[bytes] = field(default_factory=set)
+    # What is vouched for, so far as `_vouched_keys` has looked it up, and manifests still to look up.
     vouched: set[bytes] = field(default_factory=set)
-    # What is strong, except for `unread` and what that names.
-    strong: set[bytes] = field(default_factory=set)
-    # Strong manifests of which nobody has looked up yet what they name.
-    unread: list[bytes] = field(default_factory=list)
-    # Whether an answer of this run contradicted the state: then only strong entries are believed.
+    unexpanded: list[bytes] = field(default_factory=list)
+    # Whether an answer of this run contradicted the state: then only what is vouched for is believed.
     is_contradicted: bool = False
 
     def contradict(self) -> None:
         """Believe only what this run confirms, or vouches for, from now on."""
         self.is_contradicted = True
+        self.tagged.clear()
         self.vouched.clear()
-        self.strong.clear()
-        self.unread.clear()
+        self.unexpanded.clear()
         self.implied.clear()
 
 
@@ -297,21 +296,21 @@ class Knowledge:
     # Vouching (docs/design.md section 7).
 
     def record_miss(self, where: RepositoryKey, digest: str) -> None:
-        """Note that a repository lacks a blob. If a vouched manifest there names the blob, the host has
-        accepted a manifest without its blobs: it is lenient.
+        """Note that a repository lacks a blob. If it is vouched for there, the host has accepted a
+        manifest without its blobs: the host is lenient.
         """
         facts = self.host(where.host)
-        if facts.is_lenient is not True and key_of(digest) in self._strong_keys(where):
+        if facts.is_lenient is not True and key_of(digest) in self._vouched_keys(where):
             facts.is_lenient = True
             self._keep(where.host, "is_lenient", True)
 
     def vouch(self, where: RepositoryKey, digest: str) -> None:
-        """Note that a target's tag names this manifest: the manifest's entries are strong now."""
+        """Note that a target's tag names this manifest, which vouches for all that it names."""
         key = key_of(digest)
         repository = self._repositories[where]
         repository.manifests.add(digest)
-        repository.vouched.add(key)
-        repository.unread.append(key)
+        repository.tagged.add(key)
+        repository.unexpanded.append(key)
         self._show_in(where, key)
 
     def learn_manifest(
@@ -349,9 +348,9 @@ class Knowledge:
                     where, blob, BlobEntry(entry.confirmed, is_mountable=True)
                 )
 
-        self._strong_keys(where).update(entry.blobs)
+        self._vouched_keys(where).update(entry.blobs)
         for child in entry.children:
-            repository.unread.append(child)
+            repository.unexpanded.append(child)
             self._show_in(where, child)
 
     def _show_in(self, where: RepositoryKey, key: bytes) -> None:
@@ -365,7 +364,7 @@ class Knowledge:
         """
         if where not in self._shown_in.get(key, ()) or key in self._repositories[where].forgotten:
             return False
-        return key in self._strong_keys(where)
+        return key in self._vouched_keys(where)
 
     def contradict(self, where: RepositoryKey) -> None:
         """Note that an answer of this run speaks against the entries of a repository: those that no
@@ -397,29 +396,31 @@ class Knowledge:
             if not must_be_fresh or self._is_young(confirmed, _FRESH_SECONDS):
                 return True
         # A tag's answer in this run renews what is too old, and outweighs what speaks against it.
-        return key in self._strong_keys(where)
+        return key in self._vouched_keys(where)
 
     def _is_young(self, moment: int, seconds: float) -> bool:
         """Say whether a moment is at most `seconds` ago; a moment over a day ahead is not young."""
         return -_CLOCK_AHEAD_SECONDS <= self._now() - moment <= seconds
 
-    def _strong_keys(self, where: RepositoryKey) -> set[bytes]:
-        """Return the keys of a repository's vouched manifests and of what they name, at any depth, as
+    def _vouched_keys(self, where: RepositoryKey) -> set[bytes]:
+        """Return the keys of a repository's tagged manifests and of what they name, at any depth, as
         far as the archive says what they name.
+
+        Each manifest is looked up in the archive once, when the keys are next asked for.
         """
         repository = self._repositories[where]
-        strong = repository.strong
-        unread = repository.unread
-        while unread:
-            key = unread.pop()
-            if key in strong:
+        vouched = repository.vouched
+        unexpanded = repository.unexpanded
+        while unexpanded:
+            key = unexpanded.pop()
+            if key in vouched:
                 continue
-            strong.add(key)
+            vouched.add(key)
             entry = repository.archive.manifest(where, key)
             if entry is not None:
-                strong.update(entry.blobs)
-                unread.extend(entry.children)
-        return strong
+                vouched.update(entry.blobs)
+                unexpanded.extend(entry.children)
+        return vouched
 
     # Mounts and probes (docs/design.md section 6, rules 10 and 11).
 
@@ -526,8 +527,8 @@ class Knowledge:
         if repository.implied:
             keys: Iterable[bytes] = sorted(repository.implied)
         else:
-            strong = sorted(self._strong_keys(where))
-            keys = (key for key in strong if repository.archive.blob(where, key) is not None)
+            vouched = sorted(self._vouched_keys(where))
+            keys = (key for key in vouched if repository.archive.blob(where, key) is not None)
         return next((digest_like(key) for key in keys if is_whole(key)), None)
 
     # Facts of hosts.
@@ -639,7 +640,7 @@ class Knowledge:
         """
         if self._ttl:
             for where, repository in self._repositories.items():
-                moments = repository.archive.manifest_moments(where, repository.vouched)
+                moments = repository.archive.manifest_moments(where, repository.tagged)
                 for key, moment in moments.items():
                     if not self._is_young(moment, self._ttl / 4):
                         self._renew(where, key)
@@ -654,7 +655,7 @@ class Knowledge:
             )
 
     def _renew(self, where: RepositoryKey, root: bytes) -> None:
-        """Confirm a vouched manifest, and what it names at any depth."""
+        """Confirm a tagged manifest, and what it names at any depth."""
         archive = self._repositories[where].archive
         now = int(self._now())
         unread = [root]

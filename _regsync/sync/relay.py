@@ -87,8 +87,8 @@ class Relay(Pieces):
         self._at_target = 0
         self._end = 0
         self._buffer = memoryview(b"")
-        # Whether the last read filled the buffer: then more has probably come already.
-        self._is_source_fast = False
+        # Whether more has probably come already, because the last read filled the buffer.
+        self._more_has_come = False
 
         # The seconds that are left to wait for a broken source, the attempts that are left, and the
         # position at which attempts are counted from 0 again: a large blob may break more often.
@@ -140,55 +140,49 @@ class Relay(Pieces):
         return piece
 
     async def pour(self, write: Callable[[memoryview], None]) -> int:
-        """Have a worker thread read, hash and write what has come from a fast source; return how many
-        bytes were written. 0: the source is slow, or its last piece is due. `next` has to give that.
+        """Have a worker thread read, hash and write the blob as long as bytes come without waiting;
+        return how many bytes `write` got.
 
+        Returns 0 where no more has come yet, or only the last piece is left: `next` gives that.
         Raises what `write` raises, and WireError when the source breaks for good.
         """
-        if not self._is_source_fast or self._is_at_last_piece():
+        if not self._can_pour():
             return 0
 
-        written = 0
-
-        def write_and_count(piece: memoryview) -> None:
-            nonlocal written
-            write(piece)
-            written += len(piece)
-
-        start = self._position
+        begin = self._position
         with self.source.adding_place("fetch blob", self._reference):
             try:
                 limiter = self._transport.movers
-                await anyio.to_thread.run_sync(
-                    self._pour_in_thread, write_and_count, limiter=limiter
-                )
+                await anyio.to_thread.run_sync(self._pour_in_thread, write, limiter=limiter)
             except WireError as broken:
-                await self._resume(
-                    broken
-                )  # raises `broken` where the source does not go on in time
-        self._note_progress(self._position - start)
-        return written
+                await self._resume(broken)
+        self._note_progress(self._position - begin)
+        # The target may have the first of these bytes already.
+        return max(0, self._position - max(begin, self._at_target))
+
+    def _can_pour(self) -> bool:
+        """Say whether a thread may go on reading without waiting.
+
+        The last piece is left to `next`: the blob has to be verified before its last byte is sent (I3).
+        """
+        may_end_with_next_read = self._blob.size - self._position <= len(self._buffer)
+        return self._more_has_come and not may_end_with_next_read
 
     def _pour_in_thread(self, write: Callable[[memoryview], None]) -> None:
-        """Read, hash and write until the source is slower than the thread, LONGEST_VISIT seconds have
-        passed, or the last piece comes. `next` gives the last piece, because the blob has to be
-        verified before its last byte is sent (I3).
+        """Read, hash and write until the source is slower than this thread, only the last piece is left,
+        or LONGEST_VISIT seconds have passed.
         """
         deadline = time.monotonic() + LONGEST_VISIT
         is_time_up = False
-        while self._is_source_fast and not self._is_at_last_piece() and not is_time_up:
+        while self._can_pour() and not is_time_up:
             count = self._response.read_now(self._buffer)
-            # A short read means that no more has come yet. The event loop waits for more, no thread.
-            self._is_source_fast = count == len(self._buffer)
+            # After a short read the event loop waits for more, so that no thread has to.
+            self._more_has_come = count == len(self._buffer)
             piece = self._hash_read(count)
             if piece:  # it is empty where the target has all of it
                 write(piece)
             self._keep_checkpoint()
             is_time_up = time.monotonic() >= deadline
-
-    def _is_at_last_piece(self) -> bool:
-        """Say whether one more read may reach the blob's end."""
-        return self._blob.size - self._position <= len(self._buffer)
 
     async def read_until(self, end: int, room: bytearray) -> memoryview:
         """Read up to byte `end` of the blob, into `room`; return those bytes that the target lacks.
@@ -248,7 +242,7 @@ class Relay(Pieces):
             await self._resume(broken)
             return memoryview(b"")
 
-        self._is_source_fast = count == len(self._buffer)
+        self._more_has_come = count == len(self._buffer)
         piece = self._hash_read(count)
         if self._position > size:
             raise WrongBytes(f"the blob is longer than the {size} bytes of its descriptor")
