@@ -389,28 +389,28 @@ class Layout:
     async def begin_blob(self, blob: Descriptor) -> BlobFile:
         """Return a file to write a blob into; LayoutError where there is no room for it.
 
-        What a killed run had written of the blob is hashed, and the file goes on behind it.
+        If a killed run has left a part of the blob, that part is hashed, and writing continues behind it.
         """
         self.begin_writing()
-        begun = None
+        partial = None
         leftover = self._leftovers.pop(blob.digest, None)
         if leftover is not None:
             with self.disk_errors():
-                begun = await _open_leftover(leftover, blob)
+                partial = await _open_leftover(leftover, blob)
 
-        rest = blob.size - (begun.size if begun is not None else 0)
-        # Its image has usually reserved room for it, which counts as taken in `_room`.
+        rest = blob.size - (partial.size if partial is not None else 0)
+        # `_room` leaves out what is reserved, but the part that is reserved for this blob is its own.
         room = self._room() + self.reserved.rest_of(blob.digest)
         if rest > room:
-            if begun is not None:
-                begun.stream.close()
+            if partial is not None:
+                partial.stream.close()
             raise self._too_little_room(f"the blob needs {size_text(rest)}", room)
 
-        if begun is None:
+        if partial is None:
             with self.disk_errors():
                 path = self._place_for(blob.digest) + self._suffix
-                begun = _Begun(path, create_file(path), size=0, hash=None)
-        return BlobFile(self, blob, begun)
+                partial = _PartialFile(path, create_file(path), size=0, hash=None)
+        return BlobFile(self, blob, partial)
 
     def reserve(self, sizes: Mapping[str, int]) -> Iterable[str]:
         """Reserve room for what the layout lacks of an image; LayoutError where there is too little.
@@ -668,7 +668,7 @@ class Layout:
         sync_folder(self.path)
 
 
-class _Begun(NamedTuple):
+class _PartialFile(NamedTuple):
     """An open file of a blob that is not whole: a new one, or one that a killed run has left."""
 
     path: str
@@ -687,15 +687,15 @@ class BlobFile:
     began the file, because nobody verifies those bytes on their way. Else it is None.
     """
 
-    def __init__(self, layout: Layout, blob: Descriptor, begun: _Begun) -> None:
-        self.offset = begun.size
-        self.hash = begun.hash
+    def __init__(self, layout: Layout, blob: Descriptor, partial: _PartialFile) -> None:
+        self.offset = partial.size
+        self.hash = partial.hash
         self._layout = layout
         self._blob = blob
-        self._path = begun.path
-        self._stream = begun.stream
+        self._path = partial.path
+        self._stream = partial.stream
         self._disk = DiskPace()
-        layout.partials.add(begun.path)
+        layout.partials.add(partial.path)
         self._reserve()
         try:
             self._check_size()
@@ -785,7 +785,7 @@ def _check_version(body: bytes) -> None:
         raise ContentError(f"the image layout has version {shown}, which is not supported")
 
 
-async def _open_leftover(path: str, blob: Descriptor) -> _Begun | None:
+async def _open_leftover(path: str, blob: Descriptor) -> _PartialFile | None:
     """Open and hash a partial file that a killed run has left; None where it is of no use."""
     algorithm, _ = split_digest(blob.digest)
     running = new_hash(algorithm)
@@ -804,4 +804,4 @@ async def _open_leftover(path: str, blob: Descriptor) -> _Begun | None:
     finally:
         if size == 0:
             stream.close()
-    return _Begun(path, stream, size, running) if size else None
+    return _PartialFile(path, stream, size, running) if size else None

@@ -367,12 +367,15 @@ class Discovery:
         return await tags.get(partial(self._list_target, target))
 
     async def _list_target(self, target: Repository) -> Collection[str] | None:
+        """Return a target's tags: none for a repository that does not exist, None for one that the
+        registry hides, where nobody knows. The first write will show whether we may write there.
+        """
         try:
             listing = await self.list_tags(target)
         except RegistryError as error:
-            if error.status not in _HIDING_STATUSES:
-                raise
-            return None  # the first write will show whether we may write there
+            if error.status in _HIDING_STATUSES:
+                return None
+            raise
 
         self._knowledge.set_populated(target.key, bool(listing))
         return listing or ()
@@ -858,31 +861,33 @@ class Discovery:
         top_digest: str,
         root: Manifest,
         at_hand: dict[str, Manifest],
-        is_there: Callable[[Descriptor], bool],
+        is_left_out: Callable[[Descriptor], bool],
     ) -> Tree:
         """Fetch the manifests below the root, level by level, and return the tree.
 
-        Those in `at_hand` are not fetched; the fetched ones are added there. Where `is_there` is true of
-        an entry, neither its manifest is fetched nor what that names. Raises ContentError for a tree
-        that is too large.
+        Those in `at_hand` are not fetched; the fetched ones are added there. Where `is_left_out` is true
+        of an entry, neither its manifest is fetched nor what that names. `top_digest` is that of the
+        source's own index, of which the root may be a trimmed one. Raises ContentError for a tree that
+        is too large or too deep.
         """
-        level = [root, *at_hand.values()]
+        parents = [root, *at_hand.values()]
         with source.adding_place("read", source.reference(top_digest)):
+            # One level more than is allowed, because `build_tree` refuses what is too deep.
             for _ in range(MAX_INDEX_DEPTH + 1):
-                entries = {entry.digest: entry for parent in level for entry in parent.children}
+                entries = {entry.digest: entry for parent in parents for entry in parent.children}
                 lacking = [
                     entry
                     for entry in entries.values()
-                    if entry.digest not in at_hand and not is_there(entry)
+                    if entry.digest not in at_hand and not is_left_out(entry)
                 ]
                 check_tree_size([*at_hand.values(), *lacking])
                 if not lacking:
                     break
 
-                level = await gather(
+                parents = await gather(
                     partial(self.manifest, source, entry.digest, entry) for entry in lacking
                 )
-                for entry, manifest in zip(lacking, level, strict=True):
+                for entry, manifest in zip(lacking, parents, strict=True):
                     at_hand[entry.digest] = manifest
             return build_tree(root, at_hand, top_digest)
 
