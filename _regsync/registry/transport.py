@@ -122,6 +122,11 @@ class Call(NamedTuple):
     # another one was wrong.
     is_fresh: bool = False
 
+    @property
+    def shown_path(self) -> str:
+        """The path without its query, which may hold signatures."""
+        return self.path.partition("?")[0]
+
     def request(self, authorization: str | None) -> Request:
         """Return the request to send; it asks for content without any coding (R15)."""
         headers = (*_EVERY_REQUEST, *self.headers)
@@ -371,8 +376,8 @@ class Transport:
             finally:
                 self.recovery.end_attempt()
             pause = self.pause_after(failure, budget, host, call=call)
-            path = call.path.partition("?")[0]
-            self.machine.log("debug", "retry", f"{call.method} {host.key}{path}: {failure}")
+            text = f"{call.method} {host.key}{call.shown_path}: {failure}"
+            self.machine.log("debug", "retry", text)
             await self.rest(failure, pause)
 
     async def _first_answer(
@@ -440,24 +445,24 @@ class Transport:
                 is_let_in = not is_refused and response.status < 500 and response.status != 429
                 if is_let_in and authorization is not None:
                     host.authenticator.record_success(authorization, call.repository, call.method)
-                if not is_refused or body is not None or hop.has_left:
+
+                may_log_in_again = is_refused and body is None and not hop.has_left
+                if not may_log_in_again:
                     if response.early and body is None and response.status in (200, 201):
                         raise Disconnected("the registry answered before the request was sent")
-                    if response.status not in ok:
-                        await self.raise_unless(host, response, ok, hop.peer)
+                    await self.raise_unless(host, response, ok, hop.peer)
                     turn.response = response
                     return turn
                 await response.read(ERROR_BODY)
             except LoginExpired:
-                # Nobody waits for another login while holding a permit (I8).
-                await turn.end()
                 if body is not None and body.has_begun:
                     raise
                 continue
-            except BaseException:
-                await turn.end()
-                raise
-            await turn.end()
+            finally:
+                # Its caller ends the turn that is returned. Every other one ends here: nobody waits
+                # for another login while holding a permit (I8).
+                if turn.response is None:
+                    await turn.end()
             await self.refresh_login(host, call, hop.authorization, response, refusals)
 
     async def _send(
@@ -474,30 +479,30 @@ class Transport:
         """
         call = hop.call
         self._check_serves(host, want, hop.authorization)
+
         is_home = hop.origin == host.origin
-        connection = lease
-        if connection is None or connection.origin != hop.origin:
+        if lease is None or lease.origin != hop.origin:
             pool = self.pool if is_home else self.foreign_pool
-            connection = pool.lease(hop.origin, fresh=call.is_fresh)
-            turn.connection = connection
-        seconds: float | None = None
+            lease = pool.lease(hop.origin, fresh=call.is_fresh)
+            turn.connection = lease
+
+        seconds: float | None = None  # for the answer: the policy's
         if body is not None:
             seconds = body.seconds
         elif call.action == "manifest_put":
             seconds = self.machine.timeouts.manifest_put
 
-        is_probe = False
-        if hop.peer.outage.reach is not Reach.UP:
+        is_probe = hop.peer.outage.reach is not Reach.UP
+        if is_probe:  # every other request to a host that is away ends here
             self._check_reach(host, hop.peer, can_repeat=body is None)
-            is_probe = True  # no other request gets here
+
         if hop.number == 0:
             self.requests[host.key][call.action] += 1
         else:
             self._count(hop.origin, call.action)
-        request = call.request(hop.authorization)
         try:
-            answering = connection.exchange(
-                request,
+            answering = lease.exchange(
+                call.request(hop.authorization),
                 seconds,
                 body,
                 confirm=partial(self._check_serves, host, want, hop.authorization),
@@ -512,14 +517,14 @@ class Transport:
             if error.side is None:  # else the source of the body has failed
                 self.recovery.record_failure(hop.peer, error, turn.began, counts=body is None)
             raise
+
         retry_after = response.headers.get("retry-after")
         self._record_reach(
             hop.peer, response.status, retry_after, response.came_at, counts=body is None
         )
         if is_home:
             host.has_answered = True
-        path = call.path.partition("?")[0]
-        trace = f"{call.method} {hop.peer.url}{path} -> {response.status}"
+        trace = f"{call.method} {hop.peer.url}{call.shown_path} -> {response.status}"
         self.machine.log("trace", "request", trace)
         if response.status == 401 and hop.has_left and body is None:
             raise ProtocolBroken(
