@@ -41,8 +41,8 @@ class Pool:
     def __init__(self, dial: Callable[[Origin], Awaitable[Stream]], timeouts: Timeouts) -> None:
         self.dial = dial
         self.timeouts = timeouts
-        # In the order in which they became idle.
-        self._idle: list[Connection] = []
+        # By origin, in the order in which they became idle. No list is empty.
+        self._idle: dict[Origin, list[Connection]] = {}
 
     def lease(self, origin: Origin, *, fresh: bool = False) -> Lease:
         """Return a lease for exchanges with an origin; it takes a connection when one is needed,
@@ -59,13 +59,12 @@ class Pool:
             now = anyio.current_time()
         # At any origin: nobody may ever ask for one again.
         oldest = now - self.timeouts.idle_connection
-        while self._idle and self._idle[0].used_at <= oldest:
-            self._idle.pop(0).close()
+        for other in [other for other, idle in self._idle.items() if idle[0].used_at <= oldest]:
+            while other in self._idle and self._idle[other][0].used_at <= oldest:
+                self._take_out(other, 0).close()
 
-        for connection in self._idle[::-1]:
-            if connection.origin != origin:
-                continue
-            self._idle.remove(connection)
+        while origin in self._idle:
+            connection = self._take_out(origin, -1)
             if connection.is_alive():
                 return connection
             connection.close()
@@ -73,27 +72,29 @@ class Pool:
 
     def keep(self, connection: Connection) -> None:
         """Keep a connection whose last exchange ended in order."""
-        self._idle.append(connection)
-        if len(self._idle) <= _IDLE_PER_ORIGIN:
-            return  # neither bound is passed
+        origin = connection.origin
+        self._idle.setdefault(origin, []).append(connection)
 
-        # The oldest are in front. At most one is too many, as one has come.
-        of_origin = [idle for idle in self._idle if idle.origin == connection.origin]
-        if len(of_origin) > _IDLE_PER_ORIGIN:
-            surplus = of_origin[0]
-        elif len(self._idle) > _IDLE_IN_ALL:
-            surplus = self._idle[0]
-        else:
-            return
-        self._idle.remove(surplus)
-        surplus.close()
+        # At most one is too many, as one has come.
+        if len(self._idle[origin]) > _IDLE_PER_ORIGIN:
+            self._take_out(origin, 0).close()
+        elif sum(map(len, self._idle.values())) > _IDLE_IN_ALL:
+            longest_idle = min(self._idle, key=lambda other: self._idle[other][0].used_at)
+            self._take_out(longest_idle, 0).close()
 
     def close(self, origin: Origin | None = None) -> None:
         """Close the idle connections to an origin, or all."""
-        for connection in self._idle[:]:
-            if origin is None or connection.origin == origin:
-                self._idle.remove(connection)
+        origins = [*self._idle] if origin is None else [origin]
+        for closed in origins:
+            for connection in self._idle.pop(closed, ()):
                 connection.close()
+
+    def _take_out(self, origin: Origin, index: int) -> Connection:
+        idle = self._idle[origin]
+        connection = idle.pop(index)
+        if not idle:
+            del self._idle[origin]
+        return connection
 
 
 class Lease:
