@@ -17,7 +17,7 @@ from conformance.client.copies import fetch_http, identical, push_http
 from conformance.content.images import Seed
 from tests.attached import Scene
 from tests.ends import Ran, Virtual, only, run_regsync, tags
-from tests.test_lock import Mirror, asked
+from tests.test_lock import Mirror
 from tests.thinning import thinned
 from tests.watching import Scene as Watched
 from tests.watching import lines, scene
@@ -150,9 +150,7 @@ async def test_a_lock_takes_the_times_that_runs_have_seen(world: Virtual, tmp_pa
         if "digest" in line
     )
     assert line["first_seen"] == entry["first_seen"]
-    await mirror.succeed("sync", "--locked")
-    assert asked(mirror.source) == {}
-    assert asked(mirror.target) == {"HEAD manifest": 1}
+    await mirror.skip_all(1)
 
 
 # Artifacts of every form, between registries with and without the referrers API.
