@@ -154,6 +154,9 @@ class _Copy:
         self.has_met_outage = False
         self.renew_attempts_at = LARGE_BODY
 
+        # Bytes of memory for one chunk; 0 where the registry takes bodies of any size.
+        self.chunk_size = min(step.blob.size, target.row.put_limit or 0)
+
         # What a permit for its body has to cover, at the source and at the target.
         is_large = step.blob.size >= LARGE_BODY
         self.reading = Demand(relay.source.host.key, "read", is_large)
@@ -319,9 +322,8 @@ class BlobTransfer:
         ever (I8). So the memory for a chunk is reserved before.
         """
         upload = copy.upload
-        chunk_size = min(copy.blob.size, copy.target.row.put_limit or 0)
         async with (
-            self._staging.memory.reserving(chunk_size, copy.rank),
+            self._staging.memory.reserving(copy.chunk_size, copy.rank),
             self._admitted((copy.reading, copy.writing), copy.rank, upload.lease) as permit,
         ):
             result = await self._find_or_start(copy)
@@ -388,7 +390,7 @@ class BlobTransfer:
             offset=copy.upload.offset,
             reading=copy.reading._replace(meters=get.meters),
             writing=copy.writing._replace(meters=put.meters),
-            chunk=min(copy.blob.size, copy.target.row.put_limit or 0),
+            chunk=copy.chunk_size,
             rank=copy.rank,
             lease=copy.upload.lease,
             secrets=copy.target.host.secrets,
