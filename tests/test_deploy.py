@@ -479,6 +479,9 @@ def test_the_workflow_of_a_lock_proposes_what_it_then_copies() -> None:
     assert [each.to for each in reports] == ["markdown", "junit"]
     assert (lock.command, lock.diff, lock.markdown) == ("lock", False, True)
     assert (sync.command, sync.locked) == ("sync", True)
+    # A runner has no state: what came after its image would not be found, or not be copied.
+    assert lock.recheck
+    assert sync.recheck
     assert lock_path(lock) == lock_path(sync) == "mirror.lock"
 
     proposal = propose["steps"][-1]["with"]

@@ -98,20 +98,18 @@ def table(name: str, title: str) -> Iterator[str]:
 
 
 def takes(row: Field) -> str:
-    """Return in a word or two which values a field takes."""
+    """Return which values a field takes: its choices, or a word or two."""
     if row.parse in (parse_duration, parse_age):
         return "duration"
     if row.parse is parse_size:
         return "size"
     if row.choices:
-        return "one of"
+        return "one of " + ", ".join(f"`{choice}`" for choice in row.choices)
     return TYPES[row.type] + (f" from {row.least}" if row.type == "count" else "")
 
 
 def examples(row: Field) -> str:
-    """Return a field's choices, or its example as one writes it in YAML."""
-    if row.choices:
-        return ", ".join(f"`{choice}`" for choice in row.choices)
+    """Return a field's example as one writes it in YAML."""
     return f"`{written(row.example)}`" if row.example else ""
 
 

@@ -115,7 +115,9 @@ def split_command(argv: Sequence[str]) -> tuple[str | None, list[str]]:
 def parser_of(name: str | None) -> Parser:
     """Return the parser of one command, or of the program without a command."""
     if name is None:
-        more = "\nSome commands use fewer of these, or give one another meaning: see their help."
+        more = (
+            "\nSome commands use fewer of these, or give some a different meaning: see their help."
+        )
         description = "copy container images between OCI registries"
         parser = make_parser("regsync", description, STATUSES + more)
         asks_registries = True
@@ -127,6 +129,12 @@ def parser_of(name: str | None) -> Parser:
         before = [
             "commands (`regsync COMMAND --help` has the options and exit statuses of each):",
             *listed,
+            "",
+            "examples:",
+            "  regsync copy docker.io/library/alpine:3.20 registry.example.com/base/alpine",
+            "  regsync sync -c mirror.yaml --dry-run",
+            "",
+            "README.md and docs/ of the source say how to write mirror.yaml.",
         ]
     else:
         command = COMMANDS[name]
@@ -340,19 +348,23 @@ def add_lock_arguments(parser: Parser) -> None:
         "--diff", action="store_true", help="show the changes, and do not write the lock file"
     )
     parser.add_argument(
-        "--markdown", action="store_true", help="show the changes as a table in Markdown"
+        "--markdown",
+        action="store_true",
+        help="print the changes to standard output as a table in Markdown",
     )
     parser.add_argument(
         "--only",
         metavar="FROM",
         action="append",
         default=[],
-        help="update only mappings from this repository, and keep all other lines; may be repeated",
+        help="update only mappings with this `from` (without the host), and keep all other lines; may be"
+        " repeated",
     )
     parser.add_argument(
         "--recheck",
         action="store_true",
-        help="also look for new signatures and SBOMs of images that have not moved",
+        help="also look for new signatures and SBOMs of images that have not moved; without it, their"
+        " lines stay as they are",
     )
     add_json(parser)
 
@@ -370,7 +382,8 @@ def add_audit_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--receipt",
         metavar="FILE",
-        help="write a line DIGEST HOST/REPOSITORY for each manifest and blob that is there",
+        help="write a line DIGEST HOST/REPOSITORY for each manifest and blob that is there: a list for `assume`,"
+        " which leaves these out of a disk for a closed network",
     )
     add_shard(parser)
     add_json(parser)
@@ -383,11 +396,13 @@ def add_tags_arguments(parser: Parser) -> None:
         if field.name != "immutable_tags":  # it is about a target, and there is none
             add_field(parser, f"--{field.name.replace('_', '-')}", field, field.meaning)
     parser.add_argument(
-        "repo", metavar="REPO", help="[http://]HOST[:PORT]/REPO; without a host: Docker Hub"
+        "repo",
+        metavar="REPO",
+        help="[http://]HOST[:PORT]/REPO, with -c too; without a host: Docker Hub",
     )
     meaning = (
-        "a configuration to take registries and global settings from and, without options for a rule,"
-        " the rules of its mappings from REPO; - reads standard input"
+        "a configuration to take registries and global settings from; without options for a rule, also the"
+        " rules of the mappings that copy from REPO; - reads standard input"
     )
     add_config(parser, meaning, required=False)
     add_json(parser)
@@ -401,7 +416,7 @@ def add_auth_arguments(parser: Parser) -> None:
         "check",
         metavar="check",
         choices=["check"],
-        help="try the rights in each repository in use, and store nothing there",
+        help="try the rights in each source and target repository of the mappings",
     )
     add_config(parser)
     add_json(parser)
@@ -561,12 +576,15 @@ A changed configuration is read before the next cycle; SIGHUP begins one at once
         {"0": "stopped by SIGINT or SIGTERM", "2": "an unexpected error"},
     ),
     "analyze": Command(
-        "show what the selected images share, and what a run would cost",
+        "show how large the selected images are, what they share, and the bytes and requests of a run",
         "0 1 2 3 4 130",
         """\
 regsync analyze -c mirror.yaml
 
-The manifests of all selected images are read, and targets are asked what they have. Nothing is changed.""",
+It prints the number of images and blobs, their size with each blob once, how much a run would send to each target,
+how many requests each registry would get, and the largest images and layers. For this the manifests of all selected
+images are read, unchanged ones too, and targets are asked what they have. Nothing is changed. To see what the next
+run does with each image, use `sync --dry-run`.""",
         add_analyze_arguments,
         commands.run_analyze,
     ),
@@ -577,6 +595,7 @@ The manifests of all selected images are read, and targets are asked what they h
 regsync lock -c mirror.yaml
 regsync lock -c mirror.yaml --diff --markdown
 regsync lock -c mirror.yaml --only library/alpine
+regsync lock -c mirror.yaml --recheck
 regsync sync -c mirror.yaml --locked
 
 Only sources are asked. A mapping that fails keeps its old lines.""",
@@ -612,8 +631,9 @@ corrupt           what is there does not have the bytes or the length of its dig
         "list the tags of a repository that a rule or a configuration selects",
         "0 2 3 4 130",
         """\
-regsync tags -v -c mirror.yaml library/alpine
-regsync tags alpine --glob '3.*.*' --exclude '*_rc*' --sort semver
+regsync tags -v -c mirror.yaml docker.io/library/alpine
+regsync tags -v -c mirror.yaml ghcr.io/org/app
+regsync tags alpine --glob '3.*.*' --exclude '*[-_]*' --sort semver --latest 3
 regsync tags quay.io/org/app --semver '>=1.2,<3' --latest 5
 
 The options are the keys of `tags` in a configuration. -v says why other tags are left out.""",
@@ -626,7 +646,9 @@ The options are the keys of `tags` in a configuration. -v says why other tags ar
         """\
 regsync auth check -c mirror.yaml
 
-In each target repository that exists, an upload is begun and cancelled.""",
+Each source and target repository of the mappings is asked for its tags. In each target repository that exists, an
+upload is also begun and cancelled, so that nothing is stored. A login that may only read from targets is therefore
+an error here, even if it is enough for `audit`.""",
         add_auth_arguments,
         commands.run_auth,
         {

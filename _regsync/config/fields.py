@@ -377,8 +377,8 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "head_first",
             "flag",
-            "for a source: compare digests by HEAD, and GET a manifest only if a target differs "
-            "(Docker Hub counts only GETs)",
+            "for a source, in runs without a state: compare digests by HEAD, and GET a manifest only if "
+            "a target differs (Docker Hub counts only GETs)",
             default="false",
         ),
         Field(
@@ -463,14 +463,14 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             check=check_glob,
             default="*",
             empty="omit it to take every tag",
-            example='["3.*", "latest"]',
+            example='["3.*.*", "latest"]',
         ),
         Field(
             "exclude",
             "one_or_texts",
             "drop tags that match one of the patterns",
             check=check_glob,
-            example='["*-rc*"]',
+            example='["*[-_]*"]',
         ),
         Field(
             "semver",
@@ -533,7 +533,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         Field(
             "cache_ttl",
             "amount",
-            "how long a run believes what earlier runs learned about targets; `0`: it never expires",
+            "how long a run believes what earlier runs learned about targets; `0` means for ever",
             parse=parse_duration,
             default="12h",
             example="1h30m",
