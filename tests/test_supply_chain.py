@@ -164,16 +164,16 @@ def test_another_user_with_another_release_of_python_builds_the_same(
 
 def section(page: str, title: str) -> str:
     """Return the text of a page between a heading and the next one of its kind."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text(encoding="utf-8")
     _, found, rest = text.partition(f"## {title}\n")
     assert found, title
     return rest.partition("\n## ")[0]
 
 
 # What is done beside the file, then what is done in a checkout.
-BESIDE_THE_FILE = section("verify.md", "Check the copy") + section("verify.md", "Read it")
-IN_A_CHECKOUT = section("verify.md", "Build it again") + section(
-    "install.md", "Build without a network"
+BESIDE_THE_FILE = section("docs/verify.md", "Check the copy") + section("docs/verify.md", "Read it")
+IN_A_CHECKOUT = section("docs/verify.md", "Build it again") + section(
+    "docs/install.md", "Build without a network"
 )
 
 
