@@ -17,7 +17,7 @@ import pytest
 
 from conformance.client.attachments import FAMILIES, Family, family, has_api, plain, referrers_tag
 from conformance.client.graphs import equal, walk
-from conformance.content.images import Seed
+from conformance.content.images import EMPTY_CONFIG, EMPTY_TYPE, Part, Seed, compose
 from conformance.content.samples import Sample
 from conformance.programs import skopeo
 from conformance.providers.personas import PERSONAS, imitate
@@ -148,6 +148,38 @@ async def test_types_are_wanted_or_not(
     assert equal(walk(expected, "app", made.kept), there)
     scene.check_nothing_else(there)
     assert only(ran.images)["artifacts"]["synced"] == len(attached) + len(kept)
+    await scene.settle()
+
+
+BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+
+
+@on_virtual_time
+@pytest.mark.parametrize("source", ["strict", "referrers-in-pages", "distribution"])
+@pytest.mark.parametrize(
+    ("rule", "is_wanted"),
+    [
+        ({}, True),
+        ({"include": [BUNDLE]}, True),
+        ({"include": [EMPTY_TYPE]}, True),
+        ({"include": [SBOM]}, False),
+        ({"exclude": [BUNDLE]}, False),
+    ],
+)
+async def test_where_a_list_has_the_type_of_an_empty_config_the_layers_tell_it(
+    world: Virtual, rule: dict[str, list[str]], is_wanted: bool, source: str, tmp_path: Path
+) -> None:
+    """cosign 3 writes the type of its bundles into the config's descriptor."""
+    seed = Seed(83)
+    image = seed.image()
+    config = Part(EMPTY_TYPE, EMPTY_CONFIG, {"artifactType": BUNDLE})
+    bundle = compose(config, [Part(BUNDLE, seed.blob(900))], subject=image.descriptor())
+    scene = Scene(world, tmp_path, Family(Sample(image, (bundle,))), source, "strict", **rule)
+    await scene.succeed()
+    assert (bundle.top in scene.target.repositories["app"].manifests) is is_wanted
+    scene.source.journal.matching("GET", "manifest", reference=bundle.top).exactly(
+        1 if rule or is_wanted else 0
+    )
     await scene.settle()
 
 

@@ -38,6 +38,10 @@ from _regsync.sync.referrer_lists import ReferrerLists
 
 _COSIGN_SUFFIXES = (".sig", ".att", ".sbom")
 
+# The type of an artifact's config that has no content. As the type of the artifact it says nothing:
+# cosign 3 writes that of its bundles where no list looks (docs/protocol-facts.md section 1.10).
+_EMPTY_CONFIG = "application/vnd.oci.empty.v1+json"
+
 # Levels of artifacts on artifacts. Real chains have up to three; a longer one is somebody's trap.
 MOST_LEVELS = 8
 
@@ -558,8 +562,10 @@ class Referrers:
         """Find out which targets lack an entry of a list of referrers; None where the filters refuse
         the entry, by the type in the list or by that in its manifest.
         """
-        types = frozenset({entry.artifact_type} if entry.artifact_type else ())
-        if not types and search.is_filtered:  # lists of old tools have no types
+        # Lists of old tools have no types, and that of an empty config says nothing.
+        is_typed = entry.artifact_type not in (None, _EMPTY_CONFIG)
+        types = frozenset({entry.artifact_type} if entry.artifact_type and is_typed else ())
+        if not is_typed and search.is_filtered:
             manifest = await self._discovery.manifest(search.source, entry.digest, entry)
             types = types_of(manifest)
         if not search.wants(types):
@@ -659,6 +665,11 @@ def types_of_parts(manifest: Manifest) -> frozenset[str]:
 
 
 def types_of(manifest: Manifest) -> frozenset[str]:
+    """Return the artifact type of a manifest; where that is an empty config's, the media types of the
+    layers as well.
+    """
+    if manifest.artifact_type == _EMPTY_CONFIG:
+        return types_of_parts(manifest)
     return frozenset({manifest.artifact_type} if manifest.artifact_type else ())
 
 
