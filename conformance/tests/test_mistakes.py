@@ -21,9 +21,12 @@ from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth, TokenService
 from conformance.server.exchange import Site
 
-REGISTRY, SOURCE, SECURE = "http://registry.test", "http://source.test", "https://secure.test"
+REGISTRY = "http://registry.test"
+SOURCE = "http://source.test"
+SECURE = "https://secure.test"
 ELSEWHERE = "http://elsewhere.test"
-TAGS, START = "/v2/app/tags/list", "/v2/app/blobs/uploads/"
+TAGS = "/v2/app/tags/list"
+START = "/v2/app/blobs/uploads/"
 OCTETS = ("content-type", "application/octet-stream")
 TAKE = ("accept", ACCEPT)
 SECRET = "correct-horse"
@@ -119,7 +122,8 @@ def script(
 
 @script("")
 def a_blob_in_chunks(client: Script) -> None:
-    first, second = client.seed.blob(4000), client.seed.blob(500)
+    first = client.seed.blob(4000)
+    second = client.seed.blob(500)
     where = client.where(client.patch(client.begin(), first, 0))
     where = client.where(client.patch(where, second, 4000))
     assert client.end(where, digest_of(first + second)).status == 201
@@ -277,7 +281,8 @@ def a_list_of_referrers_that_is_read_put_and_read_back(client: Script) -> None:
     ]
     for each in (subject, *attached):
         client.put(each)
-    listed, where = client.seed.fallback_index(attached), f"/v2/app/manifests/{fallback(subject)}"
+    listed = client.seed.fallback_index(attached)
+    where = f"/v2/app/manifests/{fallback(subject)}"
     assert client.ask("GET", where, TAKE).status == 404
     client.put(listed, fallback(subject))
     assert client.ask("GET", where, TAKE).data == listed.body
@@ -300,7 +305,8 @@ def a_list_that_names_one_twice(client: Script) -> None:
 
 @script("list_of_referrers_wrong", referrers_api=False)
 def a_list_that_names_what_refers_to_another(client: Script) -> None:
-    one, other = client.seed.image(), client.seed.image()
+    one = client.seed.image()
+    other = client.seed.image()
     for each in (one, other, attached := client.seed.artifact(other)):
         client.put(each)
     client.put(client.seed.fallback_index([attached]), fallback(one))
