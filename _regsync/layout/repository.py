@@ -29,7 +29,7 @@ from _regsync.layout.index import Entry, Index, image_entry, unnamed_entry
 from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
-from _regsync.oci.reference import check_digest
+from _regsync.oci.reference import check_digest, image_name
 from _regsync.providers import Pace, Row, UploadStyle
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.registry.transport import Transport
@@ -132,15 +132,13 @@ class LayoutRepository:
 
     def reference(self, reference: str) -> str:
         """Return how an error names a tag or digest of this repository."""
-        separator = "@" if ":" in reference else ":"
-        return f"{self}{separator}{reference}"
+        return image_name(str(self), reference)
 
     def full_name(self, reference: str) -> str:
         """Return what an image was called where the layout has it from; else its name here."""
         entry = self._find(reference)
         known = entry.full_name if entry is not None else ""
-        separator = "@" if ":" in reference else ":"
-        return known or f"{self.name}{separator}{reference}"
+        return known or image_name(self.name, reference)
 
     @contextmanager
     def adding_place(self, operation: str, reference: str) -> Iterator[None]:

@@ -87,6 +87,12 @@ def full_name(host: str, repository: str) -> str:
     return f"{host}{separator}{repository}"
 
 
+def image_name(repository: str, reference: str) -> str:
+    """Return the name of what a repository has under a tag or digest."""
+    separator = "@" if ":" in reference else ":"
+    return f"{repository}{separator}{reference}"
+
+
 def split_full_name(name: str) -> tuple[str, str]:
     """Return the host or layout of what `full_name` has made, also with a tag or digest behind it, and
     the rest.

@@ -27,7 +27,7 @@ from _regsync.errors import (
 from _regsync.net.http1 import Header, Response
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
-from _regsync.oci.reference import check_digest, is_tag
+from _regsync.oci.reference import check_digest, image_name, is_tag
 from _regsync.providers import ROWS, api_repository
 from _regsync.registry.host import RegistryClient
 from _regsync.registry.redirects import resolve_location
@@ -184,15 +184,13 @@ class RemoteRepository:
 
     def reference(self, reference: str) -> str:
         """Return how an error names a tag or digest of this repository."""
-        separator = "@" if ":" in reference else ":"
-        return f"{self._text}{separator}{reference}"
+        return image_name(self._text, reference)
 
     def full_name(self, reference: str) -> str:
         """Return what an image is called outside of this run: other tools know no short names of Docker
         Hub's.
         """
-        separator = "@" if ":" in reference else ":"
-        return f"{self.host.key}/{self.api_name}{separator}{reference}"
+        return image_name(f"{self.host.key}/{self.api_name}", reference)
 
     def adding_place(self, operation: str, reference: str) -> _Place:
         """Return a block which adds side, operation and reference to every error that it raises."""

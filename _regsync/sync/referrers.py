@@ -562,10 +562,11 @@ class Referrers:
         """Find out which targets lack an entry of a list of referrers; None where the filters refuse
         the entry, by the type in the list or by that in its manifest.
         """
-        # Lists of old tools have no types, and that of an empty config says nothing.
-        is_typed = entry.artifact_type not in (None, _EMPTY_CONFIG)
-        types = frozenset({entry.artifact_type} if entry.artifact_type and is_typed else ())
-        if not is_typed and search.is_filtered:
+        types = frozenset[str]()
+        if entry.artifact_type is not None and entry.artifact_type != _EMPTY_CONFIG:
+            types = frozenset({entry.artifact_type})
+        elif search.is_filtered:
+            # Lists of old tools have no types, and that of an empty config says nothing.
             manifest = await self._discovery.manifest(search.source, entry.digest, entry)
             types = types_of(manifest)
         if not search.wants(types):
