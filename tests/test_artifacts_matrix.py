@@ -23,9 +23,8 @@ from conformance.programs import skopeo
 from conformance.providers.personas import PERSONAS, imitate
 from conformance.providers.referrers import LATE
 from conformance.registry.app import App
-from conformance.server.sockets import Server
 from tests.attached import Scene
-from tests.ends import Ran, Start, Virtual, document, only, run_regsync, tags, virtual
+from tests.ends import Ran, document, only, run_regsync, tags, virtual
 from tests.thinning import thinned, thorough
 
 IN_MEMORY = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -60,7 +59,7 @@ def on_virtual_time(test: Callable[..., object]) -> Callable[..., object]:
 
 @on_virtual_time
 @pytest.mark.parametrize(("source", "target", "name"), thinned(cells()))
-async def test_a_cell(world: Virtual, source: str, target: str, name: str, tmp_path: Path) -> None:
+async def test_a_cell(world, source, target, name, tmp_path):
     scene = Scene(world, tmp_path, family(name), source, target)
     ran = await scene.succeed()
     scene.check_order()
@@ -83,9 +82,7 @@ UNLISTED = [
     ("source", "target", "name"),
     thinned(itertools.product(("strict", "distribution"), ("strict", "distribution"), UNLISTED)),
 )
-async def test_a_tag_that_is_named_needs_no_listing(
-    world: Virtual, source: str, target: str, name: str, tmp_path: Path
-) -> None:
+async def test_a_tag_that_is_named_needs_no_listing(world, source, target, name, tmp_path):
     """Without the API one listing may stand for the tags of several digests, of which each would be
     asked for.
     """
@@ -98,9 +95,7 @@ async def test_a_tag_that_is_named_needs_no_listing(
 
 @on_virtual_time
 @pytest.mark.parametrize("name", ["cosign-tags", "cosign-recursive", "everything"])
-async def test_cosigns_tags_are_probed_where_there_is_no_api_and_no_listing(
-    world: Virtual, name: str, tmp_path: Path
-) -> None:
+async def test_cosigns_tags_are_probed_where_there_is_no_api_and_no_listing(world, name, tmp_path):
     scene = Scene(world, tmp_path, family(name), "distribution", "strict", listed=False)
     await scene.succeed()
     scene.source.journal.matching("GET", "tag_list").at_most(1)
@@ -130,9 +125,7 @@ SIMPLE = "application/vnd.dev.cosign.simplesigning.v1+json"
         ({"include": [SBOM, SIGNED], "exclude": [SIGNED]}, {SBOM}),
     ],
 )
-async def test_types_are_wanted_or_not(
-    world: Virtual, rule: dict[str, list[str]], wanted: set[str], source: str, tmp_path: Path
-) -> None:
+async def test_types_are_wanted_or_not(world, rule, wanted, source, tmp_path):
     tagged = family("cosign-tags").sample
     sample = plain(Seed(81), tagged.image)
     made = Family(Sample(sample.image, sample.attached, tagged.tagged), kept=(sample.image.top,))
@@ -167,8 +160,8 @@ BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
     ],
 )
 async def test_where_a_list_has_the_type_of_an_empty_config_the_layers_tell_it(
-    world: Virtual, rule: dict[str, list[str]], is_wanted: bool, source: str, tmp_path: Path
-) -> None:
+    world, rule, is_wanted, source, tmp_path
+):
     """cosign 3 writes the type of its bundles into the config's descriptor."""
     seed = Seed(83)
     image = seed.image()
@@ -198,9 +191,7 @@ def attach(scene: Scene, made: Family) -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize("target", ["strict", "distribution"])
-async def test_what_the_api_lists_late_is_found_when_a_look_is_due(
-    target: str, tmp_path: Path
-) -> None:
+async def test_what_the_api_lists_late_is_found_when_a_look_is_due(target, tmp_path):
     """An hour after the first copy the image is looked at again (docs/design.md section 8), where
     the dice allow it.
     """
@@ -225,9 +216,7 @@ async def test_what_the_api_lists_late_is_found_when_a_look_is_due(
 
 @on_virtual_time
 @pytest.mark.parametrize("target", ["strict", "distribution"])
-async def test_a_new_tag_in_the_listing_is_a_late_signature(
-    world: Virtual, target: str, tmp_path: Path
-) -> None:
+async def test_a_new_tag_in_the_listing_is_a_late_signature(world, target, tmp_path):
     """The listing that is made anyway shows it at once: cosign's tag, or the fallback tag."""
     bare, full = family("nothing"), family("nothing")
     image = bare.image
@@ -284,9 +273,7 @@ def unmoved(ran: Ran, target: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
-def test_at_a_real_registry_clients_find_the_same(
-    name: str, source: Server, docker_registry: str, tmp_path: Path
-) -> None:
+def test_at_a_real_registry_clients_find_the_same(name, source, docker_registry, tmp_path):
     made = family(name)
     made.load_into(source.app)
     ran = sync(tmp_path, source.address, docker_registry, made)
@@ -315,9 +302,7 @@ def test_at_a_real_registry_clients_find_the_same(
 @pytest.mark.parametrize(
     "name", [name if n % 2 else thorough(pytest.param(name)) for n, name in enumerate(REAL)]
 )
-def test_from_a_real_registry_to_the_api_and_to_another(
-    name: str, serve: Start, docker_registries: Callable[..., str], tmp_path: Path
-) -> None:
+def test_from_a_real_registry_to_the_api_and_to_another(name, serve, docker_registries, tmp_path):
     made = family(name)
     source, other, target = docker_registries(), docker_registries(), serve()
     made.push(source)
@@ -338,9 +323,7 @@ def test_from_a_real_registry_to_the_api_and_to_another(
 
 @pytest.mark.parametrize(("kind", "options"), [("api", {}), ("fallback", {"referrers_api": False})])
 @pytest.mark.parametrize("name", ["single", "nested", "index", "index-typed"])
-def test_copy_does_the_same(
-    name: str, kind: str, options: dict[str, bool], source: Server, serve: Start
-) -> None:
+def test_copy_does_the_same(name, kind, options, source, serve):
     made, target = family(name), serve(**options)
     made.load_into(source.app)
     ran = run_regsync(
@@ -373,9 +356,7 @@ def test_copy_does_the_same(
         ),
     ],
 )
-async def test_what_a_source_is_asked(
-    world: Virtual, source: str, counts: dict[str, int], tmp_path: Path
-) -> None:
+async def test_what_a_source_is_asked(world, source, counts, tmp_path):
     scene = Scene(world, tmp_path, family("single"), source)
     await scene.succeed()
     assert scene.source.journal.summary() == counts
@@ -385,9 +366,7 @@ async def test_what_a_source_is_asked(
 
 
 @on_virtual_time
-async def test_what_a_target_without_the_api_is_asked_and_told(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_what_a_target_without_the_api_is_asked_and_told(world, tmp_path):
     """Four manifests and one list, which is read and read back; the API is asked for once."""
     scene = Scene(world, tmp_path, family("single"), target="distribution")
     await scene.succeed()

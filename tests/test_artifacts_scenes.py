@@ -35,9 +35,7 @@ async def sync(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["everything", "index", "filtered", "shared"])
-async def test_targets_of_two_kinds_are_served_by_one_reading(
-    world: Virtual, name: str, kind: str, tmp_path: Path
-) -> None:
+async def test_targets_of_two_kinds_are_served_by_one_reading(world, name, kind, tmp_path):
     made = family(name)
     source, one, other = imitate(kind), imitate("strict"), imitate("distribution")
     made.load_into(source)
@@ -66,9 +64,7 @@ async def test_targets_of_two_kinds_are_served_by_one_reading(
 
 @pytest.mark.parametrize("source", KINDS)
 @pytest.mark.parametrize("target", KINDS)
-async def test_tags_of_one_digest_share_what_hangs_on_it(
-    world: Virtual, source: str, target: str, tmp_path: Path
-) -> None:
+async def test_tags_of_one_digest_share_what_hangs_on_it(world, source, target, tmp_path):
     made = family("everything")
     scene = Scene(world, tmp_path, made, source, target)
     for tag in ("v1.2", "v1.2.3"):
@@ -86,9 +82,7 @@ async def test_tags_of_one_digest_share_what_hangs_on_it(
 
 @pytest.mark.parametrize("name", ["everything", "index", "filtered", "index-typed", "deep"])
 @pytest.mark.parametrize("target", KINDS)
-async def test_a_lost_state_costs_looks_and_no_write(
-    world: Virtual, name: str, target: str, tmp_path: Path
-) -> None:
+async def test_a_lost_state_costs_looks_and_no_write(world, name, target, tmp_path):
     scene = Scene(world, tmp_path, family(name), "strict", target)
     await scene.succeed()
     for file in (tmp_path / ".regsync").iterdir():
@@ -102,9 +96,7 @@ async def test_a_lost_state_costs_looks_and_no_write(
 
 @pytest.mark.parametrize("name", ["everything", "index", "filtered"])
 @pytest.mark.parametrize("api", [True, False])
-async def test_logins_are_good_for_artifacts_too(
-    world: Virtual, name: str, api: bool, tmp_path: Path
-) -> None:
+async def test_logins_are_good_for_artifacts_too(world, name, api, tmp_path):
     made = family(name)
     apps: dict[str, App] = {}
     for end in ("source", "target"):
@@ -130,7 +122,7 @@ async def test_logins_are_good_for_artifacts_too(
 
 
 @pytest.mark.parametrize("target", KINDS)
-async def test_several_images_bring_their_own(world: Virtual, target: str, tmp_path: Path) -> None:
+async def test_several_images_bring_their_own(world, target, tmp_path):
     """What they have in common is uploaded once: a layer, the empty config, a blob of two
     artifacts.
     """
@@ -153,9 +145,7 @@ async def test_several_images_bring_their_own(world: Virtual, target: str, tmp_p
 @pytest.mark.parametrize(
     "source", ["strict", "referrers-or-unknown", "distribution", "unknown-200-in-html"]
 )
-async def test_an_image_without_is_refused_where_artifacts_are_required(
-    world: Virtual, source: str, tmp_path: Path
-) -> None:
+async def test_an_image_without_is_refused_where_artifacts_are_required(world, source, tmp_path):
     scene = Scene(world, tmp_path, family("nothing"), source, require_artifacts=True)
     ran = await scene.run()
     assert only(ran.images)["status"] == "failed"
@@ -172,9 +162,7 @@ async def test_an_image_without_is_refused_where_artifacts_are_required(
 
 
 @pytest.mark.parametrize("source", KINDS)
-async def test_a_dry_run_asks_and_changes_nothing(
-    world: Virtual, source: str, tmp_path: Path
-) -> None:
+async def test_a_dry_run_asks_and_changes_nothing(world, source, tmp_path):
     scene = Scene(world, tmp_path, family("filtered"), source, "distribution")
     file = tmp_path / "mirror.yaml"
     registries = {end: {"url": f"http://{end}.test"} for end in ("source", "target")}
@@ -192,9 +180,7 @@ async def test_a_dry_run_asks_and_changes_nothing(
 
 
 @pytest.mark.parametrize("target", KINDS)
-async def test_what_somebody_attached_at_the_target_stays(
-    world: Virtual, target: str, tmp_path: Path
-) -> None:
+async def test_what_somebody_attached_at_the_target_stays(world, target, tmp_path):
     """A signature of the mirror's own is nobody's to delete, and our list keeps its entry."""
     made = family("single")
     scene = Scene(world, tmp_path, made, "strict", target)

@@ -5,7 +5,6 @@ target holds.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -14,7 +13,7 @@ import pytest
 from _regsync.oci.reference import referrers_tag
 from conformance.client.graphs import equal, walk
 from conformance.content.images import Image, Seed
-from tests.ends import Ran, Virtual, document, only, tags, virtual
+from tests.ends import Ran, document, only, tags, virtual
 from tests.test_late_signatures import SBOM, SIGNATURE, Stage
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -42,9 +41,7 @@ def chain(stage: Stage) -> tuple[Image, Image, Image]:
     return image, sbom, stage.load(stage.seed.artifact(sbom, SIGNATURE))
 
 
-async def test_a_filter_of_another_mapping_brings_no_referrer_before_its_subject(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_filter_of_another_mapping_brings_no_referrer_before_its_subject(world, tmp_path):
     """Two tags of one image: one takes the SBOM alone, the other what hangs on it too."""
     stage = Stage(world, tmp_path)
     image, sbom, signature = chain(stage)
@@ -64,8 +61,8 @@ async def test_a_filter_of_another_mapping_brings_no_referrer_before_its_subject
 
 @pytest.mark.parametrize("refused", ["v0", "v1"])
 async def test_a_tag_that_fails_keeps_nothing_from_another_tag_of_its_image(
-    world: Virtual, refused: str, tmp_path: Path
-) -> None:
+    world, refused, tmp_path
+):
     stage = Stage(world, tmp_path)
     image, sbom, signature = chain(stage)
     image.load_into(stage.source.app, "app", "v1")
@@ -79,9 +76,7 @@ async def test_a_tag_that_fails_keeps_nothing_from_another_tag_of_its_image(
     )
 
 
-async def test_an_artifact_that_fails_fails_every_tag_of_its_image(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_an_artifact_that_fails_fails_every_tag_of_its_image(world, tmp_path):
     stage = Stage(world, tmp_path)
     image, sbom, signature = chain(stage)
     image.load_into(stage.source.app, "app", "v1")
@@ -92,9 +87,7 @@ async def test_an_artifact_that_fails_fails_every_tag_of_its_image(
     assert not stage.holds(signature)
 
 
-async def test_what_cannot_be_looked_up_at_the_target_gets_nothing_hung_on_it(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_what_cannot_be_looked_up_at_the_target_gets_nothing_hung_on_it(world, tmp_path):
     """An image that is there already: its SBOM's HEAD fails, the signature of the SBOM waits for
     the next run.
     """
@@ -113,8 +106,8 @@ async def test_what_cannot_be_looked_up_at_the_target_gets_nothing_hung_on_it(
 
 
 async def test_a_record_of_a_target_that_lost_everything_is_void_while_it_is_filled_again(
-    world: Virtual, tmp_path: Path
-) -> None:
+    world, tmp_path
+):
     """The second run is ended between the tag and its signature."""
     stage = Stage(world, tmp_path)
     signature = stage.sign(stage.images[0])
@@ -133,9 +126,7 @@ async def test_a_record_of_a_target_that_lost_everything_is_void_while_it_is_fil
     assert stage.holds(signature)
 
 
-async def test_an_image_that_comes_back_has_its_signature_looked_for(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_an_image_that_comes_back_has_its_signature_looked_for(world, tmp_path):
     """A tag moved on and back; meanwhile the target dropped the older image with what hung on it."""
     stage = Stage(world, tmp_path)
     first, second = stage.images[0], stage.seed.image()
@@ -152,7 +143,7 @@ async def test_an_image_that_comes_back_has_its_signature_looked_for(
     assert stage.holds(signature)
 
 
-async def test_artifacts_of_platforms_count_as_required_after_a_later_look(tmp_path: Path) -> None:
+async def test_artifacts_of_platforms_count_as_required_after_a_later_look(tmp_path):
     """The later look asks for the top's alone; that there were some below is still known."""
     async with virtual(0.999) as world:
         stage = Stage(world, tmp_path, images=0)
@@ -171,7 +162,7 @@ async def test_artifacts_of_platforms_count_as_required_after_a_later_look(tmp_p
         assert stage.source.journal.count("GET", "referrers") == 0
 
 
-async def test_where_no_state_can_be_kept_a_quarter_of_the_day_decides(tmp_path: Path) -> None:
+async def test_where_no_state_can_be_kept_a_quarter_of_the_day_decides(tmp_path):
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path)
         (tmp_path / "state").write_text("a file where the directory was to be")
@@ -184,7 +175,7 @@ async def test_where_no_state_can_be_kept_a_quarter_of_the_day_decides(tmp_path:
         assert sum(looks) == 4, looks
 
 
-async def test_an_analysis_counts_what_hangs_on_images(world: Virtual, tmp_path: Path) -> None:
+async def test_an_analysis_counts_what_hangs_on_images(world, tmp_path):
     stage = Stage(world, tmp_path)
     chain(stage)
     ran = await run(stage, {"from": "app", "tags": tags("v*")}, command="analyze")
@@ -195,9 +186,7 @@ async def test_an_analysis_counts_what_hangs_on_images(world: Virtual, tmp_path:
 
 
 @pytest.mark.parametrize("referrers_api", [True, False])
-async def test_an_artifact_that_is_a_child_too_is_put_once(
-    world: Virtual, referrers_api: bool, tmp_path: Path
-) -> None:
+async def test_an_artifact_that_is_a_child_too_is_put_once(world, referrers_api, tmp_path):
     """An index names an image, and a signature of the image; the source lists the signature, too."""
     stage = Stage(world, tmp_path, images=0)
     stage.target.app.referrers_api = referrers_api
@@ -214,9 +203,7 @@ async def test_an_artifact_that_is_a_child_too_is_put_once(
     )
 
 
-async def test_a_signature_that_two_sources_have_is_asked_for_once_at_the_target(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_signature_that_two_sources_have_is_asked_for_once_at_the_target(world, tmp_path):
     """Both sign one image by cosign's tag, and both copy it to one repository."""
     target = world.registry("target.example")
     sources = [world.registry("one.example"), world.registry("two.example")]
@@ -245,9 +232,7 @@ async def test_a_signature_that_two_sources_have_is_asked_for_once_at_the_target
     target.journal.matching("HEAD", "manifest", reference=tag).exactly(1)
 
 
-async def test_many_tags_of_one_image_one_after_another_put_an_artifact_once(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_many_tags_of_one_image_one_after_another_put_an_artifact_once(world, tmp_path):
     stage = Stage(world, tmp_path)
     image, sbom, signature = chain(stage)
     for number in range(1, 6):

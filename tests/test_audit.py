@@ -109,9 +109,7 @@ def lose_blob(registry: App, digest: str) -> None:
 # What is asked.
 
 
-async def test_an_image_costs_a_get_a_manifest_and_a_head_a_blob(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_an_image_costs_a_get_a_manifest_and_a_head_a_blob(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
     ran = await stage.audit()
@@ -124,9 +122,7 @@ async def test_an_image_costs_a_get_a_manifest_and_a_head_a_blob(
     }
 
 
-async def test_an_index_is_read_once_and_shared_blobs_are_asked_for_once(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_an_index_is_read_once_and_shared_blobs_are_asked_for_once(world, tmp_path):
     """Attestations have no artifacts: of an index with two platforms three digests are asked about."""
     stage = Stage(world, tmp_path)
     shared = stage.seed.layer(500)
@@ -147,9 +143,7 @@ async def test_an_index_is_read_once_and_shared_blobs_are_asked_for_once(
     assert ran.totals["blobs"] == len(top.blobs)
 
 
-async def test_other_tags_of_an_image_cost_a_head_at_each_end(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_other_tags_of_an_image_cost_a_head_at_each_end(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1", "v2", "latest")
     stage.mapping["tags"] = tags("v1", "v2", "latest")
@@ -163,9 +157,7 @@ async def test_other_tags_of_an_image_cost_a_head_at_each_end(
     }
 
 
-async def test_artifacts_are_read_and_asked_about_once_at_each_end(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_artifacts_are_read_and_asked_about_once_at_each_end(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.seed.image()
     bill = stage.seed.artifact(image, SBOM)
@@ -179,9 +171,7 @@ async def test_artifacts_are_read_and_asked_about_once_at_each_end(
     assert stage.asked_target() == {"GET manifest": 3, "HEAD blob": len(blobs), "GET referrers": 3}
 
 
-async def test_without_artifacts_nothing_is_asked_about_them(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_without_artifacts_nothing_is_asked_about_them(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.load(stage.seed.image(), "v1")
     stage.mapping["artifacts"] = {"enabled": False}
@@ -190,7 +180,7 @@ async def test_without_artifacts_nothing_is_asked_about_them(
     stage.targets[0].journal.matching("GET", "referrers").none()
 
 
-async def test_the_source_is_asked_once_for_all_targets(world: Virtual, tmp_path: Path) -> None:
+async def test_the_source_is_asked_once_for_all_targets(world, tmp_path):
     stage = Stage(world, tmp_path, "one", "two", "three")
     image = stage.load(stage.seed.image(), "v1")
     assert whole(await stage.audit()) == 3
@@ -203,7 +193,7 @@ async def test_the_source_is_asked_once_for_all_targets(world: Virtual, tmp_path
         }
 
 
-async def test_foreign_layers_are_not_asked_for(world: Virtual, tmp_path: Path) -> None:
+async def test_foreign_layers_are_not_asked_for(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(foreign=("https://example.com/layer",)), "v1")
     assert image.absent
@@ -214,9 +204,7 @@ async def test_foreign_layers_are_not_asked_for(world: Virtual, tmp_path: Path) 
 # What is expected.
 
 
-async def test_a_trimmed_index_that_a_run_has_put_costs_no_manifest_of_the_source(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_trimmed_index_that_a_run_has_put_costs_no_manifest_of_the_source(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.seed.index().load_into(stage.source.app, "app", "v1")
     stage.mapping["platforms"] = ["linux/amd64"]
@@ -227,9 +215,7 @@ async def test_a_trimmed_index_that_a_run_has_put_costs_no_manifest_of_the_sourc
     stage.source.journal.matching("GET", "referrers").exactly(1)
 
 
-async def test_a_trimmed_index_is_made_again_where_no_state_tells_it(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_trimmed_index_is_made_again_where_no_state_tells_it(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.seed.index().load_into(stage.source.app, "app", "v1", "v2")
     stage.mapping |= {"platforms": ["linux/amd64"], "tags": tags("v1", "v2")}
@@ -239,9 +225,7 @@ async def test_a_trimmed_index_is_made_again_where_no_state_tells_it(
     stage.source.journal.matching("GET", "manifest").exactly(1)
 
 
-async def test_what_the_state_knows_of_an_index_that_was_replaced_is_not_expected(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_what_the_state_knows_of_an_index_that_was_replaced_is_not_expected(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.seed.index().load_into(stage.source.app, "app", "v1")
     stage.mapping["platforms"] = ["linux/amd64"]
@@ -251,7 +235,7 @@ async def test_what_the_state_knows_of_an_index_that_was_replaced_is_not_expecte
     assert found(await stage.audit()) == [("differs", held)]
 
 
-async def test_another_filter_than_that_of_the_run_differs(world: Virtual, tmp_path: Path) -> None:
+async def test_another_filter_than_that_of_the_run_differs(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.load(stage.seed.index(platforms=("linux/amd64", "linux/arm64")), "v1")
     stage.mapping["platforms"] = ["linux/amd64"]
@@ -259,7 +243,7 @@ async def test_another_filter_than_that_of_the_run_differs(world: Virtual, tmp_p
     assert finding["finding"] == "differs"
 
 
-async def test_nothing_is_kept_and_a_state_is_not_believed(world: Virtual, tmp_path: Path) -> None:
+async def test_nothing_is_kept_and_a_state_is_not_believed(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.seed.image().load_into(stage.source.app, "app", "v1")
     await stage.run(command="sync")
@@ -270,7 +254,7 @@ async def test_nothing_is_kept_and_a_state_is_not_believed(world: Virtual, tmp_p
     assert (tmp_path / ".regsync" / "state.db").read_bytes() == state
 
 
-async def test_only_the_right_to_pull_is_asked_for(world: Virtual, tmp_path: Path) -> None:
+async def test_only_the_right_to_pull_is_asked_for(world, tmp_path):
     service = TokenService(now=anyio.current_time)
     world.listen(service, "token.test")
     service.realm = "http://token.test/token"
@@ -284,7 +268,7 @@ async def test_only_the_right_to_pull_is_asked_for(world: Virtual, tmp_path: Pat
 # What is wrong.
 
 
-async def test_a_tag_that_is_not_there(world: Virtual, tmp_path: Path) -> None:
+async def test_a_tag_that_is_not_there(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.seed.image().load_into(stage.source.app, "app", "v1")
     finding = only((await stage.audit()).report["findings"])
@@ -300,7 +284,7 @@ async def test_a_tag_that_is_not_there(world: Virtual, tmp_path: Path) -> None:
     assert stage.asked_target() == {"GET manifest": 1}
 
 
-async def test_what_differs_is_looked_at_whole(world: Virtual, tmp_path: Path) -> None:
+async def test_what_differs_is_looked_at_whole(world, tmp_path):
     """And the source, which may not know it any more, is not asked about it."""
     stage = Stage(world, tmp_path)
     new = stage.seed.image().load_into(stage.source.app, "app", "v1")
@@ -317,9 +301,7 @@ async def test_what_differs_is_looked_at_whole(world: Virtual, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("part", ["blob", "manifest"])
-async def test_a_part_that_is_lost_is_named_with_its_size(
-    world: Virtual, part: str, tmp_path: Path
-) -> None:
+async def test_a_part_that_is_lost_is_named_with_its_size(world, part, tmp_path):
     stage = Stage(world, tmp_path)
     child = stage.seed.image()
     stage.load(stage.seed.index([child, stage.seed.image(architecture="arm64")]), "v1", "v2")
@@ -338,7 +320,7 @@ async def test_a_part_that_is_lost_is_named_with_its_size(
     assert ran.totals["images"] == {"whole": 0, "flawed": 2, "failed": 0}
 
 
-async def test_an_artifact_that_is_lost(world: Virtual, tmp_path: Path) -> None:
+async def test_an_artifact_that_is_lost(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.seed.image()
     bill = stage.seed.artifact(image, SBOM)
@@ -371,9 +353,7 @@ def lists_anyway(subject: Image, artifact: Image) -> Callable[[Request], Answer 
     return intercept
 
 
-async def test_a_blob_that_an_image_and_its_artifact_lack_is_told_once(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_blob_that_an_image_and_its_artifact_lack_is_told_once(world, tmp_path):
     stage = Stage(world, tmp_path)
     made = family("shared")
     stage.load(made.image, "v1", artifacts=made.sample.attached)
@@ -382,9 +362,7 @@ async def test_a_blob_that_an_image_and_its_artifact_lack_is_told_once(
     assert found(await stage.audit()) == [("incomplete", shared)]
 
 
-async def test_an_artifact_that_is_an_index_is_asked_about_with_its_children(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_an_artifact_that_is_an_index_is_asked_about_with_its_children(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.seed.image()
     child = stage.seed.artifact()
@@ -397,9 +375,7 @@ async def test_an_artifact_that_is_an_index_is_asked_about_with_its_children(
     assert found(await stage.audit()) == [("artifact_missing", signature.top)]
 
 
-async def test_what_only_the_target_lists_has_to_be_there_too(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_what_only_the_target_lists_has_to_be_there_too(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
     bill = stage.seed.artifact(image, SBOM)
@@ -414,9 +390,7 @@ async def test_what_only_the_target_lists_has_to_be_there_too(
     assert found(await stage.audit()) == [("incomplete", lost)]
 
 
-async def test_an_artifact_that_the_filters_refuse_is_not_missed(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_an_artifact_that_the_filters_refuse_is_not_missed(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
     stage.seed.artifact(image, SBOM).load_into(stage.source.app, "app")
@@ -426,9 +400,7 @@ async def test_an_artifact_that_the_filters_refuse_is_not_missed(
     assert len(found(await stage.audit())) == 1
 
 
-async def test_a_signature_of_cosign_that_was_made_again_differs(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_signature_of_cosign_that_was_made_again_differs(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
     stage.mapping["tags"] = tags("v*")
@@ -449,7 +421,7 @@ async def test_a_signature_of_cosign_that_was_made_again_differs(
 # Wrong bytes, and answers that say too little.
 
 
-async def test_a_manifest_with_wrong_bytes_is_corrupt(world: Virtual, tmp_path: Path) -> None:
+async def test_a_manifest_with_wrong_bytes_is_corrupt(world, tmp_path):
     stage = Stage(world, tmp_path)
     child = stage.seed.image()
     stage.load(stage.seed.index([child]), "v1")
@@ -459,14 +431,14 @@ async def test_a_manifest_with_wrong_bytes_is_corrupt(world: Virtual, tmp_path: 
     stage.targets[0].journal.matching("GET", "manifest", reference=child.top).exactly(2)
 
 
-async def test_bytes_that_were_wrong_once_are_no_finding(world: Virtual, tmp_path: Path) -> None:
+async def test_bytes_that_were_wrong_once_are_no_finding(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.load(stage.seed.image(), "v1")
     stage.targets[0].app.faults.on("GET", "manifest").nth(1).corrupt()
     assert whole(await stage.audit()) == 1
 
 
-async def test_blobs_are_read_back_and_hashed(world: Virtual, tmp_path: Path) -> None:
+async def test_blobs_are_read_back_and_hashed(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
     ran = await stage.audit("--read", "99")
@@ -484,7 +456,7 @@ async def test_blobs_are_read_back_and_hashed(world: Virtual, tmp_path: Path) ->
     stage.targets[0].journal.matching("GET", "blob", reference=wrong).exactly(2)
 
 
-async def test_a_blob_that_breaks_is_read_to_its_end(world: Virtual, tmp_path: Path) -> None:
+async def test_a_blob_that_breaks_is_read_to_its_end(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(sizes=(300_000,)), "v1")
     large = max(image.blobs, key=lambda digest: len(image.blobs[digest]))
@@ -496,9 +468,7 @@ async def test_a_blob_that_breaks_is_read_to_its_end(world: Virtual, tmp_path: P
     assert ran.totals["read"]["bytes"] == image.size
 
 
-async def test_a_blob_that_can_only_be_asked_for_is_incomplete(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_blob_that_can_only_be_asked_for_is_incomplete(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
     lost = next(iter(image.blobs))
@@ -506,9 +476,7 @@ async def test_a_blob_that_can_only_be_asked_for_is_incomplete(
     assert found(await stage.audit("--read", "99")) == [("incomplete", lost)]
 
 
-async def test_of_each_target_so_many_blobs_are_read_as_are_asked_for(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_of_each_target_so_many_blobs_are_read_as_are_asked_for(world, tmp_path):
     stage = Stage(world, tmp_path, "one", "two")
     for number in range(10):
         stage.load(stage.seed.image(), f"v{number}")
@@ -521,7 +489,7 @@ async def test_of_each_target_so_many_blobs_are_read_as_are_asked_for(
 
 
 @pytest.mark.parametrize(("chance", "read"), [(0.999, "first"), (0.0, "last")])
-async def test_chance_says_which_blobs_are_read(chance: float, read: str, tmp_path: Path) -> None:
+async def test_chance_says_which_blobs_are_read(chance, read, tmp_path):
     """Whatever it says, the first ones stay or make way for later ones."""
     async with virtual(chance=chance) as world:
         stage = Stage(world, tmp_path)
@@ -536,7 +504,7 @@ async def test_chance_says_which_blobs_are_read(chance: float, read: str, tmp_pa
         assert place < 10 if read == "first" else place >= len(answered) - 10
 
 
-async def test_a_head_may_leave_out_digest_and_length(world: Virtual, tmp_path: Path) -> None:
+async def test_a_head_may_leave_out_digest_and_length(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.load(stage.seed.image(), "v1", "v2")
     stage.mapping["tags"] = tags("v1", "v2")
@@ -546,7 +514,7 @@ async def test_a_head_may_leave_out_digest_and_length(world: Virtual, tmp_path: 
     assert whole(await stage.audit()) == 2
 
 
-async def test_a_blob_of_another_length_is_corrupt(world: Virtual, tmp_path: Path) -> None:
+async def test_a_blob_of_another_length_is_corrupt(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
     cut = next(iter(image.blobs))

@@ -22,9 +22,8 @@ from conformance.client.copies import push_http
 from conformance.content.images import Seed
 from conformance.providers.personas import PERSONAS
 from conformance.server.memory import Link
-from conformance.server.sockets import Server
 from tests.attached import MOVES, Scene
-from tests.ends import Ran, Virtual, document, only, run_regsync, tags
+from tests.ends import Ran, document, only, run_regsync, tags
 from tests.test_audit import Stage, found, lose_blob, lose_manifest, whole
 from tests.test_signals import stopped_at
 from tests.thinning import thinned
@@ -54,8 +53,8 @@ WITHOUT_API = ("distribution", "old")
     ),
 )
 async def test_what_a_run_has_brought_is_whole_and_what_is_lost_of_it_is_missed(
-    world: Virtual, source: str, target: str, name: str, tmp_path: Path
-) -> None:
+    world, source, target, name, tmp_path
+):
     scene = Scene(world, tmp_path, family(name), source, target)
     await scene.succeed()
 
@@ -89,9 +88,7 @@ CLOSED = ("gar", "gcr", "acr-io", "acr-cn", "acr-us")
 
 @on_virtual_time
 @pytest.mark.parametrize("name", sorted(PERSONAS))
-async def test_a_target_of_any_kind_is_looked_at_whole(
-    world: Virtual, name: str, tmp_path: Path
-) -> None:
+async def test_a_target_of_any_kind_is_looked_at_whole(world, name, tmp_path):
     """Without a login: where that is refused, an image that may be there is no finding."""
     stage = Stage(world, tmp_path)
     target = world.persona(name)
@@ -112,9 +109,7 @@ async def test_a_target_of_any_kind_is_looked_at_whole(
 
 
 @on_virtual_time
-async def test_an_artifact_that_a_target_does_not_list_is_found_and_mended(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_an_artifact_that_a_target_does_not_list_is_found_and_mended(world, tmp_path):
     scene = Scene(world, tmp_path, family("single"), "strict", "distribution")
     await scene.succeed()
     held = scene.target.repositories["app"]
@@ -132,9 +127,7 @@ async def test_an_artifact_that_a_target_does_not_list_is_found_and_mended(
 
 @on_virtual_time
 @pytest.mark.parametrize("part", ["blob", "manifest", "child"])
-async def test_what_the_recipe_says_mends_an_image(
-    world: Virtual, part: str, tmp_path: Path
-) -> None:
+async def test_what_the_recipe_says_mends_an_image(world, part, tmp_path):
     """README.md, "After an incident": the tag is deleted, the state removed, then a run brings it."""
     stage = Stage(world, tmp_path)
     child = stage.seed.image()
@@ -161,9 +154,7 @@ async def test_what_the_recipe_says_mends_an_image(
 
 @on_virtual_time
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_repository_that_is_hidden_is_a_failure(
-    world: Virtual, status: int, tmp_path: Path
-) -> None:
+async def test_a_repository_that_is_hidden_is_a_failure(world, status, tmp_path):
     stage = Stage(world, tmp_path)
     stage.load(stage.seed.image(), "v1")
     stage.targets[0].app.faults.on("GET", "manifest").status(status)
@@ -174,9 +165,7 @@ async def test_a_repository_that_is_hidden_is_a_failure(
 
 
 @on_virtual_time
-async def test_a_blob_that_may_not_be_asked_for_is_a_failure_and_the_rest_is_told(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_blob_that_may_not_be_asked_for_is_a_failure_and_the_rest_is_told(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(sizes=(100, 200)), "v1")
     hidden, lost, *_ = image.blobs
@@ -189,9 +178,7 @@ async def test_a_blob_that_may_not_be_asked_for_is_a_failure_and_the_rest_is_tol
 
 
 @on_virtual_time
-async def test_a_source_that_cannot_be_listed_fails_its_mapping_alone(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_source_that_cannot_be_listed_fails_its_mapping_alone(world, tmp_path):
     stage = Stage(world, tmp_path, "one", "two")
     stage.mapping["tags"] = tags("v*")
     stage.source.app.faults.on("GET", "tag_list").status(403)
@@ -205,7 +192,7 @@ async def test_a_source_that_cannot_be_listed_fails_its_mapping_alone(
 
 
 @on_virtual_time
-async def test_a_tag_that_the_source_lost_is_a_failure(world: Virtual, tmp_path: Path) -> None:
+async def test_a_tag_that_the_source_lost_is_a_failure(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.seed.image().load_into(stage.target, "app", "v1")
     stage.seed.image().load_into(stage.source.app, "app", "v2")
@@ -215,7 +202,7 @@ async def test_a_tag_that_the_source_lost_is_a_failure(world: Virtual, tmp_path:
 
 
 @on_virtual_time
-async def test_an_index_that_has_no_end_is_a_failure(world: Virtual, tmp_path: Path) -> None:
+async def test_an_index_that_has_no_end_is_a_failure(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.seed.image().load_into(stage.source.app, "app", "v1")
     nested = stage.seed.image()
@@ -230,9 +217,7 @@ async def test_an_index_that_has_no_end_is_a_failure(world: Virtual, tmp_path: P
 
 
 @on_virtual_time
-async def test_a_nested_index_that_was_trimmed_is_not_asked_about_at_the_source(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_nested_index_that_was_trimmed_is_not_asked_about_at_the_source(world, tmp_path):
     """Here a 404 to that would look like a source without the referrers API."""
     stage = Stage(world, tmp_path)
     children = [stage.seed.image(architecture=name) for name in ("amd64", "arm64")]
@@ -246,7 +231,7 @@ async def test_a_nested_index_that_was_trimmed_is_not_asked_about_at_the_source(
 
 
 @on_virtual_time
-async def test_throttling_is_obeyed(world: Virtual, tmp_path: Path) -> None:
+async def test_throttling_is_obeyed(world, tmp_path):
     stage = Stage(world, tmp_path)
     for number in range(20):
         stage.load(stage.seed.image(), f"v{number}")
@@ -259,7 +244,7 @@ async def test_throttling_is_obeyed(world: Virtual, tmp_path: Path) -> None:
 
 
 @on_virtual_time
-async def test_a_target_that_is_away_fails_alone(world: Virtual, tmp_path: Path) -> None:
+async def test_a_target_that_is_away_fails_alone(world, tmp_path):
     stage = Stage(world, tmp_path, "one", "two")
     for number in range(100):
         stage.load(stage.seed.image(), f"v{number}")
@@ -277,7 +262,7 @@ async def test_a_target_that_is_away_fails_alone(world: Virtual, tmp_path: Path)
 
 
 @on_virtual_time
-async def test_an_outage_that_ends_costs_no_finding(world: Virtual, tmp_path: Path) -> None:
+async def test_an_outage_that_ends_costs_no_finding(world, tmp_path):
     stage = Stage(world, tmp_path, target={"up": Link(latency=0.1)})
     for number in range(100):
         stage.load(stage.seed.image(sizes=(2000,)), f"v{number}")
@@ -298,7 +283,7 @@ async def test_an_outage_that_ends_costs_no_finding(world: Virtual, tmp_path: Pa
 
 
 @on_virtual_time
-async def test_an_audit_shows_how_far_it_is(world: Virtual, tmp_path: Path) -> None:
+async def test_an_audit_shows_how_far_it_is(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.load(stage.seed.image(), "v1")
     await stage.audit()
@@ -315,9 +300,7 @@ async def test_an_audit_shows_how_far_it_is(world: Virtual, tmp_path: Path) -> N
 
 @on_virtual_time
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
-async def test_a_signal_ends_an_audit_at_once_and_what_was_found_is_told(
-    world: Virtual, number: signal.Signals, tmp_path: Path
-) -> None:
+async def test_a_signal_ends_an_audit_at_once_and_what_was_found_is_told(world, number, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1", "v2")
     stage.mapping["tags"] = tags("v1", "v2", "v3")
@@ -337,7 +320,7 @@ async def test_a_signal_ends_an_audit_at_once_and_what_was_found_is_told(
 
 
 @on_virtual_time
-async def test_a_receipt_names_what_is_there(world: Virtual, tmp_path: Path) -> None:
+async def test_a_receipt_names_what_is_there(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.seed.image(sizes=(100, 200))
     bill = stage.seed.artifact(image, "application/spdx+json")
@@ -355,8 +338,8 @@ async def test_a_receipt_names_what_is_there(world: Virtual, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("trouble", ["no directory", "full disk"])
 def test_a_receipt_that_cannot_be_written_is_an_error_that_names_it(
-    trouble: str, source: Server, target: Server, tmp_path: Path
-) -> None:
+    trouble, source, target, tmp_path
+):
     for registry in (source.app, target.app):
         Seed(1).image().load_into(registry, "app", tag="v1")
     config = document({"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
@@ -374,15 +357,13 @@ def test_a_receipt_that_cannot_be_written_is_an_error_that_names_it(
 
 
 @pytest.mark.parametrize("number", ["-1", "many"])
-def test_a_number_of_blobs_that_is_none_is_refused(number: str) -> None:
+def test_a_number_of_blobs_that_is_none_is_refused(number):
     ran = run_regsync("audit", "-c", "-", "--read", number, stdin='{"mappings": []}')
     assert ran.status == 3
     assert "--read" in ran.err
 
 
-def test_an_audit_that_finds_nothing_says_nothing_and_findings_are_lines(
-    source: Server, target: Server
-) -> None:
+def test_an_audit_that_finds_nothing_says_nothing_and_findings_are_lines(source, target):
     image = Seed(1).image().load_into(source.app, "app", tag="v1")
     image.load_into(target.app, "app", tag="v1")
     rule = {"from": "app", "tags": tags("v1"), "artifacts": {}}
@@ -404,7 +385,7 @@ def test_an_audit_that_finds_nothing_says_nothing_and_findings_are_lines(
     assert ran.err == ""
 
 
-def test_mappings_are_shared_among_shards(source: Server, target: Server) -> None:
+def test_mappings_are_shared_among_shards(source, target):
     for name in ("one", "two"):
         Seed(1).image().load_into(source.app, name, tag="v1")
     mappings = [{"from": name, "tags": tags("v1")} for name in ("one", "two")]
@@ -416,9 +397,7 @@ def test_mappings_are_shared_among_shards(source: Server, target: Server) -> Non
     assert sorted(told) == ["one:v1", "two:v1"]
 
 
-def test_what_was_left_out_of_a_layout_is_not_missed(
-    source: Server, target: Server, tmp_path: Path
-) -> None:
+def test_what_was_left_out_of_a_layout_is_not_missed(source, target, tmp_path):
     """The receipt of one audit thins a layout; another audit finds that layout whole."""
     image = Seed(1).image(sizes=(400, 500)).load_into(source.app, "app", tag="v1")
     image.load_into(target.app, "app", tag="v1")
@@ -447,9 +426,7 @@ def two_registries(docker_registries: Callable[..., str], directory: Path, **map
 
 
 @pytest.mark.slow
-def test_the_requests_between_two_real_registries(
-    docker_registries: Callable[..., str], tmp_path: Path
-) -> None:
+def test_the_requests_between_two_real_registries(docker_registries, tmp_path):
     """They have no referrers API: one question shows that, then one listing stands for the fallback
     tags of the index and its two children.
     """
@@ -471,7 +448,7 @@ def test_the_requests_between_two_real_registries(
 
 
 @pytest.mark.slow
-def test_between_two_real_registries(docker_registries: Callable[..., str], tmp_path: Path) -> None:
+def test_between_two_real_registries(docker_registries, tmp_path):
     source, target, file = two_registries(docker_registries, tmp_path)
     made = family("everything")
     made.push(source)

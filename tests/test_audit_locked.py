@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import anyio
 import pytest
 
 from conformance.client.attachments import referrers_tag
 from conformance.content.images import Image
 from conformance.registry.tokens import TokenService
-from tests.ends import Ran, Virtual, document, only, tags
+from tests.ends import Ran, document, only, tags
 from tests.test_audit import SBOM, SIGNED, Stage, found, lose_manifest, whole
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -30,9 +28,7 @@ class LockedStage(Stage):
         return ran
 
 
-async def test_a_lock_says_what_is_expected_and_no_source_is_asked(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_lock_says_what_is_expected_and_no_source_is_asked(world, tmp_path):
     stage = LockedStage(world, tmp_path)
     image = stage.seed.image()
     bill = stage.seed.artifact(image, SBOM)
@@ -50,7 +46,7 @@ async def test_a_lock_says_what_is_expected_and_no_source_is_asked(
     assert list(ran.totals["requests"]) == ["target.test"]
 
 
-async def test_no_token_of_the_source_is_asked_for(world: Virtual, tmp_path: Path) -> None:
+async def test_no_token_of_the_source_is_asked_for(world, tmp_path):
     service = TokenService(now=anyio.current_time)
     world.listen(service, "token.test")
     service.realm = "http://token.test/token"
@@ -62,7 +58,7 @@ async def test_no_token_of_the_source_is_asked_for(world: Virtual, tmp_path: Pat
     service.journal.matching().none()
 
 
-async def test_what_is_not_as_in_the_lock_is_found(world: Virtual, tmp_path: Path) -> None:
+async def test_what_is_not_as_in_the_lock_is_found(world, tmp_path):
     stage = LockedStage(world, tmp_path)
     image = stage.seed.image()
     bill = stage.seed.artifact(image, SBOM)
@@ -82,7 +78,7 @@ async def test_what_is_not_as_in_the_lock_is_found(world: Virtual, tmp_path: Pat
     assert {digest for _, digest in found(await stage.audit())} == {bill.top, signature.top}
 
 
-async def test_a_trimmed_index_is_known_from_the_lock(world: Virtual, tmp_path: Path) -> None:
+async def test_a_trimmed_index_is_known_from_the_lock(world, tmp_path):
     stage = LockedStage(world, tmp_path)
     stage.seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(
         stage.source.app, "app", "v1"
@@ -94,7 +90,7 @@ async def test_a_trimmed_index_is_known_from_the_lock(world: Virtual, tmp_path: 
     assert whole(await stage.audit()) == 1
 
 
-async def test_signatures_of_cosign_are_those_of_the_lock(world: Virtual, tmp_path: Path) -> None:
+async def test_signatures_of_cosign_are_those_of_the_lock(world, tmp_path):
     stage = LockedStage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
     stage.mapping["tags"] = tags("v*")
@@ -112,9 +108,7 @@ async def test_signatures_of_cosign_are_those_of_the_lock(world: Virtual, tmp_pa
     assert ("differs", other.top) in found(await stage.audit())
 
 
-async def test_artifacts_that_a_mapping_refuses_are_not_missed(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_artifacts_that_a_mapping_refuses_are_not_missed(world, tmp_path):
     """The lock has them, because another mapping takes them."""
     stage = LockedStage(world, tmp_path)
     image = stage.load(stage.seed.image(), "v1")
@@ -130,9 +124,7 @@ async def test_artifacts_that_a_mapping_refuses_are_not_missed(
     assert found(await stage.audit()) == [("artifact_missing", signature.top)]
 
 
-async def test_another_lock_can_be_named_and_without_one_nothing_is_asked(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_another_lock_can_be_named_and_without_one_nothing_is_asked(world, tmp_path):
     stage = LockedStage(world, tmp_path)
     stage.load(stage.seed.image(), "v1")
     await stage.lock()
@@ -144,9 +136,7 @@ async def test_another_lock_can_be_named_and_without_one_nothing_is_asked(
 # What is held back.
 
 
-async def test_what_is_held_back_is_neither_missing_nor_different(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_what_is_held_back_is_neither_missing_nor_different(world, tmp_path):
     """What the target holds meanwhile is looked at whole all the same."""
     stage = Stage(world, tmp_path)
     stage.mapping |= {"min_age": "3d", "tags": tags("v1", "v2")}
@@ -171,7 +161,7 @@ async def test_what_is_held_back_is_neither_missing_nor_different(
     assert whole(await stage.audit()) == 2
 
 
-async def test_an_index_that_is_held_back_is_not_trimmed(world: Virtual, tmp_path: Path) -> None:
+async def test_an_index_that_is_held_back_is_not_trimmed(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.mapping |= {"min_age": "3d", "platforms": ["linux/amd64"]}
     stage.seed.index().load_into(stage.source.app, "app", "v1")
@@ -179,7 +169,7 @@ async def test_an_index_that_is_held_back_is_not_trimmed(world: Virtual, tmp_pat
     assert stage.asked_source() == {"HEAD manifest": 1}
 
 
-async def test_an_audit_notes_no_time(world: Virtual, tmp_path: Path) -> None:
+async def test_an_audit_notes_no_time(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.mapping["min_age"] = "3d"
     stage.seed.image().load_into(stage.source.app, "app", "v1")
@@ -187,7 +177,7 @@ async def test_an_audit_notes_no_time(world: Virtual, tmp_path: Path) -> None:
     assert not (tmp_path / ".regsync").exists()
 
 
-async def test_a_time_in_the_lock_counts(world: Virtual, tmp_path: Path) -> None:
+async def test_a_time_in_the_lock_counts(world, tmp_path):
     stage = LockedStage(world, tmp_path)
     stage.mapping["min_age"] = "3d"
     stage.seed.image().load_into(stage.source.app, "app", "v1")
@@ -197,9 +187,7 @@ async def test_a_time_in_the_lock_counts(world: Virtual, tmp_path: Path) -> None
     assert only(found(await stage.audit())) == ("missing", None)
 
 
-async def test_without_a_place_for_the_times_nothing_is_attempted(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_without_a_place_for_the_times_nothing_is_attempted(world, tmp_path):
     stage = Stage(world, tmp_path)
     config = document(stage.registries, {"from": "app", "tags": tags("v1"), "min_age": "3d"})
     with pytest.raises(Exception, match="min_age"):

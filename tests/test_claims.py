@@ -357,13 +357,13 @@ def simulate(seed: int, images: int = 30) -> World:
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
-def test_every_image_of_a_crowd_ends_and_no_blob_is_brought_twice(first: int) -> None:
+def test_every_image_of_a_crowd_ends_and_no_blob_is_brought_twice(first):
     """I1 and I4."""
     for seed in range(first, first + 10):
         simulate(seed)
 
 
-def test_the_same_events_give_the_same_steps() -> None:
+def test_the_same_events_give_the_same_steps():
     """I10."""
     assert [simulate(seed).trace for seed in (3, 4)] == [simulate(seed).trace for seed in (3, 4)]
 
@@ -393,7 +393,7 @@ def shown(steps: list[Step]) -> list[tuple[RepositoryKey, str, str | None]]:
     return [(step.claims.where, step.blob.digest, step.mount_from) for step in steps]
 
 
-def test_a_follower_mounts_after_the_leaders_manifest_and_not_before() -> None:
+def test_a_follower_mounts_after_the_leaders_manifest_and_not_before():
     leader, follower = work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, (first, second) = claims_of(leader, follower)
     assert shown(first) == [(A, BLOBS[0], None)]
@@ -403,7 +403,7 @@ def test_a_follower_mounts_after_the_leaders_manifest_and_not_before() -> None:
     assert shown(finish(claims, leader)) == [(B, BLOBS[0], A[1])]
 
 
-def test_a_follower_mounts_from_whichever_repository_commits_first() -> None:
+def test_a_follower_mounts_from_whichever_repository_commits_first():
     """A small image that shares a layer need not let others wait for the leader's large ones."""
     leader, small, follower = work(A, BLOBS[0], BLOBS[1]), work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, small, follower)
@@ -412,7 +412,7 @@ def test_a_follower_mounts_from_whichever_repository_commits_first() -> None:
     assert finish(claims, leader) == []
 
 
-def test_an_heir_uses_its_own_description_of_the_blob() -> None:
+def test_an_heir_uses_its_own_description_of_the_blob():
     """One image that lies about a size must not take the others with it."""
     liar, honest = (
         ImageClaims(A, {BLOBS[0]: blob(BLOBS[0], 99)}),
@@ -424,7 +424,7 @@ def test_an_heir_uses_its_own_description_of_the_blob() -> None:
     assert ready == []
 
 
-def test_one_digest_wanted_as_blob_and_as_child_is_two_places() -> None:
+def test_one_digest_wanted_as_blob_and_as_child_is_two_places():
     both, waiting = work(A, BLOBS[0], children=(BLOBS[0],)), work(A, children=(BLOBS[0],))
     claims, (steps, _) = claims_of(both, waiting)
     assert len(steps) == 1
@@ -434,7 +434,7 @@ def test_one_digest_wanted_as_blob_and_as_child_is_two_places() -> None:
     assert both.own_children == frozenset()
 
 
-def test_an_heir_that_fails_too_passes_on_what_it_inherited() -> None:
+def test_an_heir_that_fails_too_passes_on_what_it_inherited():
     first, second, third = (work(A, BLOBS[0]) for _ in range(3))
     claims, _ = claims_of(first, second, third)
     assert shown(claims.pass_on(first)[0]) == [(A, BLOBS[0], None)]
@@ -442,7 +442,7 @@ def test_an_heir_that_fails_too_passes_on_what_it_inherited() -> None:
     assert [step.claims for step in steps] == [third]
 
 
-def test_a_waiter_that_failed_before_inherits_nothing() -> None:
+def test_a_waiter_that_failed_before_inherits_nothing():
     first, second, third = (work(A, BLOBS[0]) for _ in range(3))
     claims, _ = claims_of(first, second, third)
     assert claims.pass_on(second) == ([], [])
@@ -450,14 +450,14 @@ def test_a_waiter_that_failed_before_inherits_nothing() -> None:
     assert [step.claims for step in steps] == [third]
 
 
-def test_a_failed_follower_without_waiters_is_forgotten_by_its_leader() -> None:
+def test_a_failed_follower_without_waiters_is_forgotten_by_its_leader():
     leader, follower = work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, follower)
     assert claims.pass_on(follower) == ([], [])
     assert finish(claims, leader) == []
 
 
-def test_a_failed_followers_waiter_goes_on_following() -> None:
+def test_a_failed_followers_waiter_goes_on_following():
     leader, follower, waiter = work(A, BLOBS[0]), work(B, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, follower, waiter)
     assert claims.pass_on(follower) == ([], [])
@@ -465,14 +465,14 @@ def test_a_failed_followers_waiter_goes_on_following() -> None:
     assert [(step.claims, step.mount_from) for step in steps] == [(waiter, A[1])]
 
 
-def test_a_failed_leaders_earliest_follower_leads_and_the_others_follow_it() -> None:
+def test_a_failed_leaders_earliest_follower_leads_and_the_others_follow_it():
     leader, second, third = work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
     claims, _ = claims_of(leader, second, third)
     assert shown(claims.pass_on(leader)[0]) == [(B, BLOBS[0], None)]
     assert shown(finish(claims, second)) == [(C, BLOBS[0], B[1])]
 
 
-def test_an_heir_uploads_rather_than_wait_for_a_younger_image() -> None:
+def test_an_heir_uploads_rather_than_wait_for_a_younger_image():
     """Two images that wait for each other would wait for ever (rule 9)."""
     claims = Claims(Knowledge())
     claims.knowledge.commit(A, ROOT, [BLOBS[0]])
@@ -487,7 +487,7 @@ def test_an_heir_uploads_rather_than_wait_for_a_younger_image() -> None:
     assert shown(steps) == [(B, BLOBS[0], None)]
 
 
-def test_a_failed_leaders_waiter_in_its_repository_leads_when_it_was_promoted_first() -> None:
+def test_a_failed_leaders_waiter_in_its_repository_leads_when_it_was_promoted_first():
     leader, waiter, follower = work(A, BLOBS[0]), work(A, BLOBS[0]), work(B, BLOBS[0])
     claims, _ = claims_of(leader, waiter, follower)
     steps, _ = claims.pass_on(leader)
@@ -495,7 +495,7 @@ def test_a_failed_leaders_waiter_in_its_repository_leads_when_it_was_promoted_fi
     assert shown(finish(claims, waiter)) == [(B, BLOBS[0], A[1])]
 
 
-def test_an_image_that_inherits_its_last_missing_child_is_ready() -> None:
+def test_an_image_that_inherits_its_last_missing_child_is_ready():
     child = next(iter(CHILDREN))
     owner, heir = work(A, children=(child,)), work(A, children=(child,))
     claims, _ = claims_of(owner, heir)
@@ -504,7 +504,7 @@ def test_an_image_that_inherits_its_last_missing_child_is_ready() -> None:
     assert heir.own_children == {child}
 
 
-def test_nobody_waits_at_a_host_that_refused_its_only_mount() -> None:
+def test_nobody_waits_at_a_host_that_refused_its_only_mount():
     claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
     claims.knowledge.refuse_mount(B, "x/other")
     assert [step.claims.where for step in claims.mount_ended(A[0], mounted=False)] == [B, C]
@@ -515,7 +515,7 @@ def test_nobody_waits_at_a_host_that_refused_its_only_mount() -> None:
 D = RepositoryKey(HOSTS[0], REPOSITORIES[3])
 
 
-def test_only_the_refused_pair_stops_waiting_at_a_host_that_mounts() -> None:
+def test_only_the_refused_pair_stops_waiting_at_a_host_that_mounts():
     claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
     claims.knowledge.accept_mount(A[0])
     claims.knowledge.refuse_mount(B, A[1])
@@ -523,7 +523,7 @@ def test_only_the_refused_pair_stops_waiting_at_a_host_that_mounts() -> None:
     assert shown(finish(claims, leader)) == [(C, BLOBS[0], A[1])]
 
 
-def test_a_blob_is_covered_while_it_is_led_and_once_it_is_committed() -> None:
+def test_a_blob_is_covered_while_it_is_led_and_once_it_is_committed():
     claims, _ = claims_of(leader := work(A, BLOBS[0], BLOBS[1]), other := work(B, BLOBS[2]))
     covered = [digest for digest in BLOBS if claims.is_covered(A[0], digest)]
     finish(claims, leader)
@@ -536,7 +536,7 @@ def test_a_blob_is_covered_while_it_is_led_and_once_it_is_committed() -> None:
 # --- knowledge ------------------------------------------------------------------------------------
 
 
-def test_a_blob_in_an_uncommitted_repository_is_not_a_mount_source() -> None:
+def test_a_blob_in_an_uncommitted_repository_is_not_a_mount_source():
     knowledge = Knowledge()
     knowledge.add_blob(A, BLOBS[0])
     assert knowledge.has_blob(A, BLOBS[0])
@@ -547,7 +547,7 @@ def test_a_blob_in_an_uncommitted_repository_is_not_a_mount_source() -> None:
     assert knowledge.mount_source(RepositoryKey(HOSTS[1], B[1]), BLOBS[0]) is None
 
 
-def test_a_refused_pair_leaves_the_next_repository_to_mount_from() -> None:
+def test_a_refused_pair_leaves_the_next_repository_to_mount_from():
     knowledge = Knowledge()
     knowledge.commit(A, ROOT, [BLOBS[0]])
     knowledge.commit(C, ROOT, [BLOBS[0]])
@@ -556,7 +556,7 @@ def test_a_refused_pair_leaves_the_next_repository_to_mount_from() -> None:
     assert knowledge.mount_source(B, BLOBS[0]) == C[1]
 
 
-def test_a_mount_that_holds_outweighs_a_refusal_that_came_first() -> None:
+def test_a_mount_that_holds_outweighs_a_refusal_that_came_first():
     """Two first mounts are in flight together; the one that is refused may be answered first."""
     knowledge = Knowledge()
     knowledge.commit(A, ROOT, [BLOBS[0]])
@@ -580,9 +580,7 @@ def test_a_mount_that_holds_outweighs_a_refusal_that_came_first() -> None:
         pytest.param(False, {"absent": False}, True, id="201 for an absent one, no manifests"),
     ],
 )
-def test_an_unknown_blob_is_asked_for_by_rule_11(
-    populated: bool, learnt: dict[str, bool], expected: bool
-) -> None:
+def test_an_unknown_blob_is_asked_for_by_rule_11(populated, learnt, expected):
     knowledge = Knowledge()
     if populated:
         knowledge.set_populated(A)
@@ -590,7 +588,7 @@ def test_an_unknown_blob_is_asked_for_by_rule_11(
     assert knowledge.needs_head(A, BLOBS[0]) is expected
 
 
-def test_a_blob_that_was_forgotten_is_asked_for_by_head() -> None:
+def test_a_blob_that_was_forgotten_is_asked_for_by_head():
     """Its registry may have said 201 to it, and refused the manifest that names it."""
     knowledge = Knowledge()
     knowledge.learn_probe(A, absent=True, present=True)
@@ -603,7 +601,7 @@ def test_a_blob_that_was_forgotten_is_asked_for_by_head() -> None:
     assert not knowledge.needs_head(A, BLOBS[1])
 
 
-def test_what_a_probe_taught_holds_for_one_first_segment_of_one_host() -> None:
+def test_what_a_probe_taught_holds_for_one_first_segment_of_one_host():
     knowledge = Knowledge()
     knowledge.learn_probe(A, absent=True, present=True)
     assert knowledge.probed(RepositoryKey(A[0], "a"))[1]
@@ -611,14 +609,14 @@ def test_what_a_probe_taught_holds_for_one_first_segment_of_one_host() -> None:
     assert not knowledge.probed(RepositoryKey(HOSTS[1], A[1]))[1]
 
 
-def test_our_own_commits_do_not_make_an_empty_repository_a_populated_one() -> None:
+def test_our_own_commits_do_not_make_an_empty_repository_a_populated_one():
     """Else every further tag of a first sync would pay a HEAD for each of its new blobs."""
     knowledge = Knowledge()
     knowledge.commit(A, ROOT, [BLOBS[0]])
     assert not knowledge.needs_head(A, BLOBS[1])
 
 
-def test_the_first_mount_on_a_host_is_of_the_smallest_blob_and_the_others_wait_for_it() -> None:
+def test_the_first_mount_on_a_host_is_of_the_smallest_blob_and_the_others_wait_for_it():
     sizes = {BLOBS[0]: 900, BLOBS[1]: 20, BLOBS[2]: 300}
     lead = ImageClaims(A, {digest: blob(digest, size) for digest, size in sizes.items()})
     follower = ImageClaims(B, {digest: blob(digest, size) for digest, size in sizes.items()})
@@ -630,7 +628,7 @@ def test_the_first_mount_on_a_host_is_of_the_smallest_blob_and_the_others_wait_f
     assert shown(claims.mount_ended(A[0], mounted=False)) == [(B, BLOBS[0], A[1])]
 
 
-def test_who_waits_for_the_first_mount_uploads_where_it_was_refused() -> None:
+def test_who_waits_for_the_first_mount_uploads_where_it_was_refused():
     lead, follower = work(A, *BLOBS[:3]), work(B, *BLOBS[:3])
     claims, _ = claims_of(lead, follower)
     assert len(finish(claims, lead)) == 1
@@ -641,7 +639,7 @@ def test_who_waits_for_the_first_mount_uploads_where_it_was_refused() -> None:
     ]
 
 
-def test_an_image_that_fails_with_the_first_mount_hands_it_on() -> None:
+def test_an_image_that_fails_with_the_first_mount_hands_it_on():
     lead, one, two = work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
     claims, _ = claims_of(lead, one, two)
     assert shown(finish(claims, lead)) == [(B, BLOBS[0], A[1])]
@@ -649,7 +647,7 @@ def test_an_image_that_fails_with_the_first_mount_hands_it_on() -> None:
     assert shown(steps) == [(C, BLOBS[0], A[1])]
 
 
-def test_a_blob_that_another_image_brings_counts_as_present_for_those_who_waited() -> None:
+def test_a_blob_that_another_image_brings_counts_as_present_for_those_who_waited():
     owner, waiter = work(A, BLOBS[0]), work(A, BLOBS[0], BLOBS[1])
     claims, _ = claims_of(owner, waiter)
     assert waiter.present == []
@@ -657,7 +655,7 @@ def test_a_blob_that_another_image_brings_counts_as_present_for_those_who_waited
     assert (owner.present, waiter.present) == ([], [blob(BLOBS[0])])
 
 
-def test_a_follower_uploads_when_its_leader_takes_too_long() -> None:
+def test_a_follower_uploads_when_its_leader_takes_too_long():
     clock = [100.0]
     claims = Claims(Knowledge(), lambda: clock[0])
     lead, follower = work(A, BLOBS[0]), work(B, BLOBS[0])
@@ -671,7 +669,7 @@ def test_a_follower_uploads_when_its_leader_takes_too_long() -> None:
     assert shown(finish(claims, lead)) == []
 
 
-def test_an_image_that_fails_with_the_first_mount_leaves_nothing_behind() -> None:
+def test_an_image_that_fails_with_the_first_mount_leaves_nothing_behind():
     lead, one, two = work(A, *BLOBS[:3]), work(B, *BLOBS[:3]), work(B, BLOBS[1])
     claims, _ = claims_of(lead, one, two)
     assert shown(finish(claims, lead)) == [(B, BLOBS[0], A[1])]

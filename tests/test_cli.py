@@ -27,7 +27,6 @@ from conformance.server.sockets import Server
 from tests.ends import (
     ROOT,
     Ran,
-    Start,
     copy,
     document,
     held,
@@ -78,9 +77,7 @@ def image(source: Server) -> Image:
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_a_wrong_command_line_is_status_3_and_attempts_nothing(
-    arguments: list[str], as_json: bool
-) -> None:
+def test_a_wrong_command_line_is_status_3_and_attempts_nothing(arguments, as_json):
     ran = call(*arguments, *(["--json"] if as_json else []))
     assert ran.status == 3
     assert ran.err.startswith("error: CONFIG_ERROR: ")
@@ -118,7 +115,7 @@ def test_a_wrong_command_line_is_status_3_and_attempts_nothing(
     ],
 )
 @pytest.mark.parametrize("side", ["source", "target"])
-def test_a_reference_of_a_wrong_form_is_said_with_its_place(reference: str, side: str) -> None:
+def test_a_reference_of_a_wrong_form_is_said_with_its_place(reference, side):
     pair = (reference, "localhost/b:1") if side == "source" else ("localhost/b:1", reference)
     ran = call("copy", "--no-artifacts", *pair)
     assert ran.status == 3
@@ -127,9 +124,7 @@ def test_a_reference_of_a_wrong_form_is_said_with_its_place(reference: str, side
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["copy", "--help"], ["sync", "-h"]])
-def test_help_goes_to_standard_output(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_goes_to_standard_output(arguments, capsys):
     from _regsync.app.cli import main
 
     with pytest.raises(SystemExit) as ended:
@@ -143,7 +138,7 @@ def test_help_goes_to_standard_output(
 # Configurations.
 
 
-def test_a_configuration_that_is_not_there_is_status_3(tmp_path: Path) -> None:
+def test_a_configuration_that_is_not_there_is_status_3(tmp_path):
     for name in ("missing.yaml", ".", "a\nb"):
         ran = call("sync", "-c", str(tmp_path / name), "--json")
         assert ran.status == 3
@@ -152,7 +147,7 @@ def test_a_configuration_that_is_not_there_is_status_3(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
-def test_a_configuration_that_may_not_be_read_is_status_3(tmp_path: Path) -> None:
+def test_a_configuration_that_may_not_be_read_is_status_3(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text("mappings: []")
     path.chmod(0)
@@ -175,7 +170,7 @@ def test_a_configuration_that_may_not_be_read_is_status_3(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "command", [["sync", "-c", "-"], ["validate", "-"]], ids=["sync", "validate"]
 )
-def test_a_configuration_that_is_nonsense_says_where(text: bytes, command: list[str]) -> None:
+def test_a_configuration_that_is_nonsense_says_where(text, command):
     ran = call(*command, stdin=text)
     assert ran.status == 3
     assert ran.out == ""
@@ -185,7 +180,7 @@ def test_a_configuration_that_is_nonsense_says_where(text: bytes, command: list[
     assert "standard input" in ran.err
 
 
-def test_problems_come_in_one_json_document_with_their_places() -> None:
+def test_problems_come_in_one_json_document_with_their_places():
     ran = call(
         "sync", "--json", "-c", "-", stdin="mapings: []\nregistries: {a: {url: 'ftp://x'}}\n"
     )
@@ -195,9 +190,7 @@ def test_problems_come_in_one_json_document_with_their_places() -> None:
     assert len(ran.err.splitlines()) >= 2
 
 
-def test_standard_input_keeps_state_in_an_absolute_directory_alone(
-    image: Image, source: Server, target: Server, tmp_path: Path
-) -> None:
+def test_standard_input_keeps_state_in_an_absolute_directory_alone(image, source, target, tmp_path):
     """Where state is kept the second run knows the tag: a HEAD at the source takes the place of the
     manifest. Where none is kept, that is said once, to whom asks for it.
     """
@@ -217,14 +210,12 @@ def test_standard_input_keeps_state_in_an_absolute_directory_alone(
     assert (tmp_path / "state" / "state.db").exists()
 
 
-def test_a_copy_without_a_configuration_says_that_nothing_is_kept(
-    image: Image, source: Server, target: Server
-) -> None:
+def test_a_copy_without_a_configuration_says_that_nothing_is_kept(image, source, target):
     pair = (f"{source.address}/app:v1", f"{target.address}/app")
     assert call("copy", "-v", *pair).err.count("nothing is kept") == 1
 
 
-def test_a_valid_configuration_says_nothing(tmp_path: Path) -> None:
+def test_a_valid_configuration_says_nothing(tmp_path):
     path = tmp_path / "x.yaml"
     path.write_text("mappings: []\n")
     for arguments in (
@@ -236,7 +227,7 @@ def test_a_valid_configuration_says_nothing(tmp_path: Path) -> None:
         assert (ran.status, ran.out, ran.err) == (0, "", "")
 
 
-def test_what_can_hardly_be_meant_is_said_by_validate_alone() -> None:
+def test_what_can_hardly_be_meant_is_said_by_validate_alone():
     text = """
 registries: {a: {url: a.test}, b: {url: b.test, auth_type: static_token, token: written-out}}
 mappings: []
@@ -249,9 +240,7 @@ mappings: []
     assert call("sync", "-c", "-", stdin=text).err == ""
 
 
-def test_registries_of_a_configuration_are_found_by_host(
-    serve: Start, image: Image, source: Server
-) -> None:
+def test_registries_of_a_configuration_are_found_by_host(serve, image, source):
     target = serve(auth=BasicAuth({"captain": SECRET}))
     login = {"auth_type": "basic", "credentials": {"username": "captain", "password": SECRET}}
     text = json.dumps({"registries": {"t": {"url": target.url, **login}}, "mappings": []})
@@ -263,27 +252,21 @@ def test_registries_of_a_configuration_are_found_by_host(
 # References that mean something.
 
 
-def test_no_tag_means_latest_and_is_said_when_asked(
-    source: Server, target: Server, image: Image
-) -> None:
+def test_no_tag_means_latest_and_is_said_when_asked(source, target, image):
     ran = call("copy", "-v", "--no-artifacts", f"{source.address}/app", f"{target.address}/b")
     assert ran.status == 0
     assert only([line for line in ran.err.splitlines() if "latest" in line]).startswith("info: ")
     assert target.app.tags("b") == {"latest": image.top}
 
 
-def test_the_targets_tag_defaults_to_the_sources(
-    source: Server, target: Server, image: Image
-) -> None:
+def test_the_targets_tag_defaults_to_the_sources(source, target, image):
     ran = call("copy", "--no-artifacts", f"{source.address}/app:v1", f"{target.address}/b")
     assert target.app.tags("b") == {"v1": image.top}
     line = only(ran.out.splitlines())
     assert line.startswith(f"synced {source.address}/app:v1 -> {target.address}/b:v1 (")
 
 
-def test_a_digest_is_pushed_by_digest_or_under_a_tag(
-    source: Server, target: Server, image: Image
-) -> None:
+def test_a_digest_is_pushed_by_digest_or_under_a_tag(source, target, image):
     there = f"{source.address}/app@{image.top}"
     assert call("copy", "--no-artifacts", there, f"{target.address}/b").status == 0
     assert held(target, "b", image)
@@ -294,7 +277,7 @@ def test_a_digest_is_pushed_by_digest_or_under_a_tag(
     assert (again.status, again.out) == (0, "")
 
 
-def test_a_target_digest_must_be_the_sources(source: Server, target: Server, image: Image) -> None:
+def test_a_target_digest_must_be_the_sources(source, target, image):
     for there in (f"{source.address}/app:v1", f"{source.address}/app@sha256:{'0' * 64}"):
         ran = call("copy", "--no-artifacts", there, f"{target.address}/b@{image.top}")
         assert ran.status == 3
@@ -322,9 +305,7 @@ def refuse(server: Server, status: int, *references: str) -> None:
         pytest.param({403: ["v1", "v2"]}, 4, id="all were refused"),
     ],
 )
-def test_exit_statuses_of_a_run(
-    source: Server, target: Server, refusals: dict[int, list[str]], status: int
-) -> None:
+def test_exit_statuses_of_a_run(source, target, refusals, status):
     for tag in ("v1", "v2"):
         Seed(1).image().load_into(source.app, "app", tag=tag)
     for code, names in refusals.items():
@@ -340,7 +321,7 @@ def test_exit_statuses_of_a_run(
     assert [line.partition(":")[0] for line in lines[-4:]] == ["Images", "Layers", "Data", "Time"]
 
 
-def test_different_failures_of_all_images_are_status_2(source: Server, target: Server) -> None:
+def test_different_failures_of_all_images_are_status_2(source, target):
     refuse(source, 403, "v1")
     ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2")})
     assert ran.status == 2
@@ -350,9 +331,7 @@ def test_different_failures_of_all_images_are_status_2(source: Server, target: S
 # Streams.
 
 
-def test_json_is_one_document_however_much_is_logged(
-    source: Server, target: Server, image: Image
-) -> None:
+def test_json_is_one_document_however_much_is_logged(source, target, image):
     ran = call(
         "-vv",
         "copy",
@@ -378,9 +357,7 @@ def test_json_is_one_document_however_much_is_logged(
     ids=lambda words: " ".join(sorted(words)),
 )
 @pytest.mark.parametrize("place", ["before", "after"])
-def test_levels_of_the_log(
-    source: Server, target: Server, image: Image, flags: list[str], kinds: set[str], place: str
-) -> None:
+def test_levels_of_the_log(source, target, image, flags, kinds, place):
     Seed(12).index().load_into(source.app, "app", "multi")
     mapping = {"from": "app", "tags": tags("multi"), "platforms": ["linux/amd64"]}
     text = document({"source": source, "target": target}, mapping)
@@ -391,7 +368,7 @@ def test_levels_of_the_log(
     assert ran.out.startswith("synced ")
 
 
-def test_quiet_still_says_what_failed(source: Server, target: Server) -> None:
+def test_quiet_still_says_what_failed(source, target):
     ran = call("-q", "copy", f"{source.address}/app:v1", f"{target.address}/app")
     assert ran.status == 2
     failed, hint = ran.err.splitlines()
@@ -400,7 +377,7 @@ def test_quiet_still_says_what_failed(source: Server, target: Server) -> None:
     assert call("-q", "copy", "x").err.startswith("error: ")
 
 
-def test_log_lines_can_be_json(source: Server, target: Server) -> None:
+def test_log_lines_can_be_json(source, target):
     ran = call(
         "--log-format", "json", "-vv", "copy", f"{source.address}/app:v1", f"{target.address}/app"
     )
@@ -411,7 +388,7 @@ def test_log_lines_can_be_json(source: Server, target: Server) -> None:
     assert only([json.loads(line) for line in wrong.err.splitlines()])["code"] == "CONFIG_ERROR"
 
 
-def test_failures_are_part_of_the_json_report(source: Server, target: Server) -> None:
+def test_failures_are_part_of_the_json_report(source, target):
     ran = copy(source, target)
     found = only(ran.images)
     assert found["error"] == {
@@ -426,7 +403,7 @@ def test_failures_are_part_of_the_json_report(source: Server, target: Server) ->
     assert ran.totals["requests"][source.address] == {"manifest_get": 1}
 
 
-def test_version_names_program_and_interpreter() -> None:
+def test_version_names_program_and_interpreter():
     ran = call("version", "--json")
     assert (ran.status, ran.err) == (0, "")
     assert isinstance(ran.report, dict)
@@ -488,8 +465,8 @@ def two_images(source: Server, target: Server, path: Path) -> list[str]:
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str
 )
 def test_a_signal_lets_what_is_under_way_end_and_begins_nothing_more(
-    source: Server, target: Server, stalled: Stall, tmp_path: Path, number: int, status: int
-) -> None:
+    source, target, stalled, tmp_path, number, status
+):
     with started(*two_images(source, target, tmp_path / "x.yaml")) as process:
         assert stalled.came.wait(30)
         process.send_signal(number)
@@ -512,9 +489,7 @@ def test_a_signal_lets_what_is_under_way_end_and_begins_nothing_more(
     target.journal.check()
 
 
-def test_an_interrupted_run_says_that_mappings_were_not_listed(
-    source: Server, target: Server, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_says_that_mappings_were_not_listed(source, target, tmp_path):
     stall = Stall(source, method="GET", kind="tag_list")
     arguments = two_images(source, target, tmp_path / "x.yaml")
     both = [{"from": "app", "to": name, "tags": tags("*")} for name in ("one", "two")]
@@ -533,9 +508,7 @@ def test_an_interrupted_run_says_that_mappings_were_not_listed(
     assert f"interrupted, {words}\n" in err
 
 
-def test_a_signal_when_all_is_under_way_leaves_nothing_undone(
-    source: Server, target: Server, image: Image, stalled: Stall
-) -> None:
+def test_a_signal_when_all_is_under_way_leaves_nothing_undone(source, target, image, stalled):
     where = [f"{source.address}/app:v1", f"{target.address}/app"]
     with started("copy", "--no-artifacts", *where) as process:
         assert stalled.came.wait(30)
@@ -551,9 +524,7 @@ def test_a_signal_when_all_is_under_way_leaves_nothing_undone(
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str
 )
-def test_a_second_signal_ends_at_once(
-    source: Server, target: Server, stalled: Stall, tmp_path: Path, number: int, status: int
-) -> None:
+def test_a_second_signal_ends_at_once(source, target, stalled, tmp_path, number, status):
     with started(*two_images(source, target, tmp_path / "x.yaml")) as process:
         assert stalled.came.wait(30)
         process.send_signal(number)
@@ -566,9 +537,7 @@ def test_a_second_signal_ends_at_once(
     assert "Traceback" not in err
 
 
-def test_what_does_not_end_in_time_after_a_signal_is_left(
-    source: Server, target: Server, stalled: Stall, tmp_path: Path
-) -> None:
+def test_what_does_not_end_in_time_after_a_signal_is_left(source, target, stalled, tmp_path):
     shorter = "import sys, regsync, _regsync.sync.run as run; run.DRAIN_SECONDS = 0.1; sys.exit(regsync.main())"
     command = [sys.executable, "-c", shorter, *two_images(source, target, tmp_path / "x.yaml")]
     pipes: dict[str, Any] = {
@@ -589,9 +558,7 @@ def test_what_does_not_end_in_time_after_a_signal_is_left(
 
 @pytest.mark.skipif(not hasattr(os, "pipe2"), reason="needs pipes")
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])
-def test_a_reader_that_left_is_no_traceback(
-    source: Server, target: Server, image: Image, more: list[str]
-) -> None:
+def test_a_reader_that_left_is_no_traceback(source, target, image, more):
     reading, writing = os.pipe()
     os.close(reading)
     where = [f"{source.address}/app:v1", f"{target.address}/app"]
@@ -604,7 +571,7 @@ def test_a_reader_that_left_is_no_traceback(
     assert "BrokenPipeError" not in err
 
 
-def test_a_terminal_without_utf_8_gets_its_lines(source: Server, target: Server) -> None:
+def test_a_terminal_without_utf_8_gets_its_lines(source, target):
     def intercept(request: Request) -> Answer | None:
         body = json.dumps(
             {"errors": [{"code": "DENIED", "message": "nicht erlaubt: \u00fc\u2713"}]}
@@ -623,9 +590,7 @@ def test_a_terminal_without_utf_8_gets_its_lines(source: Server, target: Server)
 
 
 @pytest.mark.slow
-def test_the_built_program_copies_from_any_directory(
-    source: Server, target: Server, image: Image, pyz: Path
-) -> None:
+def test_the_built_program_copies_from_any_directory(source, target, image, pyz):
     where = [f"{source.address}/app:v1", f"{target.address}/app"]
     command = [*program(pyz, "-I", "-S"), "copy", "--no-artifacts", *where]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=60)
@@ -635,7 +600,7 @@ def test_the_built_program_copies_from_any_directory(
     target.journal.check()
 
 
-def test_each_request_is_a_line_at_vv(source: Server, target: Server, tmp_path: Path) -> None:
+def test_each_request_is_a_line_at_vv(source, target, tmp_path):
     """Of a body's PUT as of a look-up, with its status and without a query: what was asked, and
     nothing else.
     """

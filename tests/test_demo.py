@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,7 +37,7 @@ def run(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_demo_holds_twice_in_a_row_and_shows_counts_beside_the_fewest_possible(clone: Path) -> None:
+def test_demo_holds_twice_in_a_row_and_shows_counts_beside_the_fewest_possible(clone):
     done = run(clone)
     assert done.returncode == 0, done.stderr
     assert "Images: 6 synced, 0 skipped, 0 failed" in done.stdout
@@ -59,9 +58,7 @@ def test_demo_holds_twice_in_a_row_and_shows_counts_beside_the_fewest_possible(c
     assert found["source blob_get"][0] == found["source blob_get"][1]
 
 
-def test_the_build_with_the_gate_is_shown_where_it_holds(
-    monkeypatch: pytest.MonkeyPatch, pyz: Path, tmp_path: Path
-) -> None:
+def test_the_build_with_the_gate_is_shown_where_it_holds(monkeypatch, pyz, tmp_path):
     (tmp_path / "dist").symlink_to(pyz.parent)
     for name, value in (
         ("ROOT", tmp_path),
@@ -81,9 +78,7 @@ def test_the_build_with_the_gate_is_shown_where_it_holds(
         assert why.startswith("FIPS gate holds: ")
 
 
-def test_demo_fails_when_the_program_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_demo_fails_when_the_program_does(monkeypatch, capsys, tmp_path):
     program = tmp_path / "broken.py"
     program.write_text("raise SystemExit(1)\n")
     monkeypatch.setattr(demo, "DEMO", tmp_path)
@@ -94,7 +89,7 @@ def test_demo_fails_when_the_program_does(
 
 
 @pytest.mark.slow
-def test_demo_says_in_one_line_why_there_is_no_build(clone: Path) -> None:
+def test_demo_says_in_one_line_why_there_is_no_build(clone):
     wheel = next((clone / "build" / "wheels").glob("h11-*"))
     wheel.write_bytes(b"other bytes")
     done = run(clone)
@@ -112,14 +107,14 @@ def test_demo_says_in_one_line_why_there_is_no_build(clone: Path) -> None:
         {"requests": {"a": {"blob_get": 1}}},
     ],
 )
-def test_a_second_sync_that_does_something_is_a_failure(changed: dict[str, Any]) -> None:
+def test_a_second_sync_that_does_something_is_a_failure(changed):
     quiet = {"images": {"synced": 0, "skipped": 6, "failed": 0}, "bytes": 0, "requests": {}}
     demo.check_nothing_moved(quiet, 6)
     with pytest.raises(demo.DemoError, match="moved something"):
         demo.check_nothing_moved({**quiet, **changed}, 6)
 
 
-def test_one_other_byte_at_the_target_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_other_byte_at_the_target_is_a_failure(monkeypatch):
     image = Seed(1).image()
     images: dict[tuple[str, str], tuple[str, Image]] = {("shop/web", "v1"): ("an image", image)}
 

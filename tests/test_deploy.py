@@ -88,14 +88,14 @@ def main_of(name: str) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------------------
 
 
-def test_there_is_one_file_for_each_use() -> None:
+def test_there_is_one_file_for_each_use():
     kinds = {"cronjob": "CronJob", "seed-job": "Job", "sharded-job": "Job", "watch": "Deployment"}
     on_zipapp = {f"zipapp/{name}": kind for name, kind in kinds.items()}
     assert {name: each["kind"] for name, each in WORKLOADS.items()} == kinds | on_zipapp
 
 
 @pytest.mark.parametrize("name", [name for name in WORKLOADS if name not in ON_ZIPAPP])
-def test_on_the_zipapp_it_is_the_same_work(name: str) -> None:
+def test_on_the_zipapp_it_is_the_same_work(name):
     """What differs is how the program comes into the pod."""
     one = pod_of(WORKLOADS[name])
     other = pod_of(WORKLOADS[f"zipapp/{name}"])
@@ -111,7 +111,7 @@ def test_on_the_zipapp_it_is_the_same_work(name: str) -> None:
     assert one == other
 
 
-def test_the_image_is_named_with_the_version_that_it_has() -> None:
+def test_the_image_is_named_with_the_version_that_it_has():
     shown = (DEPLOY / "kubernetes" / "common.yaml").read_text(encoding="utf-8")
     images = {main_of(name)["image"] for name in WORKLOADS if name not in ON_ZIPAPP}
     assert images == {f"registry.example.com/tools/regsync:{__version__}"}
@@ -120,12 +120,12 @@ def test_the_image_is_named_with_the_version_that_it_has() -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
-def test_a_manifest_is_valid_and_no_field_of_it_is_unknown(path: Path, version: str) -> None:
+def test_a_manifest_is_valid_and_no_field_of_it_is_unknown(path, version):
     for each in documents(path):
         assert kubernetes_validate.validate(each, version, strict=True)
 
 
-def test_a_misspelt_field_would_be_found() -> None:
+def test_a_misspelt_field_would_be_found():
     wrong = copy.deepcopy(WORKLOADS["watch"])
     wrong["spec"]["template"]["spec"]["terminationGracePeriod"] = 30
     with pytest.raises(kubernetes_validate.ValidationError):
@@ -133,7 +133,7 @@ def test_a_misspelt_field_would_be_found() -> None:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_pod_may_do_nothing_that_it_need_not(name: str) -> None:
+def test_a_pod_may_do_nothing_that_it_need_not(name):
     pod = pod_of(WORKLOADS[name])
     assert pod["automountServiceAccountToken"] is False
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -148,13 +148,13 @@ def test_a_pod_may_do_nothing_that_it_need_not(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_pod_has_the_time_that_a_drain_takes(name: str) -> None:
+def test_a_pod_has_the_time_that_a_drain_takes(name):
     """docs/specification.md section 1.6: 25 s, and then the state is saved."""
     assert pod_of(WORKLOADS[name])["terminationGracePeriodSeconds"] == 30 >= DRAIN_SECONDS + 2
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_a_pod_has_the_resources_of_the_specification(name: str) -> None:
+def test_a_pod_has_the_resources_of_the_specification(name):
     """docs/specification.md section 1.6."""
     assert main_of(name)["resources"] == {
         "requests": {"cpu": "100m", "memory": "128Mi"},
@@ -163,7 +163,7 @@ def test_a_pod_has_the_resources_of_the_specification(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_what_a_pod_mounts_and_names_is_there(name: str) -> None:
+def test_what_a_pod_mounts_and_names_is_there(name):
     pod = pod_of(WORKLOADS[name])
     volumes = {each["name"]: each for each in pod["volumes"]}
     mounted = Counter(
@@ -191,7 +191,7 @@ def test_what_a_pod_mounts_and_names_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_the_program_understands_its_arguments(name: str) -> None:
+def test_the_program_understands_its_arguments(name):
     container = main_of(name)
     zipapp = ["python3", "/program/regsync.pyz"]
     assert container.get("command") == (zipapp if name in ON_ZIPAPP else None)
@@ -212,7 +212,7 @@ def load(more: dict[str, str]) -> Config:
     )
 
 
-def test_the_configuration_is_valid_and_nothing_in_it_is_doubted(tmp_path: Path) -> None:
+def test_the_configuration_is_valid_and_nothing_in_it_is_doubted(tmp_path):
     path = tmp_path / "mirror.yaml"
     path.write_text(MIRROR)
     ran = run_regsync("validate", str(path), env=SECRETS)
@@ -220,7 +220,7 @@ def test_the_configuration_is_valid_and_nothing_in_it_is_doubted(tmp_path: Path)
     assert set(re.findall(r"\$\{(\w+)\}", MIRROR)) == set(SECRETS)
 
 
-def test_the_pods_of_the_indexed_job_have_all_mappings_among_them() -> None:
+def test_the_pods_of_the_indexed_job_have_all_mappings_among_them():
     spec = WORKLOADS["sharded-job"]["spec"]
     assert spec["completionMode"] == "Indexed"
     assert spec["completions"] == spec["parallelism"]
@@ -238,7 +238,7 @@ def test_the_pods_of_the_indexed_job_have_all_mappings_among_them() -> None:
 @pytest.mark.parametrize(
     "name", ["seed-job", "sharded-job", "zipapp/seed-job", "zipapp/sharded-job"]
 )
-def test_what_stays_wrong_is_not_tried_again(name: str) -> None:
+def test_what_stays_wrong_is_not_tried_again(name):
     """Design, section 2: 3 and 4 are for configuration and logins."""
     first, *_ = WORKLOADS[name]["spec"]["podFailurePolicy"]["rules"]
     assert first["onExitCodes"] == {
@@ -250,13 +250,13 @@ def test_what_stays_wrong_is_not_tried_again(name: str) -> None:
     assert pod_of(WORKLOADS[name])["restartPolicy"] == "Never", "a policy of failures needs it"
 
 
-def test_the_cron_job_never_runs_twice_at_a_time() -> None:
+def test_the_cron_job_never_runs_twice_at_a_time():
     spec = WORKLOADS["cronjob"]["spec"]
     assert spec["concurrencyPolicy"] == "Forbid"
     assert len(spec["schedule"].split()) == 5
 
 
-def test_the_probes_ask_where_watch_listens() -> None:
+def test_the_probes_ask_where_watch_listens():
     container = main_of("watch")
     arguments = parsed(container["args"])
     (port,) = container["ports"]
@@ -270,9 +270,7 @@ def test_the_probes_ask_where_watch_listens() -> None:
     assert WORKLOADS["watch"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_the_program_as_it_is_packed_fits_and_is_unpacked_as_it_was(
-    pyz: Path, tmp_path: Path
-) -> None:
+def test_the_program_as_it_is_packed_fits_and_is_unpacked_as_it_was(pyz, tmp_path):
     """By each file's own code, whose directories are put elsewhere."""
     (tmp_path / "packed").mkdir()
     (tmp_path / "program").mkdir()
@@ -304,7 +302,7 @@ def test_the_program_as_it_is_packed_fits_and_is_unpacked_as_it_was(
         ) * MOST_CONFIGMAP > len(program.read_bytes())
 
 
-def test_the_commands_that_are_shown_are_those_that_the_files_need() -> None:
+def test_the_commands_that_are_shown_are_those_that_the_files_need():
     text = "".join(path.read_text(encoding="utf-8") for path in MANIFESTS)
     assert "> regsync.pyz.xz && split -n 2 regsync.pyz.xz regsync.pyz.xz." in text
     for name, part in zip(PROGRAM, ("aa", "ab"), strict=True):
@@ -331,7 +329,7 @@ def options(path: Path) -> Iterator[tuple[str, str, str]]:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
-def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path):
     for unit in UNITS:
         # The interpreter that is there stands for the one that should be.
         text = unit.read_text(encoding="utf-8").replace("/usr/bin/python3", sys.executable)
@@ -362,13 +360,13 @@ KNOWN = {
 
 
 @pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
-def test_every_option_of_a_unit_is_known(path: Path) -> None:
+def test_every_option_of_a_unit_is_known(path):
     configparser.RawConfigParser(strict=True).read_string(path.read_text(encoding="utf-8"))
     for section, name, _ in options(path):
         assert name in KNOWN[section].split(), f"[{section}] {name}"
 
 
-def test_the_unit_runs_a_sync_of_a_configuration_with_a_cache_that_it_may_write() -> None:
+def test_the_unit_runs_a_sync_of_a_configuration_with_a_cache_that_it_may_write():
     service = DEPLOY / "systemd" / "regsync.service"
     found = {name: value for _, name, value in options(service)}
     python, program, *words = shlex.split(found["ExecStart"])
@@ -385,7 +383,7 @@ def test_the_unit_runs_a_sync_of_a_configuration_with_a_cache_that_it_may_write(
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
-def test_systemd_understands_what_the_unit_says_of_credentials(tmp_path: Path) -> None:
+def test_systemd_understands_what_the_unit_says_of_credentials(tmp_path):
     text = (DEPLOY / "systemd" / "regsync.service").read_text(encoding="utf-8")
     head = text.partition("[Unit]")[0]
     more = re.findall(r"(?m)^#   ((?:LoadCredential|Environment)=.*)$", head)
@@ -402,7 +400,7 @@ def test_systemd_understands_what_the_unit_says_of_credentials(tmp_path: Path) -
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_the_timer_counts_from_the_end_of_a_run() -> None:
+def test_the_timer_counts_from_the_end_of_a_run():
     found = {name: value for _, name, value in options(DEPLOY / "systemd" / "regsync.timer")}
     assert set(found) == {
         "Description",
@@ -418,7 +416,7 @@ def test_the_timer_counts_from_the_end_of_a_run() -> None:
 # -----------------------------------------------------------------------------------------------------
 
 
-def test_what_an_ordinary_run_leaves_out_is_run_on_a_schedule() -> None:
+def test_what_an_ordinary_run_leaves_out_is_run_on_a_schedule():
     workflow = yaml.safe_load(THOROUGH.read_text(encoding="utf-8"))
     assert set(workflow[True]) == {"schedule", "workflow_dispatch"}
     assert workflow["permissions"] == {"contents": "read"}
@@ -450,7 +448,7 @@ def commands_of(job: dict[str, Any]) -> list[Any]:
     return commands
 
 
-def test_the_steps_of_the_workflow_are_commands_of_ours() -> None:
+def test_the_steps_of_the_workflow_are_commands_of_ours():
     workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
     (job,) = workflow["jobs"].values()
     commands = commands_of(job)
@@ -467,7 +465,7 @@ def test_the_steps_of_the_workflow_are_commands_of_ours() -> None:
     assert set(job["env"]) == set(SECRETS)
 
 
-def test_the_workflow_of_a_lock_proposes_what_it_then_copies() -> None:
+def test_the_workflow_of_a_lock_proposes_what_it_then_copies():
     """The lock that one job writes and proposes is the one that starts the other job, and that this
     one reads.
     """

@@ -106,7 +106,7 @@ def patches(provider: App) -> list[tuple[str, int, int | None]]:
 # ACR: POST + PUT up to 16 MiB, above it chunks.
 
 
-async def test_acr_gets_chunks_above_16_mib_and_whole_bodies_below(world: Virtual) -> None:
+async def test_acr_gets_chunks_above_16_mib_and_whole_bodies_below(world):
     source, target = world.registry("source.test"), world.persona("acr")
     image = load(source, BIG, 10 * MIB, 3 * MIB)
     ran = await mirror(world, source, ACR)
@@ -130,7 +130,7 @@ async def test_acr_gets_chunks_above_16_mib_and_whole_bodies_below(world: Virtua
     )
 
 
-async def test_what_fits_in_one_request_is_verified_before_its_first_byte(world: Virtual) -> None:
+async def test_what_fits_in_one_request_is_verified_before_its_first_byte(world):
     source, target = world.registry("source.test"), world.persona("acr")
     image = load(source, 10 * MIB)
     source.app.faults.on("GET", "blob", reference=digest_of(image, 10 * MIB)).corrupt(-1)
@@ -142,7 +142,7 @@ async def test_what_fits_in_one_request_is_verified_before_its_first_byte(world:
     assert not target.tags("team/app")
 
 
-async def test_a_blob_in_chunks_is_verified_before_it_is_closed(world: Virtual) -> None:
+async def test_a_blob_in_chunks_is_verified_before_it_is_closed(world):
     source, target = world.registry("source.test"), world.persona("acr")
     image = load(source, BIG)
     source.app.faults.on("GET", "blob", reference=digest_of(image, BIG)).corrupt(-1)
@@ -152,9 +152,7 @@ async def test_a_blob_in_chunks_is_verified_before_it_is_closed(world: Virtual) 
     assert [status for _, _, status in patches(target)] == [202, 202] * 2, "it was read twice"
 
 
-async def test_no_more_than_three_blobs_are_in_chunks_at_once_and_all_arrive(
-    world: Virtual,
-) -> None:
+async def test_no_more_than_three_blobs_are_in_chunks_at_once_and_all_arrive(world):
     source = world.registry("source.test")
     target = world.persona("acr")
     world.network.listen(target, ACR, scheme="https", up=Link(bandwidth=4 * MIB))
@@ -205,9 +203,7 @@ class _Atomic(App):
 
 @pytest.mark.parametrize("number", [1, 2])
 @pytest.mark.parametrize("answers", ["all that came", "what is kept", "405"])
-async def test_a_chunk_that_broke_goes_again_from_memory(
-    world: Virtual, answers: str, number: int
-) -> None:
+async def test_a_chunk_that_broke_goes_again_from_memory(world, answers, number):
     """From where the registry says that it has it; else all of it, to where it went."""
     source = world.registry("source.test")
     target = App() if answers == "all that came" else _Atomic()
@@ -233,7 +229,7 @@ async def test_a_chunk_that_broke_goes_again_from_memory(
     assert [each.response_bytes for each in reads(source, image)] == [BIG]
 
 
-async def test_a_registry_that_claims_more_than_was_sent_is_not_believed(world: Virtual) -> None:
+async def test_a_registry_that_claims_more_than_was_sent_is_not_believed(world):
     """Else a chunk that it never got would be left out, or the session closed over bytes that
     nobody has verified.
     """
@@ -263,9 +259,7 @@ def reads(source: Place, image: Image) -> list[Entry]:
     return list(source.journal.matching("GET", "blob", reference=digest_of(image, BIG)))
 
 
-async def test_a_session_that_is_gone_lets_the_blob_begin_again_at_most_twice(
-    world: Virtual,
-) -> None:
+async def test_a_session_that_is_gone_lets_the_blob_begin_again_at_most_twice(world):
     source, target = world.registry("source.test"), world.persona("acr")
     image = load(source, BIG)
     gone = target.faults.on("PATCH", "upload", header={"Content-Range": SPANS[1]})
@@ -279,8 +273,8 @@ async def test_a_session_that_is_gone_lets_the_blob_begin_again_at_most_twice(
 
 
 async def test_a_registry_that_loses_the_answer_to_each_chunk_gets_every_byte_once(
-    world: Virtual, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, monkeypatch
+):
     """What it has by then is progress: the attempts are those of one chunk."""
     monkeypatch.setitem(ROWS, "acr", ROWS["acr"]._replace(put_limit=4 * MIB))
     source, target = world.registry("source.test"), App()
@@ -295,7 +289,7 @@ async def test_a_registry_that_loses_the_answer_to_each_chunk_gets_every_byte_on
     source.journal.matching("GET", "blob").exactly(2)
 
 
-async def test_a_registry_that_always_loses_the_second_chunk_is_given_up(world: Virtual) -> None:
+async def test_a_registry_that_always_loses_the_second_chunk_is_given_up(world):
     source, target = world.registry("source.test"), world.persona("acr")
     load(source, BIG)
     target.faults.on("PATCH", "upload", header={"Content-Range": SPANS[1]}).forget()
@@ -305,7 +299,7 @@ async def test_a_registry_that_always_loses_the_second_chunk_is_given_up(world: 
     assert finishes(target) == []
 
 
-async def test_a_chunk_that_is_too_large_is_refused_and_the_image_fails(world: Virtual) -> None:
+async def test_a_chunk_that_is_too_large_is_refused_and_the_image_fails(world):
     source, target = world.registry("source.test"), world.persona("acr")
     load(source, BIG)
     target.faults.on("PATCH", "upload").status(413, early=True)
@@ -318,7 +312,7 @@ async def test_a_chunk_that_is_too_large_is_refused_and_the_image_fails(world: V
     ]
 
 
-async def test_a_429_between_chunks_is_waited_out_and_nothing_is_sent_twice(world: Virtual) -> None:
+async def test_a_429_between_chunks_is_waited_out_and_nothing_is_sent_twice(world):
     source, target = world.registry("source.test"), world.persona("acr")
     image = load(source, BIG)
     target.faults.on("PATCH", "upload").nth(2).status(429, retry_after=90, early=True)
@@ -338,7 +332,7 @@ async def test_a_429_between_chunks_is_waited_out_and_nothing_is_sent_twice(worl
     assert int(rest.header("range")[6:-1]) <= CHUNK
 
 
-async def test_a_body_that_a_limit_refuses_goes_again_to_the_same_session(world: Virtual) -> None:
+async def test_a_body_that_a_limit_refuses_goes_again_to_the_same_session(world):
     source, target = world.registry("source.test"), world.registry("target.test")
     image = load(source, 70_000)
     body = target.app.faults.on("PUT", "upload", where=lambda asked: asked.length() == 70_000)
@@ -353,9 +347,7 @@ async def test_a_body_that_a_limit_refuses_goes_again_to_the_same_session(world:
 
 
 @pytest.mark.parametrize("status", [400, 404, 416])
-async def test_an_upload_that_has_ended_with_a_429_begins_again(
-    world: Virtual, status: int
-) -> None:
+async def test_an_upload_that_has_ended_with_a_429_begins_again(world, status):
     source, target = world.registry("source.test"), world.registry("target.test")
     image = load(source, 70_000)
     refusals = [429, status]
@@ -377,9 +369,7 @@ def closing(request: Request, answer: Answer) -> Answer:
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-async def test_a_lost_last_answer_is_asked_for_before_anything_is_sent(
-    world: Virtual, arrived: bool
-) -> None:
+async def test_a_lost_last_answer_is_asked_for_before_anything_is_sent(world, arrived):
     source, target = world.registry("source.test"), world.persona("acr")
     image = load(source, BIG)
     digest = digest_of(image, BIG)
@@ -402,9 +392,7 @@ async def test_a_lost_last_answer_is_asked_for_before_anything_is_sent(
 
 @pytest.mark.provokes("refused_login_again")
 @pytest.mark.parametrize("times", [1, 2, 3])
-async def test_a_login_that_expires_between_chunks_is_renewed_until_fresh_ones_fail(
-    world: Virtual, times: int
-) -> None:
+async def test_a_login_that_expires_between_chunks_is_renewed_until_fresh_ones_fail(world, times):
     source = world.registry("source.test")
     target = world.registry(ACR, auth=TokenService({"u": "p"}))
     image = load(source, BIG)
@@ -431,7 +419,7 @@ async def test_a_login_that_expires_between_chunks_is_renewed_until_fresh_ones_f
 
 
 @pytest.mark.parametrize("where", ["POST upload_start", "PATCH upload"])
-async def test_acr_leads_no_upload_to_another_host(world: Virtual, where: str) -> None:
+async def test_acr_leads_no_upload_to_another_host(world, where):
     """docs/specification.md section 8.2.2: neither a chunk nor the token goes there."""
     source, target = world.registry("source.test"), world.persona("acr")
     other = world.listen(App(), "other.test", scheme="https")
@@ -447,7 +435,7 @@ async def test_acr_leads_no_upload_to_another_host(world: Virtual, where: str) -
 
 
 @pytest.mark.parametrize("broken", [False, True])
-async def test_a_staged_blob_goes_in_chunks_from_its_file(world: Virtual, broken: bool) -> None:
+async def test_a_staged_blob_goes_in_chunks_from_its_file(world, broken):
     source, other = world.registry("source.test"), world.registry("other.test")
     target = world.persona("acr", resumable=True)
     image = load(source, BIG, 3 * MIB)
@@ -468,7 +456,7 @@ async def test_a_staged_blob_goes_in_chunks_from_its_file(world: Virtual, broken
 # GHCR and others: POST + PUT, and one PATCH where that is refused.
 
 
-async def test_ghcr_gets_whole_bodies(world: Virtual) -> None:
+async def test_ghcr_gets_whole_bodies(world):
     source, target = world.registry("source.test"), world.persona("ghcr")
     image = load(source, BIG, 3 * MIB)
     ran = await mirror(world, source, "ghcr.io")
@@ -483,9 +471,7 @@ REFUSALS = ["ghcr_405", "ghcr_416"]
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-async def test_a_refused_put_is_followed_by_one_patch_and_never_tried_again(
-    world: Virtual, name: str, tmp_path: Path
-) -> None:
+async def test_a_refused_put_is_followed_by_one_patch_and_never_tried_again(world, name, tmp_path):
     source, target = world.registry("source.test"), world.persona(name)
     image = load(source, 3 * MIB)
     ends = {"t": {"url": target.row.hosts["registry"], "auth_type": "ghcr"}}
@@ -515,9 +501,7 @@ async def test_a_refused_put_is_followed_by_one_patch_and_never_tried_again(
         target.journal.matching("POST", "upload_start", status=202).exactly(2)
 
 
-async def test_a_limit_of_size_says_nothing_of_smaller_bodies(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_limit_of_size_says_nothing_of_smaller_bodies(world, tmp_path):
     """What is too long goes by one PATCH, and what is longer, in this run and the next; the rest by
     PUT.
     """
@@ -546,9 +530,7 @@ async def test_a_limit_of_size_says_nothing_of_smaller_bodies(
 
 
 @pytest.mark.parametrize("often", [2, 3])
-async def test_a_put_that_breaks_whenever_it_is_tried_is_followed_by_one_patch(
-    world: Virtual, often: int
-) -> None:
+async def test_a_put_that_breaks_whenever_it_is_tried_is_followed_by_one_patch(world, often):
     source, target = world.registry("source.test"), world.persona("ghcr")
     image = load(source, 3 * MIB)
     for method in ("PUT", "PATCH")[: often - 1]:
@@ -562,9 +544,7 @@ async def test_a_put_that_breaks_whenever_it_is_tried_is_followed_by_one_patch(
     assert held_by(target, image) == (often == 2)
 
 
-async def test_what_was_learnt_of_a_registry_is_forgotten_when_it_holds_no_more(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_what_was_learnt_of_a_registry_is_forgotten_when_it_holds_no_more(world, tmp_path):
     source, target = (world.registry("source.test"), world.registry("target.test"))
     load(source, 3 * MIB)
     refused = target.app.faults.on("PUT", "upload", where=lambda asked: asked.has_body).first()
@@ -580,7 +560,7 @@ async def test_what_was_learnt_of_a_registry_is_forgotten_when_it_holds_no_more(
     assert len(bodies(target.app, "PUT")) == 2
 
 
-async def test_a_registry_that_takes_no_start_is_not_tried_by_other_ways(world: Virtual) -> None:
+async def test_a_registry_that_takes_no_start_is_not_tried_by_other_ways(world):
     source, target = (world.registry("source.test"), world.registry("target.test"))
     load(source, 3 * MIB)
     target.app.faults.on("POST", "upload_start").status(405)
@@ -596,9 +576,7 @@ async def test_a_registry_that_takes_no_start_is_not_tried_by_other_ways(world: 
 
 
 @pytest.mark.parametrize("name", ["gar_open", "gcr_open"])
-async def test_google_gets_whole_bodies_at_the_locations_that_it_gives(
-    world: Virtual, name: str
-) -> None:
+async def test_google_gets_whole_bodies_at_the_locations_that_it_gives(world, name):
     source, target = world.registry("source.test"), world.persona(name)
     image = load(source, BIG, 3 * MIB)
     ran = await mirror(world, source, target.row.hosts["registry"])
@@ -613,7 +591,7 @@ async def test_google_gets_whole_bodies_at_the_locations_that_it_gives(
     target.journal.matching("POST", "upload_start").exactly(3)
 
 
-async def test_a_refused_put_at_google_is_no_reason_for_a_patch(world: Virtual) -> None:
+async def test_a_refused_put_at_google_is_no_reason_for_a_patch(world):
     source, target = world.registry("source.test"), world.persona("gar_open")
     load(source, 3 * MIB)
     rule = target.faults.on("PUT", where=lambda asked: asked.length() == 3 * MIB)
@@ -665,9 +643,7 @@ def put_there(site: App, image: Image, tag: str) -> Rule:
 @pytest.mark.provokes(
     "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
 )
-async def test_ecr_with_another_image_under_a_tag_that_never_moves_is_skipped(
-    world: Virtual, says: str
-) -> None:
+async def test_ecr_with_another_image_under_a_tag_that_never_moves_is_skipped(world, says):
     source, target = world.registry("source.test"), world.persona("ecr", immutable_tags=True)
     load(source, 3 * MIB)
     other = Seed(8).image().load_into(target, "team/app", tag="v1")
@@ -685,9 +661,7 @@ async def test_ecr_with_another_image_under_a_tag_that_never_moves_is_skipped(
     "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
 )
 @pytest.mark.parametrize("host", [ECR, "target.test"])
-async def test_the_same_image_under_a_tag_that_never_moves_is_skipped_everywhere(
-    world: Virtual, host: str, says: str
-) -> None:
+async def test_the_same_image_under_a_tag_that_never_moves_is_skipped_everywhere(world, host, says):
     source = world.registry("source.test")
     site = world.persona("ecr", immutable_tags=True) if host == ECR else App(immutable_tags=True)
     target: str | Place = host if host == ECR else world.listen(site, host)
@@ -706,9 +680,7 @@ async def test_the_same_image_under_a_tag_that_never_moves_is_skipped_everywhere
 @pytest.mark.provokes(
     "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
 )
-async def test_another_image_under_a_tag_that_never_moves_is_an_error_elsewhere(
-    world: Virtual, says: str
-) -> None:
+async def test_another_image_under_a_tag_that_never_moves_is_an_error_elsewhere(world, says):
     source = world.registry("source.test")
     target = world.registry("target.test", immutable_tags=True)
     load(source, 3 * MIB)
@@ -720,9 +692,7 @@ async def test_another_image_under_a_tag_that_never_moves_is_an_error_elsewhere(
     assert target.app.tags("team/app") == {"v1": other.top}
 
 
-async def test_a_tag_that_this_run_has_put_is_synced_though_its_answer_was_lost(
-    world: Virtual,
-) -> None:
+async def test_a_tag_that_this_run_has_put_is_synced_though_its_answer_was_lost(world):
     source, target = world.registry("source.test"), world.persona("ecr", immutable_tags=True)
     load(source, 3 * MIB)
     created(target, "team/app")
@@ -735,7 +705,7 @@ async def test_a_tag_that_this_run_has_put_is_synced_though_its_answer_was_lost(
 @pytest.mark.provokes(
     "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
 )
-async def test_nothing_is_hung_on_an_image_that_a_tag_does_not_name(world: Virtual) -> None:
+async def test_nothing_is_hung_on_an_image_that_a_tag_does_not_name(world):
     source, target = world.registry("source.test"), world.persona("ecr", immutable_tags=True)
     image = load(source, 3 * MIB)
     Seed(7).artifact(image).load_into(source.app, "team/app")
@@ -749,7 +719,7 @@ async def test_nothing_is_hung_on_an_image_that_a_tag_does_not_name(world: Virtu
 @pytest.mark.provokes(
     "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
 )
-async def test_who_waits_for_an_image_that_was_not_put_puts_it(world: Virtual) -> None:
+async def test_who_waits_for_an_image_that_was_not_put_puts_it(world):
     """Two tags of one image, one of them taken by another: the other is put, and the index that
     names it too.
     """
@@ -768,9 +738,7 @@ async def test_who_waits_for_an_image_that_was_not_put_puts_it(world: Virtual) -
 
 
 @pytest.mark.parametrize(("host", "mounts"), [(ECR, False), (MOUNTING, True)])
-async def test_ecr_mounts_where_the_account_says_so_and_else_takes_the_session(
-    world: Virtual, host: str, mounts: bool
-) -> None:
+async def test_ecr_mounts_where_the_account_says_so_and_else_takes_the_session(world, host, mounts):
     source = world.registry("source.test")
     target = created(world.persona("ecr_mounting" if mounts else "ecr"), "one", "two")
     image = Seed(5).image(layers=[blob(3 * MIB)])
@@ -792,7 +760,7 @@ async def test_ecr_mounts_where_the_account_says_so_and_else_takes_the_session(
 
 @pytest.mark.provokes("manifest_names_absent", "manifest_put_twice")
 @pytest.mark.parametrize(("lag", "puts"), [(0.4, 2), (3.0, 4)])
-async def test_ecr_may_see_a_blob_late(world: Virtual, lag: float, puts: int) -> None:
+async def test_ecr_may_see_a_blob_late(world, lag, puts):
     """The manifest is put again after 0.5, 1 and 2 s (I5); no blob is asked for, or sent again."""
     source, target = world.registry("source.test"), created(world.persona("ecr"), "team/app")
     image = load(source, 3 * MIB)
@@ -805,9 +773,7 @@ async def test_ecr_may_see_a_blob_late(world: Virtual, lag: float, puts: int) ->
 
 
 @pytest.mark.parametrize("code", ["NAME_UNKNOWN", "RepositoryNotFoundException"])
-async def test_a_missing_ecr_repository_is_told_with_the_command_that_creates_it(
-    world: Virtual, code: str
-) -> None:
+async def test_a_missing_ecr_repository_is_told_with_the_command_that_creates_it(world, code):
     source, target = world.registry("source.test"), world.persona("ecr")
     load(source, 3 * MIB)
     if code != "NAME_UNKNOWN":

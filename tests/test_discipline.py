@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
-from tests.ends import Ran, Start, document, held, run_regsync, tags
+from tests.ends import Ran, document, held, run_regsync, tags
 from tests.thinning import thinned
 
 Held = Mapping[str, Mapping[str, Image]]
@@ -143,8 +143,8 @@ def manifests(images: Held) -> tuple[int, int]:
     ("shape", "registry", "targets"), thinned(itertools.product(SHAPES, REGISTRIES, (1, 3)))
 )
 def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
-    tmp_path: Path, serve: Start, shape: str, registry: str, targets: int
-) -> None:
+    tmp_path, serve, shape, registry, targets
+):
     source, others = serve(), [serve(**REGISTRIES[registry]) for _ in range(targets)]
     images = SHAPES[shape](Seed(5))
     load(source, images)
@@ -199,7 +199,7 @@ def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
     ] * targets
 
 
-def test_two_aliases_of_one_host_are_asked_and_filled_once(tmp_path: Path, serve: Start) -> None:
+def test_two_aliases_of_one_host_are_asked_and_filled_once(tmp_path, serve):
     source, target = serve(), serve()
     images = several(Seed(6))
     load(source, images)
@@ -222,7 +222,7 @@ def test_two_aliases_of_one_host_are_asked_and_filled_once(tmp_path: Path, serve
 # Rules 4, 7 and 8: tags that moved, trimmed indexes, children.
 
 
-def test_of_a_moved_index_only_the_new_child_moves(tmp_path: Path, serve: Start) -> None:
+def test_of_a_moved_index_only_the_new_child_moves(tmp_path, serve):
     source, target = serve(), serve()
     seed = Seed(7)
     kept, old, new = (seed.image(architecture=name) for name in ("amd64", "arm64", "arm64"))
@@ -241,9 +241,7 @@ def test_of_a_moved_index_only_the_new_child_moves(tmp_path: Path, serve: Start)
     target.journal.matching("PUT", "upload").exactly(3)
 
 
-def test_a_trimmed_index_costs_one_question_at_each_side_when_warm(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_trimmed_index_costs_one_question_at_each_side_when_warm(tmp_path, serve):
     source, target = serve(), serve()
     load(source, {"app": {"v1": Seed(8).index()}})
     ends = {"source": source, "target": target}
@@ -259,9 +257,7 @@ def test_a_trimmed_index_costs_one_question_at_each_side_when_warm(
     source.journal.matching("GET", "manifest", reference="v1").exactly(1)
 
 
-def test_a_tag_that_vanished_behind_its_head_is_resolved_again_once(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_tag_that_vanished_behind_its_head_is_resolved_again_once(tmp_path, serve):
     source, target = serve(), serve()
     seed = Seed(9)
     load(source, {"app": {"v1": seed.image()}})
@@ -287,9 +283,7 @@ def test_a_tag_that_vanished_behind_its_head_is_resolved_again_once(
 # Rule 6 and immutable tags: per target.
 
 
-def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(tmp_path, serve):
     source, full, partial = serve(), serve(), serve()
     seed = Seed(10)
     images = {f"v{number}": seed.image(sizes=(900,)) for number in range(12)}
@@ -316,9 +310,7 @@ def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(
 
 @pytest.mark.parametrize("lose", [drop_state, age_state])
 @pytest.mark.parametrize("make", [single, multi])
-def test_what_an_unchanged_tag_names_is_mounted_without_a_state(
-    tmp_path: Path, serve: Start, lose: Callable[[Path], None], make: Callable[[Seed], Held]
-) -> None:
+def test_what_an_unchanged_tag_names_is_mounted_without_a_state(tmp_path, serve, lose, make):
     """A state that is empty or too old: the target's own answer says what is there."""
     source, target = serve(), serve()
     images = make(Seed(61))
@@ -344,9 +336,7 @@ def test_what_an_unchanged_tag_names_is_mounted_without_a_state(
     source.journal.matching("GET", "blob").none()
 
 
-def test_what_an_unchanged_tag_names_is_not_brought_again_to_its_repository(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_what_an_unchanged_tag_names_is_not_brought_again_to_its_repository(tmp_path, serve):
     """A layer of an image, and a child of an index with all that it names."""
     source, target = serve(), serve()
     seed = Seed(62)
@@ -375,8 +365,8 @@ def test_what_an_unchanged_tag_names_is_not_brought_again_to_its_repository(
 @pytest.mark.provokes("manifest_names_absent", "mount_uncommitted")
 @pytest.mark.parametrize("to", ["app", "beside"])
 def test_a_registry_that_has_lost_what_its_manifest_names_is_healed_without_a_state(
-    tmp_path: Path, serve: Start, to: str
-) -> None:
+    tmp_path, serve, to
+):
     """In its own repository the manifest is refused, beside it the mount is: both are made good."""
     source, target = serve(), serve()
     seed = Seed(63)
@@ -404,9 +394,7 @@ def test_a_registry_that_has_lost_what_its_manifest_names_is_healed_without_a_st
 # Rules 9 and 10: mounts, also from earlier runs.
 
 
-def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(tmp_path, serve):
     source, target = serve(), serve()
     image = Seed(11).image(sizes=(LARGE, LARGE))
     load(source, {"one": {"v1": image}, "two": {"v1": image}})
@@ -423,9 +411,7 @@ def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(
     }
 
 
-def test_a_mount_asks_for_the_right_to_read_where_an_earlier_run_has_put_the_blob(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_mount_asks_for_the_right_to_read_where_an_earlier_run_has_put_the_blob(tmp_path, serve):
     source = serve()
     target = serve(auth=TokenService({"u": "p"}))
     image = Seed(11).image(sizes=(LARGE, LARGE))
@@ -441,9 +427,7 @@ def test_a_mount_asks_for_the_right_to_read_where_an_earlier_run_has_put_the_blo
 
 
 @pytest.mark.provokes("upload_without_mount")  # decided just before another repository had it
-def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(tmp_path, serve):
     source, target = serve(), serve(mounts=False)
     images = several(Seed(12))
     load(source, images)
@@ -472,8 +456,8 @@ def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(
 
 @pytest.mark.provokes("mount_uncommitted")
 def test_a_refused_mount_that_rested_on_the_state_is_followed_by_one_head_and_its_own_session(
-    tmp_path: Path, serve: Start
-) -> None:
+    tmp_path, serve
+):
     source, target = serve(), serve()
     image = Seed(13).image(layers=[Seed(14).layer(LARGE)])
     load(source, {"one": {"v1": image}, "two": {"v1": image}})
@@ -495,9 +479,7 @@ def test_a_refused_mount_that_rested_on_the_state_is_followed_by_one_head_and_it
 # Rule 11: existence and upload start in one request, where that was seen to work.
 
 
-def test_a_probe_that_was_seen_to_work_replaces_the_heads_of_the_next_run(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_probe_that_was_seen_to_work_replaces_the_heads_of_the_next_run(tmp_path, serve):
     source, target = serve(), serve()
     seed = Seed(15)
     there = [seed.layer(LARGE) for _ in range(3)]
@@ -543,8 +525,8 @@ def changed(
 
 
 def test_one_question_for_a_blob_that_is_there_saves_the_heads_for_those_that_are_not(
-    tmp_path: Path, serve: Start
-) -> None:
+    tmp_path, serve
+):
     source, target = serve(), serve()
     image, ran = changed(tmp_path, target, source, 24)
     assert ran.statuses() == ["synced"]
@@ -562,7 +544,7 @@ def test_one_question_for_a_blob_that_is_there_saves_the_heads_for_those_that_ar
     target.journal.matching("POST", "upload_start").exactly(23)
 
 
-def test_one_new_blob_is_asked_for_by_head(tmp_path: Path, serve: Start) -> None:
+def test_one_new_blob_is_asked_for_by_head(tmp_path, serve):
     source, target = serve(), serve()
     seed = Seed(66)
     ends = {"source": source, "target": target}
@@ -577,9 +559,7 @@ def test_one_new_blob_is_asked_for_by_head(tmp_path: Path, serve: Start) -> None
     target.journal.matching("POST", "upload_start").exactly(1)
 
 
-def test_where_the_question_gets_another_answer_heads_ask_and_its_session_is_used(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_where_the_question_gets_another_answer_heads_ask_and_its_session_is_used(tmp_path, serve):
     """It costs nothing then: the session takes a blob that is absent."""
     source, target = serve(), serve(mounts=False)
     for new in (24, 23):
@@ -593,9 +573,7 @@ def test_where_the_question_gets_another_answer_heads_ask_and_its_session_is_use
         target.journal.matching("DELETE", "upload").none()
 
 
-def test_a_registry_that_says_201_to_anything_is_asked_by_head(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_registry_that_says_201_to_anything_is_asked_by_head(tmp_path, serve):
     source, target = serve(), serve()
 
     def intercept(request: Request) -> Answer | None:
@@ -616,9 +594,7 @@ def test_a_registry_that_says_201_to_anything_is_asked_by_head(
 
 
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(tmp_path, serve):
     source, target = serve(), serve()
     changed(tmp_path, target, source, 3)
     image = Seed(68).image(sizes=(900, 900))
@@ -642,7 +618,7 @@ def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(
 
 
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_target_is_healed_once(tmp_path: Path, serve: Start) -> None:
+def test_a_target_is_healed_once(tmp_path, serve):
     """What refuses a manifest whose blobs it was sent anew is not sent it a third time."""
     source, target = serve(), serve()
     changed(tmp_path, target, source, 3)
@@ -665,7 +641,7 @@ def test_a_target_is_healed_once(tmp_path: Path, serve: Start) -> None:
     target.journal.matching("PUT", "upload", status=201).exactly(3)
 
 
-def test_what_hangs_on_an_artifact_that_failed_is_not_put(tmp_path: Path, serve: Start) -> None:
+def test_what_hangs_on_an_artifact_that_failed_is_not_put(tmp_path, serve):
     source, target = serve(), serve()
     seed = Seed(93)
     image = seed.image()
@@ -689,7 +665,7 @@ def test_what_hangs_on_an_artifact_that_failed_is_not_put(tmp_path: Path, serve:
     target.journal.matching("PUT", "manifest").none()
 
 
-def test_harbor_is_asked_by_head(tmp_path: Path, serve: Start) -> None:
+def test_harbor_is_asked_by_head(tmp_path, serve):
     """It is known by the service of its tokens."""
     source = serve()
     target = serve(auth=TokenService({"u": "p"}, service="harbor-registry"))
@@ -704,7 +680,7 @@ def test_harbor_is_asked_by_head(tmp_path: Path, serve: Start) -> None:
     target.journal.matching("POST", "upload_start", query={"mount": "*"}).none()
 
 
-def test_a_dry_run_asks_no_such_question(tmp_path: Path, serve: Start) -> None:
+def test_a_dry_run_asks_no_such_question(tmp_path, serve):
     source, target = serve(), serve()
     _, ran = changed(tmp_path, target, source, 24)
     assert ran.status == 0
@@ -715,7 +691,7 @@ def test_a_dry_run_asks_no_such_question(tmp_path: Path, serve: Start) -> None:
     target.journal.matching("HEAD", "blob").exactly(6)
 
 
-def test_an_empty_repository_is_asked_for_no_blob(tmp_path: Path, serve: Start) -> None:
+def test_an_empty_repository_is_asked_for_no_blob(tmp_path, serve):
     """An interrupted run's blobs are found by the POST that would start the upload."""
     source, target = serve(), serve()
     seed = Seed(16)
@@ -736,9 +712,7 @@ def test_an_empty_repository_is_asked_for_no_blob(tmp_path: Path, serve: Start) 
 # Rule 12: two requests a blob, whatever its size.
 
 
-def test_a_small_blob_costs_a_post_and_a_put_where_one_request_would_do(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_small_blob_costs_a_post_and_a_put_where_one_request_would_do(tmp_path, serve):
     source, target = serve(), serve()
     images = {f"v{number}": Seed(17 + number).image(sizes=(500, LARGE)) for number in range(2)}
     load(source, {"app": images})
@@ -755,9 +729,7 @@ def test_a_small_blob_costs_a_post_and_a_put_where_one_request_would_do(
 # What contradicts the state (section 7, "Vouching").
 
 
-def test_a_listing_without_tags_makes_the_state_of_its_repository_weak(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_listing_without_tags_makes_the_state_of_its_repository_weak(tmp_path, serve):
     source, target = serve(), serve()
     seed = Seed(22)
     base = seed.layer(LARGE)
@@ -801,9 +773,7 @@ SAYS = pytest.mark.parametrize("says", ["MANIFEST_BLOB_UNKNOWN", "MANIFEST_INVAL
 
 @SAYS
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_target_that_lost_a_child_gets_it_again_with_what_it_names(
-    tmp_path: Path, serve: Start, says: str
-) -> None:
+def test_a_target_that_lost_a_child_gets_it_again_with_what_it_names(tmp_path, serve, says):
     source, target = serve(), serve()
     seed = Seed(19)
     lost, other, new = (seed.image(architecture=name) for name in ("amd64", "arm64", "s390x"))
@@ -825,9 +795,7 @@ def test_a_target_that_lost_a_child_gets_it_again_with_what_it_names(
 
 @SAYS
 @pytest.mark.provokes("manifest_names_absent", "mount_uncommitted")
-def test_a_target_that_lost_all_blobs_of_all_repositories_is_whole_again(
-    tmp_path: Path, serve: Start, says: str
-) -> None:
+def test_a_target_that_lost_all_blobs_of_all_repositories_is_whole_again(tmp_path, serve, says):
     source, target = serve(), serve()
     images = several(Seed(20))
     load(source, images)

@@ -24,7 +24,7 @@ from _regsync.state.database import COMMIT_SECONDS, StateFile
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
 from conformance.server.sockets import Server
-from tests.ends import Ran, Start, document, held, run_regsync, started, tags
+from tests.ends import Ran, document, held, run_regsync, started, tags
 
 LARGE = 70_000
 
@@ -86,9 +86,7 @@ def kill_at(target: Server, running: list[subprocess.Popen[str]], request: int) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(6))
-def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(
-    tmp_path: Path, serve: Start, number: int
-) -> None:
+def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(tmp_path, serve, number):
     source, target = serve(), serve()
     images = family(source)
     file = written(
@@ -130,7 +128,7 @@ def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(
 
 
 @pytest.mark.slow
-def test_a_kill_before_the_last_manifest_loses_nothing(tmp_path: Path, serve: Start) -> None:
+def test_a_kill_before_the_last_manifest_loses_nothing(tmp_path, serve):
     """All that was answered half a second before is in the state, though the run never ended."""
     source, target = serve(), serve()
     image = Seed(32).image(sizes=(LARGE, LARGE, LARGE)).load_into(source.app, "app", tag="v1")
@@ -152,9 +150,7 @@ def test_a_kill_before_the_last_manifest_loses_nothing(tmp_path: Path, serve: St
     assert target.journal.summary() == {"HEAD manifest": 1, "PUT manifest": 1}
 
 
-def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(tmp_path, serve):
     source, target = serve(), serve()
     image = Seed(36).image().load_into(source.app, "app", tag="v1")
     file = written(
@@ -178,9 +174,7 @@ def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(
 
 
 @pytest.mark.slow
-def test_a_second_run_beside_the_first_says_so_and_spoils_nothing(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_second_run_beside_the_first_says_so_and_spoils_nothing(tmp_path, serve):
     source, target = serve(), serve()
     images = family(source)
     held_up = source.app.faults.on("GET", "blob").first()
@@ -223,7 +217,7 @@ def once_each(*targets: Server) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 2, 50])
-def test_opposite_mappings_between_two_hosts_end(tmp_path: Path, serve: Start, slots: int) -> None:
+def test_opposite_mappings_between_two_hosts_end(tmp_path, serve, slots):
     one, two = serve(), serve()
     seed = Seed(33)
     base = seed.layer(LARGE)
@@ -248,9 +242,7 @@ def test_opposite_mappings_between_two_hosts_end(tmp_path: Path, serve: Start, s
 
 
 @pytest.mark.parametrize("slots", [1, 50])
-def test_mappings_within_one_host_end_and_send_nothing(
-    tmp_path: Path, serve: Start, slots: int
-) -> None:
+def test_mappings_within_one_host_end_and_send_nothing(tmp_path, serve, slots):
     server = serve()
     seed = Seed(34)
     base = seed.layer(LARGE)
@@ -272,9 +264,7 @@ def test_mappings_within_one_host_end_and_send_nothing(
 
 @pytest.mark.parametrize("mounts", [True, False], ids=["mounts", "no mounts"])
 @pytest.mark.parametrize("slots", [1, 3, 50])
-def test_eight_images_that_need_each_others_layers_end(
-    tmp_path: Path, serve: Start, slots: int, mounts: bool
-) -> None:
+def test_eight_images_that_need_each_others_layers_end(tmp_path, serve, slots, mounts):
     source, target = serve(), serve(mounts=mounts)
     seed = Seed(35)
     layers = [seed.layer(LARGE) for _ in range(8)]

@@ -59,9 +59,7 @@ def clear(*places: Place) -> None:
 @pytest.mark.parametrize(
     ("ttl", "hours", "warm"), [("12h", 11, True), ("12h", 13, False), (0, 10_000, True)]
 )
-async def test_what_is_older_than_cache_ttl_is_asked_again(
-    world: Virtual, seed: Seed, tmp_path: Path, ttl: str | int, hours: float, warm: bool
-) -> None:
+async def test_what_is_older_than_cache_ttl_is_asked_again(world, seed, tmp_path, ttl, hours, warm):
     source, target = world.registry("source.test"), world.registry("target.test")
     for number in range(2):
         seed.image().load_into(source.app, "app", tag=f"v{number}")
@@ -79,9 +77,7 @@ async def test_what_is_older_than_cache_ttl_is_asked_again(
     assert target.journal.summary() == {**lists, "HEAD manifest": 2}
 
 
-async def test_an_unchanged_tag_keeps_its_snapshot_alive(
-    world: Virtual, seed: Seed, tmp_path: Path
-) -> None:
+async def test_an_unchanged_tag_keeps_its_snapshot_alive(world, seed, tmp_path):
     """Each run that finds a tag unchanged confirms it: only what no run has seen for `cache_ttl` is
     old.
     """
@@ -107,8 +103,8 @@ def artifact(seed: Seed, *layers: bytes) -> Image:
 
 @pytest.mark.parametrize(("minutes", "asked"), [(20, 0), (40, 1)])
 async def test_a_weak_entry_of_an_artifact_is_checked_when_it_is_not_fresh(
-    world: Virtual, seed: Seed, tmp_path: Path, minutes: int, asked: int
-) -> None:
+    world, seed, tmp_path, minutes, asked
+):
     """A registry that looks at no blobs lost one: nothing but a question can tell."""
     source, target = (
         world.registry("source.test"),
@@ -132,8 +128,8 @@ async def test_a_weak_entry_of_an_artifact_is_checked_when_it_is_not_fresh(
 
 @pytest.mark.parametrize("how", ["tag gone", "repository gone"])
 async def test_an_answer_against_the_state_makes_it_ask_before_it_believes(
-    world: Virtual, seed: Seed, tmp_path: Path, how: str
-) -> None:
+    world, seed, tmp_path, how
+):
     source, target = world.registry("source.test"), world.registry("target.test")
     image = seed.image(sizes=(LARGE, LARGE)).load_into(source.app, "app", tag="v1")
     ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
@@ -176,9 +172,7 @@ async def bring_beside_what_is_old(
     return source, target
 
 
-async def test_entries_vouched_for_are_believed_however_old(
-    world: Virtual, seed: Seed, tmp_path: Path
-) -> None:
+async def test_entries_vouched_for_are_believed_however_old(world, seed, tmp_path):
     """A manifest that the target's tag answers with in this run vouches for the blobs that it
     names.
     """
@@ -190,9 +184,7 @@ async def test_entries_vouched_for_are_believed_however_old(
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
-async def test_a_vouching_index_vouches_for_what_its_children_name(
-    world: Virtual, seed: Seed, tmp_path: Path, depth: int
-) -> None:
+async def test_a_vouching_index_vouches_for_what_its_children_name(world, seed, tmp_path, depth):
     """The target's tag answers with an index; the blobs are named by manifests below it."""
     base = seed.blob(LARGE)
     image = artifact(seed, base)
@@ -206,9 +198,7 @@ async def test_a_vouching_index_vouches_for_what_its_children_name(
     assert [(each.method, each.status) for each in asked] == [("POST", 201)]
 
 
-async def test_the_state_does_not_grow_with_images_that_are_gone(
-    world: Virtual, seed: Seed, tmp_path: Path
-) -> None:
+async def test_the_state_does_not_grow_with_images_that_are_gone(world, seed, tmp_path):
     """A mirror of a nightly build runs for years: what nobody confirmed for `cache_ttl` goes."""
     sizes = list[int]()
     source, target = world.registry("source.test"), world.registry("target.test")
@@ -235,9 +225,7 @@ async def test_the_state_does_not_grow_with_images_that_are_gone(
 # Providers by their names.
 
 
-async def test_docker_hub_is_asked_by_head_for_tags_that_the_target_lists(
-    world: Virtual, seed: Seed, tmp_path: Path
-) -> None:
+async def test_docker_hub_is_asked_by_head_for_tags_that_the_target_lists(world, seed, tmp_path):
     """A GET counts against the quota, a HEAD does not (docs/protocol-facts.md section 7.2), also
     without state.
     """
@@ -284,9 +272,7 @@ def google(world: Virtual, host: str) -> Place:
     return world.listen(registry, host, scheme="https")
 
 
-async def test_a_listing_with_digests_replaces_the_heads_of_both_sides(
-    world: Virtual, seed: Seed, tmp_path: Path
-) -> None:
+async def test_a_listing_with_digests_replaces_the_heads_of_both_sides(world, seed, tmp_path):
     source, target = google(world, "europe-docker.pkg.dev"), google(world, "us-docker.pkg.dev")
     for number in range(4):
         seed.image().load_into(source.app, "p/app", tag=f"v{number}")
@@ -310,9 +296,7 @@ async def test_a_listing_with_digests_replaces_the_heads_of_both_sides(
 # Who waits for whom.
 
 
-async def test_the_first_upload_starts_before_the_last_tag_is_discovered(
-    world: Virtual, seed: Seed
-) -> None:
+async def test_the_first_upload_starts_before_the_last_tag_is_discovered(world, seed):
     source = world.registry("source.test", up=Link(latency=0.05), down=Link(latency=0.05))
     target = world.registry("target.test", up=Link(latency=0.05), down=Link(latency=0.05))
     base = seed.layer(LARGE)
@@ -327,8 +311,8 @@ async def test_the_first_upload_starts_before_the_last_tag_is_discovered(
 
 @pytest.mark.parametrize(("seconds", "mounts"), [(4, True), (40, False)])
 async def test_a_target_that_is_slow_to_answer_for_a_tag_holds_others_up_once_and_not_for_long(
-    world: Virtual, seed: Seed, seconds: float, mounts: bool
-) -> None:
+    world, seed, seconds, mounts
+):
     """What the tag shows can be mounted, so it is waited for: at most 5 s, whatever wants to know."""
     source, target = world.registry("source.test"), world.registry("target.test")
     image = seed.image(sizes=(LARGE,))
@@ -351,9 +335,7 @@ async def test_a_target_that_is_slow_to_answer_for_a_tag_holds_others_up_once_an
     assert max(ends) < (seconds if is_first else 5) + 1
 
 
-async def test_blobs_go_by_the_number_of_images_that_name_them(
-    world: Virtual, seed: Seed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_blobs_go_by_the_number_of_images_that_name_them(world, seed, monkeypatch):
     """docs/specification.md section 1.1, "Blob order": over all images that are discovered when a
     blob's turn comes. A first image holds the only slot until the others are discovered. Blobs go
     one by one here, so that their order shows.
@@ -398,9 +380,7 @@ async def sync_from_both(
 
 
 @pytest.mark.parametrize("how", ["slow", "rationed"])
-async def test_a_source_that_gives_little_stalls_nobody_who_reads_elsewhere(
-    world: Virtual, seed: Seed, how: str
-) -> None:
+async def test_a_source_that_gives_little_stalls_nobody_who_reads_elsewhere(world, seed, how):
     """Images of the hard source were found first and hold as many slots as there are, and yet."""
     slow = Link(bandwidth=2000) if how == "slow" else Link()
     hard, easy = world.registry("hard.test", down=slow), world.registry("easy.test")
@@ -418,8 +398,8 @@ async def test_a_source_that_gives_little_stalls_nobody_who_reads_elsewhere(
 
 
 async def test_a_source_that_pauses_before_the_first_small_blob_stalls_nobody_who_reads_elsewhere(
-    world: Virtual, seed: Seed
-) -> None:
+    world, seed
+):
     """The first small blob that is to go to a target may teach something about it: nobody waits
     for that while its source has asked for a minute's pause.
     """
@@ -440,9 +420,7 @@ async def test_a_source_that_pauses_before_the_first_small_blob_stalls_nobody_wh
     assert max(easily) < 10 < 59 < min(hardly)
 
 
-async def test_a_target_that_does_not_answer_takes_its_time_out_for_all_blobs_at_once(
-    world: Virtual, seed: Seed
-) -> None:
+async def test_a_target_that_does_not_answer_takes_its_time_out_for_all_blobs_at_once(world, seed):
     """One attempt finds out whether a repository accepts uploads; then nobody waits in a row."""
     source, target = world.registry("source.test"), world.registry("target.test")
     image = seed.image(sizes=(900, 901, 902, 903, 904))
@@ -454,9 +432,7 @@ async def test_a_target_that_does_not_answer_takes_its_time_out_for_all_blobs_at
     assert anyio.current_time() - began < 3 * 60
 
 
-async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_asked_again(
-    world: Virtual, seed: Seed
-) -> None:
+async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_asked_again(world, seed):
     """Two requests carry one token. It is refused to the first, which gets another; the answer to
     the second comes later, and says nothing of the new one.
     """
@@ -481,9 +457,7 @@ async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_asked_again(
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-async def test_an_index_waits_for_its_slowest_child_at_every_level(
-    world: Virtual, seed: Seed, slow: int
-) -> None:
+async def test_an_index_waits_for_its_slowest_child_at_every_level(world, seed, slow):
     """What an index names is there before it is put, at each level (I2)."""
     source, target = world.registry("source.test"), world.registry("target.test")
     leaves = [seed.image(sizes=(900,)) for _ in range(2)]
@@ -507,9 +481,7 @@ async def test_an_index_waits_for_its_slowest_child_at_every_level(
 
 
 @pytest.mark.parametrize("how", ["slow", "failing"])
-async def test_a_target_in_trouble_holds_back_no_other(
-    world: Virtual, seed: Seed, tmp_path: Path, how: str
-) -> None:
+async def test_a_target_in_trouble_holds_back_no_other(world, seed, tmp_path, how):
     source, well = world.registry("source.test"), world.registry("well.test")
     ill = world.registry("ill.test", up=Link(bandwidth=5000) if how == "slow" else Link())
     images = [seed.image(sizes=(LARGE, 1_100_000)) for _ in range(2)]
@@ -530,9 +502,7 @@ async def test_a_target_in_trouble_holds_back_no_other(
         assert min(each.time - began for each in ill.journal.matching("PUT", "manifest")) > 100
 
 
-async def test_the_first_upload_start_of_a_repository_is_alone(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_the_first_upload_start_of_a_repository_is_alone(world, tmp_path):
     """Where a first upload makes the repository, another that comes at the same time may be
     refused.
     """

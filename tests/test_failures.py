@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -29,18 +28,7 @@ from _regsync.sync import discovery
 from conformance.content.images import Image, Seed
 from conformance.messages import Request
 from conformance.server.sockets import Server
-from tests.ends import (
-    ROOT,
-    Start,
-    copy,
-    document,
-    held,
-    only,
-    run_regsync,
-    sync,
-    tags,
-    until_blank_line,
-)
+from tests.ends import ROOT, copy, document, held, only, run_regsync, sync, tags, until_blank_line
 
 _HURRIED = Timeouts(connect=5.0, head=0.05, first_answer=1.0)
 
@@ -53,8 +41,8 @@ def image(source: Server) -> Image:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["copy", "sync"])
 def test_a_look_up_that_does_not_end_in_time_after_a_signal_is_work_left_undone(
-    source: Server, target: Server, image: Image, tmp_path: Path, command: str
-) -> None:
+    source, target, image, tmp_path, command
+):
     asked = source.app.faults.on().stall()
     configuration = tmp_path / "x.yaml"
     configuration.write_text(document({"source": source, "target": target}, {"from": "app"}))
@@ -79,8 +67,8 @@ def test_a_look_up_that_does_not_end_in_time_after_a_signal_is_work_left_undone(
 
 
 def test_a_registry_that_takes_connections_and_never_answers_stops_for_itself_only(
-    speaker: Any, serve: Start, source: Server, image: Image
-) -> None:
+    speaker, serve, source, image
+):
     for n in range(8):
         image.load_into(source.app, f"r{n}", tag="v1")
     asked: list[bytes] = []
@@ -102,9 +90,7 @@ def test_a_registry_that_takes_connections_and_never_answers_stops_for_itself_on
     assert len(asked) < 8, "a first contact and its probes, for all images"
 
 
-def test_a_registry_that_asks_for_hours_is_not_asked_again(
-    source: Server, target: Server, image: Image
-) -> None:
+def test_a_registry_that_asks_for_hours_is_not_asked_again(source, target, image):
     image.load_into(source.app, "app", "v2", "v3")
     source.app.faults.on().status(429, "TOOMANYREQUESTS", "quota used up", retry_after=7200)
     # The first contact is one request that the others wait for.
@@ -116,9 +102,7 @@ def test_a_registry_that_asks_for_hours_is_not_asked_again(
     assert source.journal.count("GET", "manifest") == 1
 
 
-def test_a_lost_answer_is_asked_for_until_the_registry_is_well_again(
-    source: Server, target: Server, image: Image
-) -> None:
+def test_a_lost_answer_is_asked_for_until_the_registry_is_well_again(source, target, image):
     def is_lost(request: Request) -> bool:
         return request.reference in [entry.query["digest"] for entry in lost.struck]
 
@@ -133,18 +117,14 @@ def test_a_lost_answer_is_asked_for_until_the_registry_is_well_again(
     )
 
 
-def test_an_upload_start_has_the_attempts_that_every_request_has(
-    source: Server, target: Server, image: Image
-) -> None:
+def test_an_upload_start_has_the_attempts_that_every_request_has(source, target, image):
     target.app.faults.on("POST", "upload_start").first(4).status(503)
     single = Seed(12).image(sizes=()).load_into(source.app, "small", tag="v1")
     assert copy(source, target, "small:v1").status == 0
     assert held(target, "small", single)
 
 
-def test_a_copy_within_a_registry_that_allows_one_request_is_refused(
-    source: Server, image: Image, tmp_path: Path
-) -> None:
+def test_a_copy_within_a_registry_that_allows_one_request_is_refused(source, image, tmp_path):
     config = tmp_path / "one.yaml"
     config.write_text(
         json.dumps({"registries": {"r": {"url": source.url, "max_concurrent": 1}}, "mappings": []})
@@ -158,9 +138,7 @@ def test_a_copy_within_a_registry_that_allows_one_request_is_refused(
     assert not source.journal.entries
 
 
-def test_a_run_keeps_a_bounded_number_of_manifests(
-    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_keeps_a_bounded_number_of_manifests(source, target, monkeypatch):
     kept: list[int] = []
     look_up = discovery.Discovery.look_up
 
@@ -184,7 +162,7 @@ def test_a_run_keeps_a_bounded_number_of_manifests(
 
 
 @pytest.mark.anyio
-async def test_what_fails_is_asked_once_by_all_that_want_it() -> None:
+async def test_what_fails_is_asked_once_by_all_that_want_it():
     once = discovery.Once[int]()
     asked: list[str] = []
     errors: list[SyncError] = []
@@ -206,7 +184,7 @@ async def test_what_fails_is_asked_once_by_all_that_want_it() -> None:
     assert (len(asked), len(errors)) == (1, 3)
 
 
-def test_manifests_are_kept_as_far_as_their_budget_goes() -> None:
+def test_manifests_are_kept_as_far_as_their_budget_goes():
     kept = discovery._Manifests()
     place = RepositoryKey("registry.example", "app")
     manifests = [Manifest("image", f"sha256:{number:064x}", bytes(4 << 20)) for number in range(12)]
@@ -215,7 +193,7 @@ def test_manifests_are_kept_as_far_as_their_budget_goes() -> None:
     assert [kept.has(place, manifest.digest) for manifest in manifests] == [False] * 4 + [True] * 8
 
 
-def test_an_error_that_is_raised_again_elsewhere_has_another_place_and_no_retries() -> None:
+def test_an_error_that_is_raised_again_elsewhere_has_another_place_and_no_retries():
     error = RegistryError("status 503", status=503)
     error.with_place(Side.SOURCE, "fetch blob", "a.test/app@sha256:00")
     error.retries = 4
@@ -226,9 +204,7 @@ def test_an_error_that_is_raised_again_elsewhere_has_another_place_and_no_retrie
 
 
 @pytest.mark.parametrize(("hard", "raised"), [(4096, 4096), (1 << 20, 65536)])
-def test_as_many_files_are_opened_as_the_system_lets_us(
-    hard: int, raised: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_as_many_files_are_opened_as_the_system_lets_us(hard, raised, monkeypatch):
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: (256, hard))
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: asked.append(limits))

@@ -65,7 +65,7 @@ def all_held(places: list[Place], *images: Image) -> bool:
 # What goes over the wire.
 
 
-async def test_one_get_serves_three_targets_where_nothing_is_staged(world: Virtual) -> None:
+async def test_one_get_serves_three_targets_where_nothing_is_staged(world):
     source = world.registry("source.test")
     places = targets(world, None, None, None)
     image = load(source, 3 * MIB, 2 * MIB)
@@ -80,7 +80,7 @@ async def test_one_get_serves_three_targets_where_nothing_is_staged(world: Virtu
         place.journal.matching("PUT", "upload").exactly(len(image.blobs))
 
 
-async def test_one_get_serves_all_where_the_limit_has_no_room_for_a_blob(world: Virtual) -> None:
+async def test_one_get_serves_all_where_the_limit_has_no_room_for_a_blob(world):
     source = world.registry("source.test")
     places = targets(world, None, None)
     image = load(source, 3 * MIB, 2 * MIB)
@@ -92,9 +92,7 @@ async def test_one_get_serves_all_where_the_limit_has_no_room_for_a_blob(world: 
 
 
 @pytest.mark.provokes("blob_pulled_twice")  # once for the disk, once for all targets
-async def test_a_full_disk_costs_one_reading(
-    world: Virtual, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+async def test_a_full_disk_costs_one_reading(world, monkeypatch, tmp_path):
     class Full(FileIO):
         def write(self, piece: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -109,7 +107,7 @@ async def test_a_full_disk_costs_one_reading(
     pulls(source, largest(image)).exactly(2)
 
 
-async def test_a_slow_target_sets_the_pace_and_the_source_is_read_once(world: Virtual) -> None:
+async def test_a_slow_target_sets_the_pace_and_the_source_is_read_once(world):
     """4 MiB at 64 KiB a second: it never stands still, so that nobody leaves it behind."""
     source = world.registry("source.test")
     places = targets(world, None, None, Link(bandwidth=1 << 16, window=1 << 16))
@@ -126,8 +124,8 @@ async def test_a_slow_target_sets_the_pace_and_the_source_is_read_once(world: Vi
 @pytest.mark.provokes("blob_pulled_twice", "second_session")
 @pytest.mark.parametrize("resumable", [True, False])
 async def test_a_target_that_stalls_is_left_behind_and_served_by_a_reading_of_its_own(
-    world: Virtual, resumable: bool
-) -> None:
+    world, resumable
+):
     source = world.registry("source.test")
     places = targets(world, None, None, None, resumable=resumable)
     image = load(source, 4 * MIB)
@@ -150,7 +148,7 @@ async def test_a_target_that_stalls_is_left_behind_and_served_by_a_reading_of_it
 
 
 @pytest.mark.provokes("blob_pulled_twice", "second_session")
-async def test_a_target_that_is_not_ready_in_time_is_not_waited_for(world: Virtual) -> None:
+async def test_a_target_that_is_not_ready_in_time_is_not_waited_for(world):
     source = world.registry("source.test")
     places = targets(world, None, None, None)
     image = load(source, 4 * MIB)
@@ -166,7 +164,7 @@ async def test_a_target_that_is_not_ready_in_time_is_not_waited_for(world: Virtu
 
 
 @pytest.mark.provokes("blob_pulled_twice")
-async def test_a_target_that_asks_for_a_long_pause_is_not_waited_for(world: Virtual) -> None:
+async def test_a_target_that_asks_for_a_long_pause_is_not_waited_for(world):
     source = world.registry("source.test")
     places = targets(world, None, None, None)
     image = load(source, 4 * MIB)
@@ -187,7 +185,7 @@ async def test_a_target_that_asks_for_a_long_pause_is_not_waited_for(world: Virt
     assert ended[1] == pytest.approx(120, abs=1)
 
 
-async def test_a_target_that_has_the_blob_is_not_waited_for(world: Virtual) -> None:
+async def test_a_target_that_has_the_blob_is_not_waited_for(world):
     source = world.registry("source.test")
     places = targets(world, None, None, None)
     image = load(source, 4 * MIB)
@@ -203,7 +201,7 @@ async def test_a_target_that_has_the_blob_is_not_waited_for(world: Virtual) -> N
 
 
 @pytest.mark.provokes("blob_pulled_twice")
-async def test_a_target_that_breaks_ends_no_other_and_goes_on_by_itself(world: Virtual) -> None:
+async def test_a_target_that_breaks_ends_no_other_and_goes_on_by_itself(world):
     source = world.registry("source.test")
     places = targets(world, None, None, None, resumable=True)
     image = load(source, 4 * MIB)
@@ -224,7 +222,7 @@ async def test_a_target_that_breaks_ends_no_other_and_goes_on_by_itself(world: V
 
 
 @pytest.mark.provokes("blob_pulled_twice", "second_session")
-async def test_a_source_that_breaks_for_good_is_read_again_for_all_at_once(world: Virtual) -> None:
+async def test_a_source_that_breaks_for_good_is_read_again_for_all_at_once(world):
     """It goes on by Range five times; then the targets come together again."""
     source = world.registry("source.test")
     places = targets(world, None, None, None, resumable=True)
@@ -239,12 +237,12 @@ async def test_a_source_that_breaks_for_good_is_read_again_for_all_at_once(world
 
 
 @pytest.mark.parametrize("most", [2, 5])
-async def test_many_blobs_and_tags_share_their_readings_whatever_may_run_at_once(most: int) -> None:
+async def test_many_blobs_and_tags_share_their_readings_whatever_may_run_at_once(most):
     await copy_many(most)
 
 
 @pytest.mark.provokes("blob_pulled_twice")
-async def test_where_one_request_may_run_at_once_all_arrive_too() -> None:
+async def test_where_one_request_may_run_at_once_all_arrive_too():
     """Then targets keep each other waiting for so long that some go by themselves."""
     await copy_many(1)
 
@@ -272,7 +270,7 @@ async def copy_many(most: int) -> None:
 
 
 @pytest.mark.provokes("blob_pulled_twice")  # it tries to mount first, and comes too late
-async def test_a_registry_that_is_source_and_target_takes_part(world: Virtual) -> None:
+async def test_a_registry_that_is_source_and_target_takes_part(world):
     source, other = world.registry("source.test", mounts=False), world.registry("b.test")
     image = load(source, 3 * MIB)
     ends = {"source": {"url": source.url, "max_concurrent": 2}, "b": other}
@@ -314,7 +312,7 @@ async def drink(feed: Feed, body: FeedBody, seconds: float, into: bytearray) -> 
     feed.remove(body)
 
 
-async def test_a_piece_stays_until_the_slowest_has_taken_it_and_there_is_one_at_a_time() -> None:
+async def test_a_piece_stays_until_the_slowest_has_taken_it_and_there_is_one_at_a_time():
     reading = Reading(b"one", b"three", b"five")
     feed = Feed(reading, 0, 12)  # type: ignore[arg-type]
     taken = [bytearray() for _ in range(3)]
@@ -329,7 +327,7 @@ async def test_a_piece_stays_until_the_slowest_has_taken_it_and_there_is_one_at_
     assert anyio.current_time() == 40
 
 
-async def test_who_takes_nothing_is_left_behind_unless_nobody_waits_for_it() -> None:
+async def test_who_takes_nothing_is_left_behind_unless_nobody_waits_for_it():
     reading = Reading(b"one", b"two")
     feed = Feed(reading, 0, 6)  # type: ignore[arg-type]
     quick, stuck, slow = feed.body(0), feed.body(0), feed.body(0)
@@ -351,7 +349,7 @@ async def test_who_takes_nothing_is_left_behind_unless_nobody_waits_for_it() -> 
     assert bytes(into) == b"onetwo"
 
 
-async def test_a_failure_of_the_source_ends_all_requests_with_its_place() -> None:
+async def test_a_failure_of_the_source_ends_all_requests_with_its_place():
     feed = Feed(Reading(b"one"), 0, 3)  # type: ignore[arg-type]
     parts = [feed.body(0), feed.body(0)]
     failures = list[Any]()
@@ -380,9 +378,7 @@ async def test_a_failure_of_the_source_ends_all_requests_with_its_place() -> Non
 @pytest.mark.provokes("blob_pulled_twice", "ping")  # nobody who waits has a request to repeat
 @pytest.mark.parametrize("seconds", [5, 60])
 @pytest.mark.parametrize("how", ["refused", "silent"])
-async def test_an_outage_of_the_source_is_waited_out_by_all_targets(
-    world: Virtual, how: Any, seconds: float
-) -> None:
+async def test_an_outage_of_the_source_is_waited_out_by_all_targets(world, how, seconds):
     """What they lack is read once more for all when the source is back."""
     source = world.registry("source.test", down=Link(bandwidth=MIB))
     places = targets(world, None, None, None)
@@ -423,9 +419,7 @@ def azures(world: Virtual, number: int) -> list[Provider]:
 @pytest.mark.provokes("blob_pulled_twice")  # where memory has no room
 @pytest.mark.parametrize("size", [9 * MIB, 40 * MIB], ids=["in one chunk", "in three"])
 @pytest.mark.parametrize("number", [2, 5])
-async def test_targets_that_take_chunks_share_a_reading_as_far_as_memory_goes(
-    world: Virtual, size: int, number: int
-) -> None:
+async def test_targets_that_take_chunks_share_a_reading_as_far_as_memory_goes(world, size, number):
     """48 MiB of memory have room for three chunks of 16 MiB, or five of 9 MiB."""
     source, plain = world.registry("source.test"), world.registry("plain.test")
     image = load(source, size)
@@ -444,7 +438,7 @@ async def test_targets_that_take_chunks_share_a_reading_as_far_as_memory_goes(
 # Who shares a reading, without a wire.
 
 
-async def test_a_reading_serves_one_upload_for_each_registry() -> None:
+async def test_a_reading_serves_one_upload_for_each_registry():
     """A small `max_concurrent` may never admit two at once."""
     gate = Gate()
     gate.limits.update({name: RegistryLimits(2) for name in ("source", "one", "two")})

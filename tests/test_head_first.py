@@ -56,9 +56,7 @@ class Stage:
 
 
 @pytest.mark.parametrize("rule", [("v*",), NAMES], ids=["glob", "literal"])
-async def test_unchanged_tags_cost_a_head_and_their_referrers(
-    world: Virtual, tmp_path: Path, rule: tuple[str, ...]
-) -> None:
+async def test_unchanged_tags_cost_a_head_and_their_referrers(world, tmp_path, rule):
     stage = Stage(world, tmp_path)
     for name in NAMES[:3]:
         stage.load(stage.seed.index(), name)
@@ -76,9 +74,7 @@ async def test_unchanged_tags_cost_a_head_and_their_referrers(
     assert stage.asked() == {"HEAD manifest": 5, **listing}
 
 
-async def test_without_the_api_one_listing_takes_the_place_of_all_fallback_tags(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_without_the_api_one_listing_takes_the_place_of_all_fallback_tags(world, tmp_path):
     stage = Stage(world, tmp_path, referrers_api=False)
     for name in NAMES:
         stage.load(stage.seed.index(), name)
@@ -86,9 +82,7 @@ async def test_without_the_api_one_listing_takes_the_place_of_all_fallback_tags(
     assert stage.asked() == {"HEAD manifest": 5, "GET referrers": 1, "GET tag_list": 1}
 
 
-async def test_docker_hub_needs_no_field_for_tags_that_the_target_lists(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_docker_hub_needs_no_field_for_tags_that_the_target_lists(world, tmp_path):
     hub, target = world.persona("dockerhub"), world.registry("target.test")
     seed = Seed(9)
     for name in NAMES:
@@ -104,9 +98,7 @@ async def test_docker_hub_needs_no_field_for_tags_that_the_target_lists(
     hub.journal.matching("GET", "manifest").none()
 
 
-async def test_a_signature_that_the_target_holds_is_not_fetched_and_a_new_one_is(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_signature_that_the_target_holds_is_not_fetched_and_a_new_one_is(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.index(), "v0")
     stage.load(stage.seed.artifact(image))
@@ -123,7 +115,7 @@ async def test_a_signature_that_the_target_holds_is_not_fetched_and_a_new_one_is
     assert held(stage.target, "app", late)
 
 
-async def test_what_is_copied_is_looked_at_whole(world: Virtual, tmp_path: Path) -> None:
+async def test_what_is_copied_is_looked_at_whole(world, tmp_path):
     stage = Stage(world, tmp_path)
     children = [stage.seed.image(architecture=each) for each in ("amd64", "arm64")]
     image = stage.load(stage.seed.index(children), "v0", at_target=False)
@@ -137,9 +129,7 @@ async def test_what_is_copied_is_looked_at_whole(world: Virtual, tmp_path: Path)
     assert held(stage.target, "app", signature)
 
 
-async def test_what_a_failed_run_left_out_below_the_top_is_not_forgotten(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_what_a_failed_run_left_out_below_the_top_is_not_forgotten(world, tmp_path):
     """The snapshot has expired, and the target holds the image: that artifacts are lacking is known
     by the look at them alone, which does not expire.
     """
@@ -162,9 +152,7 @@ async def test_what_a_failed_run_left_out_below_the_top_is_not_forgotten(
     assert held(stage.target, "app", signature)
 
 
-async def test_artifacts_that_are_wanted_from_now_on_are_looked_for_at_all_depths(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_artifacts_that_are_wanted_from_now_on_are_looked_for_at_all_depths(world, tmp_path):
     """This program has copied the image and has never asked for its artifacts."""
     stage = Stage(world, tmp_path)
     children = [stage.seed.image(architecture=each) for each in ("amd64", "arm64")]

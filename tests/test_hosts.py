@@ -75,11 +75,11 @@ def combined(names: tuple[str, ...]) -> Any:
     return param if names[0] in ORDINARY else thorough(param)
 
 
-def test_every_host_of_the_table_is_tried() -> None:
+def test_every_host_of_the_table_is_tried():
     assert sorted(name for names in TOGETHER for name in names) == sorted(NAMED)
 
 
-def test_hosts_that_contradict_are_not_tried_together() -> None:
+def test_hosts_that_contradict_are_not_tried_together():
     with pytest.raises(ValueError, match="have different shell"):
         NAMED["umask 027"].beside(NAMED["no standard input"])
 
@@ -92,7 +92,7 @@ def smoke(pyz: Path) -> Iterator[Smoke]:
 
 
 @pytest.mark.parametrize("host", [combined(names) for names in TOGETHER])
-def test_host(smoke: Smoke, host: Host) -> None:
+def test_host(smoke, host):
     reasons = []
     # Another user may not reach the first.
     pythons = [python.path for python in (CURRENT if host.user is not None else CURRENT[:1])]
@@ -121,7 +121,7 @@ def others() -> list[Any]:
 
 @pytest.mark.in_process
 @pytest.mark.parametrize("python", others())
-def test_interpreter(smoke: Smoke, python: hosts.Interpreter) -> None:
+def test_interpreter(smoke, python):
     """From the sources in the file where it has no tree for this one."""
     smoke.run(PLAIN, python.path)
 
@@ -144,15 +144,13 @@ def test_interpreter(smoke: Smoke, python: hosts.Interpreter) -> None:
     ],
     ids=lambda value: value.name if isinstance(value, Host) else "",
 )
-def test_a_host_that_is_not_as_it_should_be_is_noticed(
-    smoke: Smoke, host: Host, problem: str
-) -> None:
+def test_a_host_that_is_not_as_it_should_be_is_noticed(smoke, host, problem):
     with pytest.raises(Failed, match=problem):
         smoke.run(host, sys.executable)
 
 
 @pytest.mark.in_process
-def test_a_host_that_cannot_be_is_no_success(smoke: Smoke) -> None:
+def test_a_host_that_cannot_be_is_no_success(smoke):
     with pytest.raises(Absent, match="status 3"):
         smoke.run(Host("no namespaces", shell="exit 3  # unshare"), sys.executable)
 
@@ -163,7 +161,7 @@ def without_posix(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.in_process
-def test_an_interrupt_ends_a_run_on_a_loop_that_takes_no_signals(pyz: Path, tmp_path: Path) -> None:
+def test_an_interrupt_ends_a_run_on_a_loop_that_takes_no_signals(pyz, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = f"127.0.0.1:{silent.getsockname()[1]}"
         command = [sys.executable, str(pyz), "copy", f"{where}/app:v1", f"{where}/other:v1"]
@@ -174,7 +172,7 @@ def test_an_interrupt_ends_a_run_on_a_loop_that_takes_no_signals(pyz: Path, tmp_
             assert (*process.communicate(timeout=60), process.returncode) == ("", "", 130)
 
 
-def test_the_simulation_takes_away_what_it_says(tmp_path: Path) -> None:
+def test_the_simulation_takes_away_what_it_says(tmp_path):
     code = "import os, select, signal, socket; import fcntl"
     gone = "(os, 'fork'), (os, 'getuid'), (select, 'poll'), (signal, 'SIGHUP'), (socket, 'AF_UNIX')"
     for line, said in (
@@ -194,9 +192,7 @@ def test_the_simulation_takes_away_what_it_says(tmp_path: Path) -> None:
 
 @pytest.mark.in_process
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_an_error_with_an_umlaut_is_told_on_any_terminal(
-    pyz: Path, tmp_path: Path, encoding: str
-) -> None:
+def test_an_error_with_an_umlaut_is_told_on_any_terminal(pyz, tmp_path, encoding):
     file = tmp_path / "Schlüssel→.yaml"
     file.write_text("mappings: []\nunknown: 1\n", encoding="utf-8")
     environ = {"PYTHONIOENCODING": encoding, "PATH": os.defpath}
@@ -210,7 +206,7 @@ def test_an_error_with_an_umlaut_is_told_on_any_terminal(
 
 
 @pytest.mark.in_process
-def test_a_directory_as_standard_input_is_refused_by_the_interpreter(pyz: Path) -> None:
+def test_a_directory_as_standard_input_is_refused_by_the_interpreter(pyz):
     """Before any of our code runs: no status or word of ours is possible."""
     with_directory = ["sh", "-c", 'exec "$@" </', "sh", sys.executable]
     ours = subprocess.run(

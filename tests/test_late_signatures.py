@@ -66,9 +66,7 @@ def check(last: float, first: float, flags: int) -> ArtifactCheck:
         (40 * MINUTE, 40 * MINUTE, COMPLETE | COPIED, 0, 0, Look.NONE),
     ],
 )
-def test_when_an_unchanged_image_is_looked_at_again(
-    last: int, first: int, flags: int, shown: int, now: int, look: Look
-) -> None:
+def test_when_an_unchanged_image_is_looked_at_again(last, first, flags, shown, now, look):
     one = check(last, first, flags)
     assert decide_look([one], shown, now) is look
 
@@ -84,14 +82,14 @@ def looks(checks: list[ArtifactCheck], runs: Iterable[int]) -> list[int]:
 
 
 @pytest.mark.parametrize("step", [1, 5, 60, 299, 601, 1200, 1801, HOUR])
-def test_an_image_that_was_copied_has_three_early_looks_at_most(step: int) -> None:
+def test_an_image_that_was_copied_has_three_early_looks_at_most(step):
     found = looks([check(0, 0, COMPLETE | COPIED)], range(step, HOUR + 1, step))
     expected = list(dict.fromkeys(-(-due // step) * step for due in (300, 900, 1800)))
     assert found == expected
     assert len(found) <= 3
 
 
-def test_one_look_serves_all_targets() -> None:
+def test_one_look_serves_all_targets():
     """They end some seconds apart, and none of them asks for a look of its own."""
     copied = COMPLETE | COPIED
     slow = [check(0, 0, copied), check(7, 7, copied), check(3, 3, copied)]
@@ -100,7 +98,7 @@ def test_one_look_serves_all_targets() -> None:
     assert looks(found, range(MINUTE, HOUR, MINUTE)) == [5 * MINUTE, 15 * MINUTE, 30 * MINUTE]
 
 
-def test_a_target_that_comes_later_has_early_looks_and_one_that_had_it_has_none() -> None:
+def test_a_target_that_comes_later_has_early_looks_and_one_that_had_it_has_none():
     old = check(DAY - 60, 0, COMPLETE | COPIED)
     runs = range(DAY + MINUTE, DAY + HOUR // 2, MINUTE)
     copied = [old, check(DAY, DAY, COMPLETE | COPIED)]
@@ -109,7 +107,7 @@ def test_a_target_that_comes_later_has_early_looks_and_one_that_had_it_has_none(
     assert decide_look([old, check(0, 0, 0)], 0, DAY) is Look.DEEP
 
 
-def test_of_several_targets_the_one_whose_look_is_oldest_decides() -> None:
+def test_of_several_targets_the_one_whose_look_is_oldest_decides():
     checks = [check(DAY - 60, 0, COMPLETE), check(0, 0, COMPLETE)]
     assert decide_look(checks, 0, DAY) is Look.TOP
     assert decide_look(checks[:1], 0, DAY) is Look.NONE
@@ -123,7 +121,7 @@ def looked_at(digest: str, hours: Iterable[int]) -> int:
     return sum(1 for hour in hours if is_due_without_state(digest, hour * HOUR + 59 * MINUTE))
 
 
-def test_without_state_four_runs_spread_over_a_day_look_at_each_image_once() -> None:
+def test_without_state_four_runs_spread_over_a_day_look_at_each_image_once():
     for digest in DIGESTS[:8]:
         for day in range(9):
             for first in range(24 * day, 24 * day + 6):
@@ -131,21 +129,21 @@ def test_without_state_four_runs_spread_over_a_day_look_at_each_image_once() -> 
 
 
 @pytest.mark.parametrize("hours", [6, 12, 24])
-def test_without_state_one_of_five_runs_looks_at_each_image(hours: int) -> None:
+def test_without_state_one_of_five_runs_looks_at_each_image(hours):
     for digest in DIGESTS[:8]:
         for first in range(9 * 24):
             assert looked_at(digest, range(first, first + 5 * hours, hours)) >= 1
         assert looked_at(digest, range(0, 16 * 24 * hours, hours)) == 4 * 24
 
 
-def test_without_state_each_hour_of_the_day_sees_each_image_in_one_of_four_days() -> None:
+def test_without_state_each_hour_of_the_day_sees_each_image_in_one_of_four_days():
     """So a job that runs once a day looks in one of any four runs, whatever its hour is."""
     for digest in DIGESTS[:8]:
         for first in range(9 * 24):
             assert looked_at(digest, range(first, first + 4 * 24, 24)) == 1
 
 
-def test_without_state_images_are_spread_evenly() -> None:
+def test_without_state_images_are_spread_evenly():
     for hour in range(9 * 24):
         assert sum(looked_at(digest, [hour]) for digest in DIGESTS) == len(DIGESTS) // 4
 
@@ -196,11 +194,11 @@ def copied(**fields: Any) -> ImageCopy:
         ),
     ],
 )
-def test_what_is_remembered_of_a_look(fields: dict[str, Any], flags: int) -> None:
+def test_what_is_remembered_of_a_look(fields, flags):
     assert flags_after(copied(**fields)) == flags
 
 
-def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path: Path) -> None:
+def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path):
     clock = [1000.0]
     name = hashed_key("a")
 
@@ -291,9 +289,7 @@ class Stage:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_late_signature_arrives_when_its_look_is_due(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_late_signature_arrives_when_its_look_is_due(world, tmp_path):
     stage = Stage(world, tmp_path)
     first = stage.sign(stage.images[0])
     assert (await stage.run()).images[0]["artifacts"] == {
@@ -335,9 +331,7 @@ async def minutes_of_looks(stage: Stage, minutes: int, step: int = 5) -> list[in
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_images_that_were_copied_are_looked_at_by_the_schedule(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_images_that_were_copied_are_looked_at_by_the_schedule(world, tmp_path):
     stage = Stage(world, tmp_path, images=3)
     await stage.run()
     # Later an hour apart, and a quarter of the time since the first when that is more.
@@ -350,9 +344,7 @@ async def test_images_that_were_copied_are_looked_at_by_the_schedule(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_images_that_were_found_there_have_no_early_looks(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_images_that_were_found_there_have_no_early_looks(world, tmp_path):
     stage = Stage(world, tmp_path, images=2)
     for number, image in enumerate(stage.images):
         image.load_into(stage.target.app, "app", f"v{number}")
@@ -363,9 +355,7 @@ async def test_images_that_were_found_there_have_no_early_looks(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_an_image_that_was_gone_and_is_copied_again_begins_anew(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_an_image_that_was_gone_and_is_copied_again_begins_anew(world, tmp_path):
     stage = Stage(world, tmp_path)
     await stage.run()
     await anyio.sleep(9 * DAY)
@@ -378,9 +368,7 @@ async def test_an_image_that_was_gone_and_is_copied_again_begins_anew(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_another_tag_of_an_image_has_no_early_looks_again(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_another_tag_of_an_image_has_no_early_looks_again(world, tmp_path):
     stage = Stage(world, tmp_path)
     await stage.run()
     await anyio.sleep(DAY)
@@ -395,7 +383,7 @@ async def test_another_tag_of_an_image_has_no_early_looks_again(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_an_image_whose_artifact_failed_has_its_early_looks_too(tmp_path: Path) -> None:
+async def test_an_image_whose_artifact_failed_has_its_early_looks_too(tmp_path):
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path)
         first = stage.sign(stage.images[0])
@@ -408,7 +396,7 @@ async def test_an_image_whose_artifact_failed_has_its_early_looks_too(tmp_path: 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_an_image_that_failed_was_not_copied(tmp_path: Path) -> None:
+async def test_an_image_that_failed_was_not_copied(tmp_path):
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path)
         stage.target.app.faults.on("PUT", "manifest").status(400)
@@ -422,9 +410,7 @@ async def test_an_image_that_failed_was_not_copied(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_copy_of_artifacts_that_is_cut_off_is_made_up_for_by_the_next_run(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_copy_of_artifacts_that_is_cut_off_is_made_up_for_by_the_next_run(world, tmp_path):
     stage = Stage(world, tmp_path)
     await stage.run()
     late = stage.sign(stage.images[0])
@@ -440,9 +426,7 @@ async def test_a_copy_of_artifacts_that_is_cut_off_is_made_up_for_by_the_next_ru
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_list_of_referrers_comes_as_its_source_wrote_it(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_list_of_referrers_comes_as_its_source_wrote_it(world, tmp_path):
     stage = Stage(world, tmp_path, referrers_api=False)
     stage.sign(stage.images[0])
     (tag, listed) = only([*fallback_lists(stage.attached).items()])
@@ -454,7 +438,7 @@ async def test_a_list_of_referrers_comes_as_its_source_wrote_it(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_recheck_asks_for_the_artifacts_of_all_images_at_both_ends(tmp_path: Path) -> None:
+async def test_a_recheck_asks_for_the_artifacts_of_all_images_at_both_ends(tmp_path):
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path, images=2)
         first = stage.sign(stage.images[0])
@@ -499,9 +483,7 @@ async def test_a_recheck_asks_for_the_artifacts_of_all_images_at_both_ends(tmp_p
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_recheck_looks_at_tags_that_never_move_where_artifacts_travel(
-    tmp_path: Path,
-) -> None:
+async def test_a_recheck_looks_at_tags_that_never_move_where_artifacts_travel(tmp_path):
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path, images=2)
         rule = {**tags("v*"), "immutable_tags": "v*"}
@@ -517,7 +499,7 @@ async def test_a_recheck_looks_at_tags_that_never_move_where_artifacts_travel(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_copy_by_hand_always_asks_for_artifacts(tmp_path: Path) -> None:
+async def test_a_copy_by_hand_always_asks_for_artifacts(tmp_path):
     """Whatever the time of day, which spreads the looks of runs without a state."""
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path)
@@ -541,8 +523,8 @@ async def test_a_copy_by_hand_always_asks_for_artifacts(tmp_path: Path) -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("suffixes", [(), (".sig",), (".att", ".sbom", ".sig")])
 async def test_a_copy_by_hand_asks_for_three_tags_of_cosign_where_the_source_has_the_api(
-    world: Virtual, tmp_path: Path, suffixes: tuple[str, ...]
-) -> None:
+    world, tmp_path, suffixes
+):
     """A HEAD each at the source, and one at the target only for a tag that the source has."""
     stage = Stage(world, tmp_path)
     name = stage.images[0].top.replace(":", "-")
@@ -571,8 +553,8 @@ async def test_a_copy_by_hand_asks_for_three_tags_of_cosign_where_the_source_has
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_copy_of_one_platform_says_that_the_signature_of_its_index_stays_behind(
-    world: Virtual, tmp_path: Path
-) -> None:
+    world, tmp_path
+):
     stage = Stage(world, tmp_path)
     index = stage.load(stage.seed.index(), "v0")
     stage.load(stage.seed.image(), index.top.replace(":", "-") + ".sig")
@@ -585,8 +567,8 @@ async def test_a_copy_of_one_platform_says_that_the_signature_of_its_index_stays
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_sync_of_plain_names_asks_for_no_tag_of_cosign_where_the_source_has_the_api(
-    world: Virtual, tmp_path: Path
-) -> None:
+    world, tmp_path
+):
     """Three requests for each image would be too many; a pattern has the tags listed."""
     stage = Stage(world, tmp_path)
     stage.load(stage.seed.image(), stage.images[0].top.replace(":", "-") + ".sig")
@@ -598,7 +580,7 @@ async def test_a_sync_of_plain_names_asks_for_no_tag_of_cosign_where_the_source_
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_copy_by_hand_asks_although_the_state_knows_all(tmp_path: Path) -> None:
+async def test_a_copy_by_hand_asks_although_the_state_knows_all(tmp_path):
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path)
         first = stage.sign(stage.images[0])
@@ -612,9 +594,7 @@ async def test_a_copy_by_hand_asks_although_the_state_knows_all(tmp_path: Path) 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_runs_that_come_late_make_up_for_early_looks_at_once(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_runs_that_come_late_make_up_for_early_looks_at_once(world, tmp_path):
     stage = Stage(world, tmp_path)
     await stage.run()
     assert await minutes_of_looks(stage, 60, step=20) == [20, 40]
@@ -626,9 +606,7 @@ async def test_runs_that_come_late_make_up_for_early_looks_at_once(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_targets_that_end_at_different_times_are_looked_at_together(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_targets_that_end_at_different_times_are_looked_at_together(world, tmp_path):
     stage = Stage(world, tmp_path)
     slow = world.registry("slow.example", up=Link(bandwidth=1000))
     text = document(
@@ -652,7 +630,7 @@ async def test_targets_that_end_at_different_times_are_looked_at_together(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_what_a_listing_shows_costs_no_question(tmp_path: Path) -> None:
+async def test_what_a_listing_shows_costs_no_question(tmp_path):
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path, images=3, referrers_api=False)
         await stage.run()
@@ -673,7 +651,7 @@ async def test_what_a_listing_shows_costs_no_question(tmp_path: Path) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_an_artifact_that_failed_fails_its_image_until_it_arrives(tmp_path: Path) -> None:
+async def test_an_artifact_that_failed_fails_its_image_until_it_arrives(tmp_path):
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path)
         late = stage.sign(stage.images[0])
@@ -692,9 +670,7 @@ async def test_an_artifact_that_failed_fails_its_image_until_it_arrives(tmp_path
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_tag_that_never_moves_is_looked_at_when_a_listing_shows_more(
-    tmp_path: Path,
-) -> None:
+async def test_a_tag_that_never_moves_is_looked_at_when_a_listing_shows_more(tmp_path):
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path, images=2, referrers_api=False)
         rule = {**tags("v*"), "immutable_tags": "v*"}
@@ -712,7 +688,7 @@ async def test_a_tag_that_never_moves_is_looked_at_when_a_listing_shows_more(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_required_artifacts_are_judged_by_state(tmp_path: Path) -> None:
+async def test_required_artifacts_are_judged_by_state(tmp_path):
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path, images=2)
         stage.sign(stage.images[0])
@@ -733,8 +709,8 @@ async def test_required_artifacts_are_judged_by_state(tmp_path: Path) -> None:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("state", [True, False])
 async def test_an_image_that_the_target_holds_is_skipped_without_required_artifacts(
-    tmp_path: Path, state: bool
-) -> None:
+    tmp_path, state
+):
     """The skip tiers come first (docs/specification.md section 3); what stands at a target unsigned
     is for others to say.
     """
@@ -753,9 +729,7 @@ async def test_an_image_that_the_target_holds_is_skipped_without_required_artifa
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_tag_that_never_moves_is_skipped_unasked_where_artifacts_are_required(
-    tmp_path: Path,
-) -> None:
+async def test_a_tag_that_never_moves_is_skipped_unasked_where_artifacts_are_required(tmp_path):
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path, images=2)
         for number, image in enumerate(stage.images):
@@ -769,9 +743,7 @@ async def test_a_tag_that_never_moves_is_skipped_unasked_where_artifacts_are_req
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_required_artifacts_fail_the_copy_and_not_the_target_that_has_the_image(
-    tmp_path: Path,
-) -> None:
+async def test_required_artifacts_fail_the_copy_and_not_the_target_that_has_the_image(tmp_path):
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path)
         stage.images[0].load_into(stage.target.app, "app", tag="v0")
@@ -786,7 +758,7 @@ async def test_required_artifacts_fail_the_copy_and_not_the_target_that_has_the_
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_without_state_one_of_four_runs_a_day_looks(world: Virtual, tmp_path: Path) -> None:
+async def test_without_state_one_of_four_runs_a_day_looks(world, tmp_path):
     stage = Stage(world, tmp_path)
     await stage.run(state=False)
     late = stage.sign(stage.images[0])
@@ -803,8 +775,8 @@ async def test_without_state_one_of_four_runs_a_day_looks(world: Virtual, tmp_pa
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("options", [{}, {"referrers_api": False}], ids=["api", "fallback"])
 async def test_a_first_signature_that_comes_late_costs_no_look_at_the_target(
-    world: Virtual, tmp_path: Path, options: dict[str, Any]
-) -> None:
+    world, tmp_path, options
+):
     """The last look found none, and what was not at the source did not come to the target."""
     stage = Stage(world, tmp_path, **options)
     assert (await stage.run()).statuses() == ["synced"]
@@ -824,9 +796,7 @@ async def test_a_first_signature_that_comes_late_costs_no_look_at_the_target(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_late_signature_that_somebody_else_brought_is_put_again_unharmed(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_late_signature_that_somebody_else_brought_is_put_again_unharmed(world, tmp_path):
     stage = Stage(world, tmp_path)
     assert (await stage.run()).statuses() == ["synced"]
     late = stage.sign(stage.images[0])
@@ -839,9 +809,7 @@ async def test_a_late_signature_that_somebody_else_brought_is_put_again_unharmed
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_late_signature_is_looked_for_at_the_target_by_recheck(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_late_signature_is_looked_for_at_the_target_by_recheck(world, tmp_path):
     stage = Stage(world, tmp_path)
     assert (await stage.run()).statuses() == ["synced"]
     late = stage.sign(stage.images[0])
@@ -850,7 +818,7 @@ async def test_a_late_signature_is_looked_for_at_the_target_by_recheck(
     assert stage.target.journal.count("PUT", "manifest") == 0
 
 
-def test_only_what_refers_to_the_image_itself_is_known_to_be_late() -> None:
+def test_only_what_refers_to_the_image_itself_is_known_to_be_late():
     """A target has been asked for the image's own list, not for those of the manifests below it."""
     target = mock.Mock()
     known = SearchedTarget(target, False, True, had_no_referrers=True, had_no_tags=False)
@@ -862,8 +830,8 @@ def test_only_what_refers_to_the_image_itself_is_known_to_be_late() -> None:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_tag_of_cosign_that_comes_late_costs_no_look_and_one_that_moves_does(
-    world: Virtual, tmp_path: Path
-) -> None:
+    world, tmp_path
+):
     stage = Stage(world, tmp_path)
     assert (await stage.run()).statuses() == ["synced"]
     name = stage.images[0].top.replace(":", "-") + ".sig"
@@ -882,9 +850,7 @@ async def test_a_tag_of_cosign_that_comes_late_costs_no_look_and_one_that_moves_
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_tag_of_cosign_that_no_listing_shows_is_compared_at_each_look(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_tag_of_cosign_that_no_listing_shows_is_compared_at_each_look(world, tmp_path):
     """The state knows only of tags that a listing has shown."""
     stage = Stage(world, tmp_path, referrers_api=False)
     name = stage.images[0].top.replace(":", "-") + ".sig"

@@ -8,7 +8,6 @@ import os
 import shutil
 import stat
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +64,7 @@ def index(*entries: dict[str, Any], **more: Any) -> Index:
 # Names.
 
 
-def test_a_name_of_ours_is_the_only_one_of_its_entry() -> None:
+def test_a_name_of_ours_is_the_only_one_of_its_entry():
     held = index(
         entry("a", **{NAME: "base/alpine:3.20", FULL_NAME: "docker.io/library/alpine:3.20"})
     )
@@ -74,7 +73,7 @@ def test_a_name_of_ours_is_the_only_one_of_its_entry() -> None:
 
 
 @pytest.mark.parametrize("key", [NAME, FULL_NAME])
-def test_a_full_name_counts_with_its_host_and_without(key: str) -> None:
+def test_a_full_name_counts_with_its_host_and_without(key):
     held = index(entry("a", **{key: "quay.example/team/app:v1"}))
     for repository in ("team/app", "quay.example/team/app"):
         found = held.find(repository, "v1")
@@ -83,16 +82,16 @@ def test_a_full_name_counts_with_its_host_and_without(key: str) -> None:
     assert held.find("app", "v1") is None
 
 
-def test_a_full_name_with_a_port_is_read() -> None:
+def test_a_full_name_with_a_port_is_read():
     assert index(entry("a", **{NAME: "localhost:5000/app:v1"})).tags("app") != {}
 
 
-def test_bare_tags_are_one_repository_of_whatever_name() -> None:
+def test_bare_tags_are_one_repository_of_whatever_name():
     held = index(entry("a", **{NAME: "v1"}), entry("b", **{NAME: "v2"}))
     assert held.tags("anything/at/all") == held.tags("other") != {}
 
 
-def test_bare_tags_name_nothing_where_others_have_full_names() -> None:
+def test_bare_tags_name_nothing_where_others_have_full_names():
     """What buildx and docker write: a tag alone, and the full name beside it."""
     held = index(
         entry("a", **{NAME: "v1", FULL_NAME: "docker.io/library/app:v1"}),
@@ -102,7 +101,7 @@ def test_bare_tags_name_nothing_where_others_have_full_names() -> None:
     assert held.tags("other") == {}
 
 
-def test_our_name_outweighs_a_full_name() -> None:
+def test_our_name_outweighs_a_full_name():
     held = index(
         entry("a", **{FULL_NAME: "host.example/app:v1"}),
         entry("b", **{NAME: "app:v1"}),
@@ -114,7 +113,7 @@ def test_our_name_outweighs_a_full_name() -> None:
     assert found.descriptor.digest == f"sha256:{'b' * 64}"
 
 
-def test_an_entry_without_annotations_has_no_name() -> None:
+def test_an_entry_without_annotations_has_no_name():
     bare = entry("a")
     del bare["annotations"]
     held = index(bare)
@@ -124,7 +123,7 @@ def test_an_entry_without_annotations_has_no_name() -> None:
 # Writing of the index.
 
 
-def test_equal_content_gives_equal_bytes_in_whatever_order_it_came(seed: Seed) -> None:
+def test_equal_content_gives_equal_bytes_in_whatever_order_it_came(seed):
     manifests = [manifest_of(seed.image()) for _ in range(4)]
     subject = seed.image()
     artifact = manifest_of(seed.artifact(subject, "application/x"))
@@ -144,7 +143,7 @@ def test_equal_content_gives_equal_bytes_in_whatever_order_it_came(seed: Seed) -
     assert len(bodies) == 1
 
 
-def test_a_tag_that_moves_keeps_one_entry_and_other_names_stay(seed: Seed) -> None:
+def test_a_tag_that_moves_keeps_one_entry_and_other_names_stay(seed):
     old = manifest_of(seed.image())
     new = manifest_of(seed.image())
     held = Index()
@@ -156,7 +155,7 @@ def test_a_tag_that_moves_keeps_one_entry_and_other_names_stay(seed: Seed) -> No
     assert not held.entries_of(new.digest)[1:]
 
 
-def test_what_another_tool_wrote_into_an_entry_stays() -> None:
+def test_what_another_tool_wrote_into_an_entry_stays():
     foreign = {**entry("a", **{NAME: "v1"}), "platform": {"os": "linux"}, "x-unknown": [1, 2]}
     held = index(foreign, annotations={"org.example": "yes"})
     document = json.loads(held.dump())
@@ -164,7 +163,7 @@ def test_what_another_tool_wrote_into_an_entry_stays() -> None:
     assert document["annotations"] == {"org.example": "yes"}
 
 
-def test_an_artifact_does_not_name_itself_by_its_annotations(seed: Seed) -> None:
+def test_an_artifact_does_not_name_itself_by_its_annotations(seed):
     subject = seed.image()
     named = {NAME: "app:v1", "dev.regsync.repository": "app", "org.example": "note"}
     artifact = manifest_of(seed.artifact(subject, "application/x", annotations=named))
@@ -193,7 +192,7 @@ def test_an_artifact_does_not_name_itself_by_its_annotations(seed: Seed) -> None
         (b'{"manifests": ' + b"[" * 5000 + b"]" * 5000 + b"}", "deeper"),
     ],
 )
-def test_an_index_that_is_none_is_refused_in_words(body: bytes, words: str) -> None:
+def test_an_index_that_is_none_is_refused_in_words(body, words):
     with pytest.raises(ContentError, match=words):
         parse_index(body)
 
@@ -202,19 +201,19 @@ def test_an_index_that_is_none_is_refused_in_words(body: bytes, words: str) -> N
     "place",
     ["team/app", "registry.example/team/app", "localhost:5000/team/app", "oci-layout:/d//team/app"],
 )
-def test_a_receipt_names_repositories_with_their_host_or_without(place: str) -> None:
+def test_a_receipt_names_repositories_with_their_host_or_without(place):
     digest = f"sha256:{'a' * 64}"
     assert read_receipt(f"{digest} {place}\n") == {digest: "team/app"}
 
 
-def test_a_line_of_what_was_left_out_has_no_host() -> None:
+def test_a_line_of_what_was_left_out_has_no_host():
     """A mirror may call its repositories by the names of other hosts."""
     digest = f"sha256:{'a' * 64}"
     left_out = index(annotations={"dev.regsync.left-out": f"{digest} ghcr.io/org/app"}).left_out
     assert left_out == {digest: "ghcr.io/org/app"}
 
 
-def test_lines_of_receipts() -> None:
+def test_lines_of_receipts():
     digest = f"sha256:{'a' * 64}"
     assert read_lines(f"# far\n\n{digest} team/app\n{digest} other\n") == {digest: "team/app"}
     for text in (f"{digest}", f"{digest} ../up", "sha256:short app"):
@@ -258,9 +257,7 @@ def a_device(path: Path) -> None:
 
 @pytest.mark.parametrize("change", [linked, piped, a_folder, a_device])
 @pytest.mark.parametrize("name", ["index.json", "oci-layout"])
-def test_only_regular_files_are_read(
-    seed: Seed, tmp_path: Path, name: str, change: Callable[[Path], None]
-) -> None:
+def test_only_regular_files_are_read(seed, tmp_path, name, change):
     layout = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
     change(layout / name)
     with pytest.raises(LayoutError, match="not a regular file"):
@@ -268,9 +265,7 @@ def test_only_regular_files_are_read(
 
 
 @pytest.mark.parametrize("change", [linked, piped, a_folder, a_device])
-def test_a_blob_is_a_regular_file(
-    seed: Seed, tmp_path: Path, change: Callable[[Path], None]
-) -> None:
+def test_a_blob_is_a_regular_file(seed, tmp_path, change):
     image = seed.image()
     layout = make_layout(tmp_path / "disk", {"app:v1": image})
     change(blob_path(layout, image.top))
@@ -279,7 +274,7 @@ def test_a_blob_is_a_regular_file(
 
 
 @pytest.mark.parametrize("folder", ["blobs", "blobs/sha256"])
-def test_no_folder_of_blobs_is_a_link(seed: Seed, tmp_path: Path, folder: str) -> None:
+def test_no_folder_of_blobs_is_a_link(seed, tmp_path, folder):
     image = seed.image()
     layout = make_layout(tmp_path / "disk", {"app:v1": image})
     linked(layout / folder)
@@ -287,14 +282,14 @@ def test_no_folder_of_blobs_is_a_link(seed: Seed, tmp_path: Path, folder: str) -
         open_layout(layout).size_of(image.top)
 
 
-def test_an_index_of_a_gigabyte_is_not_read(seed: Seed, tmp_path: Path) -> None:
+def test_an_index_of_a_gigabyte_is_not_read(seed, tmp_path):
     layout = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
     os.truncate(layout / "index.json", 1 << 30)
     with pytest.raises(ContentError, match="1073741824 bytes, more than"):
         open_layout(layout).index()
 
 
-def test_a_blob_of_another_size_is_not_opened(seed: Seed, tmp_path: Path) -> None:
+def test_a_blob_of_another_size_is_not_opened(seed, tmp_path):
     image = seed.image()
     layout = make_layout(tmp_path / "disk", {"app:v1": image})
     with blob_path(layout, image.top).open("ab") as stream:
@@ -305,9 +300,7 @@ def test_a_blob_of_another_size_is_not_opened(seed: Seed, tmp_path: Path) -> Non
         open_layout(layout).read(image.top, 10)
 
 
-def test_a_manifest_that_many_entries_name_is_read_once(
-    seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manifest_that_many_entries_name_is_read_once(seed, tmp_path, monkeypatch):
     sbom = seed.artifact(seed.image(), SBOM)
     same = [sbom.descriptor(annotations={"number": str(number)}) for number in range(1000)]
     listed = [
@@ -332,9 +325,7 @@ def test_a_manifest_that_many_entries_name_is_read_once(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("change", [linked, piped, a_folder, a_device])
-async def test_what_lies_beside_the_place_of_a_blob_is_no_way_out(
-    tmp_path: Path, change: Callable[[Path], None]
-) -> None:
+async def test_what_lies_beside_the_place_of_a_blob_is_no_way_out(tmp_path, change):
     body = b"a" * 100
     disk = make_layout(tmp_path / "disk", {})
     beside = blob_path(disk, digest_of(body)).with_suffix(".partial")
@@ -355,9 +346,7 @@ async def test_what_lies_beside_the_place_of_a_blob_is_no_way_out(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("name", ["index.json.partial", "oci-layout.partial"])
-async def test_no_file_of_the_layout_is_written_through_a_link(
-    seed: Seed, tmp_path: Path, name: str
-) -> None:
+async def test_no_file_of_the_layout_is_written_through_a_link(seed, tmp_path, name):
     outside = tmp_path / "outside"
     outside.write_bytes(b"precious")
     disk = make_layout(tmp_path / "disk", {})
@@ -372,7 +361,7 @@ async def test_no_file_of_the_layout_is_written_through_a_link(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("folder", ["blobs", "blobs/sha256"])
-async def test_no_blob_is_written_through_a_link(tmp_path: Path, folder: str) -> None:
+async def test_no_blob_is_written_through_a_link(tmp_path, folder):
     disk = make_layout(tmp_path / "disk", {})
     (disk / folder).rename(tmp_path / "outside")
     (disk / folder).symlink_to(tmp_path / "outside")
@@ -382,16 +371,14 @@ async def test_no_blob_is_written_through_a_link(tmp_path: Path, folder: str) ->
 
 
 @pytest.mark.parametrize("version", ["2.0.0", "", None])
-def test_another_version_of_the_layout_is_refused(
-    seed: Seed, tmp_path: Path, version: str | None
-) -> None:
+def test_another_version_of_the_layout_is_refused(seed, tmp_path, version):
     layout = make_layout(tmp_path / "disk", {"app:v1": seed.image()})
     (layout / "oci-layout").write_text(json.dumps({"imageLayoutVersion": version}))
     with pytest.raises(ContentError, match="version"):
         open_layout(layout).index()
 
 
-def test_a_directory_without_a_layout_says_what_to_look_at(tmp_path: Path) -> None:
+def test_a_directory_without_a_layout_says_what_to_look_at(tmp_path):
     for path in (tmp_path / "absent", tmp_path):
         with pytest.raises(LayoutError, match="not an image layout") as caught:
             open_layout(path).index()
@@ -422,9 +409,7 @@ async def put_image(layout: Layout, image: Image, tag: str = "v1") -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_put_is_there_after_a_commit_and_names_nothing_before(
-    seed: Seed, tmp_path: Path
-) -> None:
+async def test_what_is_put_is_there_after_a_commit_and_names_nothing_before(seed, tmp_path):
     image = seed.image()
     layout = open_layout(tmp_path / "disk")
     await put_image(layout, image)
@@ -441,7 +426,7 @@ async def test_what_is_put_is_there_after_a_commit_and_names_nothing_before(
 
 
 @pytest.mark.anyio
-async def test_others_may_read_what_is_carried_to_them(seed: Seed, tmp_path: Path) -> None:
+async def test_others_may_read_what_is_carried_to_them(seed, tmp_path):
     before = os.umask(0o077)
     try:
         layout = open_layout(tmp_path / "disk")
@@ -457,7 +442,7 @@ async def test_others_may_read_what_is_carried_to_them(seed: Seed, tmp_path: Pat
 
 
 @pytest.mark.anyio
-async def test_nothing_put_is_nothing_written(seed: Seed, tmp_path: Path) -> None:
+async def test_nothing_put_is_nothing_written(seed, tmp_path):
     make_layout(tmp_path / "disk", {"v1": seed.image()})
     before = {name: os.stat(tmp_path / "disk" / name) for name in files_of(tmp_path / "disk")}
     layout = open_layout(tmp_path / "disk")
@@ -471,7 +456,7 @@ async def test_nothing_put_is_nothing_written(seed: Seed, tmp_path: Path) -> Non
 
 
 @pytest.mark.anyio
-async def test_a_second_writer_is_refused_and_may_write_later(seed: Seed, tmp_path: Path) -> None:
+async def test_a_second_writer_is_refused_and_may_write_later(seed, tmp_path):
     first = open_layout(tmp_path / "disk")
     second = open_layout(tmp_path / "disk")
     assert len(second.index(may_be_new=True)) == 0
@@ -489,9 +474,7 @@ async def test_a_second_writer_is_refused_and_may_write_later(seed: Seed, tmp_pa
 
 
 @pytest.mark.anyio
-async def test_a_file_system_without_locks_is_told_once(
-    seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_system_without_locks_is_told_once(seed, tmp_path, monkeypatch):
     def no_locks(_: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -505,7 +488,7 @@ async def test_a_file_system_without_locks_is_told_once(
 
 
 @pytest.mark.anyio
-async def test_a_disk_that_is_not_mounted_is_not_made_up(tmp_path: Path) -> None:
+async def test_a_disk_that_is_not_mounted_is_not_made_up(tmp_path):
     layout = open_layout(tmp_path / "media" / "disk")
     with pytest.raises(LayoutError, match="No such file"):
         layout.begin_writing()
@@ -514,8 +497,8 @@ async def test_a_disk_that_is_not_mounted_is_not_made_up(tmp_path: Path) -> None
 
 @pytest.mark.anyio
 async def test_a_blob_for_which_there_is_no_room_is_refused_before_its_first_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     layout = open_layout(tmp_path / "disk")
     layout.begin_writing()
     monkeypatch.setattr(layout, "free_bytes", lambda: 1000)
@@ -532,8 +515,8 @@ async def test_a_blob_for_which_there_is_no_room_is_refused_before_its_first_byt
 
 @pytest.mark.anyio
 async def test_a_blob_too_large_for_the_file_system_is_refused_before_its_first_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     seek = os.lseek
 
     def fat(descriptor: int, place: int, how: int) -> int:
@@ -550,7 +533,7 @@ async def test_a_blob_too_large_for_the_file_system_is_refused_before_its_first_
 
 
 @pytest.mark.anyio
-async def test_a_manifest_that_was_cut_is_written_again(seed: Seed, tmp_path: Path) -> None:
+async def test_a_manifest_that_was_cut_is_written_again(seed, tmp_path):
     image = seed.image()
     disk = make_layout(tmp_path / "disk", {"app:v1": image})
     blob_path(disk, image.top).write_bytes(image.body[:-1])
@@ -562,9 +545,7 @@ async def test_a_manifest_that_was_cut_is_written_again(seed: Seed, tmp_path: Pa
 
 
 @pytest.mark.anyio
-async def test_a_writing_that_could_not_begin_may_begin_later(
-    seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_writing_that_could_not_begin_may_begin_later(seed, tmp_path, monkeypatch):
     """The lock that it took is its own, not another process's."""
     layout = open_layout(tmp_path / "disk")
     with monkeypatch.context() as patch:
@@ -594,9 +575,7 @@ def fat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.usefixtures("fat")
-async def test_the_old_index_is_kept_where_replacement_is_not_atomic(
-    seed: Seed, tmp_path: Path
-) -> None:
+async def test_the_old_index_is_kept_where_replacement_is_not_atomic(seed, tmp_path):
     disk = tmp_path / "disk"
     layout = open_layout(disk)
     await put_image(layout, seed.image(), "v1")
@@ -618,7 +597,7 @@ async def test_the_old_index_is_kept_where_replacement_is_not_atomic(
 
 
 @pytest.mark.anyio
-async def test_no_old_index_is_left_where_replacement_is_atomic(seed: Seed, tmp_path: Path) -> None:
+async def test_no_old_index_is_left_where_replacement_is_atomic(seed, tmp_path):
     layout = open_layout(tmp_path / "disk")
     for tag in ("v1", "v2"):
         await put_image(layout, seed.image(), tag)
@@ -633,8 +612,8 @@ async def test_no_old_index_is_left_where_replacement_is_atomic(seed: Seed, tmp_
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 @pytest.mark.parametrize("trouble", [errno.EIO, errno.ENOSPC, errno.EROFS])
 async def test_a_commit_that_fails_leaves_the_index_as_it_was_and_nothing_is_written_after(
-    seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, trouble: int
-) -> None:
+    seed, tmp_path, monkeypatch, call, trouble
+):
     layout = open_layout(tmp_path / "disk")
     first = seed.image()
     await put_image(layout, first, "v1")
@@ -667,9 +646,7 @@ async def test_a_commit_that_fails_leaves_the_index_as_it_was_and_nothing_is_wri
 
 
 @pytest.mark.anyio
-async def test_a_directory_that_is_another_one_by_now_is_not_written(
-    seed: Seed, tmp_path: Path
-) -> None:
+async def test_a_directory_that_is_another_one_by_now_is_not_written(seed, tmp_path):
     """A disk was taken away: the path leads to the folder below it."""
     image = seed.image()
     layout = open_layout(tmp_path / "disk")
@@ -687,9 +664,7 @@ async def test_a_directory_that_is_another_one_by_now_is_not_written(
 
 
 @pytest.mark.anyio
-async def test_what_is_put_while_a_group_fails_fails_with_it(
-    seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_is_put_while_a_group_fails_fails_with_it(seed, tmp_path, monkeypatch):
     """The index would name what the first group could not write."""
     layout = open_layout(tmp_path / "disk")
     layout.begin_writing()
@@ -715,7 +690,7 @@ async def test_what_is_put_while_a_group_fails_fails_with_it(
     assert not (tmp_path / "disk" / "index.json").exists()
 
 
-def test_a_read_only_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
     (tmp_path / "disk").mkdir()
 
     def read_only(path: str, *_: Any) -> None:
@@ -727,9 +702,7 @@ def test_a_read_only_directory_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.anyio
-async def test_what_is_not_whole_is_removed_in_the_end_unless_somebody_goes_on_with_it(
-    tmp_path: Path,
-) -> None:
+async def test_what_is_not_whole_is_removed_in_the_end_unless_somebody_goes_on_with_it(tmp_path):
     for sweep in (False, True):
         layout = open_layout(tmp_path / "disk")
         file = await layout.begin_blob(blob_of(b"a" * 100))

@@ -96,8 +96,8 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("is_layout", [False, True])
 async def test_a_worker_thread_moves_all_but_the_first_and_the_last_piece(
-    tmp_path: Path, moves: list[int], is_layout: bool
-) -> None:
+    tmp_path, moves, is_layout
+):
     async with virtual() as world:
         scene = Scene(tmp_path, world)
         if is_layout:
@@ -111,9 +111,7 @@ async def test_a_worker_thread_moves_all_but_the_first_and_the_last_piece(
         scene.check()
 
 
-async def test_a_worker_thread_is_given_back_after_a_short_while(
-    tmp_path: Path, moves: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_worker_thread_is_given_back_after_a_short_while(tmp_path, moves, monkeypatch):
     """Nobody can stop it before, and whoever cancels a copy waits for it."""
     clock = itertools.count(step=files.LONGEST_VISIT / 2)
     async with virtual() as world:
@@ -126,7 +124,7 @@ async def test_a_worker_thread_is_given_back_after_a_short_while(
         scene.check()
 
 
-async def test_what_comes_slowly_needs_no_thread(tmp_path: Path, moves: list[int]) -> None:
+async def test_what_comes_slowly_needs_no_thread(tmp_path, moves):
     async with virtual() as world:
         scene = Scene(tmp_path, world, down=Link(bandwidth=1_000_000))
         assert (await scene.sync()).statuses() == ["synced"]
@@ -134,9 +132,7 @@ async def test_what_comes_slowly_needs_no_thread(tmp_path: Path, moves: list[int
         scene.check()
 
 
-async def test_a_source_that_breaks_in_a_thread_is_gone_on_with_where_it_broke(
-    tmp_path: Path, moves: list[int]
-) -> None:
+async def test_a_source_that_breaks_in_a_thread_is_gone_on_with_where_it_broke(tmp_path, moves):
     async with virtual() as world:
         scene = Scene(tmp_path, world)
         rule = scene.place.app.faults.on("GET", "blob", reference=scene.digest).first()
@@ -163,9 +159,7 @@ def full_after(count: int) -> Callable[[BlobFile, memoryview], None]:
 
 
 @pytest.mark.parametrize("count", [0, 3])
-async def test_a_disk_that_fills_costs_the_blob_that_filled_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
-) -> None:
+async def test_a_disk_that_fills_costs_the_blob_that_filled_it(tmp_path, monkeypatch, count):
     """On the event loop, and in a worker thread."""
     async with virtual() as world:
         scene = Scene(tmp_path, world)
@@ -187,7 +181,7 @@ async def test_a_disk_that_fills_costs_the_blob_that_filled_it(
 
 
 @pytest.mark.parametrize("place", [LARGE_PIECE // 2, 2 * LARGE_PIECE, SIZE - 1])
-async def test_a_wrong_byte_in_whichever_piece_is_found_out(tmp_path: Path, place: int) -> None:
+async def test_a_wrong_byte_in_whichever_piece_is_found_out(tmp_path, place):
     async with virtual() as world:
         scene = Scene(tmp_path, world)
         path = scene.read_from_layout()
@@ -201,9 +195,7 @@ async def test_a_wrong_byte_in_whichever_piece_is_found_out(tmp_path: Path, plac
         assert not blob_path(scene.disk, scene.digest).exists()
 
 
-async def test_a_source_disk_that_cannot_be_read_is_named_as_the_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_source_disk_that_cannot_be_read_is_named_as_the_source(tmp_path, monkeypatch):
     """What came of the blob stays: the next run goes on behind it."""
     plain = Relay._hash_read
 

@@ -15,7 +15,7 @@ from conformance.client.attachments import SBOM
 from conformance.content.images import Image, Seed
 from conformance.registry.app import App
 from conformance.server.sockets import Server
-from tests.ends import Ran, Start, Virtual, document, held, only, run_regsync, tags
+from tests.ends import Ran, document, held, only, run_regsync, tags
 from tests.layouts import (
     blob_path,
     check_layout,
@@ -69,9 +69,7 @@ def run_file(directory: Path, name: str, text: str, *more: str) -> Ran:
 # There and back.
 
 
-def test_one_image_goes_into_a_layout_and_back(
-    source: Server, target: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_one_image_goes_into_a_layout_and_back(source, target, seed, tmp_path):
     image = seed.index().load_into(source.app, "base/app", tag="v1")
     layout = f"oci-layout:{tmp_path / 'disk'}"
     ran = run_regsync("copy", "--json", f"{source.address}/base/app:v1", layout)
@@ -91,7 +89,7 @@ def test_one_image_goes_into_a_layout_and_back(
     assert target.app.tags("x/y") == {"v2": image.top}
 
 
-def test_large_blobs_go_from_disk_to_disk_by_several_threads(seed: Seed, tmp_path: Path) -> None:
+def test_large_blobs_go_from_disk_to_disk_by_several_threads(seed, tmp_path):
     image = seed.image(sizes=[6 << 20] * 5)
     make_layout(tmp_path / "one", {"app:v1": image})
     registries = {
@@ -104,9 +102,7 @@ def test_large_blobs_go_from_disk_to_disk_by_several_threads(seed: Seed, tmp_pat
     assert check_layout(tmp_path / "other") == set(image.contents())
 
 
-def test_a_relative_path_and_a_repository_of_another_name(
-    source: Server, seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_relative_path_and_a_repository_of_another_name(source, seed, tmp_path, monkeypatch):
     image = seed.image().load_into(source.app, "app", tag="v1")
     monkeypatch.chdir(tmp_path)
     where = f"{source.address}/app:v1"
@@ -118,9 +114,7 @@ def test_a_relative_path_and_a_repository_of_another_name(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_other_tools_read_the_long_name_of_an_image_of_docker_hubs(
-    world: Virtual, seed: Seed, tmp_path: Path
-) -> None:
+async def test_other_tools_read_the_long_name_of_an_image_of_docker_hubs(world, seed, tmp_path):
     """containerd takes an image by this name, and knows no `docker.io/alpine`."""
     hub = world.listen(App(), "registry-1.docker.io", scheme="https")
     seed.image().load_into(hub.app, "library/alpine", tag="3.20")
@@ -133,7 +127,7 @@ async def test_other_tools_read_the_long_name_of_an_image_of_docker_hubs(
     }
 
 
-def test_tags_lists_a_repository_of_a_layout(seed: Seed, tmp_path: Path) -> None:
+def test_tags_lists_a_repository_of_a_layout(seed, tmp_path):
     make_layout(tmp_path / "disk", {f"app:v{number}": seed.image() for number in range(3)})
     where = f"oci-layout:{tmp_path / 'disk'}//app"
     assert run_regsync("tags", where).out.split() == ["v0", "v1", "v2"]
@@ -143,9 +137,7 @@ def test_tags_lists_a_repository_of_a_layout(seed: Seed, tmp_path: Path) -> None
     assert run_regsync("tags", f"oci-layout:{tmp_path / 'disk'}").status == 3
 
 
-def test_a_digest_is_copied_without_a_tag(
-    source: Server, target: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_digest_is_copied_without_a_tag(source, target, seed, tmp_path):
     image = seed.image().load_into(source.app, "app", tag="v1")
     layout = f"oci-layout:{tmp_path / 'disk'}"
     assert run_regsync("copy", f"{source.address}/app@{image.top}", f"{layout}//app").status == 0
@@ -159,9 +151,7 @@ def test_a_digest_is_copied_without_a_tag(
 # Unchanged, moved, shared.
 
 
-def test_an_unchanged_layout_costs_a_head_a_tag_and_nothing_is_written(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_an_unchanged_layout_costs_a_head_a_tag_and_nothing_is_written(source, seed, tmp_path):
     for name in ("a", "b"):
         for tag in ("v1", "v2"):
             seed.image().load_into(source.app, name, tag=tag)
@@ -176,9 +166,7 @@ def test_an_unchanged_layout_costs_a_head_a_tag_and_nothing_is_written(
     assert before == {name: (disk / name).stat().st_mtime_ns for name in files_of(disk)}
 
 
-def test_a_tag_that_moved_names_the_new_image_and_the_old_blobs_stay(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_tag_that_moved_names_the_new_image_and_the_old_blobs_stay(source, seed, tmp_path):
     mapping = {"from": "app", "tags": tags("latest")}
     old = seed.image().load_into(source.app, "app", tag="latest")
     to_layout(tmp_path, source, mapping)
@@ -189,9 +177,7 @@ def test_a_tag_that_moved_names_the_new_image_and_the_old_blobs_stay(
     assert all(blob_path(tmp_path / "disk", digest).exists() for digest in old.contents())
 
 
-def test_a_blob_of_several_repositories_is_read_and_written_once(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_blob_of_several_repositories_is_read_and_written_once(source, seed, tmp_path):
     layer = seed.layer(50_000)
     names = ("a", "b/c", "d")
     images = [seed.image(layers=[layer]).load_into(source.app, name, tag="v1") for name in names]
@@ -204,8 +190,8 @@ def test_a_blob_of_several_repositories_is_read_and_written_once(
 
 
 def test_an_image_that_another_repository_of_the_layout_has_is_named_once_more(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+    source, seed, tmp_path
+):
     image = seed.index().load_into(source.app, "a", tag="v1").load_into(source.app, "b", tag="v1")
     to_layout(tmp_path, source, {"from": "a", "tags": tags("v1")})
     counts(source)
@@ -214,9 +200,7 @@ def test_an_image_that_another_repository_of_the_layout_has_is_named_once_more(
     assert names_of(tmp_path / "disk") == {"a:v1": image.top, "b:v1": image.top}
 
 
-def test_equal_content_gives_equal_bytes_whatever_came_first(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_equal_content_gives_equal_bytes_whatever_came_first(source, seed, tmp_path):
     for tag in ("v1", "v2", "v3"):
         seed.image().load_into(source.app, "app", tag=tag)
     bodies = list[bytes]()
@@ -230,9 +214,7 @@ def test_equal_content_gives_equal_bytes_whatever_came_first(
     assert bodies[0] == bodies[1]
 
 
-def test_platforms_are_trimmed_as_for_a_registry(
-    source: Server, target: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_platforms_are_trimmed_as_for_a_registry(source, target, seed, tmp_path):
     seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(source.app, "app", tag="v1")
     mapping = {"from": "app", "tags": tags("v1"), "platforms": ["linux/arm64"]}
     assert to_layout(tmp_path, source, mapping).statuses() == ["synced"]
@@ -256,9 +238,7 @@ def signed(seed: Seed, server: Server, repository: str = "app") -> tuple[Image, 
     return image, sbom, signature
 
 
-def test_artifacts_travel_into_a_layout_and_out_of_it(
-    source: Server, target: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_artifacts_travel_into_a_layout_and_out_of_it(source, target, seed, tmp_path):
     family = signed(seed, source)
     mapping = {"from": "app", "tags": tags("v1")}
     ran = to_layout(tmp_path, source, mapping)
@@ -275,8 +255,8 @@ def test_artifacts_travel_into_a_layout_and_out_of_it(
 
 
 def test_an_artifact_that_an_index_names_is_listed_as_an_artifact_too(
-    source: Server, target: Server, seed: Seed, tmp_path: Path
-) -> None:
+    source, target, seed, tmp_path
+):
     image = seed.image()
     signature = seed.artifact(image, "application/vnd.example.signature")
     index = seed.index([image, signature]).load_into(source.app, "app", tag="v1")
@@ -290,9 +270,7 @@ def test_an_artifact_that_an_index_names_is_listed_as_an_artifact_too(
     target.journal.matching("PUT", "manifest", reference=signature.top).exactly(1)
 
 
-def test_a_registry_without_the_api_gets_its_lists_from_a_layout(
-    source: Server, serve: Start, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_registry_without_the_api_gets_its_lists_from_a_layout(source, serve, seed, tmp_path):
     image, sbom, _ = signed(seed, source)
     mapping = {"from": "app", "tags": tags("v1")}
     to_layout(tmp_path, source, mapping)
@@ -303,9 +281,7 @@ def test_a_registry_without_the_api_gets_its_lists_from_a_layout(
     assert [part["digest"] for part in json.loads(listed.body)["manifests"]] == [sbom.top]
 
 
-def test_cosigns_tags_are_tags_of_their_own_repository(
-    source: Server, target: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_cosigns_tags_are_tags_of_their_own_repository(source, target, seed, tmp_path):
     image = seed.image()
     signature = seed.image(sizes=(100,))
     tag = image.top.replace(":", "-") + ".sig"
@@ -327,7 +303,7 @@ def test_cosigns_tags_are_tags_of_their_own_repository(
 # The state.
 
 
-def test_the_state_knows_nothing_of_a_layout(source: Server, seed: Seed, tmp_path: Path) -> None:
+def test_the_state_knows_nothing_of_a_layout(source, seed, tmp_path):
     signed(seed, source)
     mapping = {"from": "app", "tags": tags("v1")}
     assert to_layout(tmp_path, source, mapping).status == 0
@@ -338,7 +314,7 @@ def test_the_state_knows_nothing_of_a_layout(source: Server, seed: Seed, tmp_pat
     assert not [host for (host,) in hosts if "layout" in host]
 
 
-def test_a_disk_that_was_swapped_is_filled_anew(source: Server, seed: Seed, tmp_path: Path) -> None:
+def test_a_disk_that_was_swapped_is_filled_anew(source, seed, tmp_path):
     signed(seed, source)
     mapping = {"from": "app", "tags": tags("v1")}
     to_layout(tmp_path, source, mapping)
@@ -350,7 +326,7 @@ def test_a_disk_that_was_swapped_is_filled_anew(source: Server, seed: Seed, tmp_
     check_layout(tmp_path / "disk")
 
 
-def test_a_tag_whose_manifest_is_gone_is_absent(source: Server, seed: Seed, tmp_path: Path) -> None:
+def test_a_tag_whose_manifest_is_gone_is_absent(source, seed, tmp_path):
     image = seed.image().load_into(source.app, "app", tag="v1")
     mapping = {"from": "app", "tags": tags("v1")}
     to_layout(tmp_path, source, mapping)
@@ -359,9 +335,7 @@ def test_a_tag_whose_manifest_is_gone_is_absent(source: Server, seed: Seed, tmp_
     assert check_layout(tmp_path / "disk") == set(image.contents())
 
 
-def test_a_blob_that_was_lost_is_written_again_when_another_image_needs_it(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_blob_that_was_lost_is_written_again_when_another_image_needs_it(source, seed, tmp_path):
     layer = seed.layer(1000)
     seed.image(layers=[layer]).load_into(source.app, "app", tag="v1")
     to_layout(tmp_path, source, {"from": "app", "tags": tags("v1")})
@@ -380,9 +354,7 @@ def test_a_blob_that_was_lost_is_written_again_when_another_image_needs_it(
 # As a source.
 
 
-def test_a_layout_costs_its_targets_what_a_registry_costs(
-    target: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_layout_costs_its_targets_what_a_registry_costs(target, seed, tmp_path):
     image = seed.image(sizes=(900, 2000, 300_000))
     make_layout(tmp_path / "disk", {"app:v1": image})
     no_artifacts = {"defaults": {"artifacts": {"enabled": False}}}
@@ -402,9 +374,7 @@ def test_a_layout_costs_its_targets_what_a_registry_costs(
 
 
 @pytest.mark.provokes("manifest_invented")
-def test_a_layout_is_not_staged_for_several_targets(
-    serve: Start, seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_layout_is_not_staged_for_several_targets(serve, seed, tmp_path, monkeypatch):
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("a copy of what is on this machine")
 
@@ -419,9 +389,7 @@ def test_a_layout_is_not_staged_for_several_targets(
 
 # The layout takes a blob at once, and the registry's session may be a moment behind it.
 @pytest.mark.provokes("blob_before_session")
-def test_a_layout_and_a_registry_as_targets_of_one_source(
-    source: Server, target: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_layout_and_a_registry_as_targets_of_one_source(source, target, seed, tmp_path):
     image, sbom, signature = signed(seed, source)
     registries = {"source": source, "target": target, "disk": {"url": "oci-layout:disk"}}
     text = document(registries, {"from": "app", "tags": tags("v1")}, defaults=ALL)
@@ -433,9 +401,7 @@ def test_a_layout_and_a_registry_as_targets_of_one_source(
     assert run_file(tmp_path, "both.yaml", text).statuses() == ["skipped"] * 2
 
 
-def test_a_copy_from_layout_to_layout_gives_the_same_bytes(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_copy_from_layout_to_layout_gives_the_same_bytes(source, seed, tmp_path):
     signed(seed, source)
     mapping = {"from": "app", "tags": tags("v1")}
     to_layout(tmp_path, source, mapping)
@@ -450,8 +416,8 @@ def test_a_copy_from_layout_to_layout_gives_the_same_bytes(
 @pytest.mark.parametrize("damage", ["gone", "cut"])
 @pytest.mark.parametrize("what", ["layer", "child"])
 def test_a_recheck_mends_an_image_of_which_a_disk_has_lost_something(
-    source: Server, seed: Seed, tmp_path: Path, damage: str, what: str
-) -> None:
+    source, seed, tmp_path, damage, what
+):
     image = seed.index([seed.image(), seed.image()]).load_into(source.app, "app", tag="v1")
     whole = seed.image().load_into(source.app, "app", tag="v2")
     seed.artifact(whole, SBOM).load_into(source.app, "app")
@@ -478,9 +444,7 @@ def test_a_recheck_mends_an_image_of_which_a_disk_has_lost_something(
 
 @pytest.mark.provokes("second_session")
 @pytest.mark.parametrize("damage", ["changed", "cut", "longer", "gone", "linked"])
-def test_nothing_is_pushed_of_an_image_that_is_not_whole(
-    target: Server, seed: Seed, tmp_path: Path, damage: str
-) -> None:
+def test_nothing_is_pushed_of_an_image_that_is_not_whole(target, seed, tmp_path, damage):
     good = seed.image()
     bad = seed.image(sizes=(700, 800))
     disk = make_layout(tmp_path / "disk", {"app:good": good, "app:bad": bad})
@@ -508,7 +472,7 @@ def test_nothing_is_pushed_of_an_image_that_is_not_whole(
         assert len(pushed) == len(good.blobs)
 
 
-def test_what_other_tools_name_is_found(target: Server, seed: Seed, tmp_path: Path) -> None:
+def test_what_other_tools_name_is_found(target, seed, tmp_path):
     image = seed.index(format="docker")
     for number, name in enumerate(("v1", "host.example/team/app:v1", "team/app:v1")):
         make_layout(tmp_path / str(number), {name: image})
@@ -517,9 +481,7 @@ def test_what_other_tools_name_is_found(target: Server, seed: Seed, tmp_path: Pa
         assert held(target, f"r{number}", image)
 
 
-def test_artifacts_that_other_tools_left_without_a_word_are_found(
-    target: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_artifacts_that_other_tools_left_without_a_word_are_found(target, seed, tmp_path):
     """oras writes the artifact as an entry without a name, and nothing of its subject."""
     image = seed.image()
     sbom = seed.artifact(image, SBOM)
@@ -530,9 +492,7 @@ def test_artifacts_that_other_tools_left_without_a_word_are_found(
 
 
 @pytest.mark.parametrize("damage", ["absent", "damaged", "a folder"])
-def test_an_entry_without_a_name_that_cannot_be_read_is_warned_of(
-    damage: str, target: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_an_entry_without_a_name_that_cannot_be_read_is_warned_of(damage, target, seed, tmp_path):
     """It may refer to any image, and most images have nothing to do with it."""
     image = seed.image()
     sbom = seed.artifact(image, SBOM)
@@ -551,7 +511,7 @@ def test_an_entry_without_a_name_that_cannot_be_read_is_warned_of(
     assert f"{other.top} (" in warning
 
 
-def test_a_fallback_list_in_a_layout_is_read(target: Server, seed: Seed, tmp_path: Path) -> None:
+def test_a_fallback_list_in_a_layout_is_read(target, seed, tmp_path):
     image = seed.image()
     sbom = seed.artifact(image, SBOM)
     listed = seed.fallback_index([sbom])
@@ -574,9 +534,7 @@ def test_a_fallback_list_in_a_layout_is_read(target: Server, seed: Seed, tmp_pat
         ("head_first", True),
     ],
 )
-def test_a_layout_has_no_login_and_no_connection(
-    source: Server, tmp_path: Path, field: str, value: Any
-) -> None:
+def test_a_layout_has_no_login_and_no_connection(source, tmp_path, field, value):
     ran = to_layout(tmp_path, source, {"from": "app"}, more={field: value})
     assert ran.status == 3
     assert f"registries.disk.{field}" in ran.out
@@ -584,35 +542,31 @@ def test_a_layout_has_no_login_and_no_connection(
 
 
 @pytest.mark.parametrize("url", ["oci-layout:", "oci-layout://disk", "oci-layout:a//b"])
-def test_a_layout_needs_a_directory(url: str, tmp_path: Path, source: Server) -> None:
+def test_a_layout_needs_a_directory(url, tmp_path, source):
     assert to_layout(tmp_path, source, {"from": "app"}, more={"url": url}).status == 3
 
 
-def test_assume_is_for_layouts_alone(source: Server, target: Server, tmp_path: Path) -> None:
+def test_assume_is_for_layouts_alone(source, target, tmp_path):
     registries = {"source": source, "target": {"url": target.url, "assume": "far.txt"}}
     ran = run_file(tmp_path, "c.yaml", document(registries, {"from": "app"}))
     assert ran.status == 3
     assert "oci-layout:PATH" in ran.out
 
 
-def test_one_process_writes_a_layout_so_that_it_takes_no_shard(
-    source: Server, tmp_path: Path
-) -> None:
+def test_one_process_writes_a_layout_so_that_it_takes_no_shard(source, tmp_path):
     registries = {"source": source, "disk": {"url": "oci-layout:disk"}}
     text = document(registries, {"from": "app", "tags": tags("v1")})
     ran = run_file(tmp_path, "c.yaml", text, "--shard", "0/2")
     assert (ran.status, "--shard" in ran.out) == (3, True)
 
 
-def test_a_layout_may_not_copy_a_repository_onto_itself(tmp_path: Path) -> None:
+def test_a_layout_may_not_copy_a_repository_onto_itself(tmp_path):
     registries = {"source": {"url": "oci-layout:disk"}, "same": {"url": "oci-layout:./disk"}}
     ran = run_file(tmp_path, "c.yaml", document(registries, {"from": "app"}))
     assert (ran.status, "same repository" in ran.out) == (3, True)
 
 
-def test_a_dry_run_writes_nothing_and_says_what_it_would(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_dry_run_writes_nothing_and_says_what_it_would(source, seed, tmp_path):
     image = seed.image().load_into(source.app, "app", tag="v1")
     registries = {"source": source, "disk": {"url": "oci-layout:disk"}}
     text = document(registries, {"from": "app", "tags": tags("v1")})
@@ -628,8 +582,8 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would(
 
 
 def test_a_dry_run_says_what_assume_saves_and_that_there_is_too_little_room(
-    source: Server, seed: Seed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    source, seed, tmp_path, monkeypatch
+):
     image = seed.image(sizes=(5000, 70_000)).load_into(source.app, "app", tag="v1")
     layer = json.loads(image.body)["layers"][1]
     (tmp_path / "far.txt").write_text(f"{layer['digest']} app\n")
@@ -648,7 +602,7 @@ def test_a_dry_run_says_what_assume_saves_and_that_there_is_too_little_room(
     assert "room for" in only(ran.images)["error"]["message"]
 
 
-def test_what_is_in_a_layout_has_no_age(target: Server, seed: Seed, tmp_path: Path) -> None:
+def test_what_is_in_a_layout_has_no_age(target, seed, tmp_path):
     make_layout(tmp_path / "disk", {"app:v1": seed.image()})
     ran = from_layout(tmp_path, {"target": target}, {"from": "app", "min_age": "3d"})
     assert (ran.status, "min_age" in ran.out) == (3, True)
@@ -659,9 +613,7 @@ def test_what_is_in_a_layout_has_no_age(target: Server, seed: Seed, tmp_path: Pa
 # The other commands.
 
 
-def test_an_audit_reads_a_layout_and_its_receipt_thins_another(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_an_audit_reads_a_layout_and_its_receipt_thins_another(source, seed, tmp_path):
     image, _, _ = signed(seed, source)
     to_layout(tmp_path, source, {"from": "app", "tags": tags("v1")})
     config = str(tmp_path / "out.yaml")
@@ -686,8 +638,8 @@ def test_an_audit_reads_a_layout_and_its_receipt_thins_another(
 @pytest.mark.parametrize("disk", ["absent", "empty folder", "empty layout"])
 @pytest.mark.parametrize("names", [tags("v1"), tags("v*")], ids=["names", "pattern"])
 def test_a_receipt_stays_when_the_disk_that_names_the_images_is_away(
-    disk: str, names: dict[str, Any], target: Server, seed: Seed, tmp_path: Path
-) -> None:
+    disk, names, target, seed, tmp_path
+):
     make_layout(tmp_path / "disk", {"app:v1": seed.image()})
     assert from_layout(tmp_path, {"target": target}, {"from": "app", "tags": names}).status == 0
     receipt = tmp_path / "far.txt"
@@ -715,9 +667,7 @@ def test_a_receipt_stays_when_the_disk_that_names_the_images_is_away(
     assert receipt.read_text() == ""
 
 
-def test_a_lock_of_a_layout_is_the_same_wherever_it_is_mounted(
-    target: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_lock_of_a_layout_is_the_same_wherever_it_is_mounted(target, seed, tmp_path):
     locks = list[str]()
     registries = {"source": {"url": "oci-layout:disk"}, "target": target}
     text = document(registries, {"from": "app", "tags": tags("v*")})
@@ -735,7 +685,7 @@ def test_a_lock_of_a_layout_is_the_same_wherever_it_is_mounted(
     assert ran.statuses() == ["synced"] * 2
 
 
-def test_nobody_logs_in_to_a_layout(source: Server, tmp_path: Path) -> None:
+def test_nobody_logs_in_to_a_layout(source, tmp_path):
     registries = {"source": source, "disk": {"url": "oci-layout:disk"}}
     (tmp_path / "c.yaml").write_text(document(registries, {"from": "app"}))
     ran = run_regsync("auth", "check", "--json", "-c", str(tmp_path / "c.yaml"))
@@ -745,9 +695,7 @@ def test_nobody_logs_in_to_a_layout(source: Server, tmp_path: Path) -> None:
 
 # The disk, which is in no journal, may open a blob before the registry has accepted an upload of it.
 @pytest.mark.provokes("blob_pulled_twice", "second_session", "blob_before_session")
-def test_a_layout_shares_a_reading_where_nothing_is_staged(
-    source: Server, target: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_layout_shares_a_reading_where_nothing_is_staged(source, target, seed, tmp_path):
     image = seed.image(sizes=(3_000_000, 2_000_000)).load_into(source.app, "app", tag="v1")
     registries = {"source": source, "target": target, "disk": {"url": "oci-layout:disk"}}
     unstaged = {"global": {"staging_size_limit": "0"}}
@@ -760,9 +708,7 @@ def test_a_layout_shares_a_reading_where_nothing_is_staged(
     assert all(source.journal.count("GET", "blob", reference=digest) == 1 for digest in large)
 
 
-def test_a_source_that_breaks_is_gone_on_with_where_the_file_ends(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_source_that_breaks_is_gone_on_with_where_the_file_ends(source, seed, tmp_path):
     image = seed.image(sizes=(2_000_000,)).load_into(source.app, "app", tag="v1")
     layer = json.loads(image.body)["layers"][0]["digest"]
     source.app.faults.on("GET", "blob", reference=layer).nth(1).drop(after=1_500_000)
@@ -780,8 +726,8 @@ def test_a_source_that_breaks_is_gone_on_with_where_the_file_ends(
 
 @pytest.mark.parametrize("is_whole", [True, False])
 def test_what_a_killed_run_had_written_is_taken_over_when_it_is_right(
-    source: Server, seed: Seed, tmp_path: Path, is_whole: bool
-) -> None:
+    source, seed, tmp_path, is_whole
+):
     image = seed.image(sizes=(5000,)).load_into(source.app, "app", tag="v1")
     layer = json.loads(image.body)["layers"][0]["digest"]
     disk = make_layout(tmp_path / "disk", {})
@@ -793,7 +739,7 @@ def test_what_a_killed_run_had_written_is_taken_over_when_it_is_right(
     assert not left.exists()
 
 
-def test_a_million_entries_are_refused_in_bounded_memory(tmp_path: Path) -> None:
+def test_a_million_entries_are_refused_in_bounded_memory(tmp_path):
     disk = make_layout(tmp_path / "disk", {})
     entry = '{"mediaType":"a/b","digest":"sha256:' + "0" * 64 + '","size":1}'
     (disk / "index.json").write_text(
@@ -805,7 +751,7 @@ def test_a_million_entries_are_refused_in_bounded_memory(tmp_path: Path) -> None
     assert "1000000 values" in ran.err
 
 
-def test_indexes_that_name_each_other_end(target: Server, seed: Seed, tmp_path: Path) -> None:
+def test_indexes_that_name_each_other_end(target, seed, tmp_path):
     """A digest cannot name what names it; entries may, and indexes may be nested without end."""
     nested = seed.index()
     for _ in range(6):

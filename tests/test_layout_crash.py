@@ -134,8 +134,8 @@ def top(images: dict[str, Image], name: str) -> str:
 @pytest.mark.parametrize("old_index", [False, True], ids=["atomic", "fat"])
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.thorough), 5])
 def test_whatever_the_instant_tags_are_old_or_new_and_the_next_run_ends_it(
-    tmp_path: Path, old_index: bool, step: int
-) -> None:
+    tmp_path, old_index, step
+):
     scene = Scene(tmp_path, old_index=old_index)
     with scene.runs() as run:
         disk = scene.begin()
@@ -163,9 +163,7 @@ def test_whatever_the_instant_tags_are_old_or_new_and_the_next_run_ends_it(
             assert files_of(disk) - {"index.json.old"} == files, at
 
 
-def test_the_artifact_is_named_after_a_run_that_died_before_its_index_was_there(
-    tmp_path: Path,
-) -> None:
+def test_the_artifact_is_named_after_a_run_that_died_before_its_index_was_there(tmp_path):
     """Its manifest is there, and `index.json` does not name it: it is put once more."""
     scene = Scene(tmp_path, old_index=False)
     disk = scene.begin()

@@ -135,7 +135,7 @@ class Scene:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_a_layout_is_made_read_and_changed_on_a_real_disk(tmp_path: Path, kind: str) -> None:
+def test_a_layout_is_made_read_and_changed_on_a_real_disk(tmp_path, kind):
     with mounted(tmp_path, kind) as disk:
         scene = Scene(tmp_path, disk.layout)
         ran = scene.sync()
@@ -162,7 +162,7 @@ def test_a_layout_is_made_read_and_changed_on_a_real_disk(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_what_is_free_is_compared_before_the_disk_is_full(tmp_path: Path, kind: str) -> None:
+def test_what_is_free_is_compared_before_the_disk_is_full(tmp_path, kind):
     with mounted(tmp_path, kind) as disk:
         scene = Scene(tmp_path, disk.layout)
         large = {"app:v3": scene.seed.image(sizes=(40_000_000, 40_000_000))}
@@ -179,7 +179,7 @@ def test_what_is_free_is_compared_before_the_disk_is_full(tmp_path: Path, kind: 
 
 
 @pytest.mark.parametrize("kind", ["vfat"])
-def test_a_file_that_is_too_large_for_the_file_system_is_told(tmp_path: Path, kind: str) -> None:
+def test_a_file_that_is_too_large_for_the_file_system_is_told(tmp_path, kind):
     with mounted(tmp_path, kind) as disk:
         descriptor = os.open(disk.place / "probe", os.O_RDWR | os.O_CREAT)
         with pytest.raises(OSError, match="Invalid argument"):
@@ -188,7 +188,7 @@ def test_a_file_that_is_too_large_for_the_file_system_is_told(tmp_path: Path, ki
 
 
 @pytest.mark.parametrize("kind", ["vfat", "ext4"])
-def test_a_disk_that_was_mounted_to_be_read_says_so(tmp_path: Path, kind: str) -> None:
+def test_a_disk_that_was_mounted_to_be_read_says_so(tmp_path, kind):
     with mounted(tmp_path, kind) as disk:
         scene = Scene(tmp_path, disk.layout)
         assert scene.sync().status == 0
@@ -219,9 +219,7 @@ def _pulled(monkeypatch: pytest.MonkeyPatch, disk: Disk, remove: Removal) -> Non
     monkeypatch.setattr(Layout, "_write_group", written)
 
 
-def test_a_disk_that_is_pulled_out_loses_no_image_that_was_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_pulled_out_loses_no_image_that_was_reported(tmp_path, monkeypatch):
     with mounted(tmp_path, "ext4") as disk:
         scene = Scene(tmp_path, disk.layout)
         assert scene.sync().status == 0
@@ -246,9 +244,7 @@ def test_a_disk_that_is_pulled_out_loses_no_image_that_was_reported(
         check_layout(disk.layout)
 
 
-def test_what_lies_below_a_disk_that_was_taken_away_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_lies_below_a_disk_that_was_taken_away_is_not_written(tmp_path, monkeypatch):
     with mounted(tmp_path, "ext4") as disk:
         scene = Scene(tmp_path, disk.place)
         assert scene.sync().status == 0, "the layout is the disk's own root"
@@ -261,7 +257,7 @@ def test_what_lies_below_a_disk_that_was_taken_away_is_not_written(
         assert not list(disk.place.iterdir())
 
 
-def test_the_shape_of_a_layout_needs_no_name_that_a_disk_refuses(tmp_path: Path) -> None:
+def test_the_shape_of_a_layout_needs_no_name_that_a_disk_refuses(tmp_path):
     """FAT has no colon, no names that differ by case alone, and at most 255 characters."""
     scene = Scene(tmp_path, tmp_path / "disk")
     scene.images["a" * 120 + "/B:v1".lower()] = scene.seed.image()

@@ -68,9 +68,7 @@ class Scene:
         assert not list(self.disk.rglob("*.partial"))
 
 
-async def test_half_a_blob_is_hashed_and_the_rest_alone_is_asked_for(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_half_a_blob_is_hashed_and_the_rest_alone_is_asked_for(world, tmp_path):
     scene = Scene(tmp_path, world)
     scene.partial.write_bytes(scene.body[:HALF])
     assert (await scene.sync()).statuses() == ["synced"]
@@ -80,9 +78,7 @@ async def test_half_a_blob_is_hashed_and_the_rest_alone_is_asked_for(
 
 
 @pytest.mark.parametrize("at", [0, HALF - 1])
-async def test_a_wrong_half_is_found_out_and_the_blob_is_written_anew(
-    world: Virtual, tmp_path: Path, at: int
-) -> None:
+async def test_a_wrong_half_is_found_out_and_the_blob_is_written_anew(world, tmp_path, at):
     """A power cut may leave zeros where bytes were written."""
     scene = Scene(tmp_path, world)
     left = bytearray(scene.body[:HALF])
@@ -94,9 +90,7 @@ async def test_a_wrong_half_is_found_out_and_the_blob_is_written_anew(
 
 
 @pytest.mark.parametrize("left", [b"", b"x" * SIZE, b"x" * (SIZE + 1)], ids=["", "wrong", "long"])
-async def test_what_cannot_be_its_beginning_costs_no_request(
-    world: Virtual, tmp_path: Path, left: bytes
-) -> None:
+async def test_what_cannot_be_its_beginning_costs_no_request(world, tmp_path, left):
     scene = Scene(tmp_path, world)
     scene.partial.write_bytes(left)
     assert (await scene.sync()).statuses() == ["synced"]
@@ -115,9 +109,7 @@ class _Whole(App):
 
 
 @pytest.mark.parametrize("how", ["whole", "refused"])
-async def test_a_source_without_ranges_gives_the_blob_from_its_first_byte(
-    world: Virtual, tmp_path: Path, how: str
-) -> None:
+async def test_a_source_without_ranges_gives_the_blob_from_its_first_byte(world, tmp_path, how):
     scene = Scene(tmp_path, world)
     if how == "whole":
         scene.place = world.listen(_Whole(), "whole.test")
@@ -133,8 +125,8 @@ async def test_a_source_without_ranges_gives_the_blob_from_its_first_byte(
 
 @pytest.mark.parametrize("is_right", [True, False])
 async def test_half_a_blob_that_comes_from_staging_is_verified_as_a_whole(
-    world: Virtual, tmp_path: Path, is_right: bool
-) -> None:
+    world, tmp_path, is_right
+):
     scene = Scene(tmp_path, world)
     other = world.registry("other.test")
     scene.partial.write_bytes(scene.body[:HALF] if is_right else b"x" * HALF)
@@ -145,7 +137,7 @@ async def test_half_a_blob_that_comes_from_staging_is_verified_as_a_whole(
     scene.check()
 
 
-async def test_a_file_with_a_name_elsewhere_is_not_written(world: Virtual, tmp_path: Path) -> None:
+async def test_a_file_with_a_name_elsewhere_is_not_written(world, tmp_path):
     scene = Scene(tmp_path, world)
     outside = tmp_path / "outside"
     outside.write_bytes(scene.body[:HALF])
@@ -156,9 +148,7 @@ async def test_a_file_with_a_name_elsewhere_is_not_written(world: Virtual, tmp_p
     scene.check()
 
 
-async def test_a_run_that_was_stopped_is_gone_on_with_where_it_stood(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_run_that_was_stopped_is_gone_on_with_where_it_stood(world, tmp_path):
     scene = Scene(tmp_path, world, down=Link(bandwidth=20_000))
     async with stopped_at(60.0):
         ran = await scene.sync()
@@ -172,8 +162,8 @@ async def test_a_run_that_was_stopped_is_gone_on_with_where_it_stood(
 
 
 async def test_without_locks_a_file_that_another_process_may_be_writing_stays(
-    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, tmp_path, monkeypatch
+):
     def no_locks(_: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
@@ -195,7 +185,7 @@ async def test_without_locks_a_file_that_another_process_may_be_writing_stays(
     assert not scene.partial.exists()
 
 
-async def test_only_what_is_called_as_ours_is_swept(world: Virtual, tmp_path: Path) -> None:
+async def test_only_what_is_called_as_ours_is_swept(world, tmp_path):
     scene = Scene(tmp_path, world)
     theirs = scene.partial.with_name("theirs.partial")
     theirs.write_bytes(b"x")

@@ -162,8 +162,8 @@ def _try_cuts(scene: Scene, share: Share, *, has_old_index: bool = False) -> Non
 @pytest.mark.parametrize("beginning", ["nothing", "empty", "old", "half"])
 @pytest.mark.parametrize("share", SHARES)
 def test_a_layout_is_whole_after_a_power_cut_and_the_next_run_completes_it(
-    tmp_path: Path, beginning: str, share: Share
-) -> None:
+    tmp_path, beginning, share
+):
     _try_cuts(Scene(tmp_path, beginning), share)
 
 
@@ -171,7 +171,5 @@ def test_a_layout_is_whole_after_a_power_cut_and_the_next_run_completes_it(
 @pytest.mark.usefixtures("no_links")
 @pytest.mark.parametrize("beginning", ["nothing", "old"])
 @pytest.mark.parametrize("share", SHARES)
-def test_so_is_one_on_a_disk_without_atomic_replacement(
-    tmp_path: Path, beginning: str, share: Share
-) -> None:
+def test_so_is_one_on_a_disk_without_atomic_replacement(tmp_path, beginning, share):
     _try_cuts(Scene(tmp_path, beginning), share, has_old_index=True)

@@ -17,7 +17,7 @@ from tests.ends import Virtual, document, only, tags
 from tests.layouts import blob_path, check_layout, digest_of, files_of, make_layout, names_of
 
 
-def test_what_two_images_need_is_counted_once_and_given_back_when_both_have_ended() -> None:
+def test_what_two_images_need_is_counted_once_and_given_back_when_both_have_ended():
     reserved = Reserved()
     reserved.add({"shared": 10, "a": 1})
     reserved.add({"shared": 10, "b": 2})
@@ -68,9 +68,7 @@ async def sync(world: Virtual, directory: Path, *more: str) -> Any:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_an_image_for_which_there_is_no_room_costs_no_byte(
-    world: Virtual, tmp_path: Path, disk: Disk
-) -> None:
+async def test_an_image_for_which_there_is_no_room_costs_no_byte(world, tmp_path, disk):
     """Each of its blobs would fit, and one of a smaller image does."""
     seed = Seed(90)
     place = world.registry("source.test")
@@ -90,7 +88,7 @@ async def test_an_image_for_which_there_is_no_room_costs_no_byte(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_images_under_way_keep_their_room(world: Virtual, tmp_path: Path, disk: Disk) -> None:
+async def test_images_under_way_keep_their_room(world, tmp_path, disk):
     """The later one fails at once, where it would have filled the disk for both."""
     seed = Seed(91)
     place = world.registry("source.test", down=Link(bandwidth=10_000))
@@ -117,9 +115,7 @@ async def test_images_under_way_keep_their_room(world: Virtual, tmp_path: Path, 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_an_image_that_fails_gives_its_room_back(
-    world: Virtual, tmp_path: Path, disk: Disk
-) -> None:
+async def test_an_image_that_fails_gives_its_room_back(world, tmp_path, disk):
     seed = Seed(92)
     place = world.registry("source.test")
     lost = image_of(seed, 700_000).load_into(place.app, "app", tag="v1")
@@ -134,9 +130,7 @@ async def test_an_image_that_fails_gives_its_room_back(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_what_is_there_and_what_a_killed_run_has_left_needs_no_room(
-    world: Virtual, tmp_path: Path, disk: Disk
-) -> None:
+async def test_what_is_there_and_what_a_killed_run_has_left_needs_no_room(world, tmp_path, disk):
     seed = Seed(93)
     place = world.registry("source.test")
     shared = seed.blob(500_000)
@@ -152,7 +146,7 @@ async def test_what_is_there_and_what_a_killed_run_has_left_needs_no_room(
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.usefixtures("disk")
-async def test_a_dry_run_compares_the_whole(world: Virtual, tmp_path: Path) -> None:
+async def test_a_dry_run_compares_the_whole(world, tmp_path):
     """None of its images is too large by itself."""
     seed = Seed(94)
     place = world.registry("source.test")
@@ -166,9 +160,7 @@ async def test_a_dry_run_compares_the_whole(world: Virtual, tmp_path: Path) -> N
 
 
 @pytest.mark.anyio
-async def test_a_leftover_needs_room_for_its_rest_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_leftover_needs_room_for_its_rest_alone(tmp_path, monkeypatch):
     body = b"x" * 900
     blob = Descriptor("a/b", digest_of(body), len(body))
     disk = make_layout(tmp_path / "disk", {})

@@ -14,7 +14,7 @@ from conformance.client.attachments import SBOM
 from conformance.content.images import Image, Seed
 from conformance.journal import Entries
 from conformance.server.sockets import Server
-from tests.ends import Ran, Start, document, held, only, run_regsync, tags
+from tests.ends import Ran, document, held, only, run_regsync, tags
 from tests.layouts import blob_path, check_layout, index_of
 
 MAPPING = {"from": "app", "tags": tags("v*")}
@@ -59,9 +59,7 @@ def left_out(directory: Path) -> list[str]:
     return list(annotations.get("dev.regsync.left-out", "").splitlines())
 
 
-def test_what_the_receipt_names_is_neither_asked_for_nor_written(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_what_the_receipt_names_is_neither_asked_for_nor_written(source, seed, tmp_path):
     base = seed.layer(50_000)
     image = seed.image(layers=[base, seed.layer(300)]).load_into(source.app, "app", tag="v1")
     shared, own = layers_of(image)
@@ -74,9 +72,7 @@ def test_what_the_receipt_names_is_neither_asked_for_nor_written(
     assert only(ran.images)["blobs"] == {"transferred": 2, "mounted": 0, "skipped": 1}
 
 
-def test_configs_and_manifests_are_always_written(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_configs_and_manifests_are_always_written(source, seed, tmp_path):
     image = seed.index().load_into(source.app, "app", tag="v1")
     outside(tmp_path, source, write_receipt(tmp_path, *image.contents()))
     there = {path.name for path in (tmp_path / "disk" / "blobs" / "sha256").iterdir()}
@@ -89,9 +85,7 @@ def test_configs_and_manifests_are_always_written(
         assert digest[7:] in there
 
 
-def test_a_second_run_writes_nothing_and_a_full_one_what_was_left_out(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_second_run_writes_nothing_and_a_full_one_what_was_left_out(source, seed, tmp_path):
     image = seed.image().load_into(source.app, "app", tag="v1")
     receipt = write_receipt(tmp_path, *layers_of(image))
     outside(tmp_path, source, receipt)
@@ -108,9 +102,7 @@ def test_a_second_run_writes_nothing_and_a_full_one_what_was_left_out(
     assert f"{layers_of(image)[0]} app" not in left_out(tmp_path)
 
 
-def test_recheck_writes_what_the_far_side_has_no_longer(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_recheck_writes_what_the_far_side_has_no_longer(source, seed, tmp_path):
     image = seed.image(layers=[seed.layer(300), seed.layer(400)])
     first, second = layers_of(image.load_into(source.app, "app", tag="v1"))
     outside(tmp_path, source, write_receipt(tmp_path, first, second))
@@ -125,7 +117,7 @@ def test_recheck_writes_what_the_far_side_has_no_longer(
         assert left_out(tmp_path) == [f"{digest} app" for digest in named]
 
 
-def test_last_months_disk_is_a_receipt(source: Server, seed: Seed, tmp_path: Path) -> None:
+def test_last_months_disk_is_a_receipt(source, seed, tmp_path):
     """A one-way diode: nothing comes back but the wish for more."""
     base = seed.layer(9_000)
     older = seed.layer(8_000)
@@ -142,8 +134,8 @@ def test_last_months_disk_is_a_receipt(source: Server, seed: Seed, tmp_path: Pat
 
 
 def test_an_empty_disk_each_week_gets_what_the_receipt_does_not_name(
-    source: Server, target: Server, seed: Seed, tmp_path: Path
-) -> None:
+    source, target, seed, tmp_path
+):
     """As docs/recipes.md has it: the first receipt is empty, each week's is made inside."""
     base = seed.layer(9_000)
     write_receipt(tmp_path)
@@ -168,8 +160,8 @@ def test_an_empty_disk_each_week_gets_what_the_receipt_does_not_name(
 
 
 def test_what_was_left_out_is_found_at_the_target_before_anything_is_pushed(
-    source: Server, target: Server, seed: Seed, tmp_path: Path
-) -> None:
+    source, target, seed, tmp_path
+):
     base = seed.layer(50_000)
     old = seed.image(layers=[base]).load_into(target.app, "app", tag="v0")
     new = seed.image(layers=[base, seed.layer(300)]).load_into(source.app, "app", tag="v1")
@@ -187,9 +179,7 @@ def test_what_was_left_out_is_found_at_the_target_before_anything_is_pushed(
 @pytest.mark.provokes(
     "source_written", "blob_pulled_twice", "manifest_invented", "pulled_from_target"
 )
-def test_a_new_repository_gets_it_from_the_one_of_its_line(
-    source: Server, serve: Start, seed: Seed, tmp_path: Path, mounts: bool
-) -> None:
+def test_a_new_repository_gets_it_from_the_one_of_its_line(source, serve, seed, tmp_path, mounts):
     target = serve(mounts=mounts)
     base = seed.layer(50_000)
     old = seed.image(layers=[base]).load_into(target.app, "old/app", tag="v0")
@@ -203,8 +193,8 @@ def test_a_new_repository_gets_it_from_the_one_of_its_line(
 
 
 def test_what_is_nowhere_fails_that_image_for_that_target_and_is_named(
-    source: Server, serve: Start, seed: Seed, tmp_path: Path
-) -> None:
+    source, serve, seed, tmp_path
+):
     base = seed.layer(50_000)
     has = serve()
     lacks = serve()
@@ -224,7 +214,7 @@ def test_what_is_nowhere_fails_that_image_for_that_target_and_is_named(
     assert "assume" in error["hint"]
 
 
-def test_artifacts_are_thin_too(source: Server, target: Server, seed: Seed, tmp_path: Path) -> None:
+def test_artifacts_are_thin_too(source, target, seed, tmp_path):
     image = seed.image().load_into(source.app, "app", tag="v1")
     sbom = seed.artifact(image, SBOM).load_into(source.app, "app")
     assert outside(tmp_path, source, write_receipt(tmp_path, "sha256:" + "0" * 64)).status == 0
@@ -236,9 +226,7 @@ def test_artifacts_are_thin_too(source: Server, target: Server, seed: Seed, tmp_
 
 
 @pytest.mark.parametrize("damage", ["absent", "no line", "a digest that is none", "no layout"])
-def test_a_receipt_that_cannot_be_read_stops_before_any_request(
-    source: Server, tmp_path: Path, damage: str
-) -> None:
+def test_a_receipt_that_cannot_be_read_stops_before_any_request(source, tmp_path, damage):
     if damage == "no layout":
         (tmp_path / "far.txt").mkdir()
     elif damage != "absent":

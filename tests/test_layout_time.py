@@ -49,9 +49,7 @@ async def sync(world: Virtual, file: Path) -> Any:
     return await world.run("sync", "--json", "-q", "-c", str(file))
 
 
-async def test_the_index_is_replaced_every_ten_seconds_and_at_the_end(
-    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_index_is_replaced_every_ten_seconds_and_at_the_end(world, tmp_path, monkeypatch):
     seed = Seed(5)
     place = world.registry("source.test", down=Link(bandwidth=10_000))
     for number in range(40):
@@ -71,9 +69,7 @@ async def test_the_index_is_replaced_every_ten_seconds_and_at_the_end(
     assert len(names_of(tmp_path / "disk")) == 40
 
 
-async def test_a_short_run_replaces_it_once_and_waits_for_nothing(
-    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_short_run_replaces_it_once_and_waits_for_nothing(world, tmp_path, monkeypatch):
     seed = Seed(6)
     place = world.registry("source.test")
     for number in range(5):
@@ -85,9 +81,7 @@ async def test_a_short_run_replaces_it_once_and_waits_for_nothing(
     assert replaced.names == [5]
 
 
-async def test_an_image_is_reported_when_it_is_safe(
-    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_image_is_reported_when_it_is_safe(world, tmp_path, monkeypatch):
     """What fails when the names are given is a failed image, though all its bytes have come."""
     seed = Seed(7)
     replace = os.replace

@@ -122,7 +122,7 @@ def asked(*places: Place) -> Counter[str]:
 # What a lock costs, and what is in it.
 
 
-async def test_a_first_lock_and_an_unchanged_one(world: Virtual, tmp_path: Path) -> None:
+async def test_a_first_lock_and_an_unchanged_one(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     images = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
     mirror.load("nightly")
@@ -143,7 +143,7 @@ async def test_a_first_lock_and_an_unchanged_one(world: Virtual, tmp_path: Path)
     assert mirror.lock.stat() == before
 
 
-async def test_one_image_that_moves_is_one_line(world: Virtual, tmp_path: Path) -> None:
+async def test_one_image_that_moves_is_one_line(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     for number in range(3):
         mirror.load(f"v{number}")
@@ -177,9 +177,7 @@ async def test_one_image_that_moves_is_one_line(world: Virtual, tmp_path: Path) 
     ]
 
 
-async def test_two_platforms_of_one_source_have_lines_of_their_own(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_two_platforms_of_one_source_have_lines_of_their_own(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     child = mirror.seed.image()
     index = mirror.load("v1", mirror.seed.index([child, mirror.seed.image(architecture="arm64")]))
@@ -213,9 +211,7 @@ async def test_two_platforms_of_one_source_have_lines_of_their_own(
     await mirror.skip_all(2)
 
 
-async def test_artifacts_that_one_mapping_excludes_are_the_other_ones(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_artifacts_that_one_mapping_excludes_are_the_other_ones(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     image = mirror.load("v1")
     sbom = mirror.attach(image, SBOM)
@@ -241,9 +237,7 @@ async def test_artifacts_that_one_mapping_excludes_are_the_other_ones(
     await mirror.skip_all(3)
 
 
-async def test_without_artifacts_and_platforms_a_head_a_tag_is_enough(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_without_artifacts_and_platforms_a_head_a_tag_is_enough(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     images = [mirror.load(tag) for tag in ("v1", "v2")]
     mirror.write({"from": "app", "tags": tags("v1", "v2"), "artifacts": {"enabled": False}})
@@ -252,9 +246,7 @@ async def test_without_artifacts_and_platforms_a_head_a_tag_is_enough(
     assert list(mirror.digests().values()) == [image.top for image in images]
 
 
-async def test_a_tag_that_moves_to_a_digest_of_another_line_costs_its_head_alone(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_tag_that_moves_to_a_digest_of_another_line_costs_its_head_alone(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     image = mirror.load("v1")
     mirror.attach(image)
@@ -271,7 +263,7 @@ async def test_a_tag_that_moves_to_a_digest_of_another_line_costs_its_head_alone
     assert lines["latest"]["first_seen"] == seen
 
 
-async def test_first_seen_changes_with_the_digest_alone(world: Virtual, tmp_path: Path) -> None:
+async def test_first_seen_changes_with_the_digest_alone(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     mirror.load("v1")
     mirror.load("v2")
@@ -286,7 +278,7 @@ async def test_first_seen_changes_with_the_digest_alone(world: Virtual, tmp_path
     assert parse_time(after["v2"]["first_seen"]) - parse_time(before["v2"]["first_seen"]) == DAY
 
 
-async def test_digests_in_a_listing_spare_the_heads(world: Virtual, tmp_path: Path) -> None:
+async def test_digests_in_a_listing_spare_the_heads(world, tmp_path):
     """Google's registries tell them."""
     mirror = Mirror(world, tmp_path)
     provider = world.persona("gcr_open")
@@ -311,7 +303,7 @@ async def test_digests_in_a_listing_spare_the_heads(world: Virtual, tmp_path: Pa
     assert provider.journal.summary() == {"GET tag_list": 1}
 
 
-async def test_signatures_that_come_later(world: Virtual, tmp_path: Path) -> None:
+async def test_signatures_that_come_later(world, tmp_path):
     """One under a tag of cosign's is in the listing; what the API alone could tell is asked for with
     --recheck.
     """
@@ -340,7 +332,7 @@ async def test_signatures_that_come_later(world: Virtual, tmp_path: Path) -> Non
 # What fails while a lock is made.
 
 
-async def test_a_mapping_that_fails_keeps_its_lines(world: Virtual, tmp_path: Path) -> None:
+async def test_a_mapping_that_fails_keeps_its_lines(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     for repository in ("app", "other"):
         mirror.load("v1", repository=repository)
@@ -364,9 +356,7 @@ async def test_a_mapping_that_fails_keeps_its_lines(world: Virtual, tmp_path: Pa
     assert "source.example/other:v1" in moved[0]
 
 
-async def test_a_registry_that_fails_half_way_writes_no_first_lock(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_registry_that_fails_half_way_writes_no_first_lock(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     for number in range(3):
         mirror.load(f"v{number}")
@@ -384,9 +374,7 @@ async def test_a_registry_that_fails_half_way_writes_no_first_lock(
     assert f"{mirror.lock} was not written: it would lack source.example/app" in said.err
 
 
-async def test_a_registry_that_fails_half_way_leaves_the_old_lines(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_registry_that_fails_half_way_leaves_the_old_lines(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     for number in range(3):
         mirror.load(f"v{number}")
@@ -402,9 +390,7 @@ async def test_a_registry_that_fails_half_way_leaves_the_old_lines(
     assert ran.report["failed"][0]["keeps_lines"]
 
 
-async def test_everything_that_fails_for_want_of_a_login_is_status_4(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_everything_that_fails_for_want_of_a_login_is_status_4(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     mirror.load("v1")
     mirror.write({"from": "app", "tags": tags("v*")})
@@ -412,7 +398,7 @@ async def test_everything_that_fails_for_want_of_a_login_is_status_4(
     assert (await mirror.run("lock")).status == 4
 
 
-async def test_an_image_that_is_itself_at_fault_fails_alone(world: Virtual, tmp_path: Path) -> None:
+async def test_an_image_that_is_itself_at_fault_fails_alone(world, tmp_path):
     """No such tag, no such platform: the others are locked, and what was known of it stays."""
     mirror = Mirror(world, tmp_path)
     index = mirror.load("v1", mirror.seed.index())
@@ -431,9 +417,7 @@ async def test_an_image_that_is_itself_at_fault_fails_alone(world: Virtual, tmp_
     assert mirror.digests()["v1"] == index.top
 
 
-async def test_a_tag_that_moves_while_it_is_looked_at_is_locked_as_it_is_then(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_tag_that_moves_while_it_is_looked_at_is_locked_as_it_is_then(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     mirror.load("v1")
     mirror.write({"from": "app", "tags": tags("v1")})
@@ -452,7 +436,7 @@ async def test_a_tag_that_moves_while_it_is_looked_at_is_locked_as_it_is_then(
     assert mirror.digests() == {"v1": newest.top}
 
 
-async def test_only_some_repositories(world: Virtual, tmp_path: Path) -> None:
+async def test_only_some_repositories(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     for repository in ("app", "other"):
         mirror.load("v1", repository=repository)
@@ -477,9 +461,7 @@ async def test_only_some_repositories(world: Virtual, tmp_path: Path) -> None:
     assert "--only nothing: no mapping has this repository as `from`" in ran.err
 
 
-async def test_what_the_configuration_no_longer_names_leaves_the_lock(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_what_the_configuration_no_longer_names_leaves_the_lock(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     for repository in ("app", "other"):
         mirror.load("v1", repository=repository)
@@ -492,9 +474,7 @@ async def test_what_the_configuration_no_longer_names_leaves_the_lock(
     assert "other" not in mirror.lock.read_text()
 
 
-async def test_other_artifacts_are_looked_for_when_the_mapping_takes_others(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_other_artifacts_are_looked_for_when_the_mapping_takes_others(world, tmp_path):
     """Other tags alone cost no look at what stays."""
     mirror = Mirror(world, tmp_path)
     image = mirror.load("v1")
@@ -514,9 +494,7 @@ async def test_other_artifacts_are_looked_for_when_the_mapping_takes_others(
 # The file.
 
 
-async def test_a_lock_is_readable_for_all_and_a_link_stays_one(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_lock_is_readable_for_all_and_a_link_stays_one(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     mirror.load("v1")
     mirror.write({"from": "app", "tags": tags("v1")})
@@ -533,9 +511,7 @@ async def test_a_lock_is_readable_for_all_and_a_link_stays_one(
     assert not any(name.endswith(".partial") for name in os.listdir(tmp_path))
 
 
-async def test_a_full_disk_leaves_the_old_lock(
-    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_leaves_the_old_lock(world, tmp_path, monkeypatch):
     mirror = Mirror(world, tmp_path)
     mirror.load("v1")
     mirror.write({"from": "app", "tags": tags("v1")})
@@ -554,7 +530,7 @@ async def test_a_full_disk_leaves_the_old_lock(
     assert [name for name in os.listdir(tmp_path) if "lock" in name] == ["mirror.lock"]
 
 
-async def test_of_two_processes_one_writes(world: Virtual, tmp_path: Path) -> None:
+async def test_of_two_processes_one_writes(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     mirror.load("v1")
     mirror.write({"from": "app", "tags": tags("v1")})
@@ -572,9 +548,7 @@ async def test_of_two_processes_one_writes(world: Virtual, tmp_path: Path) -> No
         locking.write(file, Lock())
 
 
-async def test_a_lock_that_cannot_be_read_is_a_configuration_error(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_lock_that_cannot_be_read_is_a_configuration_error(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     mirror.write({"from": "app", "tags": tags("v1")})
     mirror.lock.write_text('{"lock": 1}\n<<<<<<< HEAD\n')
@@ -591,7 +565,7 @@ async def test_a_lock_that_cannot_be_read_is_a_configuration_error(
 # What is shown.
 
 
-async def test_what_changed_is_a_line_each_or_a_table(world: Virtual, tmp_path: Path) -> None:
+async def test_what_changed_is_a_line_each_or_a_table(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     old = {tag: mirror.load(tag) for tag in ("v1", "v2")}
     mirror.write({"from": "app", "tags": tags("v*")})
@@ -626,9 +600,7 @@ async def test_what_changed_is_a_line_each_or_a_table(world: Virtual, tmp_path: 
 # A run from a lock.
 
 
-async def test_a_run_from_a_lock_copies_what_was_reviewed_and_asks_nothing_else(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_run_from_a_lock_copies_what_was_reviewed_and_asks_nothing_else(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     reviewed = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
     signature = mirror.attach(reviewed["v0"])
@@ -655,8 +627,8 @@ async def test_a_run_from_a_lock_copies_what_was_reviewed_and_asks_nothing_else(
 
 
 async def test_a_lock_that_is_not_for_this_configuration_stops_the_run_before_any_request(
-    world: Virtual, tmp_path: Path
-) -> None:
+    world, tmp_path
+):
     mirror = Mirror(world, tmp_path)
     mirror.load("v1")
     mirror.write({"from": "app", "tags": tags("v*")})
@@ -679,7 +651,7 @@ async def test_a_lock_that_is_not_for_this_configuration_stops_the_run_before_an
             assert asked(mirror.source, mirror.target) == {}
 
 
-async def test_a_path_for_the_lock_means_a_run_from_it(world: Virtual, tmp_path: Path) -> None:
+async def test_a_path_for_the_lock_means_a_run_from_it(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     image = mirror.load("v1")
     mirror.write({"from": "app", "tags": tags("v*")})
@@ -694,7 +666,7 @@ async def test_a_path_for_the_lock_means_a_run_from_it(world: Virtual, tmp_path:
     assert "--lock PATH is required" in ran.err
 
 
-async def test_a_digest_that_is_gone_fails_its_image_alone(world: Virtual, tmp_path: Path) -> None:
+async def test_a_digest_that_is_gone_fails_its_image_alone(world, tmp_path):
     """What the tag names now has not been reviewed, so it is not copied."""
     mirror = Mirror(world, tmp_path)
     kept = mirror.load("v1")
@@ -714,7 +686,7 @@ async def test_a_digest_that_is_gone_fails_its_image_alone(world: Virtual, tmp_p
     assert mirror.source.journal.count("HEAD", "manifest") == 0
 
 
-async def test_an_artifact_that_is_gone_fails_its_image(world: Virtual, tmp_path: Path) -> None:
+async def test_an_artifact_that_is_gone_fails_its_image(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     image = mirror.load("v1")
     signature = mirror.attach(image)
@@ -729,7 +701,7 @@ async def test_an_artifact_that_is_gone_fails_its_image(world: Virtual, tmp_path
     assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
 
 
-async def test_the_rules_choose_among_the_tags_in_the_lock(world: Virtual, tmp_path: Path) -> None:
+async def test_the_rules_choose_among_the_tags_in_the_lock(world, tmp_path):
     """`latest` and `min_tags` mean what they meant when the lock was made, whatever came since, and a
     line that a reviewer takes out is not copied.
     """
@@ -755,7 +727,7 @@ async def test_the_rules_choose_among_the_tags_in_the_lock(world: Virtual, tmp_p
     assert [each["selected"] for each in ran.report["mappings"]] == [2, 2]
 
 
-async def test_several_targets_have_one_head_each_a_tag(world: Virtual, tmp_path: Path) -> None:
+async def test_several_targets_have_one_head_each_a_tag(world, tmp_path):
     mirror = Mirror(world, tmp_path, "one.example", "two.example")
     images = {f"v{number}": mirror.load(f"v{number}") for number in range(4)}
     mirror.attach(images["v1"])
@@ -768,7 +740,7 @@ async def test_several_targets_have_one_head_each_a_tag(world: Virtual, tmp_path
     assert [asked(place) for place in mirror.targets] == [{"HEAD manifest": 4}] * 2
 
 
-async def test_a_job_without_state_has_one_head_a_tag_too(world: Virtual, tmp_path: Path) -> None:
+async def test_a_job_without_state_has_one_head_a_tag_too(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     for number in range(4):
         mirror.load(f"v{number}")
@@ -780,9 +752,7 @@ async def test_a_job_without_state_has_one_head_a_tag_too(world: Virtual, tmp_pa
     await mirror.skip_all(4)
 
 
-async def test_an_unchanged_run_asks_the_source_for_no_token(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_an_unchanged_run_asks_the_source_for_no_token(world, tmp_path):
     service = TokenService({"captain": "secret"}, now=anyio.current_time)
     mirror = Mirror(world, tmp_path, auth=service)
     mirror.load("v1")
@@ -801,9 +771,7 @@ async def test_an_unchanged_run_asks_the_source_for_no_token(
 
 
 @pytest.mark.parametrize("api", [True, False], ids=["referrers API", "fallback tags"])
-async def test_artifacts_come_by_their_locked_digests(
-    world: Virtual, tmp_path: Path, api: bool
-) -> None:
+async def test_artifacts_come_by_their_locked_digests(world, tmp_path, api):
     """Tags of cosign's and lists under fallback tags may have moved since."""
     mirror = Mirror(world, tmp_path, referrers_api=api)
     image = mirror.load("v1")
@@ -831,9 +799,7 @@ async def test_artifacts_come_by_their_locked_digests(
     await mirror.skip_all(1)
 
 
-async def test_a_list_at_the_target_is_mended_from_the_manifest_of_an_artifact(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_list_at_the_target_is_mended_from_the_manifest_of_an_artifact(world, tmp_path):
     """The target holds the artifact and does not list it: its entry is made of the manifest, which is
     asked for by digest.
     """
@@ -851,7 +817,7 @@ async def test_a_list_at_the_target_is_mended_from_the_manifest_of_an_artifact(
     assert mirror.source.journal.entries[0].reference == signature.top
 
 
-async def test_recheck_asks_targets_for_what_the_lock_has(world: Virtual, tmp_path: Path) -> None:
+async def test_recheck_asks_targets_for_what_the_lock_has(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     image = mirror.load("v1")
     signature = mirror.attach(image)
@@ -867,7 +833,7 @@ async def test_recheck_asks_targets_for_what_the_lock_has(world: Virtual, tmp_pa
     assert late.top not in mirror.target.app.repositories["app"].manifests
 
 
-async def test_an_artifact_that_a_new_lock_adds_arrives(world: Virtual, tmp_path: Path) -> None:
+async def test_an_artifact_that_a_new_lock_adds_arrives(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     image = mirror.load("v1")
     mirror.load("v2")
@@ -884,9 +850,7 @@ async def test_an_artifact_that_a_new_lock_adds_arrives(world: Virtual, tmp_path
     assert asked(mirror.target) == {"HEAD manifest": 2}
 
 
-async def test_what_an_unlocked_run_has_copied_is_not_copied_again(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_what_an_unlocked_run_has_copied_is_not_copied_again(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     images = [mirror.load(f"v{number}") for number in range(3)]
     mirror.attach(images[0])
@@ -896,9 +860,7 @@ async def test_what_an_unlocked_run_has_copied_is_not_copied_again(
     await mirror.skip_all(3)
 
 
-async def test_an_index_that_is_trimmed_otherwise_fails_its_image(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_an_index_that_is_trimmed_otherwise_fails_its_image(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     mirror.load("v1", mirror.seed.index())
     mirror.write({"from": "app", "tags": tags("v1"), "platforms": ["linux/amd64"]})
@@ -919,9 +881,7 @@ async def test_an_index_that_is_trimmed_otherwise_fails_its_image(
     assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
 
 
-async def test_tags_that_never_move_are_skipped_by_the_targets_listing(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_tags_that_never_move_are_skipped_by_the_targets_listing(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     for number in range(3):
         mirror.load(f"v{number}")
@@ -934,9 +894,7 @@ async def test_tags_that_never_move_are_skipped_by_the_targets_listing(
     assert asked(mirror.target) == {"GET tag_list": 1}
 
 
-async def test_an_image_that_requires_an_artifact_and_has_none_in_the_lock_fails(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_an_image_that_requires_an_artifact_and_has_none_in_the_lock_fails(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     image = mirror.load("v1")
     mirror.write({"from": "app", "tags": tags("v1"), "artifacts": {"require_artifacts": True}})
@@ -949,9 +907,7 @@ async def test_an_image_that_requires_an_artifact_and_has_none_in_the_lock_fails
     assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
 
 
-async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     images = {name: mirror.load("v1", repository=name) for name in ("app", "other")}
     mirror.attach(images["app"])
@@ -988,7 +944,7 @@ async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(
     assert mirror.held(repository="other") == {"v1": images["other"].top}
 
 
-async def test_what_failed_is_asked_for_again_from_the_lock(world: Virtual, tmp_path: Path) -> None:
+async def test_what_failed_is_asked_for_again_from_the_lock(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     images = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
     mirror.write({"from": "app", "tags": tags("v*")})

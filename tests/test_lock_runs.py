@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -16,7 +15,7 @@ from conformance.client.attachments import FAMILIES, family, referrers_tag
 from conformance.client.copies import fetch_http, identical, push_http
 from conformance.content.images import Seed
 from tests.attached import Scene
-from tests.ends import Ran, Virtual, only, run_regsync, tags
+from tests.ends import Ran, only, run_regsync, tags
 from tests.test_lock import Mirror
 from tests.thinning import thinned
 from tests.watching import Scene as Watched
@@ -51,7 +50,7 @@ async def locks(stage: Watched) -> tuple[str, str]:
 
 
 @marked
-async def test_a_watch_reads_the_lock_before_each_cycle(tmp_path: Path) -> None:
+async def test_a_watch_reads_the_lock_before_each_cycle(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v2")
         first, second = await locks(stage)
@@ -88,9 +87,7 @@ async def test_a_watch_reads_the_lock_before_each_cycle(tmp_path: Path) -> None:
 
 
 @marked
-async def test_a_configuration_that_the_lock_is_not_for_leaves_the_last_good_one(
-    tmp_path: Path,
-) -> None:
+async def test_a_configuration_that_the_lock_is_not_for_leaves_the_last_good_one(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v2")
         await locks(stage)
@@ -107,7 +104,7 @@ async def test_a_configuration_that_the_lock_is_not_for_leaves_the_last_good_one
 
 
 @marked
-async def test_a_lock_tells_ages_where_nothing_is_kept(world: Virtual, tmp_path: Path) -> None:
+async def test_a_lock_tells_ages_where_nothing_is_kept(world, tmp_path):
     """A job without a directory that stays: what the lock has seen three days ago is old enough."""
     mirror = Mirror(world, tmp_path)
     old = mirror.load("v1")
@@ -133,7 +130,7 @@ async def test_a_lock_tells_ages_where_nothing_is_kept(world: Virtual, tmp_path:
 
 
 @marked
-async def test_a_lock_takes_the_times_that_runs_have_seen(world: Virtual, tmp_path: Path) -> None:
+async def test_a_lock_takes_the_times_that_runs_have_seen(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     mirror.load("v1")
     mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
@@ -175,8 +172,8 @@ CELLS = itertools.product(("strict", "distribution"), ("strict", "distribution")
 @marked
 @pytest.mark.parametrize(("source", "target", "name"), thinned(CELLS))
 async def test_what_hangs_on_an_image_comes_from_a_lock_as_it_comes_without(
-    world: Virtual, source: str, target: str, name: str, tmp_path: Path
-) -> None:
+    world, source, target, name, tmp_path
+):
     stage = LockedScene(world, tmp_path, family(name), source, target)
     ran = await stage.succeed()
     stage.check_order()
@@ -192,9 +189,7 @@ async def test_what_hangs_on_an_image_comes_from_a_lock_as_it_comes_without(
 
 
 @pytest.mark.slow
-def test_from_one_docker_registry_to_another(
-    docker_registries: Callable[..., str], tmp_path: Path
-) -> None:
+def test_from_one_docker_registry_to_another(docker_registries, tmp_path):
     source, target = docker_registries(), docker_registries()
     seed = Seed(29)
     index = seed.index(platforms=("linux/amd64", "linux/arm64/v8"))

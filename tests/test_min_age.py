@@ -81,9 +81,7 @@ async def mirror(tmp_path: Path) -> Any:
 HELD = {"HEAD manifest": 1}
 
 
-async def test_a_new_digest_waits_costs_a_head_a_side_and_goes_when_it_is_old_enough(
-    mirror: Mirror,
-) -> None:
+async def test_a_new_digest_waits_costs_a_head_a_side_and_goes_when_it_is_old_enough(mirror):
     image = mirror.push("v1")
     for hours in (0, 71):
         await anyio.sleep(hours * HOUR)
@@ -109,9 +107,7 @@ async def test_a_new_digest_waits_costs_a_head_a_side_and_goes_when_it_is_old_en
     assert (ran.images[0]["reason"], "held" in ran.totals["images"]) == ("unchanged", False)
 
 
-async def test_what_the_target_holds_is_never_held_and_stays_until_the_new_digest_is_due(
-    mirror: Mirror,
-) -> None:
+async def test_what_the_target_holds_is_never_held_and_stays_until_the_new_digest_is_due(mirror):
     old = mirror.push("v1")
     old.load_into(mirror.target.app, "app", tag="v1")
     assert (await mirror.run("v1")).images[0]["reason"] == "unchanged"
@@ -131,9 +127,7 @@ async def test_what_the_target_holds_is_never_held_and_stays_until_the_new_diges
     assert (await mirror.run("v1")).statuses() == ["synced"]
 
 
-async def test_a_moving_tag_goes_at_once_to_a_digest_that_another_tag_has_had_for_long(
-    mirror: Mirror,
-) -> None:
+async def test_a_moving_tag_goes_at_once_to_a_digest_that_another_tag_has_had_for_long(mirror):
     first = mirror.push("1.2.3")
     mirror.push("latest", first)
     await mirror.run("*")
@@ -146,7 +140,7 @@ async def test_a_moving_tag_goes_at_once_to_a_digest_that_another_tag_has_had_fo
     assert (await mirror.run("*")).statuses() == ["skipped", "synced", "synced"]
 
 
-async def test_a_mapping_without_an_age_notes_what_one_with_an_age_goes_by(mirror: Mirror) -> None:
+async def test_a_mapping_without_an_age_notes_what_one_with_an_age_goes_by(mirror):
     image = mirror.push("1.2.3")
     mirror.push("latest")
     plain = {"from": "app", "tags": tags("1.2.3"), "to": "plain"}
@@ -164,7 +158,7 @@ async def test_a_mapping_without_an_age_notes_what_one_with_an_age_goes_by(mirro
     assert not mirror.seen.exists()
 
 
-async def test_two_mappings_hold_one_tag_back_for_different_times(mirror: Mirror) -> None:
+async def test_two_mappings_hold_one_tag_back_for_different_times(mirror):
     mirror.push("v1")
     both = [
         {"from": "app", "to": name, "tags": tags("v1"), "min_age": age}
@@ -183,9 +177,7 @@ async def test_two_mappings_hold_one_tag_back_for_different_times(mirror: Mirror
     ]
 
 
-async def test_one_verdict_for_all_targets_and_those_that_hold_it_are_unchanged(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_one_verdict_for_all_targets_and_those_that_hold_it_are_unchanged(world, tmp_path):
     mirror = Mirror(world, tmp_path, "east", "west")
     image = mirror.push("v1")
     image.load_into(mirror.targets["west"].app, "app", tag="v1")
@@ -208,7 +200,7 @@ async def test_one_verdict_for_all_targets_and_those_that_hold_it_are_unchanged(
     assert held(mirror.targets["east"], "app", signature)
 
 
-async def test_an_index_that_is_trimmed_goes_by_the_digest_of_its_source(mirror: Mirror) -> None:
+async def test_an_index_that_is_trimmed_goes_by_the_digest_of_its_source(mirror):
     index = mirror.seed.index(platforms=("linux/amd64", "linux/arm64"))
     mirror.push("v1", index)
     rule = {"platforms": ["linux/arm64"]}
@@ -224,8 +216,8 @@ async def test_an_index_that_is_trimmed_goes_by_the_digest_of_its_source(mirror:
 
 
 async def test_where_the_listing_has_digests_a_held_tag_costs_nothing_at_its_source(
-    world: Virtual, tmp_path: Path
-) -> None:
+    world, tmp_path
+):
     provider, target = world.persona("gcr_open"), world.registry("target.test")
     image = Seed(23).image().load_into(provider, "team/app", tag="v1")
 
@@ -246,7 +238,7 @@ async def test_where_the_listing_has_digests_a_held_tag_costs_nothing_at_its_sou
     assert provider.journal.summary() == {"GET tag_list": 1}
 
 
-async def test_held_tags_count_in_latest_and_in_min_tags(mirror: Mirror) -> None:
+async def test_held_tags_count_in_latest_and_in_min_tags(mirror):
     for name in ("1.0.0", "1.1.0"):
         mirror.push(name)
     rule = {"tags": tags("*", sort="semver", latest=2)}
@@ -263,7 +255,7 @@ async def test_held_tags_count_in_latest_and_in_min_tags(mirror: Mirror) -> None
 # --- what is said
 
 
-async def test_the_summary_says_how_many_wait_and_until_when(mirror: Mirror) -> None:
+async def test_the_summary_says_how_many_wait_and_until_when(mirror):
     mirror.push("v1")
     await mirror.run("v1")
     await anyio.sleep(3 * DAY)
@@ -275,7 +267,7 @@ async def test_the_summary_says_how_many_wait_and_until_when(mirror: Mirror) -> 
     assert "held" not in ran.err
 
 
-async def test_a_mapping_of_which_all_is_held_is_a_warning(mirror: Mirror) -> None:
+async def test_a_mapping_of_which_all_is_held_is_a_warning(mirror):
     mirror.push("v1")
     mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
     ran = await mirror.sync(mapping, options=("--no-progress",))
@@ -291,7 +283,7 @@ async def test_a_mapping_of_which_all_is_held_is_a_warning(mirror: Mirror) -> No
     assert "holds back" not in ran.err
 
 
-async def test_a_dry_run_says_what_waits_and_leaves_no_trace(mirror: Mirror) -> None:
+async def test_a_dry_run_says_what_waits_and_leaves_no_trace(mirror):
     mirror.push("v1")
     mapping = {"from": "app", "tags": tags("v1"), "min_age": "3d"}
     ran = await mirror.sync(mapping, options=("--dry-run", "--no-progress"))
@@ -307,7 +299,7 @@ async def test_a_dry_run_says_what_waits_and_leaves_no_trace(mirror: Mirror) -> 
     assert ran.totals["images"] == {"synced": 0, "skipped": 0, "failed": 0, "would_sync": 1}
 
 
-async def test_an_analysis_is_about_all_that_is_selected(mirror: Mirror) -> None:
+async def test_an_analysis_is_about_all_that_is_selected(mirror):
     image = mirror.push("v1")
     mirror.file.write_text(
         document(
@@ -319,7 +311,7 @@ async def test_an_analysis_is_about_all_that_is_selected(mirror: Mirror) -> None
     assert (ran.status, ran.report["blobs"]["unique"]) == (0, len(image.blobs))
 
 
-async def test_the_schema_names_what_is_new() -> None:
+async def test_the_schema_names_what_is_new():
     image = schema()["$defs"]["image"]["properties"]
     assert "min_age" in image["reason"]["enum"]
     assert "until" in image
@@ -329,9 +321,7 @@ async def test_the_schema_names_what_is_new() -> None:
 # --- state that is lost, shared, damaged, refused
 
 
-async def test_without_its_file_the_age_begins_again_and_with_it_alone_it_goes_on(
-    mirror: Mirror,
-) -> None:
+async def test_without_its_file_the_age_begins_again_and_with_it_alone_it_goes_on(mirror):
     mirror.push("v1")
     await mirror.run("v1")
     await anyio.sleep(3 * DAY)
@@ -343,7 +333,7 @@ async def test_without_its_file_the_age_begins_again_and_with_it_alone_it_goes_o
     assert (await mirror.run("v1")).statuses() == ["synced"]
 
 
-async def test_a_line_that_is_damaged_is_told_and_makes_no_digest_older(mirror: Mirror) -> None:
+async def test_a_line_that_is_damaged_is_told_and_makes_no_digest_older(mirror):
     mirror.push("v1")
     mirror.push("v2")
     await mirror.run("v1", "v2")
@@ -358,9 +348,7 @@ async def test_a_line_that_is_damaged_is_told_and_makes_no_digest_older(mirror: 
     assert ("no entries" in again.err, mirror.seen.read_text().count("\n")) == (False, 3)
 
 
-async def test_two_configurations_share_a_directory_and_neither_drops_the_others_entries(
-    mirror: Mirror,
-) -> None:
+async def test_two_configurations_share_a_directory_and_neither_drops_the_others_entries(mirror):
     mirror.push("v1")
     mirror.push("v2")
     await mirror.run("v1")
@@ -370,7 +358,7 @@ async def test_two_configurations_share_a_directory_and_neither_drops_the_others
     assert (await mirror.run("v1")).statuses() == ["synced"]
 
 
-async def test_shards_share_the_times_whatever_their_number_is(mirror: Mirror) -> None:
+async def test_shards_share_the_times_whatever_their_number_is(mirror):
     image = mirror.push("v1")
     image.load_into(mirror.source.app, "other", tag="v1")
     both = [{"from": name, "tags": tags("v1"), "min_age": "3d"} for name in ("app", "other")]
@@ -383,9 +371,7 @@ async def test_shards_share_the_times_whatever_their_number_is(mirror: Mirror) -
 
 
 @pytest.mark.parametrize(("days", "status"), [(89, "synced"), (93, "skipped")])
-async def test_a_digest_that_comes_back_within_ninety_days_keeps_its_age(
-    mirror: Mirror, days: int, status: str
-) -> None:
+async def test_a_digest_that_comes_back_within_ninety_days_keeps_its_age(mirror, days, status):
     first = mirror.push("v1")
     await mirror.run("v1")
     await anyio.sleep(days * DAY)
@@ -396,9 +382,7 @@ async def test_a_digest_that_comes_back_within_ninety_days_keeps_its_age(
     assert (await mirror.run("v1")).statuses() == [status]
 
 
-async def test_a_disk_that_is_full_at_the_end_is_told_and_fails_nothing(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_disk_that_is_full_at_the_end_is_told_and_fails_nothing(mirror, monkeypatch):
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -429,7 +413,7 @@ def clock(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(mirror, monkeypatch)
 
 
-async def test_a_time_later_than_now_counts_as_now(mirror: Mirror, clock: Clock) -> None:
+async def test_a_time_later_than_now_counts_as_now(mirror, clock):
     """A clock was a year ahead when the digest was first seen: it waits as long as others, no more."""
     mirror.push("v1")
     clock.wrong_by = 365 * DAY
@@ -444,9 +428,7 @@ async def test_a_time_later_than_now_counts_as_now(mirror: Mirror, clock: Clock)
     assert (await mirror.run("v1")).statuses() == ["synced"]
 
 
-async def test_a_clock_that_falls_back_and_recovers_makes_no_digest_older(
-    mirror: Mirror, clock: Clock
-) -> None:
+async def test_a_clock_that_falls_back_and_recovers_makes_no_digest_older(mirror, clock):
     await anyio.sleep(10 * DAY)
     mirror.push("v1")
     await mirror.run("v1")
@@ -460,9 +442,7 @@ async def test_a_clock_that_falls_back_and_recovers_makes_no_digest_older(
     assert [each["until"] for each in ran.images] == ["2026-01-14T00:00:00Z"] * 2
 
 
-async def test_a_clock_that_jumps_ahead_loses_no_time_that_still_counts(
-    mirror: Mirror, clock: Clock
-) -> None:
+async def test_a_clock_that_jumps_ahead_loses_no_time_that_still_counts(mirror, clock):
     mirror.push("v1")
     await mirror.run("v1")
     clock.wrong_by = 365 * DAY  # the entry expires, and begins again
@@ -475,9 +455,7 @@ async def test_a_clock_that_jumps_ahead_loses_no_time_that_still_counts(
 # --- races
 
 
-async def test_a_tag_that_moves_between_look_up_and_copy_waits_for_its_own_age(
-    mirror: Mirror,
-) -> None:
+async def test_a_tag_that_moves_between_look_up_and_copy_waits_for_its_own_age(mirror):
     old = mirror.push("v1")
     await mirror.run("v1")
     await anyio.sleep(3 * DAY)
@@ -495,9 +473,7 @@ async def test_a_tag_that_moves_between_look_up_and_copy_waits_for_its_own_age(
     assert ran.images[0]["until"] == "2026-01-07T00:00:00Z"
 
 
-async def test_times_that_another_process_adds_meanwhile_are_kept(
-    mirror: Mirror, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_times_that_another_process_adds_meanwhile_are_kept(mirror, monkeypatch):
     mirror.push("v1")
     ours = mirror.push("v2")
     await mirror.run("v1")
@@ -514,7 +490,7 @@ async def test_times_that_another_process_adds_meanwhile_are_kept(
     assert ours.top in mirror.seen.read_text()
 
 
-async def test_a_run_that_is_killed_has_saved_what_it_saw_a_minute_before(mirror: Mirror) -> None:
+async def test_a_run_that_is_killed_has_saved_what_it_saw_a_minute_before(mirror):
     image = mirror.push("v1")
     mirror.push("v2")
     saved = []
@@ -532,7 +508,7 @@ async def test_a_run_that_is_killed_has_saved_what_it_saw_a_minute_before(mirror
 # --- watch
 
 
-async def test_watch_holds_back_and_copies_when_it_is_due(tmp_path: Path) -> None:
+async def test_watch_holds_back_and_copies_when_it_is_due(tmp_path):
     async with scene(tmp_path) as stage:
         image = stage.load("v1")
         stage.write(
@@ -552,9 +528,7 @@ async def test_watch_holds_back_and_copies_when_it_is_due(tmp_path: Path) -> Non
         ]
 
 
-async def test_watch_goes_on_with_what_it_knows_when_the_file_cannot_be_read(
-    tmp_path: Path,
-) -> None:
+async def test_watch_goes_on_with_what_it_knows_when_the_file_cannot_be_read(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         seen = tmp_path / ".regsync" / "seen.jsonl"
@@ -572,7 +546,7 @@ async def test_watch_goes_on_with_what_it_knows_when_the_file_cannot_be_read(
         assert seen.read_text() == '{"seen": 9}\n'
 
 
-async def test_watch_keeps_the_configuration_whose_times_can_be_kept(tmp_path: Path) -> None:
+async def test_watch_keeps_the_configuration_whose_times_can_be_kept(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})

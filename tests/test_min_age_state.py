@@ -18,7 +18,7 @@ from _regsync.state.archive import RepositoryKey
 from _regsync.state.seen import FirstSeen, SeenKey
 from conformance.client.copies import push_http
 from conformance.content.images import Seed
-from tests.ends import Ran, Start, document, run_regsync, tags
+from tests.ends import Ran, document, run_regsync, tags
 
 MAPPING = {"from": "app", "tags": tags("v1"), "min_age": "3d"}
 # Nobody answers there.
@@ -33,14 +33,14 @@ def run(file: Path, *options: str, env: Any = None, **top: Any) -> Ran:
 UNKEPT = "mappings[0] has `min_age`, but this run keeps nothing for the next one"
 
 
-def test_without_a_directory_nothing_is_attempted() -> None:
+def test_without_a_directory_nothing_is_attempted():
     ran = run_regsync("sync", "-c", "-", stdin=document(ENDS, MAPPING))
     assert ran.status == 3
     assert f"error: CONFIG_ERROR: {UNKEPT}\nhint: set `cache_dir` in `global` to a" in ran.err
 
 
 @pytest.mark.parametrize("options", [(), ("--dry-run",), ("--shard", "0/2")], ids=str)
-def test_beside_the_file_a_ci_job_keeps_nothing(tmp_path: Path, options: tuple[str, ...]) -> None:
+def test_beside_the_file_a_ci_job_keeps_nothing(tmp_path, options):
     file = tmp_path / "mirror.yaml"
     ran = run(file, *options, env={"CI": "true"})
     assert (ran.status, ran.report["error"]["message"]) == (3, UNKEPT)
@@ -52,20 +52,20 @@ def test_beside_the_file_a_ci_job_keeps_nothing(tmp_path: Path, options: tuple[s
     assert run(file, *options, env={"CI": "false"}).status == 2
 
 
-def test_validate_looks_at_the_configuration_alone(tmp_path: Path) -> None:
+def test_validate_looks_at_the_configuration_alone(tmp_path):
     file = tmp_path / "mirror.yaml"
     file.write_text(document(ENDS, MAPPING))
     assert run_regsync("validate", str(file), env={"CI": "true"}).status == 0
 
 
-def test_watch_needs_it_too(tmp_path: Path) -> None:
+def test_watch_needs_it_too(tmp_path):
     file = tmp_path / "mirror.yaml"
     file.write_text(document(ENDS, MAPPING))
     ran = run_regsync("watch", "-c", str(file), "--health-port", "0", env={"CI": "true"})
     assert (ran.status, UNKEPT in ran.err) == (3, True)
 
 
-def test_a_directory_or_file_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:
+def test_a_directory_or_file_that_cannot_be_used_is_an_error(tmp_path):
     file = tmp_path / "mirror.yaml"
     cache = tmp_path / ".regsync"
     cache.write_text("a file")
@@ -87,9 +87,7 @@ def test_a_directory_or_file_that_cannot_be_used_is_an_error(tmp_path: Path) -> 
     assert run(file).status == 3
 
 
-def test_a_directory_of_another_user_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_of_another_user_is_an_error(tmp_path, monkeypatch):
     monkeypatch.setattr("_regsync.state.seen.os.access", lambda *_: False)
     ran = run(tmp_path / "mirror.yaml")
     assert (ran.status, "cannot keep: it cannot be written" in ran.err) == (3, True)
@@ -97,7 +95,7 @@ def test_a_directory_of_another_user_is_an_error(
     assert run(tmp_path / "mirror.yaml", "--dry-run").status == 2
 
 
-def test_shards_keep_their_state_apart_and_these_times_together() -> None:
+def test_shards_keep_their_state_apart_and_these_times_together():
     text = json.dumps({"mappings": [], "global": {"cache_dir": "/var/lib/x"}})
     file = ConfigFile(text.encode(), name="x", environ={"CI": "1"}, base_dir=None, home=None)
     assert load(file).seen_dir == load(file).cache_dir == "/var/lib/x"
@@ -116,7 +114,7 @@ def first_seen(directory: Path, now: float, **more: Any) -> FirstSeen:
 
 
 @pytest.mark.anyio
-async def test_of_two_sources_the_earlier_time_counts(tmp_path: Path) -> None:
+async def test_of_two_sources_the_earlier_time_counts(tmp_path):
     known = {SeenKey(WHERE, DIGEST): 1000}
     assert first_seen(tmp_path, 5000, known=known).held_until(WHERE, DIGEST, 4001) == 5001
     assert first_seen(tmp_path, 5000, known=known).held_until(WHERE, DIGEST, 4000) is None
@@ -129,7 +127,7 @@ async def test_of_two_sources_the_earlier_time_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.anyio
-async def test_what_is_written_is_read_again_and_nothing_else_is_left(tmp_path: Path) -> None:
+async def test_what_is_written_is_read_again_and_nothing_else_is_left(tmp_path):
     one = first_seen(tmp_path, 5000)
     one.held_until(WHERE, DIGEST, 10)
     await one.save()
@@ -183,7 +181,7 @@ JANUARY = 1767225600
         ),
     ],
 )
-async def test_a_line_that_is_no_entry_is_skipped_and_goes(tmp_path: Path, line: bytes) -> None:
+async def test_a_line_that_is_no_entry_is_skipped_and_goes(tmp_path, line):
     file = tmp_path / "seen.jsonl"
     other = {**ENTRY, "digest": DIGEST.replace("0", "1")}
     file.write_bytes(b'{"seen": 1}\n%b\n%b\n' % (line, json.dumps(other).encode()))
@@ -201,7 +199,7 @@ async def test_a_line_that_is_no_entry_is_skipped_and_goes(tmp_path: Path, line:
 
 @pytest.mark.virtual_time
 @pytest.mark.anyio
-async def test_a_saving_waits_for_another_one_and_not_for_ever(tmp_path: Path) -> None:
+async def test_a_saving_waits_for_another_one_and_not_for_ever(tmp_path):
     lock = os.open(tmp_path / "seen.lock", os.O_WRONLY | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -219,9 +217,7 @@ async def test_a_saving_waits_for_another_one_and_not_for_ever(tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_an_image_of_docker_registry_is_held_back(
-    docker_registry: str, serve: Start, tmp_path: Path
-) -> None:
+def test_an_image_of_docker_registry_is_held_back(docker_registry, serve, tmp_path):
     target = serve()
     image = Seed(5).image()
     push_http(image, docker_registry, "app", "v1")

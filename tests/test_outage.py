@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -53,9 +52,7 @@ def fail(host: Outage, now: float, error: SyncError = REFUSED, *, is_probe: bool
     return host.reach
 
 
-def test_three_failures_in_a_row_begin_an_outage_and_an_answer_between_begins_the_count_anew() -> (
-    None
-):
+def test_three_failures_in_a_row_begin_an_outage_and_an_answer_between_begins_the_count_anew():
     host = outage(answered=True)
     assert (fail(host, 1), fail(host, 2)) == (Reach.UP, Reach.UP)
     assert host.record_answer(2.5) is False
@@ -63,13 +60,13 @@ def test_three_failures_in_a_row_begin_an_outage_and_an_answer_between_begins_th
     assert (host.since, host.gives_up_at) == (3, 123)
 
 
-def test_the_first_failure_of_a_host_that_has_never_answered_begins_one() -> None:
+def test_the_first_failure_of_a_host_that_has_never_answered_begins_one():
     host = outage(answered=False)
     assert fail(host, 7) is Reach.DOWN
     assert (host.since, host.gives_up_at, host.probe_at) == (7, 22, 7.5)
 
 
-def test_probes_come_after_pauses_that_double_up_to_ten_seconds() -> None:
+def test_probes_come_after_pauses_that_double_up_to_ten_seconds():
     host = outage(answered=True)
     now = 0.0
     for _ in range(3):
@@ -86,14 +83,14 @@ def test_probes_come_after_pauses_that_double_up_to_ten_seconds() -> None:
 
 
 @pytest.mark.parametrize(("chance", "first"), [(0.0, 0.375), (0.999, 0.625)])
-def test_a_pause_has_a_quarter_of_itself_as_jitter(chance: float, first: float) -> None:
+def test_a_pause_has_a_quarter_of_itself_as_jitter(chance, first):
     host = Outage(PATIENCE)
     host.record_failure(REFUSED, 0.0, 0.0, chance)
     assert host.probe_at == pytest.approx(first, abs=0.001)
 
 
 @pytest.mark.parametrize("probed", [False, True])
-def test_an_answer_ends_an_outage_whoever_got_it(probed: bool) -> None:
+def test_an_answer_ends_an_outage_whoever_got_it(probed):
     host = outage(answered=False)
     fail(host, 0)
     if probed:
@@ -103,7 +100,7 @@ def test_an_answer_ends_an_outage_whoever_got_it(probed: bool) -> None:
     assert host.record_answer(0) is False
 
 
-def test_failures_of_what_was_under_way_change_nothing() -> None:
+def test_failures_of_what_was_under_way_change_nothing():
     host = outage(answered=False)
     fail(host, 0)
     assert host.begin_probe(1)
@@ -111,7 +108,7 @@ def test_failures_of_what_was_under_way_change_nothing() -> None:
     assert (host.probe_at, host.since) == (0.5, 0)
 
 
-def test_a_probe_that_was_not_sent_makes_room_for_another_at_once() -> None:
+def test_a_probe_that_was_not_sent_makes_room_for_another_at_once():
     host = outage(answered=False)
     fail(host, 0)
     assert host.begin_probe(1)
@@ -119,7 +116,7 @@ def test_a_probe_that_was_not_sent_makes_room_for_another_at_once() -> None:
     assert host.begin_probe(1)
 
 
-def test_a_host_is_given_up_when_the_patience_ends() -> None:
+def test_a_host_is_given_up_when_the_patience_ends():
     host = outage(answered=False)
     fail(host, 0)
     assert not host.give_up(14.9)
@@ -128,7 +125,7 @@ def test_a_host_is_given_up_when_the_patience_ends() -> None:
     assert fail(host, 16) is Reach.STOPPED
 
 
-def test_a_probe_that_fails_behind_the_end_gives_up() -> None:
+def test_a_probe_that_fails_behind_the_end_gives_up():
     host = outage(answered=False)
     fail(host, 0)
     host.begin_probe(14)
@@ -138,20 +135,18 @@ def test_a_probe_that_fails_behind_the_end_gives_up() -> None:
 @pytest.mark.parametrize(
     ("lasting", "answered"), [(UNTRUSTED, False), (UNTRUSTED, True), (UNKNOWN, False)]
 )
-def test_three_failures_that_no_waiting_mends_stop_a_host(
-    lasting: SyncError, answered: bool
-) -> None:
+def test_three_failures_that_no_waiting_mends_stop_a_host(lasting, answered):
     host = outage(answered=answered)
     states = [fail(host, now, lasting) for now in range(3)]
     assert states == [Reach.UP, Reach.UP, Reach.STOPPED]
 
 
-def test_a_name_that_has_answered_may_be_away_from_its_name_server() -> None:
+def test_a_name_that_has_answered_may_be_away_from_its_name_server():
     host = outage(answered=True)
     assert [fail(host, now, UNKNOWN) for now in range(3)] == [Reach.UP, Reach.UP, Reach.DOWN]
 
 
-def test_a_host_that_was_stopped_is_tried_once_in_the_next_run() -> None:
+def test_a_host_that_was_stopped_is_tried_once_in_the_next_run():
     host = outage(answered=False)
     fail(host, 0)
     host.give_up(15)
@@ -163,7 +158,7 @@ def test_a_host_that_was_stopped_is_tried_once_in_the_next_run() -> None:
     assert fail(host, 200) is Reach.UP
 
 
-def test_time_spent_on_a_connection_that_never_came_about_counts() -> None:
+def test_time_spent_on_a_connection_that_never_came_about_counts():
     host = outage(answered=False)
     host.record_failure(REFUSED, 0.0, 10.0, 0.5)
     assert host.gives_up_at == 15
@@ -172,7 +167,7 @@ def test_time_spent_on_a_connection_that_never_came_about_counts() -> None:
     assert host.gives_up_at == 75
 
 
-def test_what_may_be_an_outage() -> None:
+def test_what_may_be_an_outage():
     def status(number: int, retry_after: float | None = None) -> SyncError:
         return RegistryError("", status=number, retry_after=retry_after)
 
@@ -357,7 +352,7 @@ def thorough(name: str, how: str, seconds: float) -> Any:
         for seconds in (0.5, 5.0, 30.0)
     ],
 )
-async def test_an_outage_is_waited_out(world: Virtual, name: str, how: str, seconds: float) -> None:
+async def test_an_outage_is_waited_out(world, name, how, seconds):
     """All arrives, nothing is sent twice, and little time is lost beside that of the outage."""
     scene = World(world, images=16)
     async with scene.away(name, how, 2.0, seconds):
@@ -372,9 +367,7 @@ async def test_an_outage_is_waited_out(world: Virtual, name: str, how: str, seco
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("name", ["target", "blobs", "token", "source"])
 @pytest.mark.parametrize("how", ["refused", "503"])
-async def test_one_probe_at_a_time_and_none_when_it_is_back(
-    world: Virtual, name: str, how: str
-) -> None:
+async def test_one_probe_at_a_time_and_none_when_it_is_back(world, name, how):
     begins = 2.0
     scene = World(world, images=12)
     async with scene.away(name, how, begins, 40.0):
@@ -392,9 +385,7 @@ async def test_one_probe_at_a_time_and_none_when_it_is_back(
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(("how", "seconds"), [("refused", 15.0), ("silent", 15.0), ("503", 15.0)])
 @pytest.mark.parametrize("name", ["source", "target", "token"])
-async def test_what_was_never_there_is_said_within_twenty_seconds(
-    world: Virtual, name: str, how: str, seconds: float
-) -> None:
+async def test_what_was_never_there_is_said_within_twenty_seconds(world, name, how, seconds):
     scene = World(world, images=4)
     async with scene.away(name, how, 0.0, 1000.0):
         ran = await scene.sync()
@@ -409,7 +400,7 @@ async def test_what_was_never_there_is_said_within_twenty_seconds(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_name_that_does_not_exist_is_said_at_once(world: Virtual) -> None:
+async def test_a_name_that_does_not_exist_is_said_at_once(world):
     scene = World(world, images=4)
     scene.places["target"].host = "nobody.test"
     ran = await scene.sync()
@@ -422,9 +413,7 @@ async def test_a_name_that_does_not_exist_is_said_at_once(world: Virtual) -> Non
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["refused", "503"])
-async def test_a_registry_that_stays_away_is_given_up_after_two_minutes(
-    world: Virtual, how: str
-) -> None:
+async def test_a_registry_that_stays_away_is_given_up_after_two_minutes(world, how):
     """Each image fails once, and the other target has them all."""
     scene = World(world, images=16)
     other = world.registry("other.test")
@@ -442,7 +431,7 @@ async def test_a_registry_that_stays_away_is_given_up_after_two_minutes(
 @excused
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_an_outage_is_said_once_and_so_is_its_end(world: Virtual) -> None:
+async def test_an_outage_is_said_once_and_so_is_its_end(world):
     scene = World(world, images=16)
     async with scene.away("target", "refused", 2.0, 20.0):
         ran = await scene.sync(arguments=("-v",))
@@ -456,7 +445,7 @@ async def test_an_outage_is_said_once_and_so_is_its_end(world: Virtual) -> None:
 @excused
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_the_heartbeat_says_for_whom_a_run_waits(world: Virtual) -> None:
+async def test_the_heartbeat_says_for_whom_a_run_waits(world):
     scene = World(world, images=16)
     async with scene.away("target", "refused", 2.0, 40.0):
         ran = await scene.sync(arguments=())
@@ -467,7 +456,7 @@ async def test_the_heartbeat_says_for_whom_a_run_waits(world: Virtual) -> None:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["refused", "503", "lost"])
-async def test_a_signal_ends_the_waiting_at_once(world: Virtual, how: str) -> None:
+async def test_a_signal_ends_the_waiting_at_once(world, how):
     scene = World(world, images=16)
 
     async def interrupt() -> None:
@@ -485,7 +474,7 @@ async def test_a_signal_ends_the_waiting_at_once(world: Virtual, how: str) -> No
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["refused", "503"])
-async def test_a_mount_that_an_outage_met_is_asked_for_again(world: Virtual, how: str) -> None:
+async def test_a_mount_that_an_outage_met_is_asked_for_again(world, how):
     """What is there in another repository is not uploaded because its host was away."""
     scene = World(world, images=16)
     mappings = [{"from": "app", "to": name, "tags": tags("*")} for name in ("app", "copy")]
@@ -499,9 +488,7 @@ async def test_a_mount_that_an_outage_met_is_asked_for_again(world: Virtual, how
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(("times", "uploads"), [(1, 1), (2, 2)])
-async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(
-    world: Virtual, times: int, uploads: int
-) -> None:
+async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(world, times, uploads):
     """A registry that always breaks at a mount gets the blob by upload."""
     source, target = world.registry("source.test"), world.registry("target.test")
     image = Seed(5).image(sizes=(1000,)).load_into(source.app, "app", tag="v1")
@@ -527,9 +514,7 @@ async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["refused", "503"])
 @pytest.mark.parametrize("settings", [{"staging_size_limit": 0}, {}], ids=["shared", "staged"])
-async def test_a_reading_for_several_targets_goes_on_where_it_broke(
-    world: Virtual, how: str, settings: dict[str, Any], tmp_path: Path
-) -> None:
+async def test_a_reading_for_several_targets_goes_on_where_it_broke(world, how, settings, tmp_path):
     """After 40 s, twice as long as a request to a target is kept open for its source."""
     scene = World(world, images=0)
     blobs = scene.places["blobs"]
@@ -562,7 +547,7 @@ async def test_a_reading_for_several_targets_goes_on_where_it_broke(
 @excused
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_an_upload_goes_on_through_as_many_outages_as_it_meets(world: Virtual) -> None:
+async def test_an_upload_goes_on_through_as_many_outages_as_it_meets(world):
     """Five of 10 s each, in an upload of 64 s."""
     source = world.registry("source.test")
     target = world.registry("target.test", up=Link(bandwidth=200 * KIB))
@@ -630,7 +615,7 @@ def failure_at(waiting: Recovery, peer: Peer) -> SyncError:
         (("proxy.test", 443), "no connection to X: connection refused"),
     ],
 )
-async def test_who_is_waited_for_is_named_once(address: tuple[str, int], cause: str) -> None:
+async def test_who_is_waited_for_is_named_once(address, cause):
     said: list[str] = []
     waiting = Recovery(
         patience=PATIENCE,
@@ -649,7 +634,7 @@ async def test_who_is_waited_for_is_named_once(address: tuple[str, int], cause: 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_where_only_bodies_wait_a_host_is_asked_for_anything() -> None:
+async def test_where_only_bodies_wait_a_host_is_asked_for_anything():
     async with recovery(answers_at=3.0) as (waiting, peer, pings):
         error = failure_at(waiting, peer)
         async with anyio.create_task_group() as tasks:
@@ -661,7 +646,7 @@ async def test_where_only_bodies_wait_a_host_is_asked_for_anything() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_the_first_request_that_can_be_repeated_is_the_probe() -> None:
+async def test_the_first_request_that_can_be_repeated_is_the_probe():
     async with recovery(answers_at=0.0) as (waiting, peer, pings):
         error = failure_at(waiting, peer)
         probed: list[str] = []
@@ -686,7 +671,7 @@ async def test_the_first_request_that_can_be_repeated_is_the_probe() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_what_was_sent_in_an_outage_and_fails_behind_it_begins_no_other() -> None:
+async def test_what_was_sent_in_an_outage_and_fails_behind_it_begins_no_other():
     """Nor does it use up an attempt: nobody waits for its host any more."""
     async with recovery(answers_at=0.0) as (waiting, peer, _):
         began = anyio.current_time()
@@ -702,7 +687,7 @@ async def test_what_was_sent_in_an_outage_and_fails_behind_it_begins_no_other() 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_probe_that_is_cancelled_is_given_back() -> None:
+async def test_a_probe_that_is_cancelled_is_given_back():
     async with recovery(answers_at=0.0) as (waiting, peer, pings):
         error = failure_at(waiting, peer)
 
@@ -727,9 +712,7 @@ async def test_a_probe_that_is_cancelled_is_given_back() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("side", ["target", pytest.param("source", marks=pytest.mark.thorough)])
-def test_a_registry_that_is_ended_and_started_again_costs_no_image(
-    side: str, tmp_path: Path
-) -> None:
+def test_a_registry_that_is_ended_and_started_again_costs_no_image(side, tmp_path):
     """It is ended when the first image has arrived, and started when the program has noticed."""
     homes = {name: tmp_path / name for name in ("source", "target")}
     seed = Seed(3)

@@ -56,7 +56,7 @@ def names(grown: Tree) -> list[str]:
 # ------------------------------------------------------------------------------------------
 
 
-def test_children_stand_before_their_index_at_every_depth() -> None:
+def test_children_stand_before_their_index_at_every_depth():
     """I2."""
     inner = index("inner", one := leaf("one"), two := leaf("two"))
     outer = index("outer", inner, three := leaf("three"))
@@ -69,7 +69,7 @@ def test_children_stand_before_their_index_at_every_depth() -> None:
     ]
 
 
-def test_blobs_that_stand_in_no_image_are_such_as_a_registry_may_not_miss() -> None:
+def test_blobs_that_stand_in_no_image_are_such_as_a_registry_may_not_miss():
     """Of an index's own blobs nobody says that they are looked for: what an earlier run knew is not
     enough.
     """
@@ -79,7 +79,7 @@ def test_blobs_that_stand_in_no_image_are_such_as_a_registry_may_not_miss() -> N
     ).is_image
 
 
-def test_a_child_that_is_named_twice_stands_once() -> None:
+def test_a_child_that_is_named_twice_stands_once():
     one = leaf("one", "a")
     grown = tree(index("root", one, one), one)
     assert names(grown) == ["one"]
@@ -97,7 +97,7 @@ def nested(depth: int, innermost: Manifest | None = None) -> Tree:
     return tree(chain[-1], *chain)
 
 
-def test_indexes_may_nest_as_deep_as_any_real_one_and_not_deeper() -> None:
+def test_indexes_may_nest_as_deep_as_any_real_one_and_not_deeper():
     """The images below the deepest index are none; an index that names nothing is one."""
     assert len(nested(4).children) == 4
     with pytest.raises(ContentError, match="more than 4 deep"):
@@ -108,16 +108,16 @@ def test_indexes_may_nest_as_deep_as_any_real_one_and_not_deeper() -> None:
         nested(4, inner)
 
 
-def test_an_image_without_index_needs_its_own_blobs_only() -> None:
+def test_an_image_without_index_needs_its_own_blobs_only():
     assert lacks(tree(leaf("root", "config", "a", "b"))) == (["config", "a", "b"], [])
 
 
-def test_a_blob_of_several_children_is_needed_once() -> None:
+def test_a_blob_of_several_children_is_needed_once():
     one, two = leaf("one", "a", "b"), leaf("two", "b", "c")
     assert lacks(tree(index("root", one, two), one, two)) == (["a", "b", "c"], ["one", "two"])
 
 
-def test_a_committed_child_stands_for_all_below_it() -> None:
+def test_a_committed_child_stands_for_all_below_it():
     one, two = leaf("one", "a"), leaf("two", "b")
     inner = index("inner", one)
     grown = tree(index("root", inner, two), inner, one, two)
@@ -125,7 +125,7 @@ def test_a_committed_child_stands_for_all_below_it() -> None:
     assert lacks(grown, {"one"}.__contains__) == (["b"], ["inner", "two"])
 
 
-def test_what_a_committed_child_shares_with_another_one_is_still_needed() -> None:
+def test_what_a_committed_child_shares_with_another_one_is_still_needed():
     one, two = leaf("one", "a", "shared"), leaf("two", "shared")
     inner = index("inner", two)
     grown = tree(index("root", one, inner, two), one, inner, two)
@@ -133,7 +133,7 @@ def test_what_a_committed_child_shares_with_another_one_is_still_needed() -> Non
     assert lacks(grown, {"inner"}.__contains__) == (["a", "shared"], ["one", "two"])
 
 
-def test_a_child_that_is_neither_committed_nor_at_hand_is_an_error() -> None:
+def test_a_child_that_is_neither_committed_nor_at_hand_is_an_error():
     """I1: else the index would be put without it."""
     one, two = leaf("one"), leaf("two")
     grown = tree(index("root", one, two), one)
@@ -142,7 +142,7 @@ def test_a_child_that_is_neither_committed_nor_at_hand_is_an_error() -> None:
         grown.missing_at(nothing)
 
 
-def test_one_digest_with_two_sizes_is_refused_unless_it_is_not_needed() -> None:
+def test_one_digest_with_two_sizes_is_refused_unless_it_is_not_needed():
     one = Manifest("image", "one", b"", layers=(blob("a", 1),))
     two = Manifest("image", "two", b"", layers=(blob("a", 2),))
     grown = tree(index("root", one, two), one, two)
@@ -163,11 +163,11 @@ def elected(*pending: tuple[str, str]) -> list[int]:
     return [election.take() for _ in pending]
 
 
-def test_the_image_with_most_shared_blobs_leads() -> None:
+def test_the_image_with_most_shared_blobs_leads():
     assert elected(("h", "a"), ("h", "xyz"), ("h", "ab"), ("h", "b")) == [2, 0, 1, 3]
 
 
-def test_blobs_that_somebody_brings_already_count_for_nothing() -> None:
+def test_blobs_that_somebody_brings_already_count_for_nothing():
     election = Election()
     for number, blobs in enumerate(["c", "cd", "cd", "ab"]):
         election.add(number, [("h", blob) for blob in blobs])
@@ -177,16 +177,16 @@ def test_blobs_that_somebody_brings_already_count_for_nothing() -> None:
     assert [election.take() for _ in range(4)] == [3, 0, 2, 4]
 
 
-def test_blobs_are_shared_within_one_host_only() -> None:
+def test_blobs_are_shared_within_one_host_only():
     assert elected(("h", "x"), ("one", "a"), ("two", "a")) == [0, 1, 2]
 
 
-def test_without_shared_blobs_the_first_that_came_goes_first() -> None:
+def test_without_shared_blobs_the_first_that_came_goes_first():
     assert elected(("h", "a"), ("h", "bc"), ("h", "")) == [0, 1, 2]
 
 
 @given(st.lists(st.sets(st.sampled_from("abcdefghij")), max_size=12))
-def test_the_election_is_the_greedy_set_cover(images: list[set[str]]) -> None:
+def test_the_election_is_the_greedy_set_cover(images):
     """Whoever is taken gains most of what is shared among those who still wait and was not taken
     before.
     """
@@ -205,7 +205,7 @@ def test_the_election_is_the_greedy_set_cover(images: list[set[str]]) -> None:
         covered |= waiting.pop(number)
 
 
-def test_an_election_is_near_linear() -> None:
+def test_an_election_is_near_linear():
     """2,000 images of 40 blobs, all shared: what is done per image does not grow with how many
     there are.
     """
@@ -260,11 +260,11 @@ def groups_of(*mappings: MappingRule) -> list[list[int]]:
 X, Y, Z = registry("x.example"), registry("y.example"), registry("z.example")
 
 
-def test_mappings_of_different_repositories_are_groups_of_their_own() -> None:
+def test_mappings_of_different_repositories_are_groups_of_their_own():
     assert groups_of(mapping(0, "a", "a"), mapping(1, "b", "b")) == [[0], [1]]
 
 
-def test_mappings_that_a_later_one_joins_are_one_group_in_their_own_order() -> None:
+def test_mappings_that_a_later_one_joins_are_one_group_in_their_own_order():
     apart = [mapping(number, "a", "r", target) for number, target in enumerate((X, Y, Z))]
     assert groups_of(*apart, mapping(3, "b", "s", X, Y, Z)) == [[0], [1], [2], [3]]
     joined = [*apart, mapping(3, "b", "r", X, Z)]
@@ -275,7 +275,7 @@ def test_mappings_that_a_later_one_joins_are_one_group_in_their_own_order() -> N
 V, W = registry("v.example"), registry("w.example")
 
 
-def test_the_groups_are_those_of_a_search_over_all_pairs() -> None:
+def test_the_groups_are_those_of_a_search_over_all_pairs():
     chance = random.Random(11)
     for _ in range(200):
         mappings = [
@@ -315,7 +315,7 @@ def assigned(*selected: tuple[MappingRule, str]) -> tuple[list[str], list[str]]:
     ]
 
 
-def test_a_tag_from_two_sources_goes_to_the_earlier_mapping_at_that_target_only() -> None:
+def test_a_tag_from_two_sources_goes_to_the_earlier_mapping_at_that_target_only():
     first, second = mapping(0, "a", "r", X), mapping(1, "b", "r", X, Y)
     assert assigned((first, "1 2"), (second, "2 3")) == (
         ["0 1 x.example", "0 2 x.example", "1 2 y.example", "1 3 x.example y.example"],
@@ -323,12 +323,12 @@ def test_a_tag_from_two_sources_goes_to_the_earlier_mapping_at_that_target_only(
     )
 
 
-def test_the_same_source_twice_is_done_once_and_is_no_conflict() -> None:
+def test_the_same_source_twice_is_done_once_and_is_no_conflict():
     first, second = mapping(0, "a", "r", X), mapping(1, "a", "r", X, Y)
     assert assigned((first, "1"), (second, "1")) == (["0 1 x.example", "1 1 y.example"], [])
 
 
-def test_the_same_source_under_another_platform_filter_is_another_image() -> None:
+def test_the_same_source_under_another_platform_filter_is_another_image():
     arm, amd = Platform("linux", "arm64"), Platform("linux", "amd64")
     first = mapping(0, "a", "r", X, platforms=(arm, amd))
     turned = mapping(1, "a", "r", X, platforms=(amd, arm))
@@ -339,28 +339,28 @@ def test_the_same_source_under_another_platform_filter_is_another_image() -> Non
     )
 
 
-def test_two_aliases_of_one_host_are_one_target() -> None:
+def test_two_aliases_of_one_host_are_one_target():
     both = mapping(0, "a", "r", X, registry("x.example", alias="again"))
     assert assigned((both, "1")) == (["0 1 x.example"], [])
 
 
-def test_a_tag_that_is_selected_twice_is_looked_up_once() -> None:
+def test_a_tag_that_is_selected_twice_is_looked_up_once():
     assert assigned((mapping(0, "a", "r", X), "1 1")) == (["0 1 x.example"], [])
 
 
-def test_two_ports_of_one_host_are_two_targets() -> None:
+def test_two_ports_of_one_host_are_two_targets():
     both = mapping(0, "a", "r", X, registry("x.example", alias="other", port=5000))
     assert assigned((both, "1")) == (["0 1 x.example other"], [])
 
 
-def test_both_spellings_of_a_docker_hub_repository_are_one() -> None:
+def test_both_spellings_of_a_docker_hub_repository_are_one():
     hub = registry("docker.io")
     first, second = mapping(0, "a", "nginx", hub), mapping(1, "b", "library/nginx", hub)
     assert groups_of(first, second) == [[0, 1]]
     assert assigned((first, "1"), (second, "1")) == (["0 1 docker.io"], ["1 1 docker.io to 0"])
 
 
-def test_whatever_names_what_is_lost_is_lost_with_it() -> None:
+def test_whatever_names_what_is_lost_is_lost_with_it():
     inner = index("inner", one := leaf("one", "a"), two := leaf("two", "b"))
     grown = tree(index("root", inner, three := leaf("three", "c")), inner, one, two, three)
     assert grown.with_ancestors(frozenset({"a"})) == {"a", "one", "inner", "root"}
@@ -368,11 +368,11 @@ def test_whatever_names_what_is_lost_is_lost_with_it() -> None:
     assert grown.with_ancestors(frozenset()) == frozenset()
 
 
-def test_an_image_that_shares_blobs_with_two_earlier_ones_leads_them() -> None:
+def test_an_image_that_shares_blobs_with_two_earlier_ones_leads_them():
     assert elected(("h", "a"), ("h", "b"), ("h", "ab")) == [2, 0, 1]
 
 
-def test_no_more_than_512_candidates_wait() -> None:
+def test_no_more_than_512_candidates_wait():
     pending = Pending()
     for number in range(512):
         assert not pending.is_full()
@@ -383,6 +383,6 @@ def test_no_more_than_512_candidates_wait() -> None:
     assert not pending.is_full()
 
 
-def test_one_place_is_one_target_whichever_scheme_leads_there() -> None:
+def test_one_place_is_one_target_whichever_scheme_leads_there():
     plain = registry("x.example", alias="plain")._replace(scheme="http")
     assert assigned((mapping(0, "a", "r", X, plain), "1")) == (["0 1 x.example"], [])

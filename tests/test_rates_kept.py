@@ -25,7 +25,7 @@ from conformance.providers.personas import Persona, Provider
 from conformance.providers.rates import Cap
 from conformance.registry.app import App
 from conformance.server.memory import Link, Place
-from tests.ends import Virtual, document, held, tags
+from tests.ends import document, held, tags
 from tests.test_redirects import registry, transport_of
 from tests.wires import Blob
 from tools.benches import rates
@@ -72,7 +72,7 @@ def is_manifest_put(request: Request) -> bool:
 # Documented rates.
 
 
-async def test_ecrs_published_rates_are_kept_and_used() -> None:
+async def test_ecrs_published_rates_are_kept_and_used():
     found = await rates.measure(images=60, layers=2, latency=0.02)
     assert found.refused == 0
     # The pause before the first manifest weighs more here than with the 300 images of the command.
@@ -80,9 +80,7 @@ async def test_ecrs_published_rates_are_kept_and_used() -> None:
     assert found.requests["manifest_put"] == 60
 
 
-async def test_a_google_project_is_rationed_apart_from_its_neighbour(
-    world: Virtual, seed: Seed
-) -> None:
+async def test_a_google_project_is_rationed_apart_from_its_neighbour(world, seed):
     """One window and bucket a project: the second one's work does not wait for the first one's."""
     source = world.registry("source.test", up=NEAR, down=NEAR)
     images = {name: images_at(source, seed, 40, 10, 20, name=name) for name in ("one", "two")}
@@ -102,7 +100,7 @@ async def test_a_google_project_is_rationed_apart_from_its_neighbour(
     assert max(sum(at <= other < at + 1 for other in both) for at in both) > 240 + 30
 
 
-async def test_a_copy_inside_a_registry_of_one_window_ends(world: Virtual, seed: Seed) -> None:
+async def test_a_copy_inside_a_registry_of_one_window_ends(world, seed):
     """There a blob's GET and PUT draw on the same window, which no finished transfer may leave
     narrower.
     """
@@ -119,9 +117,7 @@ async def test_a_copy_inside_a_registry_of_one_window_ends(world: Virtual, seed:
     assert all(held(place, "o/kept", image) for image in images)
 
 
-async def test_uploads_of_two_steps_that_wait_for_a_narrow_window_end(
-    world: Virtual, seed: Seed
-) -> None:
+async def test_uploads_of_two_steps_that_wait_for_a_narrow_window_end(world, seed):
     """Read once for two targets, sent by PATCH and PUT: refusals have halved the window down to
     one.
     """
@@ -150,9 +146,7 @@ async def test_uploads_of_two_steps_that_wait_for_a_narrow_window_end(
 # A refusal is about one action.
 
 
-async def test_a_429_on_manifest_put_slows_nothing_but_manifest_puts(
-    world: Virtual, seed: Seed
-) -> None:
+async def test_a_429_on_manifest_put_slows_nothing_but_manifest_puts(world, seed):
     source, target = (
         world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test")
     )
@@ -179,9 +173,7 @@ async def test_a_429_on_manifest_put_slows_nothing_but_manifest_puts(
     assert ran.totals["throttled"] == {"target.test": len(refused)}
 
 
-async def test_retry_after_of_an_upload_start_rests_the_window_and_frees_what_was_held(
-    world: Virtual, seed: Seed
-) -> None:
+async def test_retry_after_of_an_upload_start_rests_the_window_and_frees_what_was_held(world, seed):
     """Transfers that wait hold nothing of the source, so that the other target has all of it."""
     source = world.registry("source.test", up=NEAR, down=NEAR)
     busy, well = (world.registry(name, up=NEAR, down=NEAR) for name in ("busy.test", "well.test"))
@@ -202,7 +194,7 @@ async def test_retry_after_of_an_upload_start_rests_the_window_and_frees_what_wa
     assert ran.seconds < 40
 
 
-async def test_a_503_with_retry_after_rests_the_window_too(world: Virtual, seed: Seed) -> None:
+async def test_a_503_with_retry_after_rests_the_window_too(world, seed):
     source, target = (
         world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test")
     )
@@ -216,9 +208,7 @@ async def test_a_503_with_retry_after_rests_the_window_too(world: Virtual, seed:
     assert max(each.time for each in source.journal.matching("GET", "blob")) > 20
 
 
-async def test_a_request_that_is_always_refused_gives_up_and_so_do_all_behind_it(
-    world: Virtual, seed: Seed
-) -> None:
+async def test_a_request_that_is_always_refused_gives_up_and_so_do_all_behind_it(world, seed):
     source, target = (
         world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test")
     )
@@ -238,7 +228,7 @@ async def test_a_request_that_is_always_refused_gives_up_and_so_do_all_behind_it
 # What is left of a quota.
 
 
-async def test_docker_hubs_quota_is_used_up_and_never_overdrawn(world: Virtual, seed: Seed) -> None:
+async def test_docker_hubs_quota_is_used_up_and_never_overdrawn(world, seed):
     hub, target = world.persona("dockerhub"), world.registry("target.test", up=NEAR, down=NEAR)
     for number in range(130):
         seed.image(sizes=(500,)).load_into(hub, "library/app", tag=f"v{number}")
@@ -255,7 +245,7 @@ async def test_docker_hubs_quota_is_used_up_and_never_overdrawn(world: Virtual, 
     assert ran.seconds < 60
 
 
-async def test_a_quota_told_to_a_head_is_the_manifests(world: Virtual, seed: Seed) -> None:
+async def test_a_quota_told_to_a_head_is_the_manifests(world, seed):
     """Others have used it up: what the first HEAD tells keeps all GETs of manifests from being sent."""
     hub, target = world.persona("dockerhub"), world.registry("target.test", up=NEAR, down=NEAR)
     for number in range(5):
@@ -288,9 +278,7 @@ def with_quota(provider: Provider, request: Request, answer: Response) -> Respon
     return answer
 
 
-async def test_discovery_slows_down_before_the_wall_and_resumes_by_itself(
-    world: Virtual, seed: Seed
-) -> None:
+async def test_discovery_slows_down_before_the_wall_and_resumes_by_itself(world, seed):
     row = Persona(
         source="docs/protocol-facts.md section 7.1",
         hosts={"registry": "rationed.test"},
@@ -325,7 +313,7 @@ def drawing(gate: Gate, host: str) -> Demand:
     return Demand(host, meters=gate.limits[host].meters_of("app", "x"))
 
 
-async def test_who_waits_for_a_token_holds_no_permit_and_goes_by_age() -> None:
+async def test_who_waits_for_a_token_holds_no_permit_and_goes_by_age():
     gate = gate_of(a=Pace("x", rate=1))
     order: list[tuple[int, float]] = []
 
@@ -346,7 +334,7 @@ async def test_who_waits_for_a_token_holds_no_permit_and_goes_by_age() -> None:
     ]
 
 
-async def test_the_next_in_line_is_let_in_on_time_when_the_first_gives_up() -> None:
+async def test_the_next_in_line_is_let_in_on_time_when_the_first_gives_up():
     gate = gate_of(a=Pace("x", rate=1))
     entered: list[float] = []
 
@@ -364,7 +352,7 @@ async def test_the_next_in_line_is_let_in_on_time_when_the_first_gives_up() -> N
     assert not gate._queues
 
 
-async def test_no_action_starves_another_in_a_window_that_they_share() -> None:
+async def test_no_action_starves_another_in_a_window_that_they_share():
     """Younger work keeps coming, of both sorts; who came before is served before."""
     gate = gate_of(a=Pace("x y", 1, rate=10))
     waited: list[float] = []
@@ -383,7 +371,7 @@ async def test_no_action_starves_another_in_a_window_that_they_share() -> None:
     assert max(waited) < 2
 
 
-async def test_a_transfer_gives_back_what_it_holds_before_it_waits_for_its_next_request() -> None:
+async def test_a_transfer_gives_back_what_it_holds_before_it_waits_for_its_next_request():
     gate = gate_of(a=Pace("x", rate=1), b=Pace("x"))
     inside: list[str] = []
 
@@ -414,7 +402,7 @@ async def narrow(world_of: Any = None) -> AsyncIterator[Any]:
     yield transport, host
 
 
-async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_its_permit() -> None:
+async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_its_permit():
     body = Call("upload_body", "PUT", "/v2/app/blobs/uploads/1", "app")
     entered: list[float] = []
     async with narrow() as (transport, host):
@@ -445,9 +433,7 @@ async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_it
     assert entered == [0.0, pytest.approx(1.0, abs=1e-3), pytest.approx(1.3)]
 
 
-async def test_a_body_well_under_way_wakes_those_who_wait_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_body_well_under_way_wakes_those_who_wait_once(monkeypatch):
     body = Call("upload_body", "PUT", "/v2/app/blobs/uploads/1", "app")
     async with narrow() as (transport, host):
         turn = await transport.gate.enter(transport.demand_of(host, body), None, None)
@@ -463,8 +449,8 @@ async def test_a_body_well_under_way_wakes_those_who_wait_once(
 
 
 async def test_a_large_body_does_not_hold_up_other_uploads_of_a_window_of_one(
-    world: Virtual, seed: Seed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, seed, monkeypatch
+):
     """6 MB at 2 MB/s: the next upload starts when the first mebibyte is through."""
     monkeypatch.setattr(
         CongestionWindow,
@@ -488,9 +474,7 @@ async def test_a_large_body_does_not_hold_up_other_uploads_of_a_window_of_one(
 # A registry that is stopped.
 
 
-async def test_those_who_wait_fail_at_once_when_their_registry_asks_for_hours(
-    world: Virtual, seed: Seed
-) -> None:
+async def test_those_who_wait_fail_at_once_when_their_registry_asks_for_hours(world, seed):
     source, target, other = (
         world.registry(f"{name}.test", up=NEAR, down=NEAR) for name in ("source", "t", "o")
     )
@@ -506,7 +490,7 @@ async def test_those_who_wait_fail_at_once_when_their_registry_asks_for_hours(
     assert all("1h06m" in text and "until 2026-01-01 01:06 UTC" in text for text in messages)
 
 
-async def test_dead_credentials_stop_their_registry_only(world: Virtual, seed: Seed) -> None:
+async def test_dead_credentials_stop_their_registry_only(world, seed):
     source, well = (
         world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "well.test")
     )
@@ -526,7 +510,7 @@ async def test_dead_credentials_stop_their_registry_only(world: Virtual, seed: S
     )
 
 
-async def test_a_403_of_one_repository_stops_no_other(world: Virtual, seed: Seed) -> None:
+async def test_a_403_of_one_repository_stops_no_other(world, seed):
     source, target = (
         world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test")
     )
@@ -548,9 +532,7 @@ async def test_a_403_of_one_repository_stops_no_other(world: Virtual, seed: Seed
 
 
 @pytest.mark.parametrize("how", ["refused", "silent"])
-async def test_an_unreachable_registry_stops_and_the_others_finish(
-    world: Virtual, seed: Seed, how: Any
-) -> None:
+async def test_an_unreachable_registry_stops_and_the_others_finish(world, seed, how):
     source, gone, well = (
         world.registry(f"{name}.test", up=NEAR, down=NEAR) for name in ("source", "gone", "well")
     )

@@ -32,7 +32,7 @@ from conformance.content.images import Image, Seed
 from conformance.providers.personas import PERSONAS
 from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth
-from tests.ends import Start, Virtual, held, run_regsync
+from tests.ends import held, run_regsync
 from tests.layouts import make_layout
 from tools import build_zipapp
 
@@ -82,7 +82,7 @@ def command_lines() -> Iterator[list[str]]:
             yield words[1:]
 
 
-def test_it_is_short() -> None:
+def test_it_is_short():
     assert README.count("\n") < LONGEST
     assert max(len(line) for line in OWN_WORDS.splitlines() if not line.startswith("|")) <= 120
 
@@ -98,7 +98,7 @@ def anchors(page: Path) -> set[str]:
     [ROOT / "README.md", ROOT / "conformance" / "README.md", *sorted((ROOT / "docs").glob("*.md"))],
     ids=lambda page: page.relative_to(ROOT).as_posix(),
 )
-def test_every_link_leads_somewhere(page: Path) -> None:
+def test_every_link_leads_somewhere(page):
     for link in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
         if "://" in link:
             continue
@@ -108,12 +108,12 @@ def test_every_link_leads_somewhere(page: Path) -> None:
         assert not anchor or anchor in anchors(file), link
 
 
-def test_every_document_is_linked() -> None:
+def test_every_document_is_linked():
     for path in (ROOT / "docs").glob("*.md"):
         assert f"(docs/{path.name})" in README, path.name
 
 
-def test_the_documents_agree_on_whether_there_is_a_release() -> None:
+def test_the_documents_agree_on_whether_there_is_a_release():
     changes = (ROOT / "docs" / "changes.md").read_text(encoding="utf-8")
     latest = re.findall(r"(?m)^## (.*)$", changes)[0]
     assert latest.partition(" ")[0] == __version__
@@ -128,7 +128,7 @@ def test_the_documents_agree_on_whether_there_is_a_release() -> None:
 
 
 @pytest.mark.parametrize("words", [*command_lines()], ids=" ".join)
-def test_every_command_line_is_understood(words: list[str]) -> None:
+def test_every_command_line_is_understood(words):
     if words == ["COMMAND", "--help"]:
         return
     arguments = cli.parse_arguments(words)
@@ -141,12 +141,12 @@ def test_every_command_line_is_understood(words: list[str]) -> None:
 OFFLINE = {"expand", "report", "schema", "validate", "version"}
 
 
-def test_every_command_is_there() -> None:
+def test_every_command_is_there():
     assert {words[0] for words in command_lines()} - {"COMMAND"} == set(commands())
     assert sum(words[0] == "copy" for words in command_lines()) > 5
 
 
-def test_every_option_exists_and_every_option_is_named() -> None:
+def test_every_option_exists_and_every_option_is_named():
     rules = {f"--{field.name.replace('_', '-')}" for field in SECTIONS["tags"]}
     real = {name for parser in commands().values() for name in options_of(parser)}
     tools = {
@@ -189,7 +189,7 @@ def test_every_option_exists_and_every_option_is_named() -> None:
     assert real - named - rules == {"-h", "--config"}
 
 
-def test_the_exit_statuses_are_those_of_the_help() -> None:
+def test_the_exit_statuses_are_those_of_the_help():
     table = dict(re.findall(r"(?m)^\| ([\d, ]+) \| (.*) \|$", TEXT))
     helped = dict(re.findall(r"(?m)^  (\d)    (.*)$", cli.STATUSES))
     interrupted = table.pop("130, 143")
@@ -197,14 +197,14 @@ def test_the_exit_statuses_are_those_of_the_help() -> None:
     assert interrupted == "interrupted by SIGINT, SIGTERM, with work left undone"
 
 
-def test_every_command_with_json_is_named() -> None:
+def test_every_command_with_json_is_named():
     told = re.search(r"With `--json` \((.*?)\) standard output", TEXT, re.DOTALL)
     assert told is not None
     named = {name.partition(" ")[0] for name in re.findall("`([a-z ]+)`", told[1])}
     assert named == {name for name, parser in commands().items() if "--json" in options_of(parser)}
 
 
-def test_the_fields_of_a_report_are_those_of_its_schema() -> None:
+def test_the_fields_of_a_report_are_those_of_its_schema():
     kinds = schema()["$defs"]
     told = re.search(
         r"(?s)The document of `sync` and `copy` has (.*?)An image has:(.*?)\n\n[^|]", TEXT
@@ -218,7 +218,7 @@ def test_the_fields_of_a_report_are_those_of_its_schema() -> None:
     assert {*re.findall(r"`(\w+)`", parts)} == {*kinds["cause"]["properties"]}
 
 
-def test_the_display_is_the_programs() -> None:
+def test_the_display_is_the_programs():
     shown = next(block for _, block in BLOCKS if block.startswith("images "))
     now = Progress(
         done=12,
@@ -247,7 +247,7 @@ def samples() -> Iterator[str]:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_the_output_that_is_shown_is_the_programs(world: Virtual, tmp_path: Path) -> None:
+async def test_the_output_that_is_shown_is_the_programs(world, tmp_path):
     source = world.listen(App(), "ghcr.io", scheme="https")
     auth = BasicAuth({"mirror": "right"})
     world.listen(App(auth=auth), "registry.example.com", scheme="https")
@@ -304,21 +304,21 @@ OWN_STATUSES = {
 
 
 @pytest.mark.parametrize("name", OWN_STATUSES)
-def test_the_help_of_a_command_says_what_its_own_statuses_mean(name: str) -> None:
+def test_the_help_of_a_command_says_what_its_own_statuses_mean(name):
     _, _, statuses = cli.parser_of(name).format_help().partition("exit status:\n")
     for line in OWN_STATUSES[name]:
         assert f"  {line}" in statuses
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
-def test_help_speaks_of_requests_only_where_registries_are_asked(name: str) -> None:
+def test_help_speaks_of_requests_only_where_registries_are_asked(name):
     helped = run_regsync_help(name)
     is_silent = "every request" not in helped and "--no-progress" not in helped
     assert is_silent is (name in OFFLINE)
     assert cli.parse_arguments([*SHORTEST.get(name, [name]), "-v", "--no-progress"]).v == 1
 
 
-def test_every_command_lists_the_statuses_that_it_can_end_with() -> None:
+def test_every_command_lists_the_statuses_that_it_can_end_with():
     for name, parser in commands().items():
         _, _, statuses = parser.format_help().partition("exit status:\n")
         assert re.findall(r"(?m)^  (\d+) ", statuses) == cli.COMMANDS[name].statuses.split()
@@ -326,7 +326,7 @@ def test_every_command_lists_the_statuses_that_it_can_end_with() -> None:
 
 
 @pytest.mark.parametrize("name", ["validate", "expand"])
-def test_a_configuration_is_named_with_or_without_an_option(name: str, tmp_path: Path) -> None:
+def test_a_configuration_is_named_with_or_without_an_option(name, tmp_path):
     path = tmp_path / "mirror.yaml"
     path.write_text("mappings: []")
     plain = run_regsync(name, str(path))
@@ -340,14 +340,14 @@ def test_a_configuration_is_named_with_or_without_an_option(name: str, tmp_path:
         assert "-c/--config" in ran.err
 
 
-def test_a_command_that_copies_nothing_does_not_say_that_it_copies() -> None:
+def test_a_command_that_copies_nothing_does_not_say_that_it_copies():
     for name in ("analyze", "audit"):
         locked = next(action for action in commands()[name]._actions if action.dest == "locked")
         assert locked.help
         assert "copy" not in locked.help
 
 
-def test_q_hides_warnings_as_its_help_says(tmp_path: Path) -> None:
+def test_q_hides_warnings_as_its_help_says(tmp_path):
     assert "no warnings" in run_regsync_help("validate")
     path = tmp_path / "mirror.yaml"
     mapping = "{from: a, source: a, targets: [b], tags: {immutable_tags: latest}}"
@@ -358,7 +358,7 @@ def test_q_hides_warnings_as_its_help_says(tmp_path: Path) -> None:
     assert run_regsync("validate", "-q", str(path)).err == ""
 
 
-def test_refused_references_need_no_network() -> None:
+def test_refused_references_need_no_network():
     for words in (
         ["copy", "docker://a/b", "c"],
         ["copy", "a/B", "c"],
@@ -371,7 +371,7 @@ def test_refused_references_need_no_network() -> None:
         assert not ran.out
 
 
-def test_an_abbreviated_option_is_none() -> None:
+def test_an_abbreviated_option_is_none():
     ran = run_regsync("version", "--jso")
     assert ran.status == 3
     assert "--jso" in ran.err
@@ -382,25 +382,25 @@ def test_an_abbreviated_option_is_none() -> None:
 
 
 @pytest.mark.parametrize("section", sorted(SECTIONS))
-def test_every_key_is_named(section: str) -> None:
+def test_every_key_is_named(section):
     for field in SECTIONS[section]:
         assert re.search(rf"\b{field.name}\b", TEXT), f"{section}.{field.name}"
 
 
 @pytest.mark.parametrize("text", RECIPES, ids=range(len(RECIPES)))
-def test_every_example_is_valid_and_nothing_in_it_is_doubted(text: str, tmp_path: Path) -> None:
+def test_every_example_is_valid_and_nothing_in_it_is_doubted(text, tmp_path):
     (tmp_path / "mirror.yaml").write_text(text)
     ran = run_regsync("validate", str(tmp_path / "mirror.yaml"), env=SECRETS)
     assert (ran.status, ran.out, ran.err) == (0, "", "")
 
 
-def test_the_example_needs_the_variable_that_the_text_names() -> None:
+def test_the_example_needs_the_variable_that_the_text_names():
     ran = run_regsync("validate", "-", stdin=RECIPES[0])
     assert ran.status == 3
     assert "MIRROR_PASSWORD" in ran.err
 
 
-def test_the_schema_is_named_as_editors_want_it() -> None:
+def test_the_schema_is_named_as_editors_want_it():
     assert "# yaml-language-server: $schema=regsync.schema.json" in TEXT
     assert "# yaml-language-server: $schema=regsync.schema.json" in run_regsync_help("schema")
 
@@ -417,7 +417,7 @@ RULES = re.findall(r"(?m)^\| `(\{.*\})` \| (.*) \|$", TEXT)
 
 
 @pytest.mark.parametrize(("rule", "selected"), RULES, ids=[rule for rule, _ in RULES])
-def test_a_tag_rule_selects_what_its_row_says(rule: str, selected: str) -> None:
+def test_a_tag_rule_selects_what_its_row_says(rule, selected):
     assert PREAMBLE is not None
     listed = re.findall(r"`([^`]+)`", PREAMBLE[1])
     listed.append(PREAMBLE[2].replace("…", "0" * 64))
@@ -432,7 +432,7 @@ def test_a_tag_rule_selects_what_its_row_says(rule: str, selected: str) -> None:
     assert kept == (told or listed[:-1])
 
 
-def test_there_are_examples_of_every_tag_rule_that_selects() -> None:
+def test_there_are_examples_of_every_tag_rule_that_selects():
     named = {name for rule, _ in RULES for name in yaml.safe_load(rule)}
     assert named == {field.name for field in SECTIONS["tags"]} - {"immutable_tags"}
     assert len(RULES) == 11
@@ -493,9 +493,7 @@ SYNCED = [
 
 
 @pytest.mark.parametrize("number", range(len(RECIPES)))
-def test_a_recipe_copies_what_it_says_and_nothing_twice(
-    number: int, serve: Start, tmp_path: Path
-) -> None:
+def test_a_recipe_copies_what_it_says_and_nothing_twice(number, serve, tmp_path):
     """Its hosts become the harness's; certificates and proxies, which these need not, go."""
     document: dict[str, Any] = yaml.safe_load(RECIPES[number])
     alias = document["defaults"]["source"]
@@ -552,7 +550,7 @@ def _name_of(target: str) -> str:
     return name if inside else target.partition("/")[2]
 
 
-def test_every_recipe_has_content_here() -> None:
+def test_every_recipe_has_content_here():
     assert len(RECIPES) == len(CONTENT) == len(SYNCED)
 
 
@@ -560,7 +558,7 @@ def test_every_recipe_has_content_here() -> None:
 # ----------------------------------------------------------------------------------------
 
 
-def test_every_code_has_a_row_and_every_row_a_code() -> None:
+def test_every_code_has_a_row_and_every_row_a_code():
     known = {"INTERNAL_ERROR", "SOURCE_ERROR", "TARGET_ERROR"}
     pending = [RegsyncError]
     while pending:
@@ -570,7 +568,7 @@ def test_every_code_has_a_row_and_every_row_a_code() -> None:
     assert set(re.findall(r"(?m)^\| `([A-Z_]+)` \|", TEXT)) == known
 
 
-def test_every_file_is_there() -> None:
+def test_every_file_is_there():
     for name in set(re.findall(r"\b(?:tools|tests|conformance|docs|deploy)/[\w./-]*", TEXT)):
         assert (ROOT / name.rstrip(".")).exists(), name
     for path in (ROOT / "deploy").rglob("*.*"):
@@ -581,7 +579,7 @@ def test_every_file_is_there() -> None:
         assert wheel.name in TEXT
 
 
-def test_the_harness_names_its_modules_and_personas() -> None:
+def test_the_harness_names_its_modules_and_personas():
     told = (ROOT / "conformance" / "README.md").read_text(encoding="utf-8")
     named = set(re.findall("`([a-z][a-z0-9_-]*)`", told))
     ends = tuple(re.findall("`(-[a-z0-9-]+)`", told))  # `unknown-404`, `-405` and so on
@@ -594,7 +592,7 @@ def test_the_harness_names_its_modules_and_personas() -> None:
     assert [name for name in PERSONAS if name not in named and not name.endswith(ends)] == []
 
 
-def test_every_invariant_is_cited_by_tests() -> None:
+def test_every_invariant_is_cited_by_tests():
     numbers = re.findall(
         r"(?m)^- (I[0-9]+): ", (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     )
@@ -607,7 +605,7 @@ def test_every_invariant_is_cited_by_tests() -> None:
 @pytest.mark.parametrize(
     "name", [name for name, parser in commands().items() if "-c" in options_of(parser)]
 )
-def test_help_offers_standard_input_where_it_is_read(name: str) -> None:
+def test_help_offers_standard_input_where_it_is_read(name):
     helped = next(each.help for each in cli.parser_of(name)._actions if "-c" in each.option_strings)
     assert helped is not None
     if name == "watch":
@@ -622,7 +620,7 @@ def test_help_offers_standard_input_where_it_is_read(name: str) -> None:
         assert ran.err.startswith("error: CONFIG_ERROR: standard input:1:")
 
 
-def test_every_table_is_whole() -> None:
+def test_every_table_is_whole():
     for table in re.findall(r"(?m)(?:^\|.*\n)+", TEXT):
         widths = {row.replace(r"\|", "").count("|") for row in table.splitlines()}
         assert len(widths) == 1, table

@@ -14,7 +14,7 @@ import pytest
 
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response
-from conformance.registry.tokens import Challenge, Form, TokenService
+from conformance.registry.tokens import Challenge, TokenService
 from conformance.server.memory import Link, Place
 from tests.ends import Virtual, held, tags
 
@@ -51,8 +51,8 @@ def without_error(challenge: Challenge) -> list[str]:
 @pytest.mark.parametrize("form", ["plain", without_error])
 @pytest.mark.parametrize(("uses", "images"), [(25, 12), (7, 4)])
 async def test_a_registry_whose_tokens_end_after_some_requests_loses_no_image(
-    world: Virtual, uses: int, images: int, form: Form | str
-) -> None:
+    world, uses, images, form
+):
     source, target, registries = pair(world, uses=uses, form=form)
     loaded = load(source, images)
     ran = await world.sync(registries, {"from": "app", "tags": tags(glob="v*")})
@@ -64,7 +64,7 @@ async def test_a_registry_whose_tokens_end_after_some_requests_loses_no_image(
         assert let_in > uses, "one token would not have done"
 
 
-async def test_requests_with_the_same_ended_token_share_one_renewal(world: Virtual) -> None:
+async def test_requests_with_the_same_ended_token_share_one_renewal(world):
     source = world.registry("source.test", auth=service(), up=Link(0.1))
     target = world.registry("target.test")
     registries = {"source": {"url": source.url, **LOGIN}, "target": target}
@@ -85,7 +85,7 @@ async def test_requests_with_the_same_ended_token_share_one_renewal(world: Virtu
     assert tokens.requests == revoked[0] + 1
 
 
-async def test_a_token_that_ends_at_a_redirect_is_renewed_as_well(world: Virtual) -> None:
+async def test_a_token_that_ends_at_a_redirect_is_renewed_as_well(world):
     source, target, registries = pair(world)
     image = load(source, 1)[0]
     redirected: list[str] = []
@@ -104,7 +104,7 @@ async def test_a_token_that_ends_at_a_redirect_is_renewed_as_well(world: Virtual
     assert source.app.auth.requests == 2
 
 
-async def test_a_token_that_never_worked_is_renewed_once(world: Virtual) -> None:
+async def test_a_token_that_never_worked_is_renewed_once(world):
     """A registry that takes no token at all: two of them are tried for a request, as ever."""
     source, _, registries = pair(world)
     load(source, 1)
@@ -119,7 +119,7 @@ async def test_a_token_that_never_worked_is_renewed_once(world: Virtual) -> None
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_busy_server_has_let_nobody_in(world: Virtual, status: int) -> None:
+async def test_a_busy_server_has_let_nobody_in(world, status):
     source, _, registries = pair(world)
     load(source, 1)
     shown: list[str] = []
@@ -140,7 +140,7 @@ async def test_a_busy_server_has_let_nobody_in(world: Virtual, status: int) -> N
     assert source.app.auth.requests == 2
 
 
-async def test_what_has_let_nobody_write_is_no_ended_token(world: Virtual) -> None:
+async def test_what_has_let_nobody_write_is_no_ended_token(world):
     """The token lets requests read, so it is good; that it is refused to the first that writes is
     for lack of a right, though the challenge does not say so.
     """

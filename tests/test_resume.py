@@ -28,7 +28,7 @@ from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.exchange import Reception
 from conformance.server.memory import Link, Place
-from tests.ends import Ran, Virtual, held, only, tags, virtual
+from tests.ends import Ran, held, only, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -66,9 +66,7 @@ def arrived(image: Image, target: Place, ran: Ran) -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("after", [1, 300_000, SIZE - 1])
-async def test_a_broken_source_body_goes_on_while_the_put_stays_open(
-    world: Virtual, after: int, reset: bool
-) -> None:
+async def test_a_broken_source_body_goes_on_while_the_put_stays_open(world, after, reset):
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, SIZE)
     source.app.faults.on("GET", "blob", reference=digest).first().drop(
@@ -86,7 +84,7 @@ async def test_a_broken_source_body_goes_on_while_the_put_stays_open(
     target.journal.matching("GET", "upload").none()
 
 
-async def test_a_source_that_breaks_every_mebibyte_is_read_once(world: Virtual) -> None:
+async def test_a_source_that_breaks_every_mebibyte_is_read_once(world):
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, 12 * MIB)
     source.app.faults.on("GET", "blob", reference=digest).drop(after=MIB, of="response")
@@ -99,9 +97,7 @@ async def test_a_source_that_breaks_every_mebibyte_is_read_once(world: Virtual) 
 
 
 @pytest.mark.parametrize(("resumable", "again"), [(False, 2), (True, 4)])
-async def test_a_source_that_breaks_without_progress_is_given_up(
-    world: Virtual, resumable: bool, again: int
-) -> None:
+async def test_a_source_that_breaks_without_progress_is_given_up(world, resumable, again):
     """Five attempts without a mebibyte between them; then the blob begins again twice, or goes on
     five times.
     """
@@ -141,9 +137,7 @@ def _elsewhere(request: Request, answer: Answer) -> Answer:
 
 
 @pytest.mark.parametrize("how", ["whole", "elsewhere", "unsaid", "refused"])
-async def test_only_the_right_rest_is_taken_else_the_blob_begins_again(
-    world: Virtual, how: str
-) -> None:
+async def test_only_the_right_rest_is_taken_else_the_blob_begins_again(world, how):
     source = world.listen(_Whole() if how == "whole" else App(), "source.test")
     target = world.registry("target.test", resumable=False)
     image, digest = load(source, SIZE)
@@ -165,7 +159,7 @@ async def test_only_the_right_rest_is_taken_else_the_blob_begins_again(
     target.journal.matching("HEAD", "blob").none()
 
 
-async def test_a_source_is_waited_for_no_longer_than_twenty_seconds(world: Virtual) -> None:
+async def test_a_source_is_waited_for_no_longer_than_twenty_seconds(world):
     source, target = (world.registry("source.test"), world.registry("target.test", resumable=False))
     image, digest = load(source, SIZE)
     faults = source.app.faults
@@ -185,9 +179,7 @@ async def test_a_source_is_waited_for_no_longer_than_twenty_seconds(world: Virtu
     assert broken.status is None
 
 
-async def test_the_rest_of_a_blob_behind_a_redirect_is_asked_for_at_the_registry(
-    world: Virtual,
-) -> None:
+async def test_the_rest_of_a_blob_behind_a_redirect_is_asked_for_at_the_registry(world):
     """A signed URL that was used is not used again (docs/protocol-facts.md section 1.13)."""
     provider, target = world.persona("redirecting"), world.registry("target.test")
     image = Seed(72).image(layers=[Seed(73).blob(SIZE)]).load_into(provider, "app", tag="v1")
@@ -209,9 +201,7 @@ async def test_the_rest_of_a_blob_behind_a_redirect_is_asked_for_at_the_registry
 
 
 @pytest.mark.parametrize("size", [2 * MIB, 500])
-async def test_a_blob_for_several_targets_is_read_once_though_it_breaks(
-    world: Virtual, size: int
-) -> None:
+async def test_a_blob_for_several_targets_is_read_once_though_it_breaks(world, size):
     """On its way to disk, and into memory."""
     source = world.registry("source.test")
     targets = {name: world.registry(f"{name}.test") for name in ("one", "two")}
@@ -225,7 +215,7 @@ async def test_a_blob_for_several_targets_is_read_once_though_it_breaks(
     assert sum(each.response_bytes for each in pulls(source, digest)) == size
 
 
-async def test_a_corrupted_rest_is_never_committed(world: Virtual) -> None:
+async def test_a_corrupted_rest_is_never_committed(world):
     source, target = world.registry("source.test"), world.registry("target.test")
     _, digest = load(source, SIZE)
     source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
@@ -247,7 +237,7 @@ def often(monkeypatch: pytest.MonkeyPatch) -> int:
     return MIB // 2
 
 
-async def test_a_target_that_kept_a_part_gets_the_rest(world: Virtual, often: int) -> None:
+async def test_a_target_that_kept_a_part_gets_the_rest(world, often):
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, SIZE)
     kept = 2 * MIB + 1234
@@ -269,9 +259,7 @@ async def test_a_target_that_kept_a_part_gets_the_rest(world: Virtual, often: in
 
 
 @pytest.mark.parametrize("form", ["distribution3", "strict"])
-async def test_a_whole_body_whose_answer_got_lost_is_not_sent_again(
-    world: Virtual, form: str, often: int
-) -> None:
+async def test_a_whole_body_whose_answer_got_lost_is_not_sent_again(world, form, often):
     """I7: the registry died between the last byte and the commit: asked by HEAD, then closed by an
     empty PUT.
     """
@@ -299,9 +287,7 @@ async def test_a_whole_body_whose_answer_got_lost_is_not_sent_again(
 
 
 @pytest.mark.parametrize("committed", [True, False])
-async def test_an_error_behind_the_last_byte_is_asked_about(
-    world: Virtual, committed: bool
-) -> None:
+async def test_an_error_behind_the_last_byte_is_asked_about(world, committed):
     """By HEAD after 0, 1 and 3 s; its session got an answer, and is asked nothing."""
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, SIZE)
@@ -316,9 +302,7 @@ async def test_an_error_behind_the_last_byte_is_asked_about(
     target.journal.matching("GET", "upload").none()
 
 
-async def test_a_target_that_is_away_for_a_while_is_asked_again_what_it_kept(
-    world: Virtual, often: int
-) -> None:
+async def test_a_target_that_is_away_for_a_while_is_asked_again_what_it_kept(world, often):
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, SIZE)
     target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
@@ -330,9 +314,7 @@ async def test_a_target_that_is_away_for_a_while_is_asked_again_what_it_kept(
     target.journal.matching("GET", "upload").exactly(4)
 
 
-async def test_a_target_that_breaks_again_and_again_gets_every_byte_once(
-    world: Virtual, often: int
-) -> None:
+async def test_a_target_that_breaks_again_and_again_gets_every_byte_once(world, often):
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, SIZE)
     target.app.faults.on("PUT", "upload", query={"digest": digest}).first(4).drop(
@@ -345,7 +327,7 @@ async def test_a_target_that_breaks_again_and_again_gets_every_byte_once(
     target.journal.matching("POST", "upload_start").exactly(len(image.blobs))
 
 
-async def test_a_target_that_forgot_is_asked_once_and_gets_the_blob_again(world: Virtual) -> None:
+async def test_a_target_that_forgot_is_asked_once_and_gets_the_blob_again(world):
     source, target = (world.registry("source.test"), world.registry("target.test", resumable=False))
     image, _ = load(source, SIZE, 2 * MIB)
     for digest, body in image.blobs.items():
@@ -364,7 +346,7 @@ async def test_a_target_that_forgot_is_asked_once_and_gets_the_blob_again(world:
         assert len(sends(target, digest)) == (2 if len(body) > MIB else 1)
 
 
-async def test_a_blob_begins_again_at_most_twice(world: Virtual) -> None:
+async def test_a_blob_begins_again_at_most_twice(world):
     """The last time in the other dialect."""
     source, target = (world.registry("source.test"), world.registry("target.test", resumable=False))
     _, digest = load(source, SIZE)
@@ -382,9 +364,7 @@ async def test_a_blob_begins_again_at_most_twice(world: Virtual) -> None:
 @pytest.mark.parametrize(
     "said", ["0-0", "", "5-10", f"0-{10 * SIZE}", "0-99999999999999999999999999", "none"]
 )
-async def test_a_status_that_says_nothing_of_use_lets_the_blob_begin_again(
-    world: Virtual, said: str
-) -> None:
+async def test_a_status_that_says_nothing_of_use_lets_the_blob_begin_again(world, said):
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, SIZE)
     target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
@@ -397,9 +377,7 @@ async def test_a_status_that_says_nothing_of_use_lets_the_blob_begin_again(
 
 @pytest.mark.provokes("bytes_not_of_digest")
 @pytest.mark.parametrize("form", ["strict", "distribution3"])
-async def test_a_rest_that_does_not_fit_lets_the_blob_begin_again(
-    world: Virtual, form: str, often: int
-) -> None:
+async def test_a_rest_that_does_not_fit_lets_the_blob_begin_again(world, form, often):
     """Too little is said (zot): a strict registry answers 416, distribution 3 finds another digest,
     400.
     """
@@ -422,7 +400,7 @@ async def test_a_rest_that_does_not_fit_lets_the_blob_begin_again(
     assert puts[2].request_bytes == SIZE
 
 
-async def test_source_and_target_break_and_both_go_on(world: Virtual, often: int) -> None:
+async def test_source_and_target_break_and_both_go_on(world, often):
     """The source is away for longer than a PUT is kept open; what the target kept is not sent
     again.
     """
@@ -439,9 +417,7 @@ async def test_source_and_target_break_and_both_go_on(world: Virtual, often: int
 
 
 @pytest.mark.parametrize("side", ["source", "target"])
-async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(
-    world: Virtual, side: str
-) -> None:
+async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(world, side):
     """It answered before: repetitions of one request do not make it unreachable for the run."""
     source, target = (
         world.registry("source.test", down=Link(bandwidth=MIB)),
@@ -470,9 +446,7 @@ async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(
 
 @pytest.mark.provokes("refused_login_again")
 @pytest.mark.parametrize("times", [1, 5, 6])
-async def test_a_login_that_expires_before_a_body_is_renewed_five_times_at_most(
-    world: Virtual, times: int
-) -> None:
+async def test_a_login_that_expires_before_a_body_is_renewed_five_times_at_most(world, times):
     source = world.registry("source.test")
     target = world.registry("target.test", auth=TokenService({"u": "p"}))
     image, digest = load(source, SIZE)
@@ -495,7 +469,7 @@ async def test_a_login_that_expires_before_a_body_is_renewed_five_times_at_most(
 
 
 @pytest.mark.provokes("refused_login_again")
-async def test_a_stray_basic_challenge_does_not_make_passwords_travel(world: Virtual) -> None:
+async def test_a_stray_basic_challenge_does_not_make_passwords_travel(world):
     source = world.registry("source.test")
     target = world.registry("target.test", auth=TokenService({"u": "p"}))
     image, digest = load(source, SIZE)
@@ -511,9 +485,7 @@ async def test_a_stray_basic_challenge_does_not_make_passwords_travel(world: Vir
     assert kinds == {"token"}
 
 
-async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_breaks(
-    world: Virtual,
-) -> None:
+async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_breaks(world):
     """Tried without the excuse that the audit of `test_fault_matrix` has for it."""
     source, target = (world.registry("source.test"), world.registry("target.test", resumable=False))
     image, digest = load(source, SIZE)
@@ -533,9 +505,7 @@ async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_
 @pytest.mark.parametrize(
     ("times", "at"), [(1, [0, 0.5]), (3, [0, 0.5, 1.5, 3.5]), (4, [0, 0.5, 1.5, 3.5])]
 )
-async def test_a_registry_that_is_late_to_see_a_blob_gets_time(
-    world: Virtual, times: int, at: list[float]
-) -> None:
+async def test_a_registry_that_is_late_to_see_a_blob_gets_time(world, times, at):
     """All was confirmed in this run: the manifest is put again after 0.5, 1 and 2 s, then all is
     looked up.
     """
@@ -553,7 +523,7 @@ async def test_a_registry_that_is_late_to_see_a_blob_gets_time(
 @pytest.mark.provokes(
     "manifest_names_absent", "blob_uploaded_twice", "blob_pulled_twice", "second_session"
 )
-async def test_a_blob_that_vanished_behind_its_upload_is_brought_again(world: Virtual) -> None:
+async def test_a_blob_that_vanished_behind_its_upload_is_brought_again(world):
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, 70_000, 900)
     lost = list[bytes]()
@@ -571,7 +541,7 @@ async def test_a_blob_that_vanished_behind_its_upload_is_brought_again(world: Vi
 
 
 @pytest.mark.parametrize("size", [2 * MIB, 500_000])
-async def test_a_staged_blob_goes_on_from_where_it_was_staged(world: Virtual, size: int) -> None:
+async def test_a_staged_blob_goes_on_from_where_it_was_staged(world, size):
     """One of two targets breaks: what it lacks comes from disk, or memory, not from the source."""
     source = world.registry("source.test")
     one, two = (world.registry(f"{name}.test") for name in ("one", "two"))
@@ -602,8 +572,8 @@ def _broken(data: st.DataObject, place: Place, method: str, kind: str, size: int
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), resumable=st.booleans(), size=st.sampled_from([1, 70_000, 300_000, MIB + 3]))
 async def test_whatever_breaks_the_target_has_the_right_bytes_or_none(
-    monkeypatch: pytest.MonkeyPatch, data: st.DataObject, resumable: bool, size: int
-) -> None:
+    monkeypatch, data, resumable, size
+):
     monkeypatch.setattr(relay, "_CHECKPOINT", 1 << 18)
     async with virtual() as world:
         source = world.registry("source.test")
@@ -669,7 +639,7 @@ async def _cancelled(monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
     return scope.cancelled_caught
 
 
-async def test_a_cancelled_resumption_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_cancelled_resumption_holds_nothing(monkeypatch):
     """I9, at every third step of a run in which source and target break: permits, connections and
     claims are free.
     """
@@ -683,7 +653,7 @@ async def test_a_cancelled_resumption_holds_nothing(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(("often", "bodies"), [(1, 2), (9, 3)])
-async def test_a_forgotten_session_is_opened_anew(world: Virtual, often: int, bodies: int) -> None:
+async def test_a_forgotten_session_is_opened_anew(world, often, bodies):
     """The blob begins again, at most twice; what was refused before its body is no resumption."""
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, SIZE)

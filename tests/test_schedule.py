@@ -140,7 +140,7 @@ def digest(name: str) -> str:
     return f"sha256:{name.encode().hex():0>64}"
 
 
-async def test_sixteen_blobs_of_an_image_are_copied_at_the_same_time() -> None:
+async def test_sixteen_blobs_of_an_image_are_copied_at_the_same_time():
     stage = Stage()
     await stage.run(image("a", *((f"blob {number}", 1) for number in range(40))))
     assert stage.most_copying == {"a": 16}
@@ -149,7 +149,7 @@ async def test_sixteen_blobs_of_an_image_are_copied_at_the_same_time() -> None:
     assert stage.ended["a"].error is None
 
 
-async def test_an_image_that_waits_for_another_one_holds_no_slot() -> None:
+async def test_an_image_that_waits_for_another_one_holds_no_slot():
     """I8: of two slots the second one goes from the follower to a third image."""
     stage = Stage(slots=2)
     images = [
@@ -170,9 +170,7 @@ async def test_an_image_that_waits_for_another_one_holds_no_slot() -> None:
     ]
 
 
-async def test_only_so_many_images_are_promoted_and_the_others_come_in_their_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_only_so_many_images_are_promoted_and_the_others_come_in_their_turn(monkeypatch):
     """Those that wait count too."""
     monkeypatch.setattr(schedule, "_MAX_PROMOTED", 3)
     stage = Stage(slots=5)
@@ -185,7 +183,7 @@ async def test_only_so_many_images_are_promoted_and_the_others_come_in_their_tur
     ]
 
 
-async def test_the_blobs_of_a_failed_image_that_are_on_their_way_go_on() -> None:
+async def test_the_blobs_of_a_failed_image_that_are_on_their_way_go_on():
     stage = Stage()
     stage.broken.add(digest("broken"))
     await stage.run(image("a", ("broken", 1), ("slow", 50)), image("b", ("slow", 50)))
@@ -195,7 +193,7 @@ async def test_the_blobs_of_a_failed_image_that_are_on_their_way_go_on() -> None
     assert stage.ended["b"].error is None
 
 
-async def test_an_image_that_waited_for_a_failed_one_copies_what_that_owned() -> None:
+async def test_an_image_that_waited_for_a_failed_one_copies_what_that_owned():
     stage = Stage(slots=1)
     stage.broken.add(digest("broken"))
     await stage.run(image("a", ("broken", 1)), image("second", ("broken", 1), into="a"))
@@ -205,14 +203,14 @@ async def test_an_image_that_waited_for_a_failed_one_copies_what_that_owned() ->
     assert not stage.scheduler.images
 
 
-async def test_artifacts_follow_their_subject_before_other_images() -> None:
+async def test_artifacts_follow_their_subject_before_other_images():
     stage = Stage(slots=1)
     await stage.run(image("a", ("one", 1), then=(image("signature"),)), image("b", ("two", 1)))
     puts = [text for text in stage.trace if text.endswith("put")]
     assert puts == ["a put", "signature put", "b put"]
 
 
-async def test_artifacts_of_a_failed_image_are_not_put() -> None:
+async def test_artifacts_of_a_failed_image_are_not_put():
     stage = Stage()
     stage.broken.add(digest("one"))
     signature = image("signature")
@@ -223,7 +221,7 @@ async def test_artifacts_of_a_failed_image_are_not_put() -> None:
     assert stage.ended["a"].unfinished_images == 0
 
 
-async def test_a_drain_lets_end_what_has_begun_and_leaves_the_rest() -> None:
+async def test_a_drain_lets_end_what_has_begun_and_leaves_the_rest():
     """The follower waits for an image that ends, the third one has no slot yet."""
     stage = Stage(slots=2)
 
@@ -242,7 +240,7 @@ async def test_a_drain_lets_end_what_has_begun_and_leaves_the_rest() -> None:
     assert len(stage.scheduler.pending) == 1
 
 
-async def test_a_drain_does_not_wait_for_an_image_whose_blob_will_not_come() -> None:
+async def test_a_drain_does_not_wait_for_an_image_whose_blob_will_not_come():
     """`a` commits what `b` is to mount; `b` had not begun, so it is left, and `c`, which had begun
     and waits for the same blob in the same repository, with it.
     """
@@ -264,9 +262,7 @@ async def test_a_drain_does_not_wait_for_an_image_whose_blob_will_not_come() -> 
     assert anyio.current_time() - began == 20
 
 
-async def test_images_that_nobody_would_ever_serve_do_not_keep_a_run_from_ending(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_images_that_nobody_would_ever_serve_do_not_keep_a_run_from_ending(monkeypatch):
     """It cannot happen while rule 9 holds; if it does, the run says so (I9)."""
 
     def promote(claims: Claims, work: ImageClaims) -> list[Step]:
@@ -280,7 +276,7 @@ async def test_images_that_nobody_would_ever_serve_do_not_keep_a_run_from_ending
     assert stage.ended == {}
 
 
-async def test_the_blob_that_most_images_want_goes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_blob_that_most_images_want_goes_first(monkeypatch):
     monkeypatch.setattr(schedule, "_MAX_BLOB_TASKS", 1)
     stage = Stage()
 
@@ -292,7 +288,7 @@ async def test_the_blob_that_most_images_want_goes_first(monkeypatch: pytest.Mon
     assert stage.trace == [f"x {digest('b')}", f"x {digest('a')}", f"x {digest('c')}", "x put"]
 
 
-async def test_of_images_that_want_a_slot_the_oldest_gets_it() -> None:
+async def test_of_images_that_want_a_slot_the_oldest_gets_it():
     stage = Stage(slots=2)
     stage.knowledge.accept_mount("target.test")
     followers = [image(name, ("shared", 5)) for name in ("b", "c", "d")]

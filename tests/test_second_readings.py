@@ -38,9 +38,7 @@ async def mirror(world: Virtual, source: Place, *targets: Place, **top: Any) -> 
 @PULLED_TWICE
 @pytest.mark.parametrize("size", [1000, 3 * MIB], ids=["in one piece", "in many"])
 @pytest.mark.parametrize("at", [0, -1], ids=["from the first byte", "at the last byte"])
-async def test_a_blob_that_was_wrong_once_is_read_again_over_a_fresh_connection(
-    world: Virtual, size: int, at: int
-) -> None:
+async def test_a_blob_that_was_wrong_once_is_read_again_over_a_fresh_connection(world, size, at):
     source, target = world.registry("source.test"), world.registry("target.test")
     image, digest = load(source, size)
     source.app.faults.on("GET", "blob", reference=digest).first().corrupt(at)
@@ -57,8 +55,8 @@ async def test_a_blob_that_was_wrong_once_is_read_again_over_a_fresh_connection(
 
 @pytest.mark.parametrize("staged", [True, False])
 async def test_a_blob_that_is_always_wrong_is_read_once_more_for_all_targets(
-    world: Virtual, staged: bool, tmp_path: Any
-) -> None:
+    world, staged, tmp_path
+):
     """Whichever target reads it, it is read twice in a run."""
     source, *targets = (world.registry(f"{name}.test") for name in ("source", "a", "b"))
     _, digest = load(source, 3 * MIB)
@@ -75,9 +73,7 @@ async def test_a_blob_that_is_always_wrong_is_read_once_more_for_all_targets(
 
 
 @PULLED_TWICE
-async def test_what_a_session_in_chunks_has_taken_of_the_wrong_bytes_is_given_up(
-    world: Virtual,
-) -> None:
+async def test_what_a_session_in_chunks_has_taken_of_the_wrong_bytes_is_given_up(world):
     source = world.registry("source.test")
     azure = world.persona("acr")
     image, digest = load(source, 17 * MIB)
@@ -123,9 +119,7 @@ CHANGES = {
 @pytest.mark.parametrize("by_digest", [True, False], ids=["a child", "a tag"])
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("times", [1, 2], ids=["wrong once", "wrong always"])
-async def test_a_manifest_is_read_again_over_a_fresh_connection(
-    world: Virtual, by_digest: bool, change: Callable[[bytes], bytes], times: int
-) -> None:
+async def test_a_manifest_is_read_again_over_a_fresh_connection(world, by_digest, change, times):
     source, target = world.registry("source.test"), world.registry("target.test")
     index = Seed(8).index(platforms=("linux/amd64",)).load_into(source.app, "app", tag="v1")
     source.app.amend = wrong(change, times, by_digest=by_digest)
@@ -147,7 +141,7 @@ async def test_a_manifest_is_read_again_over_a_fresh_connection(
         assert only(ran.images)["error"]["code"] == "CONTENT_ERROR"
 
 
-async def test_what_has_its_digest_and_is_no_manifest_is_asked_for_once(world: Virtual) -> None:
+async def test_what_has_its_digest_and_is_no_manifest_is_asked_for_once(world):
     source, target = world.registry("source.test"), world.registry("target.test")
     app = source.app
     assert isinstance(app, App)

@@ -26,7 +26,6 @@ from _regsync.sync.run import DRAIN_SECONDS
 from conformance.content.images import Image, Seed
 from conformance.messages import Request, digest_of
 from conformance.server.memory import Link, Place
-from conformance.server.sockets import Server
 from tests.ends import ROOT, Ran, Virtual, document, held, only, stopped_at, tags, virtual
 from tests.states import entries
 from tests.works import throttle, work
@@ -83,14 +82,8 @@ def check_left(ran: Ran, number: signal.Signals = signal.SIGTERM) -> None:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_signal_ends_what_only_asks_at_once(
-    world: Virtual,
-    tmp_path: Path,
-    number: signal.Signals,
-    side: str,
-    method: str,
-    kind: str,
-    how: str,
-) -> None:
+    world, tmp_path, number, side, method, kind, how
+):
     source, target = ends(world)
     images = [
         Seed(n).image(sizes=(9000,)).load_into(source.app, "app", tag=f"v{n}") for n in range(3)
@@ -116,9 +109,7 @@ async def test_a_signal_ends_what_only_asks_at_once(
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("command", ["copy", "sync --dry-run", "analyze"])
-async def test_so_do_a_copy_and_what_changes_nothing(
-    world: Virtual, tmp_path: Path, command: str
-) -> None:
+async def test_so_do_a_copy_and_what_changes_nothing(world, tmp_path, command):
     source, target = ends(world)
     Seed(1).image().load_into(source.app, "app", tag="v1")
     source.app.faults.on("GET", "manifest").stall()
@@ -135,9 +126,7 @@ async def test_so_do_a_copy_and_what_changes_nothing(
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.provokes("manifest_names_absent")
-async def test_an_image_that_starts_again_behind_a_signal_asks_nothing_new(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_an_image_that_starts_again_behind_a_signal_asks_nothing_new(world, tmp_path):
     """The questions that wait would be asked by a worker that no signal has cancelled."""
     source, target = ends(world)
     seed = Seed(1)
@@ -174,7 +163,7 @@ async def test_an_image_that_starts_again_behind_a_signal_asks_nothing_new(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_late_look_at_artifacts_is_cut_off_too(tmp_path: Path) -> None:
+async def test_a_late_look_at_artifacts_is_cut_off_too(tmp_path):
     async with virtual(chance=0.99) as world:
         source, target = ends(world)
         image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
@@ -204,8 +193,8 @@ async def test_a_late_look_at_artifacts_is_cut_off_too(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("wait", [60, 250])
 async def test_a_transfer_that_waits_for_a_registry_is_left_when_nothing_else_goes_on(
-    world: Virtual, tmp_path: Path, method: str, kind: str, wait: int
-) -> None:
+    world, tmp_path, method, kind, wait
+):
     source, target = ends(world)
     image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
     faults = (source if method == "GET" else target).app.faults
@@ -221,9 +210,7 @@ async def test_a_transfer_that_waits_for_a_registry_is_left_when_nothing_else_go
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_manifest_put_in_a_short_back_off_is_put_again(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_manifest_put_in_a_short_back_off_is_put_again(world, tmp_path):
     source, target = ends(world)
     image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
     target.app.faults.on("PUT", "manifest").first().delay(5).status(503, retry_after=1)
@@ -236,7 +223,7 @@ async def test_a_manifest_put_in_a_short_back_off_is_put_again(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_images_that_have_not_begun_do_not_begin(world: Virtual, tmp_path: Path) -> None:
+async def test_images_that_have_not_begun_do_not_begin(world, tmp_path):
     """Eight images wait to mount what one brings: it ends, and none of them starts."""
     source, target = ends(world, up=Link(bandwidth=10_000))
     image = Seed(1).image(sizes=(60_000,))
@@ -259,9 +246,7 @@ async def test_images_that_have_not_begun_do_not_begin(world: Virtual, tmp_path:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_stream_that_ends_in_time_ends_and_the_others_are_dropped(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_stream_that_ends_in_time_ends_and_the_others_are_dropped(world, tmp_path):
     """Both share a line."""
     source, target = ends(world, up=Link(bandwidth=20_000))
     small = Seed(1).image(sizes=(180_000,)).load_into(source.app, "small", tag="v1")
@@ -279,7 +264,7 @@ async def test_a_stream_that_ends_in_time_ends_and_the_others_are_dropped(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_stream_that_ends_in_time_is_not_dropped(world: Virtual, tmp_path: Path) -> None:
+async def test_a_stream_that_ends_in_time_is_not_dropped(world, tmp_path):
     source, target = ends(world, up=Link(bandwidth=40_000))
     image = Seed(1).image(sizes=(1_000_000,)).load_into(source.app, "app", tag="v1")
     async with stopped_at(5.0):
@@ -291,7 +276,7 @@ async def test_a_stream_that_ends_in_time_is_not_dropped(world: Virtual, tmp_pat
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_stall_lasts_as_long_as_a_drain(world: Virtual, tmp_path: Path) -> None:
+async def test_a_stall_lasts_as_long_as_a_drain(world, tmp_path):
     source, target = ends(world)
     Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
     target.app.faults.on("PUT", "manifest").stall()
@@ -307,9 +292,7 @@ async def test_a_stall_lasts_as_long_as_a_drain(world: Virtual, tmp_path: Path) 
 @SIGNALS
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(
-    world: Virtual, tmp_path: Path, number: signal.Signals
-) -> None:
+async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(world, tmp_path, number):
     source, target = ends(world, up=Link(bandwidth=10_000))
     image = Seed(1).image(sizes=(10_000, 200_000)).load_into(source.app, "app", tag="v1")
     file = written(tmp_path, {"from": "app", "tags": tags("v1")})
@@ -331,7 +314,7 @@ async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_the_display_says_that_a_run_stops() -> None:
+async def test_the_display_says_that_a_run_stops():
     shown: list[Progress] = []
 
     class Terminal:
@@ -425,9 +408,7 @@ def program(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize(
     "place", ["_regsync.oci.reference.parse_reference", "_regsync.config.reader.load", "anyio.run"]
 )
-def test_a_signal_before_a_run_listens_ends_the_program(
-    tmp_path: Path, number: signal.Signals, command: str, place: str
-) -> None:
+def test_a_signal_before_a_run_listens_ends_the_program(tmp_path, number, command, place):
     """Also where an exception would be lost or told: in an import, in a callback."""
     module, _, name = place.rpartition(".")
     file = written(tmp_path, {"from": "app"})
@@ -456,9 +437,7 @@ _regsync.config.reader.load = loaded
 
 
 @SIGNALS
-def test_a_signal_ends_a_watch_well_also_before_it_listens(
-    tmp_path: Path, number: signal.Signals
-) -> None:
+def test_a_signal_ends_a_watch_well_also_before_it_listens(tmp_path, number):
     """And one to reload, which a service manager may send at once, ends nothing."""
     script = _HANGS_UP + _AT.format(module="anyio", name="run", number=int(number))
     with program(script, "watch", "-c", written(tmp_path, {"from": "app"})) as process:
@@ -499,9 +478,7 @@ ASKING = pytest.mark.parametrize(
 
 @SIGNALS
 @ASKING
-def test_a_name_server_that_hangs_does_not_delay_the_end(
-    tmp_path: Path, number: signal.Signals, command: str
-) -> None:
+def test_a_name_server_that_hangs_does_not_delay_the_end(tmp_path, number, command):
     with program(_STUCK + _RUN, *hangs(tmp_path, command)) as process:
         wait_until_asked(process)
         process.send_signal(number)
@@ -511,9 +488,7 @@ def test_a_name_server_that_hangs_does_not_delay_the_end(
 
 @SIGNALS
 @ASKING
-def test_a_signal_right_before_the_event_loop_waits_is_not_lost(
-    tmp_path: Path, number: signal.Signals, command: str
-) -> None:
+def test_a_signal_right_before_the_event_loop_waits_is_not_lost(tmp_path, number, command):
     script = _STUCK + _UNLUCKY.format(number=int(number)) + _RUN
     with program(script, *hangs(tmp_path, command)) as process:
         wait_until_asked(process)
@@ -521,7 +496,7 @@ def test_a_signal_right_before_the_event_loop_waits_is_not_lost(
     check_ended(process, command, number, out, err)
 
 
-def test_nor_does_it_delay_the_end_of_a_run_that_gave_up(tmp_path: Path) -> None:
+def test_nor_does_it_delay_the_end_of_a_run_that_gave_up(tmp_path):
     script = _STUCK + (
         "from _regsync.net.streams import Timeouts\n"
         "hurried = Timeouts(connect=0.05, first_answer=1.0)\n"
@@ -533,7 +508,7 @@ def test_nor_does_it_delay_the_end_of_a_run_that_gave_up(tmp_path: Path) -> None
     assert "no connection to r.test" in err
 
 
-def test_a_manifest_that_is_being_put_is_waited_for(source: Server, target: Server) -> None:
+def test_a_manifest_that_is_being_put_is_waited_for(source, target):
     image: Image = Seed(1).image().load_into(source.app, "app", tag="v1")
     put = target.app.faults.on("PUT", "manifest").stall()
     where = [f"{source.address}/app:v1", f"{target.address}/app"]
@@ -551,7 +526,7 @@ def test_a_manifest_that_is_being_put_is_waited_for(source: Server, target: Serv
     assert held(target, "app", image)
 
 
-def test_a_second_signal_saves_the_state(source: Server, target: Server, tmp_path: Path) -> None:
+def test_a_second_signal_saves_the_state(source, target, tmp_path):
     Seed(1).image().load_into(source.app, "app", tag="v1")
     put = target.app.faults.on("PUT", "manifest").stall()
     file = tmp_path / "mirror.yaml"

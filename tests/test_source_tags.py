@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, digest_of
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
-from tests.ends import Start, held, tags
+from tests.ends import held, tags
 from tests.test_discipline import sync
 
 NAMES = ("v0", "v1", "v2", "v3")
@@ -36,7 +35,7 @@ def asked(source: Server) -> Counter[str]:
     return Counter(f"{entry.method} {kind}" for entry, kind in zip(entries, kinds, strict=True))
 
 
-def test_three_mappings_of_four_tags_ask_four_times(tmp_path: Path, serve: Start) -> None:
+def test_three_mappings_of_four_tags_ask_four_times(tmp_path, serve):
     source, target = serve(), serve()
     images = load(source)
     ends = {"source": source, "target": target}
@@ -51,7 +50,7 @@ def test_three_mappings_of_four_tags_ask_four_times(tmp_path: Path, serve: Start
     assert asked(source) == {"HEAD tag": 4}
 
 
-def test_platform_filters_share_the_tag_and_what_is_below_it(tmp_path: Path, serve: Start) -> None:
+def test_platform_filters_share_the_tag_and_what_is_below_it(tmp_path, serve):
     source, target = serve(), serve()
     platforms = ("linux/amd64", "linux/arm64", "linux/arm/v7")
     image = Seed(4).index(platforms=platforms).load_into(source.app, "app", tag="v0")
@@ -73,7 +72,7 @@ def test_platform_filters_share_the_tag_and_what_is_below_it(tmp_path: Path, ser
     assert asked(source) == {"HEAD tag": 1}
 
 
-def test_a_mapping_that_fails_takes_nothing_from_the_others(tmp_path: Path, serve: Start) -> None:
+def test_a_mapping_that_fails_takes_nothing_from_the_others(tmp_path, serve):
     source, target = serve(), serve()
     image = Seed(5).index(platforms=("linux/amd64", "linux/arm64"))
     image.load_into(source.app, "app", tag="v0")
@@ -89,8 +88,8 @@ def test_a_mapping_that_fails_takes_nothing_from_the_others(tmp_path: Path, serv
 
 @pytest.mark.parametrize("head_first", [True, False])
 def test_a_tag_that_is_not_there_is_asked_for_once_and_fails_each_mapping(
-    tmp_path: Path, serve: Start, head_first: bool
-) -> None:
+    tmp_path, serve, head_first
+):
     source, target = serve(), serve()
     load(source, ("v0",))
     ends = {"source": {"url": source.url, "head_first": head_first}, "target": target}
@@ -100,9 +99,7 @@ def test_a_tag_that_is_not_there_is_asked_for_once_and_fails_each_mapping(
     assert asked(source) == {"HEAD tag" if head_first else "GET tag": 1}
 
 
-def test_a_tag_that_cannot_be_read_is_tried_as_often_as_for_one_mapping(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_tag_that_cannot_be_read_is_tried_as_often_as_for_one_mapping(tmp_path, serve):
     source, target = serve(), serve()
     load(source, ("v0",))
     source.app.faults.on("GET", "manifest").status(500)
@@ -112,9 +109,7 @@ def test_a_tag_that_cannot_be_read_is_tried_as_often_as_for_one_mapping(
     assert asked(source) == {"GET tag": 5}
 
 
-def test_a_digest_that_is_gone_has_its_tag_asked_for_once_more(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_digest_that_is_gone_has_its_tag_asked_for_once_more(tmp_path, serve):
     source, target = serve(), serve()
     load(source, ("v0",))
     ends = {"source": source, "target": target}
@@ -137,7 +132,7 @@ def test_a_digest_that_is_gone_has_its_tag_asked_for_once_more(
 
 
 @pytest.mark.provokes("tag_asked_twice")  # what two credentials see may differ
-def test_a_tag_is_asked_for_under_each_credential(tmp_path: Path, serve: Start) -> None:
+def test_a_tag_is_asked_for_under_each_credential(tmp_path, serve):
     users = {"source": "a secret", "bob": "b secret"}
     source, target = serve(auth=TokenService(users, anonymous=False)), serve()
     load(source, ("v0",))

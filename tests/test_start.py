@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -123,9 +122,7 @@ def loaded(pyz: Path, directory: Path, *words: str) -> tuple[set[str], int]:
 
 
 @pytest.mark.parametrize("write", [block, generated])
-def test_a_sync_that_changes_nothing_loads_what_it_needs(
-    pyz: Path, tmp_path: Path, ends: Mapping[str, str], write: Any
-) -> None:
+def test_a_sync_that_changes_nothing_loads_what_it_needs(pyz, tmp_path, ends, write):
     (tmp_path / "mirror.yaml").write_text(write(**ends))
     modules, threads = loaded(pyz, tmp_path, "sync", "-c", "mirror.yaml")
     assert modules & {f"_regsync.{name}" for name in NEEDLESS_OURS} == set()
@@ -133,7 +130,7 @@ def test_a_sync_that_changes_nothing_loads_what_it_needs(
     assert threads == 0
 
 
-def test_without_a_configuration_no_yaml_is_loaded(pyz: Path, tmp_path: Path, serve: Start) -> None:
+def test_without_a_configuration_no_yaml_is_loaded(pyz, tmp_path, serve):
     server = serve()
     Seed(5).image(sizes=(1000,)).load_into(server.app, "app", tag="v1")
     modules, _ = loaded(pyz, tmp_path, "tags", f"{server.address}/app")
@@ -141,7 +138,7 @@ def test_without_a_configuration_no_yaml_is_loaded(pyz: Path, tmp_path: Path, se
 
 
 @pytest.mark.parametrize("cloud", ["aws", "azure", "google"])
-def test_a_registry_of_a_cloud_loads_what_that_cloud_needs(cloud: str) -> None:
+def test_a_registry_of_a_cloud_loads_what_that_cloud_needs(cloud):
     code = "import sys; from _regsync.registry import transport; transport._cloud(sys.argv[1]); "
     code += "print(*(name for name in sys.modules if name.startswith('_regsync.auth.')))"
     done = subprocess.run(
@@ -151,14 +148,14 @@ def test_a_registry_of_a_cloud_loads_what_that_cloud_needs(cloud: str) -> None:
     assert clouds & {*done.stdout.split()} == {f"_regsync.auth.{cloud}"}
 
 
-def test_version_loads_nothing_of_a_run(pyz: Path, tmp_path: Path) -> None:
+def test_version_loads_nothing_of_a_run(pyz, tmp_path):
     modules, _ = loaded(pyz, tmp_path, "version")
     rooms = {name.split(".")[1] for name in modules if name.startswith("_regsync.")}
     assert rooms == {"app", "errors", "files", "fips", "text"}
     assert modules & {"anyio", "asyncio", "h11", "ssl", "yaml", *NEEDLESS} == set()
 
 
-def test_the_process_ends_when_its_command_has() -> None:
+def test_the_process_ends_when_its_command_has():
     """The interpreter's own ending takes all modules apart: a sixth of such a run."""
     code = "import atexit, regsync; atexit.register(print, 'ending'); print('held back'); regsync.main()"
     done = subprocess.run(
@@ -173,6 +170,6 @@ def test_the_process_ends_when_its_command_has() -> None:
     assert [line.split()[0] for line in rest] == ["regsync"]
 
 
-def test_the_modules_that_are_not_loaded_are_there() -> None:
+def test_the_modules_that_are_not_loaded_are_there():
     for name in NEEDLESS_OURS:
         assert (ROOT / "_regsync" / f"{name.replace('.', '/')}.py").is_file(), name

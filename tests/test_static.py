@@ -79,7 +79,7 @@ def program_texts() -> dict[str, str]:
     return {name: data.decode() for name, data in held.items() if name.endswith(".py")}
 
 
-def test_every_standard_module_that_the_program_names_is_in_the_executable() -> None:
+def test_every_standard_module_that_the_program_names_is_in_the_executable():
     assert modules.unlisted(program_texts(), sys.stdlib_module_names) == []
 
 
@@ -94,18 +94,18 @@ def test_every_standard_module_that_the_program_names_is_in_the_executable() -> 
         ("import anyio", []),
     ],
 )
-def test_a_module_that_is_not_in_the_executable_is_found(text: str, missing: list[str]) -> None:
+def test_a_module_that_is_not_in_the_executable_is_found(text, missing):
     assert modules.unlisted({"_regsync/new.py": text}, sys.stdlib_module_names) == missing
 
 
-def test_nothing_is_both_listed_and_left_out() -> None:
+def test_nothing_is_both_listed_and_left_out():
     assert [name for name in modules.listed() if modules.is_left_out(name)] == []
     assert modules.listed() == sorted(modules.listed())
     assert set(modules.BY_NAME) <= set(modules.listed())
     assert not modules.compiled_in() & set(modules.listed())
 
 
-def test_the_list_follows_imports_of_imports(tmp_path: Path) -> None:
+def test_the_list_follows_imports_of_imports(tmp_path):
     files = {
         "first.py": "def late():\n    from second.part import thing\n",
         "second/__init__.py": "from . import other\n",
@@ -127,7 +127,7 @@ def test_the_list_follows_imports_of_imports(tmp_path: Path) -> None:
 # --- The program behind a runtime
 
 
-def test_the_program_runs_behind_a_runtime(built: Path, tmp_path: Path) -> None:
+def test_the_program_runs_behind_a_runtime(built, tmp_path):
     moved = tmp_path / "another name"
     moved.write_bytes((built / f"regsync-linux-{platform.machine()}").read_bytes())
     moved.chmod(0o755)
@@ -136,7 +136,7 @@ def test_the_program_runs_behind_a_runtime(built: Path, tmp_path: Path) -> None:
     assert shown.stderr == ""
 
 
-def test_each_module_has_its_bytecode_and_the_runtime_is_unchanged(built: Path) -> None:
+def test_each_module_has_its_bytecode_and_the_runtime_is_unchanged(built):
     for arch in runtime.ARCHITECTURES:
         path = built / f"regsync-linux-{arch}"
         assert path.read_bytes().startswith(STAND_IN.encode())
@@ -153,7 +153,7 @@ def test_each_module_has_its_bytecode_and_the_runtime_is_unchanged(built: Path) 
         assert licence == b"of OpenSSL\n"
 
 
-def test_two_builds_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
+def test_two_builds_give_the_same_bytes(built, tmp_path):
     for arch in runtime.ARCHITECTURES:
         put_stand_in(tmp_path / "work", arch)
     assert build(tmp_path / "work", tmp_path / "dist") == 0
@@ -168,13 +168,13 @@ def test_two_builds_give_the_same_bytes(built: Path, tmp_path: Path) -> None:
         assert (built / name).read_bytes() == (tmp_path / "dist" / name).read_bytes(), name
 
 
-def test_sums_are_of_all_that_is_there(built: Path) -> None:
+def test_sums_are_of_all_that_is_there(built):
     command = ["sha256sum", "--check", "--strict", "SHA256SUMS"]
     done = subprocess.run(command, cwd=built, capture_output=True, text=True, check=True)
     assert done.stdout.count(": OK\n") == 3
 
 
-def test_the_inventory_names_what_is_compiled_in(built: Path) -> None:
+def test_the_inventory_names_what_is_compiled_in(built):
     with zipfile.ZipFile(built / "regsync-linux-aarch64") as archive:
         text = archive.read("sbom.cdx.json").decode()
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
@@ -205,7 +205,7 @@ def read_layout(path: Path) -> tuple[dict[str, bytes], dict[str, Any]]:
     return blobs, json.loads(blobs[named["digest"]])
 
 
-def test_the_image_has_the_executable_users_and_authorities_and_no_more(built: Path) -> None:
+def test_the_image_has_the_executable_users_and_authorities_and_no_more(built):
     blobs, index = read_layout(built / "regsync-linux.oci.tar")
     platforms = {each["platform"]["architecture"]: each for each in index["manifests"]}
     assert platforms.keys() == {"amd64", "arm64"}
@@ -248,7 +248,7 @@ def unpack(packed: bytes, diff_id: str) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("arch", ["amd64", "arm64"])
-def test_another_client_reads_the_image(built: Path, arch: str) -> None:
+def test_another_client_reads_the_image(built, arch):
     place = f"oci-archive:{built / 'regsync-linux.oci.tar'}"
     command = ["skopeo", "inspect", "--override-arch", arch, "--override-os", "linux", place]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -259,9 +259,7 @@ def test_another_client_reads_the_image(built: Path, arch: str) -> None:
 # --- The parts of the runtime
 
 
-def test_a_change_builds_again_what_is_below_it_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_builds_again_what_is_below_it_and_nothing_else(tmp_path, monkeypatch):
     def names() -> dict[str, str]:
         parts = [
             part
@@ -295,18 +293,14 @@ def test_a_change_builds_again_what_is_below_it_and_nothing_else(
     assert changed("image.py") == set()
 
 
-def test_where_there_is_no_runtime_nothing_is_compiled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_there_is_no_runtime_nothing_is_compiled(tmp_path, capsys):
     assert build(tmp_path, tmp_path / "dist") == 1
     told = capsys.readouterr().err
     assert told.startswith(f"error: no runtime for {platform.machine()} of this source is in ")
     assert told.count("\n") == 1
 
 
-def test_a_missing_program_is_named_before_anything_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_program_is_named_before_anything_is_done(tmp_path, monkeypatch):
     monkeypatch.setattr(runtime, "BUILD_MACHINE", platform.machine())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(runtime.RuntimeFailed, match="install perl, make, readelf, tar, xz"):
@@ -317,7 +311,7 @@ def test_a_missing_program_is_named_before_anything_is_done(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_archive_is_taken_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_is_taken_by_its_hash(tmp_path, monkeypatch):
     def unreachable(source: sources.Source, work: Path) -> None:
         raise sources.SourceError("nobody answers")
 
@@ -338,9 +332,7 @@ def test_an_archive_is_taken_by_its_hash(tmp_path: Path, monkeypatch: pytest.Mon
 # --- The check of a file
 
 
-def test_the_file_that_is_checked_is_one_word_and_has_its_whole_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_that_is_checked_is_one_word_and_has_its_whole_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["-x", "--file", "dist/regsync-linux-x86_64", "-k", "names"]
     assert check.for_pytest(words) == ["-x", f"--file={tmp_path}/{words[2]}", "-k", "names"]
@@ -350,7 +342,7 @@ def test_the_file_that_is_checked_is_one_word_and_has_its_whole_path(
 # --- The real one
 
 
-def test_the_program_runs_behind_the_runtime_that_was_compiled(tmp_path: Path) -> None:
+def test_the_program_runs_behind_the_runtime_that_was_compiled(tmp_path):
     arch = platform.machine()
     if runtime.runtime_of(arch, WORK) is None:
         pytest.skip("no runtime of this source has been compiled (tools/build_static.py)")

@@ -62,7 +62,7 @@ def run(root: Path, *arguments: str, **environ: str) -> subprocess.CompletedProc
     )
 
 
-def test_the_kernel_alone_starts_it(pyz: Path) -> None:
+def test_the_kernel_alone_starts_it(pyz):
     """It names no interpreter of libraries (PT_INTERP of elf(5))."""
     head = pyz.read_bytes()[:4096]
     (offset,) = struct.unpack_from("<Q", head, 32)
@@ -74,7 +74,7 @@ def test_the_kernel_alone_starts_it(pyz: Path) -> None:
 
 
 @as_root
-def test_in_an_empty_root_it_says_what_it_is(root: Path) -> None:
+def test_in_an_empty_root_it_says_what_it_is(root):
     done = run(root, "version", "--json")
     told = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
@@ -88,7 +88,7 @@ def test_in_an_empty_root_it_says_what_it_is(root: Path) -> None:
 
 
 @as_root
-def test_that_it_cannot_be_read_is_said(root: Path) -> None:
+def test_that_it_cannot_be_read_is_said(root):
     (root / "regsync").chmod(0o111)
     done = run(root, "version")
     assert done.returncode == 3
@@ -111,9 +111,7 @@ def test_that_it_cannot_be_read_is_said(root: Path) -> None:
         ("own/HASH.0", "SSL_CERT_DIR"),
     ],
 )
-def test_authorities_are_found_where_distributions_keep_them(
-    root: Path, ca: trustme.CA, place: str, variable: str
-) -> None:
+def test_authorities_are_found_where_distributions_keep_them(root, ca, place, variable):
     if "HASH" in place:
         command = ["openssl", "x509", "-noout", "-subject_hash"]
         pem = ca.cert_pem.bytes()
@@ -216,9 +214,7 @@ def tags(root: Path, url: str, **environ: str) -> subprocess.CompletedProcess[st
     ],
     ids=["both", "silent-about-IPv6", "trouble-with-IPv6", "trouble-at-first", "search-domain"],
 )
-def test_a_name_is_found_whatever_becomes_of_the_other_question(
-    root: Path, plain: int, name: str, answers: dict[tuple[str, int], list[int | None]]
-) -> None:
+def test_a_name_is_found_whatever_becomes_of_the_other_question(root, plain, name, answers):
     server = NameServer(answers)
     server.start()
     try:
@@ -230,7 +226,7 @@ def test_a_name_is_found_whatever_becomes_of_the_other_question(
 
 
 @as_root
-def test_a_name_of_the_hosts_file_is_asked_of_nobody(root: Path, plain: int) -> None:
+def test_a_name_of_the_hosts_file_is_asked_of_nobody(root, plain):
     (root / "etc" / "hosts").write_text("127.0.0.1 mirror.test\n")
     server = NameServer({})
     server.start()

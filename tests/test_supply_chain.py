@@ -66,7 +66,7 @@ def open_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_every_entry_is_a_source_of_ours_a_file_of_a_wheel_or_generated(pyz: Path) -> None:
+def test_every_entry_is_a_source_of_ours_a_file_of_a_wheel_or_generated(pyz):
     held = contents(pyz)
     known = {
         "__main__.py": build_zipapp.MAIN.encode(),
@@ -111,9 +111,7 @@ def test_every_entry_is_a_source_of_ours_a_file_of_a_wheel_or_generated(pyz: Pat
 
 
 @pytest.mark.parametrize("wheel", BUNDLE, ids=lambda wheel: wheel.name)
-def test_the_licence_inside_is_the_one_of_the_inventory(
-    pyz: Path, wheel: build_zipapp.Wheel
-) -> None:
+def test_the_licence_inside_is_the_one_of_the_inventory(pyz, wheel):
     texts = [
         data.decode()
         for name, data in contents(pyz).items()
@@ -126,9 +124,7 @@ def test_the_licence_inside_is_the_one_of_the_inventory(
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can be another user")
-def test_another_user_with_another_release_of_python_builds_the_same(
-    pyz: Path, open_folder: Path
-) -> None:
+def test_another_user_with_another_release_of_python_builds_the_same(pyz, open_folder):
     """In a directory of theirs, without HOME or network, under their umask. Another patch release may
     compile a few modules differently.
     """
@@ -178,7 +174,7 @@ IN_A_CHECKOUT = section("docs/verify.md", "Build it again") + section(
 
 
 @pytest.mark.slow
-def test_the_recipe_for_a_third_party_works_without_a_network(pyz: Path, tmp_path: Path) -> None:
+def test_the_recipe_for_a_third_party_works_without_a_network(pyz, tmp_path):
     folder = checkout(tmp_path / "source")
     shutil.copytree(pyz.parent, folder / "dist")
     shutil.copytree(WHEELS, folder / "wheels")
@@ -206,21 +202,21 @@ def test_the_recipe_for_a_third_party_works_without_a_network(pyz: Path, tmp_pat
 class TestAnAlteredWheel:
     """One bit, in a wheel that is otherwise the real one."""
 
-    def test_in_the_cache_is_refused(self, tmp_path: Path) -> None:
+    def test_in_the_cache_is_refused(self, tmp_path):
         altered(BUNDLE[1], tmp_path)
         with pytest.raises(
             BuildError, match=f"has sha256 [0-9a-f]*, not {BUNDLE[1].sha256} as pinned"
         ):
             build_zipapp.fetch(BUNDLE[1], str(tmp_path))
 
-    def test_of_the_index_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_of_the_index_is_refused(self, tmp_path, monkeypatch):
         altered(BUNDLE[1], tmp_path)
         self.offer(tmp_path, monkeypatch)
         with pytest.raises(BuildError, match="the index offers a file with another sha256"):
             build_zipapp.fetch(BUNDLE[1], str(tmp_path / "cache"))
         assert not list((tmp_path / "cache").iterdir())
 
-    def test_unaltered_it_is_taken(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unaltered_it_is_taken(self, tmp_path, monkeypatch):
         self.offer(WHEELS, monkeypatch)
         path = Path(build_zipapp.fetch(BUNDLE[1], str(tmp_path)))
         assert path.read_bytes() == (WHEELS / BUNDLE[1].file).read_bytes()
@@ -251,14 +247,12 @@ class TestCheck:
         build_zipapp.write(str(path), {**contents(pyz), **entries})
         return path
 
-    def test_what_is_the_same_is_said(self, pyz: Path) -> None:
+    def test_what_is_the_same_is_said(self, pyz):
         for name in ("regsync.pyz", "regsync-nofips.pyz"):
             said = build_zipapp.check(str(pyz.with_name(name)), cache="", pythons=[sys.executable])
             assert said.endswith(f"is {name} of this source, byte for byte")
 
-    def test_the_build_without_the_gate_is_not_taken_for_the_other(
-        self, pyz: Path, tmp_path: Path
-    ) -> None:
+    def test_the_build_without_the_gate_is_not_taken_for_the_other(self, pyz, tmp_path):
         for own, other in (
             ("regsync-nofips.pyz", "regsync.pyz"),
             ("regsync.pyz", "regsync-nofips.pyz"),
@@ -272,13 +266,13 @@ class TestCheck:
         said = build_zipapp.check(str(installed), cache="", pythons=[sys.executable])
         assert said.endswith("is regsync.pyz of this source, byte for byte")
 
-    def test_an_entry_that_was_changed_is_named(self, pyz: Path, tmp_path: Path) -> None:
+    def test_an_entry_that_was_changed_is_named(self, pyz, tmp_path):
         path = self.changed(pyz, tmp_path, {"h11/_events.py": b"import os\n"})
         assert self.refused(path) == "it is not built from this source: h11/_events.py differ"
 
     def test_bytecode_of_another_patch_release_is_told_from_another_source(
-        self, pyz: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+        self, pyz, tmp_path, monkeypatch
+    ):
         """`build` takes the releases that are recorded in the file."""
         record = json.loads(contents(pyz)["build.json"])
         release = "CPython {}.{}.99".format(*sys.version_info)
@@ -297,21 +291,21 @@ class TestCheck:
         refused = self.refused(self.changed(pyz, tmp_path, theirs))
         assert refused.startswith("it is not built from this source: ")
 
-    def test_an_entry_that_was_added_is_named(self, pyz: Path, tmp_path: Path) -> None:
+    def test_an_entry_that_was_added_is_named(self, pyz, tmp_path):
         assert "source: sitecustomize.py differ" in self.refused(
             self.changed(pyz, tmp_path, {"sitecustomize.py": b""})
         )
 
-    def test_many_are_counted(self, pyz: Path, tmp_path: Path) -> None:
+    def test_many_are_counted(self, pyz, tmp_path):
         path = self.changed(pyz, tmp_path, {f"more{number}": b"" for number in range(7)})
         assert "more4 and 2 more differ" in self.refused(path)
 
-    def test_bytes_between_entries_are_noticed(self, pyz: Path, tmp_path: Path) -> None:
+    def test_bytes_between_entries_are_noticed(self, pyz, tmp_path):
         path = tmp_path / "longer.pyz"
         path.write_bytes(b"#!/bin/sh\n" + pyz.read_bytes())
         assert "bytes outside of its entries differ" in self.refused(path)
 
-    def test_other_interpreters_are_asked_for(self, pyz: Path, tmp_path: Path) -> None:
+    def test_other_interpreters_are_asked_for(self, pyz, tmp_path):
         path = self.changed(
             pyz, tmp_path, {"build.json": b'{"trees": {"cp399": "CPython 3.99.1"}}'}
         )
@@ -321,7 +315,7 @@ class TestCheck:
         )
 
     @pytest.mark.parametrize("data", [b"", b"#!/bin/sh\n", b"PK\5\6" + bytes(18)])
-    def test_what_is_no_such_file_is_refused(self, tmp_path: Path, data: bytes) -> None:
+    def test_what_is_no_such_file_is_refused(self, tmp_path, data):
         path = tmp_path / "odd.pyz"
         path.write_bytes(data)
         assert self.refused(path).startswith("it is no file that this builds: ")
@@ -329,6 +323,6 @@ class TestCheck:
     @pytest.mark.parametrize(
         "told", [b"[]", b"{}", b'{"trees": []}', b'{"trees": {"cp311": "\\u001b[2J"}}', b"\xff"]
     )
-    def test_what_records_nothing_is_refused(self, pyz: Path, tmp_path: Path, told: bytes) -> None:
+    def test_what_records_nothing_is_refused(self, pyz, tmp_path, told):
         path = self.changed(pyz, tmp_path, {"build.json": told})
         assert self.refused(path).startswith("it is no file that this builds: ")

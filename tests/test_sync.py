@@ -23,7 +23,7 @@ from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
-from tests.ends import Start, copy, document, held, only, run_regsync, sync, tags, until_blank_line
+from tests.ends import copy, document, held, only, run_regsync, sync, tags, until_blank_line
 
 
 @pytest.fixture
@@ -60,9 +60,7 @@ def cold(blobs: int, manifests: int = 1) -> tuple[dict[str, int], dict[str, int]
 
 
 @pytest.mark.parametrize("format", ["oci", "docker"])
-def test_a_cold_image_costs_its_lower_bound(
-    source: Server, target: Server, seed: Seed, format: Any
-) -> None:
+def test_a_cold_image_costs_its_lower_bound(source, target, seed, format):
     image = seed.image(format=format, sizes=(900, 2000, 300_000), spacing="odd")
     image.load_into(source.app, "app", tag="v1")
     ran = copy(source, target)
@@ -74,9 +72,7 @@ def test_a_cold_image_costs_its_lower_bound(
     assert ran.totals["layers"] == {"transferred": 4, "unique": 4, "mounted": 0, "skipped": 0}
 
 
-def test_no_request_is_a_ping_and_no_upload_body_is_sent_twice(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_no_request_is_a_ping_and_no_upload_body_is_sent_twice(source, target, seed):
     image = seed.image().load_into(source.app, "app", tag="v1")
     assert copy(source, target).status == 0
     for server in (source, target):
@@ -86,9 +82,7 @@ def test_no_request_is_a_ping_and_no_upload_body_is_sent_twice(
     assert target.journal.bytes_in() == image.size + len(image.body)
 
 
-def test_an_unchanged_tag_costs_one_request_at_each_end(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_an_unchanged_tag_costs_one_request_at_each_end(source, target, seed):
     image = (
         seed.image().load_into(source.app, "app", tag="v1").load_into(target.app, "app", tag="v1")
     )
@@ -98,9 +92,7 @@ def test_an_unchanged_tag_costs_one_request_at_each_end(
     assert only(ran.images)["digest"] == image.top
 
 
-def test_a_second_run_says_nothing_and_moves_nothing(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_second_run_says_nothing_and_moves_nothing(source, target, seed):
     seed.index().load_into(source.app, "app", tag="v1")
     where = (f"{source.address}/app:v1", f"{target.address}/app:v1")
     assert run_regsync("copy", "--no-artifacts", *where).out.startswith("synced ")
@@ -110,7 +102,7 @@ def test_a_second_run_says_nothing_and_moves_nothing(
     assert (wire(source), wire(target)) == ({"GET manifest": 1}, {"HEAD manifest": 1})
 
 
-def test_an_alias_tag_costs_one_put(source: Server, target: Server, seed: Seed) -> None:
+def test_an_alias_tag_costs_one_put(source, target, seed):
     image = seed.index().load_into(source.app, "app", "v1", "latest")
     assert copy(source, target).status == 0
     wire(source), wire(target)
@@ -120,9 +112,7 @@ def test_an_alias_tag_costs_one_put(source: Server, target: Server, seed: Seed) 
     assert wire(target) == {"GET tag_list": 1, "HEAD manifest": 1, "PUT manifest": 1}
 
 
-def test_tags_of_one_image_in_one_run_move_it_once(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_tags_of_one_image_in_one_run_move_it_once(source, target, seed):
     image = seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(
         source.app, "app", "a", "b", "c"
     )
@@ -139,9 +129,7 @@ def test_tags_of_one_image_in_one_run_move_it_once(
     }
 
 
-def test_a_version_is_put_before_the_tag_that_floats_with_it(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_version_is_put_before_the_tag_that_floats_with_it(source, target, seed):
     """I2: who reads `latest` while a sync runs finds its version there too."""
     image = seed.image().load_into(source.app, "app", "latest", "edge", "v1.2.0")
     ran = sync(
@@ -155,9 +143,7 @@ def test_a_version_is_put_before_the_tag_that_floats_with_it(
     assert target.app.tags("app")["latest"] == image.top
 
 
-def test_an_index_waits_for_a_child_that_a_tag_of_its_own_brings(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_an_index_waits_for_a_child_that_a_tag_of_its_own_brings(source, target, seed):
     child = seed.image().load_into(source.app, "app", tag="1-amd64")
     seed.index([child, seed.image(architecture="arm64")]).load_into(source.app, "app", tag="2")
     ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("1-amd64", "2")})
@@ -167,9 +153,7 @@ def test_an_index_waits_for_a_child_that_a_tag_of_its_own_brings(
     assert len(puts) == 3
 
 
-def test_an_index_moves_children_before_itself_and_each_once(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_an_index_moves_children_before_itself_and_each_once(source, target, seed):
     image = seed.index(attestations=True).load_into(source.app, "app", tag="v1")
     assert copy(source, target).status == 0
     assert held(target, "app", image)
@@ -179,9 +163,7 @@ def test_an_index_moves_children_before_itself_and_each_once(
     assert (wire(source), wire(target)) == cold(len(image.blobs), 9)
 
 
-def test_nested_indexes_are_kept_and_put_from_below(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_nested_indexes_are_kept_and_put_from_below(source, target, seed):
     inner = seed.index(platforms=("linux/arm/v6", "linux/arm/v7"))
     image = seed.index([inner, seed.image()], with_platforms=False).load_into(
         source.app, "app", tag="v1"
@@ -195,9 +177,7 @@ def test_nested_indexes_are_kept_and_put_from_below(
     assert (wire(source), wire(target)) == cold(9, 5)
 
 
-def test_a_child_known_at_the_target_is_not_pushed_again(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_child_known_at_the_target_is_not_pushed_again(source, target, seed):
     child, other, third = seed.image(), seed.image(), seed.image()
     one, two = seed.index([child, other]), seed.index([child, third])
     one.load_into(source.app, "app", tag="v1")
@@ -225,9 +205,7 @@ def trimmed(image: Image, *architectures: str) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def test_a_platform_filter_moves_only_what_matches(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_platform_filter_moves_only_what_matches(source, target, seed):
     image = seed.index(
         spacing="indent", extra={"zulu": "é", "alpha": [1, None]}, annotations={"k": "v"}
     )
@@ -253,9 +231,7 @@ def test_a_platform_filter_moves_only_what_matches(
     assert (wire(source), wire(target)) == ({"GET manifest": 1}, {"HEAD manifest": 1})
 
 
-def test_a_filter_that_drops_nothing_keeps_the_sources_bytes(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_filter_that_drops_nothing_keeps_the_sources_bytes(source, target, seed):
     image = seed.index(platforms=("linux/amd64",), spacing="odd").load_into(
         source.app, "app", tag="v1"
     )
@@ -263,7 +239,7 @@ def test_a_filter_that_drops_nothing_keeps_the_sources_bytes(
     assert target.app.manifest("app", "v1").body == image.body
 
 
-def test_a_nested_index_is_trimmed_inside(source: Server, target: Server, seed: Seed) -> None:
+def test_a_nested_index_is_trimmed_inside(source, target, seed):
     inner = seed.index(platforms=("linux/arm/v6", "linux/arm/v7"))
     seed.index([inner, seed.image()]).load_into(source.app, "app", tag="v1")
     assert copy(source, target, "app:v1", None, "--platform", "linux/arm/v7").status == 0
@@ -274,7 +250,7 @@ def test_a_nested_index_is_trimmed_inside(source: Server, target: Server, seed: 
     assert source.journal.count("GET", "blob") == 3
 
 
-def test_some_platforms_missing_is_a_warning(source: Server, target: Server, seed: Seed) -> None:
+def test_some_platforms_missing_is_a_warning(source, target, seed):
     seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(source.app, "app", tag="v1")
     ran = copy(
         source, target, "app:v1", None, "--platform", "linux/amd64", "--platform", "windows/amd64"
@@ -285,9 +261,7 @@ def test_some_platforms_missing_is_a_warning(source: Server, target: Server, see
     assert len(json.loads(target.app.manifest("app", "v1").body)["manifests"]) == 1
 
 
-def test_no_platform_found_is_an_error_that_says_all(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_no_platform_found_is_an_error_that_says_all(source, target, seed):
     seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(source.app, "app", tag="v1")
     ran = copy(source, target, "app:v1", None, "--platform", "plan9/mips")
     assert ran.status == 2
@@ -313,8 +287,8 @@ def test_no_platform_found_is_an_error_that_says_all(
     ],
 )
 def test_a_platform_that_indexes_lack_is_one_warning_that_names_their_tags(
-    source: Server, target: Server, seed: Seed, count: int, named: str
-) -> None:
+    source, target, seed, count, named
+):
     seed.index(platforms=("linux/amd64", "plan9/mips")).load_into(source.app, "app", tag="v00")
     for number in range(1, count + 1):
         index = seed.index(platforms=("linux/amd64", "linux/arm64"))
@@ -331,17 +305,13 @@ def test_a_platform_that_indexes_lack_is_one_warning_that_names_their_tags(
     assert warnings == [f"warning: {place}: {words}"]
 
 
-def test_a_single_image_is_copied_whatever_the_filter(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_single_image_is_copied_whatever_the_filter(source, target, seed):
     image = seed.image().load_into(source.app, "app", tag="v1")
     assert copy(source, target, "app:v1", None, "--platform", "plan9/mips").status == 0
     assert held(target, "app", image)
 
 
-def test_an_index_of_blobs_is_copied_whatever_the_filter(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_an_index_of_blobs_is_copied_whatever_the_filter(source, target, seed):
     """BuildKit's older cache: an index whose entries are layers and a cache configuration."""
     image = shapes()["buildkit-cache-index"].build().load_into(source.app, "app", "v1").image
     ran = copy(source, target, "app:v1", None, "--platform", "plan9/mips")
@@ -353,7 +323,7 @@ def test_an_index_of_blobs_is_copied_whatever_the_filter(
     assert (wire(source), wire(target)) == ({"GET manifest": 1}, {"HEAD manifest": 1})
 
 
-def test_blobs_beside_images_fall_to_the_filter(source: Server, target: Server, seed: Seed) -> None:
+def test_blobs_beside_images_fall_to_the_filter(source, target, seed):
     one, other = seed.image(), seed.image()
     layer = one.document["layers"][0]
     # The same digest once as a layer and once, hostile, as an image of the platform that is asked
@@ -377,9 +347,7 @@ def test_blobs_beside_images_fall_to_the_filter(source: Server, target: Server, 
 # Blobs.
 
 
-def test_layers_shared_by_two_repositories_are_uploaded_once_and_mounted(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_layers_shared_by_two_repositories_are_uploaded_once_and_mounted(source, target, seed):
     shared = [seed.layer(3000), seed.layer(700)]
     one = seed.image(layers=[*shared, seed.layer(10)]).load_into(source.app, "one", tag="v1")
     two = seed.image(layers=[*shared, seed.layer(20)]).load_into(source.app, "two", tag="v1")
@@ -397,7 +365,7 @@ def test_layers_shared_by_two_repositories_are_uploaded_once_and_mounted(
     assert wire(target)["PUT upload"] == 6
 
 
-def test_within_one_registry_nothing_but_mounts(source: Server, seed: Seed) -> None:
+def test_within_one_registry_nothing_but_mounts(source, seed):
     image = seed.index().load_into(source.app, "app", tag="v1")
     ran = copy(source, source, "app:v1", "mirror/app:v1")
     assert ran.status == 0
@@ -408,7 +376,7 @@ def test_within_one_registry_nothing_but_mounts(source: Server, seed: Seed) -> N
     assert ran.totals["bytes"] == 0
 
 
-def test_a_refused_mount_is_an_upload_session(serve: Start, source: Server, seed: Seed) -> None:
+def test_a_refused_mount_is_an_upload_session(serve, source, seed):
     target = serve(mounts=False)
     shared = [seed.layer(3000 + n) for n in range(4)]
     names = ("one", "two", "three")
@@ -429,9 +397,7 @@ def test_a_refused_mount_is_an_upload_session(serve: Start, source: Server, seed
     )
 
 
-def test_nobody_waits_for_mounts_at_a_registry_that_refuses_them(
-    serve: Start, source: Server, seed: Seed
-) -> None:
+def test_nobody_waits_for_mounts_at_a_registry_that_refuses_them(serve, source, seed):
     target = serve(mounts=False)
     for pair in ("ab", "cd"):
         layer = seed.layer(3000)
@@ -463,9 +429,7 @@ def test_nobody_waits_for_mounts_at_a_registry_that_refuses_them(
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 405, 500], ids=str)
-def test_a_refused_mount_is_followed_by_a_plain_upload(
-    source: Server, seed: Seed, status: int
-) -> None:
+def test_a_refused_mount_is_followed_by_a_plain_upload(source, seed, status):
     image = seed.image().load_into(source.app, "app", tag="v1")
 
     refused = source.app.faults.on("POST", query={"mount": "*", "from": "app"})
@@ -476,9 +440,7 @@ def test_a_refused_mount_is_followed_by_a_plain_upload(
     assert source.journal.count("PUT", "upload") == 3
 
 
-def test_several_targets_read_each_blob_of_the_source_once(
-    serve: Start, source: Server, seed: Seed
-) -> None:
+def test_several_targets_read_each_blob_of_the_source_once(serve, source, seed):
     image = seed.image(sizes=(900, 1_500_000)).load_into(source.app, "app", tag="v1")
     targets = {name: serve() for name in ("t1", "t2", "t3")}
     ran = sync(
@@ -491,7 +453,7 @@ def test_several_targets_read_each_blob_of_the_source_once(
         assert wire(each) == cold(3)[1]
 
 
-def test_a_layer_named_twice_moves_once(source: Server, target: Server, seed: Seed) -> None:
+def test_a_layer_named_twice_moves_once(source, target, seed):
     layer = seed.layer(500)
     image = seed.image(layers=[layer, seed.layer(0), layer]).load_into(source.app, "app", tag="v1")
     assert copy(source, target).status == 0
@@ -499,9 +461,7 @@ def test_a_layer_named_twice_moves_once(source: Server, target: Server, seed: Se
     assert (wire(source), wire(target)) == cold(3)
 
 
-def test_an_image_without_layers_and_an_empty_layer_arrive(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_an_image_without_layers_and_an_empty_layer_arrive(source, target, seed):
     bare = seed.image(layers=[]).load_into(source.app, "app", tag="bare")
     empty = seed.image(layers=[b""]).load_into(source.app, "app", tag="empty")
     for tag, image in (("bare", bare), ("empty", empty)):
@@ -512,9 +472,7 @@ def test_an_image_without_layers_and_an_empty_layer_arrive(
     )
 
 
-def test_foreign_layers_are_neither_fetched_nor_pushed(
-    serve: Start, source: Server, seed: Seed
-) -> None:
+def test_foreign_layers_are_neither_fetched_nor_pushed(serve, source, seed):
     stranger = serve()
     target = serve()
     image = seed.image(foreign=[f"{stranger.url}/layer"]).load_into(source.app, "app", tag="v1")
@@ -524,9 +482,7 @@ def test_foreign_layers_are_neither_fetched_nor_pushed(
     assert not stranger.journal.entries
 
 
-def test_embedded_data_is_pushed_without_being_fetched(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_embedded_data_is_pushed_without_being_fetched(source, target, seed):
     image = seed.image(inline_config=True).load_into(source.app, "app", tag="v1")
     assert copy(source, target).status == 0
     assert held(target, "app", image)
@@ -536,9 +492,7 @@ def test_embedded_data_is_pushed_without_being_fetched(
 
 
 @pytest.mark.provokes("manifest_refused")
-def test_embedded_data_that_is_something_else_is_fetched(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_embedded_data_that_is_something_else_is_fetched(source, target, seed):
     plain = seed.image()
     config = {**plain.document["config"], "data": "bm90IGl0"}
     image = edited(plain, config=config).load_into(source.app, "app", tag="v1")
@@ -548,7 +502,7 @@ def test_embedded_data_that_is_something_else_is_fetched(
     assert target.app.blob("app", config["digest"]) == image.blobs[config["digest"]]
 
 
-def test_the_empty_config_is_never_fetched(source: Server, target: Server, seed: Seed) -> None:
+def test_the_empty_config_is_never_fetched(source, target, seed):
     made = seed.artifact()
     bare = {key: value for key, value in made.document["config"].items() if key != "data"}
     image = edited(made, config=bare).load_into(source.app, "app", tag="v1")
@@ -557,9 +511,7 @@ def test_the_empty_config_is_never_fetched(source: Server, target: Server, seed:
     assert not source.journal.count("GET", "blob", reference=digest_of(EMPTY_CONFIG))
 
 
-def test_unknown_fields_and_spacing_arrive_byte_for_byte(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_unknown_fields_and_spacing_arrive_byte_for_byte(source, target, seed):
     image = seed.index(
         [seed.image(extra={"x-new": {"a": [1.5, "\u00fc"]}}, spacing="odd")],
         extra={"vendor": "y"},
@@ -571,7 +523,7 @@ def test_unknown_fields_and_spacing_arrive_byte_for_byte(
     assert target.app.manifest("app", "v1").body == image.body
 
 
-def test_sha512_digests_are_verified_and_kept(source: Server, target: Server, seed: Seed) -> None:
+def test_sha512_digests_are_verified_and_kept(source, target, seed):
     plain = seed.image(sizes=(300_000,))
     layer = next(data for data in plain.blobs.values() if len(data) > 10_000)
     digest = digest_of(layer, "sha512")
@@ -589,9 +541,7 @@ def test_sha512_digests_are_verified_and_kept(source: Server, target: Server, se
     assert target.journal.count("PUT", "upload") == 2
 
 
-def test_a_blob_that_is_there_already_is_not_sent(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_blob_that_is_there_already_is_not_sent(source, target, seed):
     """I4: skip beats mount, mount beats upload."""
     image = seed.image().load_into(source.app, "app", tag="v1")
     layer = image.document["layers"][1]["digest"]
@@ -607,9 +557,7 @@ def test_a_blob_that_is_there_already_is_not_sent(
 # Listings and skips.
 
 
-def test_immutable_tags_of_the_targets_listing_cost_nothing(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_immutable_tags_of_the_targets_listing_cost_nothing(source, target, seed):
     for tag in ("v1", "v2", "v3"):
         seed.image().load_into(source.app, "app", tag=tag)
     seed.image().load_into(target.app, "app", "v1", "v2")
@@ -623,9 +571,7 @@ def test_immutable_tags_of_the_targets_listing_cost_nothing(
     assert wire(target)["GET tag_list"] == 1
 
 
-def test_literal_tags_need_no_listing_of_the_source(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_literal_tags_need_no_listing_of_the_source(source, target, seed):
     seed.image().load_into(source.app, "app", "v1", "other")
     ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
     assert ran.statuses() == ["synced"]
@@ -634,9 +580,7 @@ def test_literal_tags_need_no_listing_of_the_source(
     assert set(target.app.tags("app")) == {"v1"}
 
 
-def test_a_listing_of_the_target_saves_the_heads_of_what_it_lacks(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_listing_of_the_target_saves_the_heads_of_what_it_lacks(source, target, seed):
     source.app.page_size = 2
     images = {
         f"v{n}": seed.image(sizes=(9,)).load_into(source.app, "app", tag=f"v{n}") for n in range(5)
@@ -651,7 +595,7 @@ def test_a_listing_of_the_target_saves_the_heads_of_what_it_lacks(
     assert sorted(heads) == ["v0", "v1"]
 
 
-def test_mappings_of_one_source_share_its_listing(serve: Start, source: Server, seed: Seed) -> None:
+def test_mappings_of_one_source_share_its_listing(serve, source, seed):
     target = serve()
     seed.image().load_into(source.app, "app", tag="v1")
     ran = sync(
@@ -665,9 +609,7 @@ def test_mappings_of_one_source_share_its_listing(serve: Start, source: Server, 
 
 
 @pytest.mark.parametrize("present", [True, False], ids=["unchanged", "changed"])
-def test_head_first_fetches_a_manifest_only_on_difference(
-    source: Server, target: Server, seed: Seed, present: bool
-) -> None:
+def test_head_first_fetches_a_manifest_only_on_difference(source, target, seed, present):
     image = seed.image().load_into(source.app, "app", tag="v1")
     (image if present else seed.image()).load_into(target.app, "app", tag="v1")
     registries = {"source": {"url": source.url, "head_first": True}, "target": target}
@@ -679,9 +621,7 @@ def test_head_first_fetches_a_manifest_only_on_difference(
     assert target.app.tags("app") == {"v1": image.top}
 
 
-def test_a_literal_tag_that_the_source_lacks_fails_that_image_only(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_literal_tag_that_the_source_lacks_fails_that_image_only(source, target, seed):
     seed.image().load_into(source.app, "app", tag="v1")
     ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2")})
     assert (ran.status, ran.statuses()) == (1, ["synced", "failed"])
@@ -695,7 +635,7 @@ def test_a_literal_tag_that_the_source_lacks_fails_that_image_only(
 # Logins.
 
 
-def test_one_bare_request_and_one_token_serve_a_whole_run(serve: Start, seed: Seed) -> None:
+def test_one_bare_request_and_one_token_serve_a_whole_run(serve, seed):
     services = [TokenService({"captain": "secret"}, anonymous=False) for _ in range(2)]
     source, target = (serve(auth=service) for service in services)
     for name in ("one", "two", "three"):
@@ -720,9 +660,7 @@ def test_one_bare_request_and_one_token_serve_a_whole_run(serve: Start, seed: Se
         assert server.journal.entries[0].status == 401
 
 
-def test_a_token_that_ends_before_an_upload_is_renewed_and_the_blob_sent(
-    serve: Start, source: Server, seed: Seed
-) -> None:
+def test_a_token_that_ends_before_an_upload_is_renewed_and_the_blob_sent(serve, source, seed):
     service = TokenService({"captain": "secret"}, anonymous=False)
     target = serve(auth=service)
     image = seed.image(sizes=(700_000,)).load_into(source.app, "app", tag="v1")
@@ -745,9 +683,7 @@ def test_a_token_that_ends_before_an_upload_is_renewed_and_the_blob_sent(
     assert service.requests == 2
 
 
-def test_a_token_that_ends_in_the_middle_is_renewed(
-    serve: Start, target: Server, seed: Seed
-) -> None:
+def test_a_token_that_ends_in_the_middle_is_renewed(serve, target, seed):
     service = TokenService({"captain": "secret"}, anonymous=False)
     source = serve(auth=service)
     image = seed.image().load_into(source.app, "app", tag="v1")
@@ -770,9 +706,7 @@ def test_a_token_that_ends_in_the_middle_is_renewed(
     assert service.requests == 2, "one new token, whoever was refused"
 
 
-def test_a_private_repository_spoils_no_anonymous_token_of_the_public_ones(
-    serve: Start, target: Server, seed: Seed
-) -> None:
+def test_a_private_repository_spoils_no_anonymous_token_of_the_public_ones(serve, target, seed):
     """A token service may answer 401 to the whole request where one scope of it needs a login."""
     service = TokenService()
     source = serve(auth=service)
@@ -802,7 +736,7 @@ def test_a_private_repository_spoils_no_anonymous_token_of_the_public_ones(
 # Isolation.
 
 
-def test_one_mappings_404_is_its_own(source: Server, target: Server, seed: Seed) -> None:
+def test_one_mappings_404_is_its_own(source, target, seed):
     image = seed.image().load_into(source.app, "app", tag="v1")
     ran = sync(
         {"source": source, "target": target},
@@ -817,9 +751,7 @@ def test_one_mappings_404_is_its_own(source: Server, target: Server, seed: Seed)
     assert held(target, "app", image)
 
 
-def test_one_target_that_is_down_stops_for_itself_only(
-    serve: Start, source: Server, seed: Seed
-) -> None:
+def test_one_target_that_is_down_stops_for_itself_only(serve, source, seed):
     image = seed.image().load_into(source.app, "app", "v1", "v2", "v3", "v4")
     up = serve()
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -841,9 +773,7 @@ def test_one_target_that_is_down_stops_for_itself_only(
     assert all("connection refused" in line for line in ran.failed)
 
 
-def test_one_broken_image_leaves_the_others_whole(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_one_broken_image_leaves_the_others_whole(source, target, seed):
     shared = seed.layer(4000)
     good = [seed.image(layers=[shared, seed.layer(n)]) for n in range(3)]
     broken = seed.image(layers=[shared, seed.layer(50)])
@@ -864,9 +794,7 @@ def test_one_broken_image_leaves_the_others_whole(
     assert lost in only(ran.failed)
 
 
-def test_two_mappings_that_want_one_tag_conflict_and_the_first_wins(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_two_mappings_that_want_one_tag_conflict_and_the_first_wins(source, target, seed):
     one = seed.image().load_into(source.app, "one", tag="v1")
     seed.image().load_into(source.app, "two", "v1", "v2")
     ran = sync(
@@ -883,9 +811,7 @@ def test_two_mappings_that_want_one_tag_conflict_and_the_first_wins(
     assert not source.journal.count("GET", "manifest", "two", reference="v1")
 
 
-def test_two_mappings_that_ask_the_same_are_done_once(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_two_mappings_that_ask_the_same_are_done_once(source, target, seed):
     seed.image().load_into(source.app, "app", tag="v1")
     mapping = {"from": "app", "tags": tags("v1")}
     ran = sync({"source": source, "target": target}, mapping, mapping)
@@ -921,9 +847,7 @@ REPEATED = [
 
 @pytest.mark.parametrize(("side", "which"), REPEATED)
 @pytest.mark.parametrize("status", [503, 429, 408])
-def test_a_passing_failure_costs_one_repetition(
-    source: Server, target: Server, seed: Seed, side: str, which: Any, status: int
-) -> None:
+def test_a_passing_failure_costs_one_repetition(source, target, seed, side, which, status):
     image = seed.image(sizes=(800,)).load_into(source.app, "app", tag="v1")
     answer = error(status, "UNAVAILABLE", "not now", headers=[("Retry-After", "7")])
     times({"source": source, "target": target}[side], 1, answer, **which)
@@ -946,9 +870,7 @@ def test_a_passing_failure_costs_one_repetition(
     assert {**wire(source), **wire(target)} == expected
 
 
-def test_a_failure_that_stays_is_given_up_after_five_attempts(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_failure_that_stays_is_given_up_after_five_attempts(source, target, seed):
     seed.image().load_into(source.app, "app", tag="v1")
     times(source, 99, error(500, "UNKNOWN", "closed"), method="GET", kind="manifest")
     ran = copy(source, target)
@@ -960,9 +882,7 @@ def test_a_failure_that_stays_is_given_up_after_five_attempts(
     assert not target.app.tags("app")
 
 
-def test_a_session_whose_source_refuses_is_cancelled_by_one_request(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_session_whose_source_refuses_is_cancelled_by_one_request(source, target, seed):
     image = seed.image(sizes=(800,)).load_into(source.app, "app", tag="v1")
     lost = image.document["layers"][0]["digest"]
     del source.app.repositories["app"].blobs[lost]
@@ -976,9 +896,7 @@ def test_a_session_whose_source_refuses_is_cancelled_by_one_request(
 
 
 @pytest.mark.parametrize("answer", [401, 404, 405, 429, 503])
-def test_a_session_that_cannot_be_cancelled_changes_nothing(
-    source: Server, target: Server, seed: Seed, answer: int
-) -> None:
+def test_a_session_that_cannot_be_cancelled_changes_nothing(source, target, seed, answer):
     seed.image(sizes=()).load_into(source.app, "app", tag="v1")
     source.app.repositories["app"].blobs.clear()
     times(target, 99, error(answer, "UNSUPPORTED", "not this"), method="DELETE", kind="upload")
@@ -989,9 +907,7 @@ def test_a_session_that_cannot_be_cancelled_changes_nothing(
     assert target.journal.count("DELETE") == 1
 
 
-def test_a_session_at_a_refused_location_gets_no_request(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_session_at_a_refused_location_gets_no_request(source, target, seed):
     seed.image(sizes=()).load_into(source.app, "app", tag="v1")
 
     def refuse(*_: Any) -> None:
@@ -1005,9 +921,7 @@ def test_a_session_at_a_refused_location_gets_no_request(
     assert target.journal.count("DELETE") == target.journal.count("PUT") == 0
 
 
-def test_a_blob_that_may_not_be_staged_uses_the_session_that_it_has(
-    serve: Start, source: Server, seed: Seed, tmp_path: Any
-) -> None:
+def test_a_blob_that_may_not_be_staged_uses_the_session_that_it_has(serve, source, seed, tmp_path):
     image = seed.image(sizes=(1_100_000,)).load_into(source.app, "app", tag="v1")
     targets = {name: serve() for name in ("t1", "t2")}
     ran = sync(
@@ -1022,7 +936,7 @@ def test_a_blob_that_may_not_be_staged_uses_the_session_that_it_has(
         assert wire(each) == cold(2)[1]
 
 
-def test_429_does_not_use_up_attempts(source: Server, target: Server, seed: Seed) -> None:
+def test_429_does_not_use_up_attempts(source, target, seed):
     image = seed.image().load_into(source.app, "app", tag="v1")
     refusal = error(429, "TOOMANYREQUESTS", "slowly", headers=[("Retry-After", "0")])
     times(source, 9, refusal, method="GET", kind="manifest")
@@ -1033,9 +947,7 @@ def test_429_does_not_use_up_attempts(source: Server, target: Server, seed: Seed
     assert ran.totals["throttled"] == {source.address: 9}
 
 
-def test_a_retry_after_beyond_patience_ends_at_once(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_retry_after_beyond_patience_ends_at_once(source, target, seed):
     seed.image().load_into(source.app, "app", tag="v1")
     refusal = error(429, "TOOMANYREQUESTS", "quota used up", headers=[("Retry-After", "4000")])
     times(source, 99, refusal, method="GET", kind="manifest")
@@ -1046,7 +958,7 @@ def test_a_retry_after_beyond_patience_ends_at_once(
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 501], ids=str)
-def test_a_refusal_is_not_repeated(source: Server, target: Server, seed: Seed, status: int) -> None:
+def test_a_refusal_is_not_repeated(source, target, seed, status):
     seed.image().load_into(source.app, "app", tag="v1")
     times(source, 99, error(status, "UNSUPPORTED", "no"), method="GET", kind="manifest")
     ran = copy(source, target)
@@ -1055,9 +967,7 @@ def test_a_refusal_is_not_repeated(source: Server, target: Server, seed: Seed, s
     assert not target.app.tags("app")
 
 
-def test_a_blob_cut_short_at_the_source_begins_again(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_blob_cut_short_at_the_source_begins_again(source, target, seed):
     image = seed.image(sizes=(600_000,)).load_into(source.app, "app", tag="v1")
     layer = image.document["layers"][0]
     part = image.blobs[layer["digest"]][:300_000]
@@ -1070,9 +980,7 @@ def test_a_blob_cut_short_at_the_source_begins_again(
     assert target.journal.count("PUT", "upload", status=201) == 2
 
 
-def test_a_connection_dropped_before_the_answer_is_replaced(
-    speaker: Any, target: Server, seed: Seed
-) -> None:
+def test_a_connection_dropped_before_the_answer_is_replaced(speaker, target, seed):
     image = seed.image(layers=[])
     app = App()
     image.load_into(app, "app", tag="v1")
@@ -1099,9 +1007,7 @@ def test_a_connection_dropped_before_the_answer_is_replaced(
     assert len(asked) == 3, asked
 
 
-def test_a_target_that_drops_the_line_in_a_body_gets_it_again(
-    source: Server, target: Server, seed: Seed
-) -> None:
+def test_a_target_that_drops_the_line_in_a_body_gets_it_again(source, target, seed):
     image = seed.image(sizes=(3_000_000,)).load_into(source.app, "app", tag="v1")
     layer = image.document["layers"][0]["digest"]
     dropped: list[str] = []
@@ -1123,9 +1029,7 @@ def test_a_target_that_drops_the_line_in_a_body_gets_it_again(
     "status", [(404, "NAME_UNKNOWN"), (403, "DENIED"), (405, "UNSUPPORTED")], ids=str
 )
 @pytest.mark.parametrize("images", [1, 20])
-def test_a_repository_that_takes_no_upload_is_not_asked_for_each_blob(
-    serve: Start, seed: Seed, status: tuple[int, str], images: int
-) -> None:
+def test_a_repository_that_takes_no_upload_is_not_asked_for_each_blob(serve, seed, status, images):
     """Those that begin at once find out, however many blobs and images wait behind them; others are
     brought.
     """

@@ -83,7 +83,7 @@ def synced(number: int) -> Outcome:
 
 
 @pytest.mark.parametrize("terminal", [60, 80, 120], indirect=True)
-def test_the_display_stands_below_what_stays_and_wraps_nowhere(terminal: Terminal) -> None:
+def test_the_display_stands_below_what_stays_and_wraps_nowhere(terminal):
     console = console_on(terminal)
     console.begin({("s", "t")})
     for number in range(5):
@@ -103,7 +103,7 @@ def test_the_display_stands_below_what_stays_and_wraps_nowhere(terminal: Termina
     assert terminal.lines == kept
 
 
-def test_a_terminal_that_becomes_wider_keeps_nothing_of_the_display(terminal: Terminal) -> None:
+def test_a_terminal_that_becomes_wider_keeps_nothing_of_the_display(terminal):
     """A narrower one wraps lines again, which this emulator does not."""
     console = console_on(terminal)
     console.line("before")
@@ -114,9 +114,7 @@ def test_a_terminal_that_becomes_wider_keeps_nothing_of_the_display(terminal: Te
     assert terminal.lines == ["before", "after"]
 
 
-def test_a_dumb_terminal_gets_lines_and_no_escapes(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dumb_terminal_gets_lines_and_no_escapes(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     console = console_on(terminal)
     assert not console.live
@@ -129,7 +127,7 @@ def test_a_dumb_terminal_gets_lines_and_no_escapes(
 # The picture.
 
 
-def test_the_picture_shows_lines_as_they_are() -> None:
+def test_the_picture_shows_lines_as_they_are():
     lines = ["$ regsync sync", "a < b & c", '<script>alert("x")</script>']
     root = ElementTree.fromstring(picture.drawing(lines))
     assert [each.text for each in root if each.tag.endswith("}text")] == lines
@@ -142,7 +140,7 @@ def test_the_picture_shows_lines_as_they_are() -> None:
     }
 
 
-def test_the_picture_in_the_documents_is_of_what_the_program_shows_now() -> None:
+def test_the_picture_in_the_documents_is_of_what_the_program_shows_now():
     root = ElementTree.fromstring((ROOT / "docs" / "run.svg").read_text(encoding="utf-8"))
     lines = [str(each.text) for each in root if each.tag.endswith("}text")]
     assert lines[0] == picture.COMMAND

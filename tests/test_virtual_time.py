@@ -55,7 +55,7 @@ PING = b"GET /v2/ HTTP/1.1\r\nHost: r.test\r\n\r\n"
 # The network.
 
 
-async def test_an_answer_takes_both_latencies_and_the_bandwidth() -> None:
+async def test_an_answer_takes_both_latencies_and_the_bandwidth():
     async with network() as net:
         net.listen(App(), "r.test", up=Link(latency=0.5), down=Link(latency=1.5, bandwidth=10))
         end = await net.connect("r.test", 80)
@@ -65,7 +65,7 @@ async def test_an_answer_takes_both_latencies_and_the_bandwidth() -> None:
         assert (await read(end, 10), now()) == (b"00 OK\r\nCon", 6.0)
 
 
-async def test_bandwidth_is_shared_by_the_connections_of_a_place() -> None:
+async def test_bandwidth_is_shared_by_the_connections_of_a_place():
     async with network() as net:
         app = App()
         digest = app.add_blob("app", bytes(900_000))
@@ -85,7 +85,7 @@ async def test_bandwidth_is_shared_by_the_connections_of_a_place() -> None:
         assert round(max(ended), 1) == 18.0
 
 
-async def test_a_full_window_makes_the_writer_wait_until_the_reader_reads() -> None:
+async def test_a_full_window_makes_the_writer_wait_until_the_reader_reads():
     async with network() as net:
         place = net.listen(App(), "r.test", up=Link(window=100))
         place.fail("silent")
@@ -99,7 +99,7 @@ async def test_a_full_window_makes_the_writer_wait_until_the_reader_reads() -> N
         assert scope.cancelled_caught
 
 
-async def test_a_close_arrives_behind_what_was_written_and_a_reset_at_once() -> None:
+async def test_a_close_arrives_behind_what_was_written_and_a_reset_at_once():
     async with network() as net:
         place = net.listen(App(), "r.test", down=Link(latency=3.0))
         asked = PING.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
@@ -123,7 +123,7 @@ async def test_a_close_arrives_behind_what_was_written_and_a_reset_at_once() -> 
             other.write(PING)
 
 
-async def test_an_answer_that_a_reset_destroys_is_a_failure_in_the_journal() -> None:
+async def test_an_answer_that_a_reset_destroys_is_a_failure_in_the_journal():
     async with network() as net:
         place = net.listen(App(), "r.test", down=Link(latency=3.0))
         for _ in range(2):
@@ -139,7 +139,7 @@ async def test_an_answer_that_a_reset_destroys_is_a_failure_in_the_journal() -> 
         assert (kept.is_failure, lost.is_failure) == (False, True)
 
 
-async def test_nobody_listens_under_another_name_or_port_or_in_an_outage() -> None:
+async def test_nobody_listens_under_another_name_or_port_or_in_an_outage():
     async with network() as net:
         place = net.listen(App(), "r.test")
         with pytest.raises(OSError, match="Name or service not known"):
@@ -182,7 +182,7 @@ def times(place: Place, wanted: Callable[[Request], bool]) -> list[float]:
     return noted
 
 
-async def test_a_copy_takes_its_round_trips(seed: Seed) -> None:
+async def test_a_copy_takes_its_round_trips(seed):
     async with virtual() as world:
         source = world.registry("source.test", down=Link(latency=4.0))
         target = world.registry("target.test", up=Link(latency=2.0))
@@ -194,7 +194,7 @@ async def test_a_copy_takes_its_round_trips(seed: Seed) -> None:
     assert ran.seconds >= 3 * 4 + 3 * 2
 
 
-async def test_retry_after_30_pauses_30_seconds(seed: Seed) -> None:
+async def test_retry_after_30_pauses_30_seconds(seed):
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image = await image_at(source, seed)
@@ -206,7 +206,7 @@ async def test_retry_after_30_pauses_30_seconds(seed: Seed) -> None:
         assert ran.totals["throttled"] == {"source.test": 1}
 
 
-async def test_backoff_doubles_between_server_errors(seed: Seed) -> None:
+async def test_backoff_doubles_between_server_errors(seed):
     async with virtual(chance=0.999) as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         await image_at(source, seed)
@@ -217,7 +217,7 @@ async def test_backoff_doubles_between_server_errors(seed: Seed) -> None:
         assert pauses == [0.5, 1.0, 2.0, 4.0]
 
 
-async def test_only_the_first_request_to_a_host_goes_alone(seed: Seed) -> None:
+async def test_only_the_first_request_to_a_host_goes_alone(seed):
     """Rule 1: the others wait for its outcome, and then go together."""
     async with virtual() as world:
         source = world.registry("source.test", down=Link(latency=1.0))
@@ -234,7 +234,7 @@ async def test_only_the_first_request_to_a_host_goes_alone(seed: Seed) -> None:
         assert max(others[:3]) < second + 1.1  # over connections of their own
 
 
-async def test_a_storm_of_429s_is_outlived_and_nothing_is_lost(seed: Seed) -> None:
+async def test_a_storm_of_429s_is_outlived_and_nothing_is_lost(seed):
     """Every second request to the target for four minutes is refused; all images arrive."""
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
@@ -259,7 +259,7 @@ async def test_a_storm_of_429s_is_outlived_and_nothing_is_lost(seed: Seed) -> No
         assert all(held(target, "app", image) for image in images.values())
 
 
-async def test_slow_bandwidth_is_not_a_stall(seed: Seed) -> None:
+async def test_slow_bandwidth_is_not_a_stall(seed):
     """2 KiB a second for more than five minutes: slower than any time-out lets an idle body be."""
     async with virtual() as world:
         source = world.registry("source.test", down=Link(bandwidth=2048))
@@ -277,7 +277,7 @@ async def test_slow_bandwidth_is_not_a_stall(seed: Seed) -> None:
 
 @pytest.mark.slow
 @pytest.mark.provokes("blob_pulled_twice")  # less than one piece came each time
-async def test_a_line_slower_than_1_kib_a_second_is_given_up(seed: Seed) -> None:
+async def test_a_line_slower_than_1_kib_a_second_is_given_up(seed):
     async with virtual() as world:
         source = world.registry("source.test", down=Link(bandwidth=500))
         target = world.registry("target.test")
@@ -290,7 +290,7 @@ async def test_a_line_slower_than_1_kib_a_second_is_given_up(seed: Seed) -> None
         assert target.app.tags("app") == {}
 
 
-async def test_a_silent_registry_is_given_up_after_its_time_outs(seed: Seed) -> None:
+async def test_a_silent_registry_is_given_up_after_its_time_outs(seed):
     """It takes connections and says nothing: one contact of 60 s, and 15 s for a probe."""
     async with virtual(chance=0.0) as world:
         source, target = world.registry("source.test"), world.registry("target.test")
@@ -303,7 +303,7 @@ async def test_a_silent_registry_is_given_up_after_its_time_outs(seed: Seed) -> 
         assert target.journal.count() <= 1
 
 
-async def test_nobody_waits_longer_than_a_head_for_the_end_of_a_session(seed: Seed) -> None:
+async def test_nobody_waits_longer_than_a_head_for_the_end_of_a_session(seed):
     async with virtual(chance=0.0) as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         await image_at(source, seed)
@@ -315,7 +315,7 @@ async def test_nobody_waits_longer_than_a_head_for_the_end_of_a_session(seed: Se
         assert ran.seconds == pytest.approx(60.0, abs=5)
 
 
-async def test_a_dead_line_is_noticed_by_the_connect_time_out(seed: Seed) -> None:
+async def test_a_dead_line_is_noticed_by_the_connect_time_out(seed):
     async with virtual(chance=0.0) as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         await image_at(source, seed)
@@ -328,9 +328,7 @@ async def test_a_dead_line_is_noticed_by_the_connect_time_out(seed: Seed) -> Non
 
 
 @pytest.mark.parametrize("how", ["refused", "silent"])
-async def test_an_outage_of_ten_minutes_costs_one_run_and_the_next_moves_only_the_rest(
-    seed: Seed, how: Any
-) -> None:
+async def test_an_outage_of_ten_minutes_costs_one_run_and_the_next_moves_only_the_rest(seed, how):
     async with virtual() as world:
         source, target = (
             world.registry("source.test"),
@@ -370,7 +368,7 @@ async def test_an_outage_of_ten_minutes_costs_one_run_and_the_next_moves_only_th
         assert all(held(target, "app", image) for image in images.values())
 
 
-async def test_nine_minutes_of_429s_are_waited_for_and_thirteen_are_not(seed: Seed) -> None:
+async def test_nine_minutes_of_429s_are_waited_for_and_thirteen_are_not(seed):
     for minutes, status, seconds in ((9, "synced", 540), (13, "failed", 660)):
         async with virtual() as world:
             source, target = world.registry("source.test"), world.registry("target.test")
@@ -388,7 +386,7 @@ async def test_nine_minutes_of_429s_are_waited_for_and_thirteen_are_not(seed: Se
             assert ran.seconds == pytest.approx(seconds, abs=1)
 
 
-async def test_a_retry_after_as_a_date_is_read_with_the_clock_of_the_world(seed: Seed) -> None:
+async def test_a_retry_after_as_a_date_is_read_with_the_clock_of_the_world(seed):
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         await image_at(source, seed)
@@ -404,7 +402,7 @@ async def test_a_retry_after_as_a_date_is_read_with_the_clock_of_the_world(seed:
         assert (ran.status, asked) == (0, [0.0, 45.0])
 
 
-async def test_a_cap_in_any_second_is_kept_to_by_waiting(seed: Seed) -> None:
+async def test_a_cap_in_any_second_is_kept_to_by_waiting(seed):
     """4 manifests a second, as a cloud's cap of writes: all arrive, and no stretch of a second has
     more.
     """
@@ -439,9 +437,7 @@ async def test_a_cap_in_any_second_is_kept_to_by_waiting(seed: Seed) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "asked", "took"), [(59, 1, 59), (61, 2, 60.5)])
-async def test_an_answer_may_be_late_up_to_its_time_out(
-    seed: Seed, seconds: float, asked: int, took: float
-) -> None:
+async def test_an_answer_may_be_late_up_to_its_time_out(seed, seconds, asked, took):
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image = await image_at(source, seed)
@@ -458,8 +454,8 @@ async def test_an_answer_may_be_late_up_to_its_time_out(
     ids=["in time", "late", "at most 15 minutes: in time", "at most 15 minutes: late"],
 )
 async def test_the_answer_to_a_body_is_waited_for_by_its_size_then_the_blob_is_asked_for(
-    seed: Seed, seconds: float, finish: float, asks: int
-) -> None:
+    seed, seconds, finish, asks
+):
     """4 MiB give the registry 4 s more than `finish`. An answer that is late is not needed: the blob
     has arrived.
     """
@@ -480,7 +476,7 @@ async def test_the_answer_to_a_body_is_waited_for_by_its_size_then_the_blob_is_a
         assert ran.seconds == pytest.approx(min(seconds, finish + 4, 900), abs=0.1)
 
 
-async def test_a_body_that_stalls_is_fetched_again_after_a_minute(seed: Seed) -> None:
+async def test_a_body_that_stalls_is_fetched_again_after_a_minute(seed):
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image = await image_at(source, seed, sizes=(200_000,))
@@ -493,7 +489,7 @@ async def test_a_body_that_stalls_is_fetched_again_after_a_minute(seed: Seed) ->
 
 
 @pytest.mark.parametrize("reset", [False, True])
-async def test_connections_that_are_dropped_cost_seconds_at_most(seed: Seed, reset: bool) -> None:
+async def test_connections_that_are_dropped_cost_seconds_at_most(seed, reset):
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image = await image_at(source, seed, sizes=(200_000,))
@@ -510,7 +506,7 @@ async def test_connections_that_are_dropped_cost_seconds_at_most(seed: Seed, res
             place.app.faults.check()
 
 
-async def test_several_targets_stage_on_disk_without_a_thread(seed: Seed, tmp_path: Any) -> None:
+async def test_several_targets_stage_on_disk_without_a_thread(seed, tmp_path):
     async with virtual() as world:
         source = world.registry("source.test", down=Link(bandwidth=1_000_000))
         near = world.registry("near.test")

@@ -15,7 +15,7 @@ from conformance.content.images import Image, Seed
 from conformance.messages import digest_of
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
-from tests.ends import Ran, Start, document, held, run_regsync, tags
+from tests.ends import Ran, document, held, run_regsync, tags
 
 
 def sync(
@@ -43,7 +43,7 @@ def clear(*servers: Server) -> None:
         server.journal.clear()
 
 
-def test_an_unchanged_tag_costs_one_head_at_each_side(tmp_path: Path, serve: Start) -> None:
+def test_an_unchanged_tag_costs_one_head_at_each_side(tmp_path, serve):
     source, one, two = serve(), serve(), serve()
     load(source, "app", 5)
     ends = {"source": source, "one": one, "two": two}
@@ -57,7 +57,7 @@ def test_an_unchanged_tag_costs_one_head_at_each_side(tmp_path: Path, serve: Sta
         assert server.journal.summary() == {"HEAD manifest": 5}
 
 
-def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(tmp_path: Path, serve: Start) -> None:
+def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(tmp_path, serve):
     source, target = serve(), serve()
     load(source, "app", 5)
     ends = {"source": source, "target": target}
@@ -83,9 +83,7 @@ def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(tmp_path: Path, serv
 
 @pytest.mark.parametrize("says", ["MANIFEST_BLOB_UNKNOWN", "MANIFEST_INVALID"])
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(
-    tmp_path: Path, serve: Start, says: str
-) -> None:
+def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(tmp_path, serve, says):
     source, target = serve(), serve()
     images = load(source, "app", 2)
     ends = {"source": source, "target": target}
@@ -110,9 +108,7 @@ def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(
 
 
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_target_that_names_one_lost_blob_at_a_time_is_healed_in_the_same_run(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_target_that_names_one_lost_blob_at_a_time_is_healed_in_the_same_run(tmp_path, serve):
     source, target = serve(), serve()
     made = Seed(5)
     shared = [made.blob(500 + number) for number in range(4)]
@@ -143,9 +139,7 @@ def test_a_target_that_names_one_lost_blob_at_a_time_is_healed_in_the_same_run(
 
 
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_target_that_lost_blobs_of_two_platforms_is_healed_in_the_same_run(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_target_that_lost_blobs_of_two_platforms_is_healed_in_the_same_run(tmp_path, serve):
     source, target = serve(), serve()
     made = Seed(6)
     shared = [made.blob(500), made.blob(600), made.blob(700)]
@@ -169,8 +163,8 @@ def test_a_target_that_lost_blobs_of_two_platforms_is_healed_in_the_same_run(
 
 @pytest.mark.parametrize(("status", "exit_status"), [(403, 4), (413, 2)])
 def test_a_manifest_that_is_refused_for_itself_makes_nothing_of_the_state_doubtful(
-    tmp_path: Path, serve: Start, status: int, exit_status: int
-) -> None:
+    tmp_path, serve, status, exit_status
+):
     """Who may not push, or pushes too much, hears nothing of blobs that are gone."""
     source, target = serve(), serve()
     images = load(source, "app", 2)
@@ -188,9 +182,7 @@ def test_a_manifest_that_is_refused_for_itself_makes_nothing_of_the_state_doubtf
     assert not [each for each in target.journal.entries if shared in each.target]
 
 
-def test_a_target_that_lost_a_repository_is_healed_in_the_same_run(
-    tmp_path: Path, serve: Start
-) -> None:
+def test_a_target_that_lost_a_repository_is_healed_in_the_same_run(tmp_path, serve):
     source, target = serve(), serve()
     images = load(source, "app", 3)
     ends = {"source": source, "target": target}
@@ -203,7 +195,7 @@ def test_a_target_that_lost_a_repository_is_healed_in_the_same_run(
     assert target.journal.count("PUT", "manifest", status=400) == 0
 
 
-def test_tags_that_moved_together_cost_one_manifest(tmp_path: Path, serve: Start) -> None:
+def test_tags_that_moved_together_cost_one_manifest(tmp_path, serve):
     source, target = serve(), serve()
     load(source, "app", 3)
     ends = {"source": source, "target": target}
@@ -220,7 +212,7 @@ def test_tags_that_moved_together_cost_one_manifest(tmp_path: Path, serve: Start
     assert target.journal.count("PUT", "manifest") == 3
 
 
-def test_an_empty_blob_is_never_fetched(tmp_path: Path, serve: Start) -> None:
+def test_an_empty_blob_is_never_fetched(tmp_path, serve):
     source, target = serve(), serve()
     made = Seed(9)
     image = made.image(layers=[made.blob(0), made.blob(50)]).load_into(source.app, "app", tag="v1")
@@ -230,7 +222,7 @@ def test_an_empty_blob_is_never_fetched(tmp_path: Path, serve: Start) -> None:
     assert source.journal.count("GET", "blob") == 2
 
 
-def test_the_way_to_a_login_is_remembered(tmp_path: Path, serve: Start) -> None:
+def test_the_way_to_a_login_is_remembered(tmp_path, serve):
     users = {"me": "secret-word"}
     source, target = serve(auth=TokenService(users)), serve(auth=TokenService(users))
     load(source, "app", 2)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from _regsync.state.database import StateFile
-from tests.ends import Start, tags
+from tests.ends import tags
 from tests.test_warm import load, sync
 
 
@@ -26,9 +25,7 @@ def queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sent
 
 
-def test_unchanged_tags_are_read_from_the_state_at_once(
-    tmp_path: Path, serve: Start, queries: list[str]
-) -> None:
+def test_unchanged_tags_are_read_from_the_state_at_once(tmp_path, serve, queries):
     source, target = serve(), serve()
     load(source, "app", 20)
     ends = {"source": source, "target": target}
@@ -41,9 +38,7 @@ def test_unchanged_tags_are_read_from_the_state_at_once(
     assert tables == ["fact", "fact", "manifest", "snapshot", "swept"]
 
 
-def test_who_holds_a_blob_is_read_once_for_each_blob(
-    tmp_path: Path, serve: Start, queries: list[str]
-) -> None:
+def test_who_holds_a_blob_is_read_once_for_each_blob(tmp_path, serve, queries):
     source, target = serve(), serve()
     images = load(source, "app", 3)
     mapping = {"from": "app", "tags": tags("*"), "artifacts": {"enabled": False}}

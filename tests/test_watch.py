@@ -10,7 +10,6 @@ import signal
 import sqlite3
 from collections import Counter
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -32,7 +31,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 # What a cycle costs, and what it says.
 
 
-async def test_a_cycle_without_news_costs_the_warm_bound_and_says_nothing(tmp_path: Path) -> None:
+async def test_a_cycle_without_news_costs_the_warm_bound_and_says_nothing(tmp_path):
     def auth() -> TokenService:
         made = TokenService(
             {"u": "p"}, expires_in=86400, lifetime=86400, anonymous=False, now=anyio.current_time
@@ -69,7 +68,7 @@ async def test_a_cycle_without_news_costs_the_warm_bound_and_says_nothing(tmp_pa
         assert lines(ran, "info: cycle 1: Images: 5 synced, 0 skipped, 0 failed; Layers: ")
 
 
-async def test_connections_that_live_are_used_again(tmp_path: Path) -> None:
+async def test_connections_that_live_are_used_again(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
@@ -83,7 +82,7 @@ async def test_connections_that_live_are_used_again(tmp_path: Path) -> None:
         assert stage.asked[1:] == [({"HEAD manifest": 1}, {"HEAD manifest": 1})] * 3
 
 
-async def test_a_long_wait_keeps_no_connection_open(tmp_path: Path) -> None:
+async def test_a_long_wait_keeps_no_connection_open(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
@@ -96,7 +95,7 @@ async def test_a_long_wait_keeps_no_connection_open(tmp_path: Path) -> None:
         assert left == [0, 0]
 
 
-async def test_a_tag_that_moves_is_told_with_a_summary(tmp_path: Path) -> None:
+async def test_a_tag_that_moves_is_told_with_a_summary(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
@@ -110,7 +109,7 @@ async def test_a_tag_that_moves_is_told_with_a_summary(tmp_path: Path) -> None:
         assert held(stage.target, "app", moved[0])
 
 
-async def test_json_is_a_document_a_cycle_that_counts_that_cycle_only(tmp_path: Path) -> None:
+async def test_json_is_a_document_a_cycle_that_counts_that_cycle_only(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
@@ -125,7 +124,7 @@ async def test_json_is_a_document_a_cycle_that_counts_that_cycle_only(tmp_path: 
 
 
 @pytest.mark.provokes("asked_again_after_404")
-async def test_a_later_failure_comes_with_its_hint_again(tmp_path: Path) -> None:
+async def test_a_later_failure_comes_with_its_hint_again(tmp_path):
     async with scene(tmp_path) as stage:
         stage.write({"from": "app", "tags": tags("v1")})
 
@@ -142,7 +141,7 @@ async def test_a_later_failure_comes_with_its_hint_again(tmp_path: Path) -> None
 
 
 @pytest.mark.provokes("asked_again_after_404")
-async def test_a_failure_is_said_once_and_its_end_too(tmp_path: Path) -> None:
+async def test_a_failure_is_said_once_and_its_end_too(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1", "v2")}, {"from": "none", "tags": tags("*")})
@@ -156,7 +155,7 @@ async def test_a_failure_is_said_once_and_its_end_too(tmp_path: Path) -> None:
         assert [line[12:13] for line in lines(ran, "info: cycle")] == ["1", "4"]
 
 
-async def test_the_ends_of_two_failures_are_both_said(tmp_path: Path) -> None:
+async def test_the_ends_of_two_failures_are_both_said(tmp_path):
     """One after the other they read alike, and are two events."""
     async with scene(tmp_path) as stage:
         for n in range(3):
@@ -175,9 +174,7 @@ async def test_the_ends_of_two_failures_are_both_said(tmp_path: Path) -> None:
         assert lines(ran, "no longer failing") == [told] * 2
 
 
-async def test_images_that_fail_are_not_well_because_their_repository_cannot_be_listed(
-    tmp_path: Path,
-) -> None:
+async def test_images_that_fail_are_not_well_because_their_repository_cannot_be_listed(tmp_path):
     async with scene(tmp_path) as stage:
         for n in range(3):
             stage.load(f"v{n}")
@@ -199,7 +196,7 @@ async def test_images_that_fail_are_not_well_because_their_repository_cannot_be_
         )
 
 
-async def test_an_outcome_that_comes_back_or_changes_is_said_again(tmp_path: Path) -> None:
+async def test_an_outcome_that_comes_back_or_changes_is_said_again(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
@@ -224,7 +221,7 @@ async def test_an_outcome_that_comes_back_or_changes_is_said_again(tmp_path: Pat
         assert len(lines(ran, "no longer failing")) == 1
 
 
-async def test_a_warning_that_repeats_is_said_once_until_it_was_gone(tmp_path: Path) -> None:
+async def test_a_warning_that_repeats_is_said_once_until_it_was_gone(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("x1")
         stage.write({"from": "app", "tags": tags("v*")})
@@ -237,7 +234,7 @@ async def test_a_warning_that_repeats_is_said_once_until_it_was_gone(tmp_path: P
         assert len(lines(ran, "warning: source.test/app: the mapping selects no tag")) == 2
 
 
-async def test_an_hour_without_news_is_a_line_for_who_wants_it(tmp_path: Path) -> None:
+async def test_an_hour_without_news_is_a_line_for_who_wants_it(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
@@ -248,9 +245,7 @@ async def test_an_hour_without_news_is_a_line_for_who_wants_it(tmp_path: Path) -
         ]
 
 
-async def test_an_hour_in_which_a_failure_only_repeats_is_not_said_to_be_well(
-    tmp_path: Path,
-) -> None:
+async def test_an_hour_in_which_a_failure_only_repeats_is_not_said_to_be_well(tmp_path):
     async with scene(tmp_path) as stage:
         stage.write({"from": "none", "tags": tags("*")})
         ran = await stage.watch(*[None] * 7, interval=600, more=("-v",))
@@ -263,9 +258,7 @@ async def test_an_hour_in_which_a_failure_only_repeats_is_not_said_to_be_well(
 # Registries that are ill.
 
 
-async def test_a_stopped_registry_is_tried_once_a_cycle_and_the_others_go_on(
-    tmp_path: Path,
-) -> None:
+async def test_a_stopped_registry_is_tried_once_a_cycle_and_the_others_go_on(tmp_path):
     async with scene(tmp_path) as stage:
         other = stage.world.registry("other.test")
         for n in range(4):
@@ -310,7 +303,7 @@ async def test_a_stopped_registry_is_tried_once_a_cycle_and_the_others_go_on(
 
 
 @pytest.mark.provokes("refused_login_again")
-async def test_a_refused_login_costs_one_question_a_cycle(tmp_path: Path) -> None:
+async def test_a_refused_login_costs_one_question_a_cycle(tmp_path):
     services: list[TokenService] = []
 
     def auth() -> TokenService:
@@ -338,9 +331,7 @@ async def test_a_refused_login_costs_one_question_a_cycle(tmp_path: Path) -> Non
         assert ran.out.count("synced ") == 3
 
 
-async def test_a_registry_that_asks_to_wait_longer_than_an_interval_is_left_alone(
-    tmp_path: Path,
-) -> None:
+async def test_a_registry_that_asks_to_wait_longer_than_an_interval_is_left_alone(tmp_path):
     async with scene(tmp_path) as stage:
         image = stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
@@ -356,7 +347,7 @@ async def test_a_registry_that_asks_to_wait_longer_than_an_interval_is_left_alon
 
 
 @pytest.mark.provokes("refused_as_wrong")
-async def test_a_login_that_moved_is_found_again(tmp_path: Path) -> None:
+async def test_a_login_that_moved_is_found_again(tmp_path):
     services: list[TokenService] = []
 
     def auth() -> TokenService:
@@ -382,7 +373,7 @@ async def test_a_login_that_moved_is_found_again(tmp_path: Path) -> None:
 # State.
 
 
-async def test_a_restart_finds_what_the_last_process_left(tmp_path: Path) -> None:
+async def test_a_restart_finds_what_the_last_process_left(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
@@ -393,7 +384,7 @@ async def test_a_restart_finds_what_the_last_process_left(tmp_path: Path) -> Non
         assert stage.asked[-1] == ({"HEAD manifest": 1}, {"HEAD manifest": 1})
 
 
-async def test_without_a_directory_the_state_lives_in_the_process(tmp_path: Path) -> None:
+async def test_without_a_directory_the_state_lives_in_the_process(tmp_path):
     async with scene(tmp_path) as stage:
         for n in range(3):
             stage.load(f"v{n}")
@@ -410,8 +401,8 @@ async def test_without_a_directory_the_state_lives_in_the_process(tmp_path: Path
 
 
 async def test_what_a_full_disk_does_not_take_is_remembered_until_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     connect = sqlite._connect
 
     def on_full_disk(*given: Any) -> sqlite3.Connection:
@@ -439,9 +430,7 @@ async def test_what_a_full_disk_does_not_take_is_remembered_until_there_is_room(
 
 
 @pytest.mark.parametrize("days", [400, -400])
-async def test_a_clock_that_is_wrong_for_a_while_costs_some_cycles_only(
-    tmp_path: Path, days: int
-) -> None:
+async def test_a_clock_that_is_wrong_for_a_while_costs_some_cycles_only(tmp_path, days):
     """What is confirmed at another time than the state's replaces that, be it the wrong time or the
     right one.
     """
@@ -465,7 +454,7 @@ async def test_a_clock_that_is_wrong_for_a_while_costs_some_cycles_only(
 
 
 @pytest.mark.provokes("asked_again_after_404")
-async def test_what_always_fails_leaves_no_staged_blobs_behind(tmp_path: Path) -> None:
+async def test_what_always_fails_leaves_no_staged_blobs_behind(tmp_path):
     async with scene(tmp_path) as stage:
         stage.world.listen(App(), "other.test")
         stage.write(
@@ -486,7 +475,7 @@ async def test_what_always_fails_leaves_no_staged_blobs_behind(tmp_path: Path) -
         assert [each.name for each in (tmp_path / ".regsync" / "staged").rglob("*")] == ["sha256"]
 
 
-async def test_what_another_process_has_locked_is_remembered_here(tmp_path: Path) -> None:
+async def test_what_another_process_has_locked_is_remembered_here(tmp_path):
     from _regsync.state.database import StateFile
 
     def quiet(level: str, event: str, message: str) -> None:
@@ -511,7 +500,7 @@ async def test_what_another_process_has_locked_is_remembered_here(tmp_path: Path
 
 # 160 and 510 minutes: no look at artifacts is due in the last cycle.
 @pytest.mark.parametrize("cycles", [320, pytest.param(1020, marks=pytest.mark.thorough)])
-async def test_a_thousand_cycles_leave_nothing_behind(tmp_path: Path, cycles: int) -> None:
+async def test_a_thousand_cycles_leave_nothing_behind(tmp_path, cycles):
     gc.freeze()  # what other tests have left is not counted
     async with scene(tmp_path) as stage:
         stage.load("v1")
@@ -550,9 +539,7 @@ async def test_a_thousand_cycles_leave_nothing_behind(tmp_path: Path, cycles: in
     ("method", "kind", "seconds"),
     [("GET", "tag_list", 0), ("HEAD", "manifest", 0), ("PUT", "manifest", 25)],
 )
-async def test_a_signal_in_a_cycle_drains_it(
-    tmp_path: Path, number: signal.Signals, method: str, kind: str, seconds: float
-) -> None:
+async def test_a_signal_in_a_cycle_drains_it(tmp_path, number, method, kind, seconds):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v*")})
@@ -575,7 +562,7 @@ async def test_a_signal_in_a_cycle_drains_it(
         assert "Traceback" not in ran.err
 
 
-async def test_a_second_signal_ends_a_drain_and_saves_the_state(tmp_path: Path) -> None:
+async def test_a_second_signal_ends_a_drain_and_saves_the_state(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v*")})

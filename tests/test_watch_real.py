@@ -103,9 +103,7 @@ def probe(line: str, path: str) -> int:
 
 
 @pytest.mark.slow
-def test_tags_move_mappings_come_and_go_and_a_kill_loses_nothing(
-    docker_registries: Registries, pyz: Path, tmp_path: Path
-) -> None:
+def test_tags_move_mappings_come_and_go_and_a_kill_loses_nothing(docker_registries, pyz, tmp_path):
     source, target, seed = docker_registries(), docker_registries(), Seed(11)
     file = tmp_path / "mirror.yaml"
     first, moved, last, *two = (seed.image(sizes=(5000,)) for _ in range(5))
@@ -145,9 +143,7 @@ def test_tags_move_mappings_come_and_go_and_a_kill_loses_nothing(
         assert process.end(signal.SIGTERM) == 0
 
 
-def test_an_address_that_is_taken_ends_it_before_it_asks_anything(
-    pyz: Path, tmp_path: Path, speaker: Callable[..., str]
-) -> None:
+def test_an_address_that_is_taken_ends_it_before_it_asks_anything(pyz, tmp_path, speaker):
     taken = speaker(lambda connected: None).rpartition(":")[2]
     file = tmp_path / "mirror.yaml"
     configure(file, "http://registry.invalid", "http://other.invalid", "one")

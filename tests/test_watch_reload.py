@@ -6,7 +6,6 @@ import json
 import signal
 from collections.abc import Collection
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -17,7 +16,7 @@ from _regsync.config.model import Registry
 from _regsync.registry.transport import Transport
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Link
-from tests.ends import Virtual, held, tags
+from tests.ends import held, tags
 from tests.watching import Scene, Step, lines, scene, tellers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -26,7 +25,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 # A new configuration.
 
 
-async def test_a_changed_file_is_taken_before_the_next_cycle(tmp_path: Path) -> None:
+async def test_a_changed_file_is_taken_before_the_next_cycle(tmp_path):
     async with scene(tmp_path) as stage:
         for name in ("one", "two"):
             stage.load("v1", name)
@@ -61,7 +60,7 @@ async def test_a_changed_file_is_taken_before_the_next_cycle(tmp_path: Path) -> 
         assert {*stage.target.app.repositories} == {"one", "two", "1"}
 
 
-async def test_clients_of_registries_that_stay_the_same_are_kept(tmp_path: Path) -> None:
+async def test_clients_of_registries_that_stay_the_same_are_kept(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         rule = {"from": "app", "tags": tags("v1")}
@@ -82,7 +81,7 @@ async def test_clients_of_registries_that_stay_the_same_are_kept(tmp_path: Path)
         assert rest == [(source, target + 1)] * 2, "the changed one has a new connection, once"
 
 
-async def test_a_shard_of_a_new_file_is_that_of_the_new_file(tmp_path: Path) -> None:
+async def test_a_shard_of_a_new_file_is_that_of_the_new_file(tmp_path):
     async with scene(tmp_path) as stage:
         for name in "abcd":
             stage.load("v1", name)
@@ -96,9 +95,7 @@ async def test_a_shard_of_a_new_file_is_that_of_the_new_file(tmp_path: Path) -> 
         assert (tmp_path / ".regsync" / "shard-1-of-2" / "state.db").exists()
 
 
-async def test_a_shard_is_not_told_in_each_cycle_in_which_a_named_file_is_gone(
-    tmp_path: Path,
-) -> None:
+async def test_a_shard_is_not_told_in_each_cycle_in_which_a_named_file_is_gone(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         authority = tmp_path / "ca.pem"
@@ -111,7 +108,7 @@ async def test_a_shard_is_not_told_in_each_cycle_in_which_a_named_file_is_gone(
         assert len(lines(ran, "info: shard 0 of 1: ")) <= 2
 
 
-async def test_a_hang_up_begins_a_cycle_with_the_new_file(tmp_path: Path) -> None:
+async def test_a_hang_up_begins_a_cycle_with_the_new_file(tmp_path):
     async with scene(tmp_path) as stage:
         image = stage.load("v1", "two")
         stage.write({"from": "one", "tags": tags("x*")})
@@ -129,7 +126,7 @@ async def test_a_hang_up_begins_a_cycle_with_the_new_file(tmp_path: Path) -> Non
 
 # Three cycles count as one: the last one's look at artifacts is a second question.
 @pytest.mark.provokes("tag_asked_twice", "referrers_twice")
-async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(tmp_path: Path) -> None:
+async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
@@ -145,7 +142,7 @@ async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(tmp_path: Path)
         await stage.watch(hang_up, interval=1000, head=700.0)
 
 
-async def test_a_mounted_configuration_is_swapped_by_its_link(tmp_path: Path) -> None:
+async def test_a_mounted_configuration_is_swapped_by_its_link(tmp_path):
     """As Kubernetes does it: the file is a link into a directory that is a link, which is replaced."""
     async with scene(tmp_path) as stage:
         stage.load("v1", "one")
@@ -169,9 +166,7 @@ async def test_a_mounted_configuration_is_swapped_by_its_link(tmp_path: Path) ->
         assert (tmp_path / ".regsync" / "state.db").exists()
 
 
-async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(tmp_path, monkeypatch):
     bodies: list[dict[str, Any]] = []
     told_by = tellers(monkeypatch)
     async with scene(tmp_path) as stage:
@@ -207,7 +202,7 @@ async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(
         assert all(body["status"] == "ready" for body in bodies)
 
 
-async def test_an_empty_file_after_a_wrong_one_is_told(tmp_path: Path) -> None:
+async def test_an_empty_file_after_a_wrong_one_is_told(tmp_path):
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
@@ -228,9 +223,7 @@ async def test_an_empty_file_after_a_wrong_one_is_told(tmp_path: Path) -> None:
         assert all(each["code"] == "CONFIG_ERROR" and "hint" in each for each in wrong)
 
 
-async def test_files_that_the_configuration_names_are_read_again_each_cycle(
-    tmp_path: Path, clean_env: Path
-) -> None:
+async def test_files_that_the_configuration_names_are_read_again_each_cycle(tmp_path, clean_env):
     services: list[TokenService] = []
 
     def auth() -> TokenService:
@@ -253,9 +246,7 @@ async def test_files_that_the_configuration_names_are_read_again_each_cycle(
         assert held(stage.target, "app", image)
 
 
-async def test_logins_that_have_been_replaced_are_not_kept(
-    tmp_path: Path, clean_env: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_logins_that_have_been_replaced_are_not_kept(tmp_path, clean_env, monkeypatch):
     """A rotated password makes a client of its own; months of them would be kept with their
     secrets.
     """
@@ -286,9 +277,7 @@ async def test_logins_that_have_been_replaced_are_not_kept(
         assert max(kept) <= 4
 
 
-async def test_a_named_file_that_is_gone_is_as_if_it_were_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_named_file_that_is_gone_is_as_if_it_were_there(tmp_path, monkeypatch):
     told_by, errors = tellers(monkeypatch), list[str | None]()
     async with scene(tmp_path) as stage:
         stage.load("v1")
@@ -319,9 +308,7 @@ async def test_a_named_file_that_is_gone_is_as_if_it_were_there(
 # What probes are told.
 
 
-async def test_a_long_wait_is_no_illness_until_its_end_is_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_long_wait_is_no_illness_until_its_end_is_missed(tmp_path, monkeypatch):
     told_by, states = tellers(monkeypatch), list[int]()
     async with scene(tmp_path) as stage:
         stage.load("v1")
@@ -340,9 +327,7 @@ async def test_a_long_wait_is_no_illness_until_its_end_is_missed(
     assert (ran.status, states) == (0, [200, 200, 503])
 
 
-async def test_a_first_cycle_in_which_all_fails_makes_nobody_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_first_cycle_in_which_all_fails_makes_nobody_ready(tmp_path, monkeypatch):
     told_by = tellers(monkeypatch)
     async with scene(tmp_path) as stage:
         stage.write({"from": "app", "tags": tags("v1")})
@@ -363,9 +348,7 @@ async def test_a_first_cycle_in_which_all_fails_makes_nobody_ready(
         assert told_by[0]("/readyz")[1]["status"] == "stopping"
 
 
-async def test_a_first_cycle_in_which_not_all_fails_makes_ready(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_first_cycle_in_which_not_all_fails_makes_ready(tmp_path, monkeypatch):
     told_by, seen = tellers(monkeypatch), list[tuple[int, int]]()
     async with scene(tmp_path) as stage:
         stage.load("v1")
@@ -380,8 +363,8 @@ async def test_a_first_cycle_in_which_not_all_fails_makes_ready(
 
 
 async def test_a_cycle_is_ill_when_nothing_moves_and_not_when_it_is_long(
-    world: Virtual, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, tmp_path, monkeypatch
+):
     told_by = tellers(monkeypatch)
     stage = Scene(world, tmp_path)
     slow = world.registry("slow.test", up=Link(bandwidth=2000), down=Link(bandwidth=2000))

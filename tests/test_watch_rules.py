@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from _regsync.app.watch import Health, changes
 from tests.ends import run_regsync
 
 
-def test_what_changed_is_said_without_values() -> None:
+def test_what_changed_is_said_without_values():
     from _regsync.config import reader
     from _regsync.config.model import Config
 
@@ -54,7 +52,7 @@ def test_what_changed_is_said_without_values() -> None:
         ("staging_size_limit: 1 GB", "setting staging_size_limit changed"),
     ],
 )
-def test_each_field_that_changes_is_told(change: str, told: str) -> None:
+def test_each_field_that_changes_is_told(change, told):
     from _regsync.config import model
     from _regsync.config import reader as config_reader
 
@@ -70,7 +68,7 @@ def test_each_field_that_changes_is_told(change: str, told: str) -> None:
     assert list(changes(load(""), load(change))) == [told]
 
 
-def test_states_follow_cycles() -> None:
+def test_states_follow_cycles():
     def told(health: Health, now: float, moved: float = -1e9) -> tuple[int, int, str]:
         (alive, first), (ready, second) = (
             health.tell(path, now, moved) for path in ("/healthz", "/readyz")
@@ -115,9 +113,7 @@ def test_states_follow_cycles() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_wrong_from_the_start_is_an_error(
-    tmp_path: Path, arguments: list[str], words: str
-) -> None:
+def test_what_is_wrong_from_the_start_is_an_error(tmp_path, arguments, words):
     (tmp_path / "mirror.yaml").write_text("mappings: []")
     (tmp_path / "wrong.yaml").write_text("mappings: {}")
     names = {"FILE": str(tmp_path / "mirror.yaml"), "WRONG": str(tmp_path / "wrong.yaml")}

@@ -77,14 +77,14 @@ def interpreter(name: str) -> str | None:
 
 
 @pytest.mark.slow
-def test_two_builds_in_different_places_give_the_same_bytes(pyz: Path, tmp_path: Path) -> None:
+def test_two_builds_in_different_places_give_the_same_bytes(pyz, tmp_path):
     out = build_elsewhere(tmp_path / "a deeper" / "checkout", tmp_path / "out")
     for name in ("regsync.pyz", "regsync-nofips.pyz", "SHA256SUMS"):
         assert (out / name).read_bytes() == (pyz.parent / name).read_bytes()
 
 
 @pytest.mark.slow
-def test_which_python_runs_the_build_does_not_matter(pyz: Path, tmp_path: Path) -> None:
+def test_which_python_runs_the_build_does_not_matter(pyz, tmp_path):
     others = [path for minor in (10, 12, 13) if (path := interpreter(f"python3.{minor}"))]
     if not others:
         pytest.skip("one CPython is on this machine")
@@ -103,7 +103,7 @@ def test_which_python_runs_the_build_does_not_matter(pyz: Path, tmp_path: Path) 
         )
 
 
-def test_builds_differ_in_one_constant(pyz: Path) -> None:
+def test_builds_differ_in_one_constant(pyz):
     with zipfile.ZipFile(pyz) as nofips, zipfile.ZipFile(pyz.with_name("regsync.pyz")) as fips:
         assert nofips.namelist() == fips.namelist()
         differing = {name for name in fips.namelist() if fips.read(name) != nofips.read(name)}
@@ -125,7 +125,7 @@ print((importlib.resources.files("_regsync.scratch.inner") / "schema.json").read
 
 
 @pytest.mark.slow
-def test_sub_packages_and_their_documents_are_carried(pyz: Path, tmp_path: Path) -> None:
+def test_sub_packages_and_their_documents_are_carried(pyz, tmp_path):
     copy_sources(tmp_path)
     inner = tmp_path / "_regsync" / "scratch" / "inner"
     inner.mkdir(parents=True)
@@ -169,7 +169,7 @@ def test_sub_packages_and_their_documents_are_carried(pyz: Path, tmp_path: Path)
 DIFFERING = [("", "py"), (f"{TREE}/", "pyc")]
 
 
-def test_both_builds_say_which_they_are(pyz: Path) -> None:
+def test_both_builds_say_which_they_are(pyz):
     assert json.loads(run(sys.executable, pyz, "version", "--json").stdout)["build"] == "nofips"
     default = run(sys.executable, pyz.with_name("regsync.pyz"), "version", "--json")
     assert json.loads(default.stdout)["build"] == "fips"
@@ -178,19 +178,19 @@ def test_both_builds_say_which_they_are(pyz: Path) -> None:
 @pytest.mark.parametrize(
     "options", [[], ["-I"], ["-S"], ["-OO"], ["-I", "-S", "-OO"], ["-W", "error"]], ids="".join
 )
-def test_runs_from_the_root_directory(pyz: Path, options: list[str]) -> None:
+def test_runs_from_the_root_directory(pyz, options):
     done = run(sys.executable, *options, pyz, "version")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.fullmatch(r"regsync \S+ \(.+\), CPython 3\.\d+\.\d+, \S.*\n", done.stdout)
 
 
-def test_runs_by_its_own_first_line(pyz: Path) -> None:
+def test_runs_by_its_own_first_line(pyz):
     assert pyz.read_bytes().startswith(b"#!/usr/bin/env python3\n")
     assert stat.S_IMODE(pyz.stat().st_mode) == 0o755
     assert run(pyz, "--version").returncode == 0
 
 
-def test_runs_by_a_relative_name(pyz: Path) -> None:
+def test_runs_by_a_relative_name(pyz):
     assert run(sys.executable, pyz.name, "version", cwd=str(pyz.parent)).returncode == 0
 
 
@@ -214,7 +214,7 @@ def loaded_by(pyz: Path, code: str) -> dict[str, str]:
     return loaded
 
 
-def test_bytecode_is_what_runs(pyz: Path) -> None:
+def test_bytecode_is_what_runs(pyz):
     loaded = loaded_by(
         pyz, "import anyio.abc, anyio._backends._asyncio, h11, regsync, truststore, yaml"
     )
@@ -230,7 +230,7 @@ def test_bytecode_is_what_runs(pyz: Path) -> None:
     assert {os.path.splitext(origin)[1] for origin in ours.values()} == {".pyc"}
 
 
-def test_bytecode_is_used_without_comparing_dates(pyz: Path) -> None:
+def test_bytecode_is_used_without_comparing_dates(pyz):
     """zipimport compiles a source whose date differs; the unchecked-hash kind (PEP 552) cannot
     differ.
     """
@@ -251,7 +251,7 @@ print(json.dumps(seen))
 """
 
 
-def test_start_compiles_nothing(pyz: Path) -> None:
+def test_start_compiles_nothing(pyz):
     """The measurement behind the trees, without a clock: which sources does a start compile?"""
     in_tree = f"import tree_importer{COUNT}"
     with_tree = run(sys.executable, "-S", "-c", in_tree, PYTHONPATH=f"{pyz / TREE}:{pyz}")
@@ -278,7 +278,7 @@ print(json.dumps([len([name for name in files if ".pyz" in name]), len([name for
 """
 
 
-def test_each_module_is_read_once(pyz: Path) -> None:
+def test_each_module_is_read_once(pyz):
     """zipimport reads and unmarshals a module to name its file, and again to run it."""
     for options, times in ((["once"], 1), ([], 2)):
         done = run(sys.executable, "-S", "-c", READS, *options, PYTHONPATH=f"{pyz / TREE}:{pyz}")
@@ -287,7 +287,7 @@ def test_each_module_is_read_once(pyz: Path) -> None:
         assert reads == times * modules
 
 
-def test_modules_have_the_names_that_zipimport_gives_them(pyz: Path) -> None:
+def test_modules_have_the_names_that_zipimport_gives_them(pyz):
     code = "import h11, h11._state, regsync, json\n"
     code += "told = [[m.__file__, m.__cached__, m.__spec__.origin,"
     code += " m.__spec__.submodule_search_locations, m.__package__]"
@@ -301,20 +301,20 @@ def test_modules_have_the_names_that_zipimport_gives_them(pyz: Path) -> None:
     assert "TreeImporter" in with_it
 
 
-def test_anyio_stays_lazy(pyz: Path) -> None:
+def test_anyio_stays_lazy(pyz):
     """Without its source anyio would import all of itself."""
     loaded = loaded_by(pyz, "import anyio\nanyio.create_task_group")
     assert "anyio._core._tasks" in loaded
     assert "anyio._core._fileio" not in loaded
 
 
-def test_dependencies_import_from_the_root_without_a_tree(pyz: Path) -> None:
+def test_dependencies_import_from_the_root_without_a_tree(pyz):
     code = "import anyio, h11, yaml, truststore, regsync; print(anyio.__file__)"
     done = run(sys.executable, "-S", "-c", code, PYTHONPATH=str(pyz))
     assert done.stdout.strip() == str(pyz / "anyio" / "__init__.py")
 
 
-def test_tracebacks_show_source_lines(pyz: Path) -> None:
+def test_tracebacks_show_source_lines(pyz):
     """The interpreter's own printer looks for files; the traceback module asks the importer."""
     code = "import tree_importer, h11, traceback\ntry: h11.Request()\nexcept Exception: traceback.print_exc()"
     code = code.replace("Request()", "Request(method='GET', target='/', headers=[])")
@@ -324,7 +324,7 @@ def test_tracebacks_show_source_lines(pyz: Path) -> None:
     )
 
 
-def test_nothing_is_compiled_for_one_platform(pyz: Path) -> None:
+def test_nothing_is_compiled_for_one_platform(pyz):
     with zipfile.ZipFile(pyz) as archive:
         ends = {
             os.path.splitext(name)[1]
@@ -335,7 +335,7 @@ def test_nothing_is_compiled_for_one_platform(pyz: Path) -> None:
         assert not [name for name in archive.namelist() if "_yaml" in name or "cyaml" in name]
 
 
-def test_each_package_has_its_licence_inside(pyz: Path) -> None:
+def test_each_package_has_its_licence_inside(pyz):
     with zipfile.ZipFile(pyz) as archive:
         licensed = {
             name.split("/")[1] for name in archive.namelist() if name.startswith("licenses/")
@@ -345,7 +345,7 @@ def test_each_package_has_its_licence_inside(pyz: Path) -> None:
     assert own == (ROOT / "LICENSE").read_bytes()
 
 
-def test_entries_are_stored_sorted_and_without_a_time(pyz: Path) -> None:
+def test_entries_are_stored_sorted_and_without_a_time(pyz):
     with zipfile.ZipFile(pyz) as archive:
         entries = archive.infolist()
     assert [entry.filename for entry in entries] == sorted(entry.filename for entry in entries)
@@ -354,19 +354,19 @@ def test_entries_are_stored_sorted_and_without_a_time(pyz: Path) -> None:
     } == {(zipfile.ZIP_STORED, (1980, 1, 1, 0, 0, 0), 0o100644)}
 
 
-def test_the_file_says_what_it_was_made_of(pyz: Path) -> None:
+def test_the_file_says_what_it_was_made_of(pyz):
     with zipfile.ZipFile(pyz) as archive:
         told = json.loads(archive.read("build.json"))
     assert told["trees"] == {TREE: "CPython {}.{}.{}".format(*sys.version_info)}
     assert told["packages"]["h11"]["version"] == "0.16.0"
 
 
-def test_the_sums_are_those_of_the_files(pyz: Path) -> None:
+def test_the_sums_are_those_of_the_files(pyz):
     done = run("sha256sum", "--check", "--strict", "SHA256SUMS", cwd=str(pyz.parent))
     assert done.stdout == "regsync.pyz: OK\nregsync-nofips.pyz: OK\n"
 
 
-def test_the_inventory_is_valid_and_names_what_is_inside(pyz: Path) -> None:
+def test_the_inventory_is_valid_and_names_what_is_inside(pyz):
     shown = run(sys.executable, pyz, "version", "--sbom")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(shown.stdout) is None
@@ -387,7 +387,7 @@ def test_the_inventory_is_valid_and_names_what_is_inside(pyz: Path) -> None:
         assert {entry["value"] for entry in each.get("properties", [])} == set(wheel.dropped)
 
 
-def test_sources_have_no_inventory_and_say_so() -> None:
+def test_sources_have_no_inventory_and_say_so():
     done = run(
         sys.executable,
         ROOT / "regsync.py",
@@ -401,7 +401,7 @@ def test_sources_have_no_inventory_and_say_so() -> None:
     )
 
 
-def test_bundle_has_the_versions_of_the_metadata() -> None:
+def test_bundle_has_the_versions_of_the_metadata():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     dependencies = re.findall(
         r'"([^"]+)"', text.partition("\ndependencies = [")[2].partition("]")[0]
@@ -411,7 +411,7 @@ def test_bundle_has_the_versions_of_the_metadata() -> None:
 
 
 @pytest.mark.parametrize("version", [(2, 7), (3, 6)])
-def test_start_parses_on_old_pythons(version: tuple[int, int]) -> None:
+def test_start_parses_on_old_pythons(version):
     """Old grammars are a subset here: no annotations, f-strings, keyword-only marks."""
     text = build_zipapp.MAIN + build_zipapp.own_tool("old_python.py").decode()
     tree = ast.parse(text, feature_version=(3, max(4, version[1])))
@@ -430,7 +430,7 @@ OLD = ["python2.7", "python3.6", "python3.7", "python3.8", "python3.9"]
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_old_python_is_told_what_is_needed(pyz: Path, name: str) -> None:
+def test_old_python_is_told_what_is_needed(pyz, name):
     path = interpreter(name)
     if path is None:
         pytest.skip(f"{name} is not on this machine")
@@ -446,7 +446,7 @@ def test_old_python_is_told_what_is_needed(pyz: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OLD)
-def test_old_python_hands_over_to_a_newer_one(pyz: Path, tmp_path: Path, name: str) -> None:
+def test_old_python_hands_over_to_a_newer_one(pyz, tmp_path, name):
     """Names of newer Pythons that do not start one are passed over: a version manager's are such."""
     path = interpreter(name)
     if path is None:
@@ -479,7 +479,7 @@ DEBIAN = 'PRETTY_NAME="Debian GNU/Linux 11 (bullseye)"\nID=debian\nVERSION_ID="1
         (None, ""),
     ],
 )
-def test_advice_is_for_the_distribution(tmp_path: Path, release: str | None, words: str) -> None:
+def test_advice_is_for_the_distribution(tmp_path, release, words):
     file = tmp_path / "os-release"
     if release is not None:
         file.write_text(release, encoding="ascii")
@@ -488,7 +488,7 @@ def test_advice_is_for_the_distribution(tmp_path: Path, release: str | None, wor
 
 
 @pytest.mark.slow
-def test_one_file_serves_all_interpreters_of_the_machine(pyz: Path, tmp_path: Path) -> None:
+def test_one_file_serves_all_interpreters_of_the_machine(pyz, tmp_path):
     others = [path for minor in (10, 11, 12, 13) if (path := interpreter(f"python3.{minor}"))]
     if len(others) < 2:
         pytest.skip("one CPython is on this machine")
@@ -529,32 +529,32 @@ class TestRefusals:
         assert done.stderr.count("\n") == 1
         return done.stderr
 
-    def test_a_wheel_with_another_hash(self, tmp_path: Path) -> None:
+    def test_a_wheel_with_another_hash(self, tmp_path):
         (tmp_path / build_zipapp.BUNDLE[0].file).write_bytes(b"something else")
         assert "not c66ae634" in self.build("--cache", tmp_path)
 
-    def test_a_wheel_that_cannot_be_fetched(self, tmp_path: Path) -> None:
+    def test_a_wheel_that_cannot_be_fetched(self, tmp_path):
         assert "cannot fetch anyio 4.16.0" in self.build("--cache", tmp_path / "empty")
 
-    def test_an_interpreter_that_does_not_exist(self) -> None:
+    def test_an_interpreter_that_does_not_exist(self):
         assert "cannot run /nonexistent/python" in self.build("--python", "/nonexistent/python")
 
-    def test_an_interpreter_given_twice(self) -> None:
+    def test_an_interpreter_given_twice(self):
         assert "same minor version" in self.build(
             "--python", sys.executable, "--python", sys.executable
         )
 
-    def test_a_program_that_is_no_python(self) -> None:
+    def test_a_program_that_is_no_python(self):
         assert "/bin/" in self.build("--python", shutil.which("true") or "/bin/true")
 
 
-def test_no_pip_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_pip_is_said_with_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(build_zipapp.BuildError, match="install python3-pip"):
         build_zipapp.fetch(build_zipapp.BUNDLE[0], str(tmp_path))
 
 
-def test_pip_reasons_become_one_line() -> None:
+def test_pip_reasons_become_one_line():
     reason = build_zipapp.why_pip_failed
     offline = "WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching\n"
     assert "cannot be reached" in reason(offline)
