@@ -16,7 +16,6 @@ import anyio.lowlevel
 import pytest
 
 from _regsync.errors import ContentError, SyncError
-from _regsync.layout import directory
 from _regsync.layout.assumed import read_receipt
 from _regsync.layout.directory import BlobFile, Layout
 from _regsync.layout.disk import LayoutError
@@ -478,7 +477,7 @@ async def test_a_file_system_without_locks_is_told_once(seed, tmp_path, monkeypa
     def no_locks(_: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(directory, "lock", no_locks)
+    monkeypatch.setattr("_regsync.layout.disk.lock", no_locks)
     said = list[str]()
     layout = open_layout(tmp_path / "disk", said)
     await put_image(layout, seed.image())

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from _regsync.layout import directory
 from conformance.content.images import Image, Seed
 from conformance.registry.app import App
 from conformance.server.exchange import Answer, Reception, Request
@@ -167,7 +166,7 @@ async def test_without_locks_a_file_that_another_process_may_be_writing_stays(
     def no_locks(_: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(directory, "lock", no_locks)
+    monkeypatch.setattr("_regsync.layout.disk.lock", no_locks)
     scene = Scene(tmp_path, world)
     scene.partial.write_bytes(scene.body[:HALF])
     assert (await scene.sync()).statuses() == ["synced"]

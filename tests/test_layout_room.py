@@ -182,6 +182,6 @@ async def test_a_leftover_needs_room_for_its_rest_alone(tmp_path, monkeypatch):
     file = await layout.begin_blob(blob)
     await file.write(memoryview(body)[600:])
     file.finish()
-    layout.release(reserved)
+    layout.reserved.remove(reserved)
     await layout.commit()
     layout.close()

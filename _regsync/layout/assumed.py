@@ -39,8 +39,8 @@ def read_assumed(paths: Iterable[str], log: Callable[..., None]) -> dict[str, st
             raise ConfigError(f"assume: {printable(path)} cannot be read: {why}") from error
         except SyncError as error:
             raise ConfigError(f"assume: {printable(path)}: {error.message}") from error
-        for digest, repository in held.items():
-            repositories.setdefault(digest, repository)
+        # Of two paths that name a digest the first one counts.
+        repositories = {**held, **repositories}
     return repositories
 
 
@@ -71,13 +71,16 @@ def _without_host(place: str) -> str:
 
 
 def _blobs_of(layout: Layout) -> dict[str, str]:
-    """Return the blobs of a layout's images, and those that were left out of it."""
+    """Return the blobs that the far side holds by a layout which was carried there, each with a
+    repository: those of its images and artifacts, and those that were left out of it.
+    """
     index = layout.index()
     repositories = dict(index.left_out)
+    # By digest of an image or artifact.
     repository_of = {
         entry.descriptor.digest: entry.repository for entry in index if entry.repository
     }
-    # An artifact's entry has no repository but that of its subject, which stands before it here.
+    # An artifact is in the repository of its subject, so subjects come first.
     for entry in sorted(index, key=lambda entry: bool(entry.subject)):
         repository = entry.repository or repository_of.get(entry.subject)
         if repository is None:

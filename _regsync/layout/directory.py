@@ -32,17 +32,19 @@ from _regsync.files import (
     DiskPace,
     Stamp,
     hash_rest,
-    lock,
     open_safely,
     remove_if_possible,
     stamp_of,
 )
 from _regsync.layout.disk import (
     REMEDIES,
+    DirectoryLock,
     LayoutError,
     Reserved,
     create_file,
+    has_hard_links,
     make_folder,
+    replace_file,
     status_of,
     sync_file,
     sync_folder,
@@ -131,22 +133,16 @@ class Layout:
         # The folder of each algorithm's blobs, once it is known to be a folder and no link.
         self._folders = dict[str, str]()
 
-        # Whether `begin_writing` has been called: nothing below holds before that.
-        self._is_writing = False
-        # The open directory, which is locked where its file system has locks.
-        self._locked_folder: int | None = None
+        # None before `begin_writing`, which also finds out what the next two say.
+        self._lock: DirectoryLock | None = None
         # Whether the file system replaces a file in one step.
         self._replaces_atomically = True
-        # What the name of a file ends with while the file is written.
-        self._suffix = PARTIAL_SUFFIX
-        # A partial file that was written to later may be another process's. With a lock none is.
-        self._abandoned_before = math.inf
         # By digest of a blob: the partial file that a killed run has left.
         self._leftovers = dict[str, str]()
         # All partial files of blobs, for `close` to remove: of this run and of killed ones.
         self.partials = set[str]()
 
-        # What was put since the last commit began, and what that commit is writing.
+        # What was put since the last commit began, and what that commit writes at this moment.
         self._pending = _Group()
         self._in_commit: _Group | None = None
         self._committing = anyio.Lock()
@@ -173,6 +169,7 @@ class Layout:
 
         LayoutError for anything but a regular file: a link may lead out of the layout.
         """
+        # What this run has put may not be at its place yet.
         for group in self._groups():
             if digest in group.manifests:
                 return len(group.manifests[digest])
@@ -192,9 +189,9 @@ class Layout:
     def read(self, digest: str, limit: int) -> bytes | None:
         """Return the bytes of a blob or manifest, not verified; None where it is not there.
 
-        ContentError where it has more than `limit` bytes.
+        ContentError where a file has more than `limit` bytes.
         """
-        # A manifest that was put and not committed yet is in memory alone.
+        # A manifest that was put and is not on the disk yet is in memory alone.
         for group in self._groups():
             if digest in group.manifests:
                 return group.manifests[digest]
@@ -212,24 +209,25 @@ class Layout:
         if self.size_of(digest) is None:
             raise LayoutError(f"{self.shown} does not hold {digest}")
         with self.disk_errors():
-            stream = self._open_where_it_is(digest)
+            stream = self._open_blob(digest)
+            # Of the open file: another program may have replaced it since its size was looked up.
             status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_size != size:
             stream.close()
             raise WrongBytes(f"the blob has {status.st_size} bytes, its descriptor says {size}")
         return stream
 
-    def _open_where_it_is(self, digest: str) -> FileIO:
-        """Open a blob: beside its place, where it has no name yet, or at its place."""
-        # A commit, in a worker thread, may move the file between the two attempts.
+    def _open_blob(self, digest: str) -> FileIO:
+        """Open the file of a blob, which is under a partial name until a commit gives it its own."""
         for group in self._groups():
             if digest in group.blobs:
+                # A commit, in a worker thread, may have renamed the file just now.
                 with contextlib.suppress(FileNotFoundError):
                     return FileIO(group.blobs[digest].path, opener=open_safely)
         return FileIO(self._path_of(digest) or "", opener=open_safely)
 
     def _groups(self) -> Iterator[_Group]:
-        """Give what was put and may not be at its place yet."""
+        """Give the groups that were put and whose files may not have their names yet."""
         yield self._pending
         if self._in_commit is not None:
             yield self._in_commit
@@ -250,40 +248,45 @@ class Layout:
         return os.path.join(folder, encoded)
 
     def _folder(self, algorithm: str) -> str | None:
-        """Return the folder of an algorithm's blobs, None where there is none; no link is followed."""
-        if algorithm not in self._folders:
-            blobs = os.path.join(self.path, "blobs")
-            folder = os.path.join(blobs, algorithm)
-            for each in (blobs, folder):
-                with self.disk_errors():
-                    status = status_of(each)
-                if status is None:
-                    return None
-                if not stat.S_ISDIR(status.st_mode):
-                    raise LayoutError(f"{printable(each)} is not a directory")
-            self._folders[algorithm] = folder
-        return self._folders[algorithm]
+        """Return the folder of an algorithm's blobs, None where there is none.
+
+        LayoutError for a link: it may lead out of the layout.
+        """
+        if algorithm in self._folders:
+            return self._folders[algorithm]
+
+        blobs = os.path.join(self.path, "blobs")
+        folder = os.path.join(blobs, algorithm)
+        for each in (blobs, folder):
+            with self.disk_errors():
+                status = status_of(each)
+            if status is None:
+                return None
+            if not stat.S_ISDIR(status.st_mode):
+                raise LayoutError(f"{printable(each)} is not a directory")
+        self._folders[algorithm] = folder
+        return folder
 
     def _read_index(self, *, may_be_new: bool) -> Index:
-        """Return what the layout names by `index.json`, or by `index.json.old` where a disk was pulled
-        out. With `may_be_new`, a folder without either is a layout without images.
+        """Return what `index.json` names.
+
+        With `may_be_new` a directory without it is an empty layout; else it is none, and an error.
         """
         version = self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE)
         body = self._read_file(_INDEX_FILE, LARGEST_INDEX)
-        has_old_index = self._has_file(_OLD_INDEX_FILE)
+        has_old_index = os.path.lexists(os.path.join(self.path, _OLD_INDEX_FILE))
+        has_index = body is not None or has_old_index
 
-        # Without both: a new folder, or a run was killed before its first images were there.
-        has_no_images = body is None and not has_old_index
-        is_new = has_no_images and may_be_new
         if version is not None:
             _check_version(version)
-        elif not is_new:
+        if may_be_new and not has_index:
+            # A new folder, or a run was killed before its first images were there.
+            return Index()
+        if version is None:
             error = LayoutError(f"{self.shown} is not an image layout: it has no file oci-layout")
             error.hint = "check the path, and whether the disk is mounted"
             raise error
-        if is_new:
-            return Index()
-        if has_no_images:
+        if not has_index:
             error = LayoutError(f"{self.shown} is an incomplete image layout: it has no index.json")
             error.hint = _COPY_AGAIN
             raise error
@@ -297,16 +300,17 @@ class Layout:
         return index
 
     def _parse(self, body: bytes | None, *, has_old_index: bool) -> Index:
-        """Parse `index.json`; where it is missing or damaged, `index.json.old`."""
+        """Parse `body`, the bytes of `index.json`. Where there are none, or damaged ones, because the
+        disk was pulled out, parse `index.json.old`.
+        """
         if body is not None:
             try:
                 index = parse_index(body)
+                self._index_bytes = body
+                return index
             except ContentError:
                 if not has_old_index:
                     raise
-            else:
-                self._index_bytes = body
-                return index
 
         index = parse_index(self._read_file(_OLD_INDEX_FILE, LARGEST_INDEX) or b"")
         text = f"{self.shown}: index.json cannot be read, index.json.old is used instead"
@@ -314,7 +318,7 @@ class Layout:
         return index
 
     def warn_of_unreadable(self, reasons: Mapping[str, str]) -> None:
-        """Warn of entries without a name that may be artifacts: by digest, why they cannot be read."""
+        """Warn of entries that may be artifacts and cannot be read; `reasons` says why, by digest."""
         if not reasons:
             return
         shown = ", ".join(f"{digest} ({reasons[digest]})" for digest in [*reasons][:_MOST_NAMED])
@@ -340,9 +344,6 @@ class Layout:
                     raise ContentError(f"{printable(path)} has {size} bytes, more than {limit}")
                 return stream.readall()
 
-    def _has_file(self, name: str) -> bool:
-        return os.path.lexists(os.path.join(self.path, name))
-
     def _stamp_of_index(self) -> Stamp | None:
         try:
             return stamp_of(os.path.join(self.path, _INDEX_FILE))
@@ -357,49 +358,72 @@ class Layout:
         except OSError as error:
             place = printable(str(error.filename or self.path))
             why = reason_of(error)
-            told = LayoutError(f"{place}: {why}")
-            told.hint = REMEDIES.get(error.errno or 0)
-            raise told from error
+            disk_error = LayoutError(f"{place}: {why}")
+            disk_error.hint = REMEDIES.get(error.errno or 0)
+            raise disk_error from error
 
     # Writing.
 
-    def begin_writing(self) -> None:
-        """Take the lock and make what a layout has; LayoutError where it cannot be written."""
+    def begin_writing(self) -> DirectoryLock:
+        """Take the lock and make what a layout has, once; return the lock.
+
+        LayoutError where the layout cannot be written, also because an earlier commit failed.
+        """
         if self._failure is not None:
             raise self._failure.without_place()
-        if self._is_writing:
-            return
+        if self._lock is not None:
+            return self._lock
         with self.disk_errors():
             make_folder(self.path)
-            if self._locked_folder is None:
-                self._take_lock()
-            for name in ("blobs", os.path.join("blobs", "sha256")):
-                make_folder(os.path.join(self.path, name))
-            # Before the lock was taken another process may have written. What was looked up by the old
-            # index is only out of date then: at worst an image is copied again.
-            if self._index is not None and self._index_stamp != self._stamp_of_index():
-                self._index = None
-            self.index(may_be_new=True)
-            if self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE) is None:
-                self._replace_file(_VERSION_FILE, _VERSION)
-            self._replaces_atomically = self._has_hard_links()
-            self._find_leftovers()
-        self._is_writing = True
+            lock = DirectoryLock(self.path)
+            try:
+                self._prepare(lock)
+            except BaseException:
+                lock.release()
+                raise
+        if not lock.is_held:
+            text = f"{self.shown}: its file system has no locks: let only one process write to it"
+            self._log("info", "layout_lock", text)
+        self._lock = lock
+        return lock
+
+    def _prepare(self, lock: DirectoryLock) -> None:
+        """Make the folders and the version file of a layout, and find what killed runs have left."""
+        for name in ("blobs", os.path.join("blobs", "sha256")):
+            make_folder(os.path.join(self.path, name))
+
+        # Before the lock was taken another process may have written. What was looked up by the old
+        # index is only out of date then: at worst an image is copied again.
+        if self._index is not None and self._index_stamp != self._stamp_of_index():
+            self._index = None
+        self.index(may_be_new=True)
+
+        version_path = os.path.join(self.path, _VERSION_FILE)
+        if self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE) is None:
+            replace_file(version_path, _VERSION, lock.suffix)
+        self._replaces_atomically = has_hard_links(version_path)
+
+        # Without a lock a partial file may be one that another process is writing.
+        latest = math.inf if lock.is_held else time.time() - _ABANDONED_SECONDS
+        self._leftovers = self._find_leftovers(latest)
+        self.partials.update(self._leftovers.values())
 
     async def begin_blob(self, blob: Descriptor) -> BlobFile:
         """Return a file to write a blob into; LayoutError where there is no room for it.
 
         If a killed run has left a part of the blob, that part is hashed, and writing continues behind it.
         """
-        self.begin_writing()
-        partial = None
+        lock = self.begin_writing()
         leftover = self._leftovers.pop(blob.digest, None)
+        partial = None
         if leftover is not None:
             with self.disk_errors():
                 partial = await _open_leftover(leftover, blob)
 
-        rest = blob.size - (partial.size if partial is not None else 0)
-        # `_room` leaves out what is reserved, but the part that is reserved for this blob is its own.
+        rest = blob.size
+        if partial is not None:
+            rest -= partial.size
+        # `_room` leaves out all that is reserved, but what is reserved for this blob is there for it.
         room = self._room() + self.reserved.rest_of(blob.digest)
         if rest > room:
             if partial is not None:
@@ -408,34 +432,31 @@ class Layout:
 
         if partial is None:
             with self.disk_errors():
-                path = self._place_for(blob.digest) + self._suffix
+                path = self._place_for(blob.digest) + lock.suffix
                 partial = _PartialFile(path, create_file(path), size=0, hash=None)
         return BlobFile(self, blob, partial)
 
     def reserve(self, sizes: Mapping[str, int]) -> Iterable[str]:
         """Reserve room for what the layout lacks of an image; LayoutError where there is too little.
 
-        `sizes` are those of its blobs and manifests, by digest. Returns the digests with room, which
-        the caller gives to `release` when the image has ended.
+        `sizes` are those of its blobs and manifests, by digest. Returns the digests that are reserved,
+        which the caller gives to `reserved.remove` when the image has ended.
         """
         self.begin_writing()
-        # What a killed run has left of a blob is on the disk already.
-        absent = {
-            digest: max(size - self._size_of_leftover(digest), 0)
-            for digest, size in sizes.items()
-            if self.size_of(digest) != size
-        }
-        needed = sum(size for digest, size in absent.items() if digest not in self.reserved)
+        rest_of = dict[str, int]()
+        for digest, size in sizes.items():
+            if self.size_of(digest) != size:
+                # What a killed run has left of a blob is on the disk already.
+                rest_of[digest] = max(size - self._size_of_leftover(digest), 0)
+
+        # What another image has reserved is written once for both.
+        needed = sum(rest for digest, rest in rest_of.items() if digest not in self.reserved)
         # The next index.json is written beside the present one.
         room = self._room() - len(self._index_bytes)
         if needed > room:
             raise self._too_little_room(f"the image needs {size_text(needed)}", room)
-        self.reserved.add(absent)
-        return absent.keys()
-
-    def release(self, digests: Iterable[str]) -> None:
-        """Give back the room of one image."""
-        self.reserved.remove(digests)
+        self.reserved.add(rest_of)
+        return rest_of.keys()
 
     def _size_of_leftover(self, digest: str) -> int:
         try:
@@ -447,8 +468,8 @@ class Layout:
         """Return the bytes that are free and that nobody has reserved."""
         return self.free_bytes() - self.reserved.total
 
-    def _too_little_room(self, needed: str, room: int) -> LayoutError:
-        text = f"{self.shown} has room for {size_text(max(room, 0))}, {needed}"
+    def _too_little_room(self, what_is_needed: str, room: int) -> LayoutError:
+        text = f"{self.shown} has room for {size_text(max(room, 0))}, {what_is_needed}"
         if self.reserved.total:
             others = size_text(self.reserved.total)
             text += f" ({size_text(self.free_bytes())} are free, {others} are for images under way)"
@@ -482,9 +503,7 @@ class Layout:
         self.on_put()
 
     def add_left_out(self, digest: str, repository: str) -> None:
-        """Note a blob that a manifest names and that is not in the layout, because the far side has
-        it.
-        """
+        """Note a blob that is left out of the layout because a repository at the far side has it."""
         left_out = self.index().left_out
         if digest not in left_out:
             left_out[digest] = repository
@@ -516,28 +535,24 @@ class Layout:
             self._in_commit = group
             self._pending = _Group()
             try:
-                if self._failure is not None:
-                    raise self._failure.without_place()
+                lock = self.begin_writing()
+                index = self.index().dump() if group.changes_index else self._index_bytes
                 # A signal that ends the run does not end a commit halfway.
                 with anyio.CancelScope(shield=True):
-                    body = self.index().dump() if group.changes_index else self._index_bytes
-                    await anyio.to_thread.run_sync(self._write_group, group, body)
+                    await anyio.to_thread.run_sync(self._write_group, group, index, lock)
             except SyncError as error:
-                self._fail(group, error)
+                error.drop_frames()
+                if error.hint is None:
+                    error.hint = (
+                        "run again when the cause is removed; the layout's tags are unchanged"
+                    )
+                group.error = error
+                # Some files of the group may have their names and others not, so nothing more is
+                # written.
+                self._failure = error
             finally:
                 self._in_commit = None
                 group.is_over.set()
-
-    def _fail(self, group: _Group, error: SyncError) -> None:
-        """End a commit that failed. Nothing more is written, because some files of the group may have
-        their names and others not.
-        """
-        error.drop_frames()
-        error.hint = (
-            error.hint or "run again when the cause is removed; the layout's tags are unchanged"
-        )
-        self._failure = error
-        group.error = error
 
     def close(self, *, sweep: bool = True) -> None:
         """Give back the lock of the directory; nothing more is written.
@@ -545,59 +560,20 @@ class Layout:
         `sweep` is for a run that has copied everything: it removes partial blobs. After any other run
         they stay, and the next run goes on with them.
         """
-        # Only a process that has the lock may remove files.
-        if self._is_writing and sweep:
+        if self._lock is None:  # without it nothing was written
+            return
+        if sweep:
             for path in self.partials:
                 remove_if_possible(path)
             self.partials.clear()
-        if self._locked_folder is not None:
-            os.close(self._locked_folder)
-            self._locked_folder = None
-        self._is_writing = False
+        self._lock.release()
+        self._lock = None
 
-    def _take_lock(self) -> None:
-        """Lock the directory; LayoutError where another process has it."""
-        try:
-            # The directory itself is locked: a file for the lock would stay on the disk.
-            descriptor = os.open(self.path, os.O_RDONLY)
-        except OSError:  # Windows opens no directories
-            self._go_without_lock()
-            return
-        try:
-            lock(descriptor)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            busy = LayoutError(f"another process is writing {self.shown}")
-            busy.hint = "wait until it has ended, or copy to another directory"
-            raise busy from error
-        except OSError:
-            self._go_without_lock()
-        self._locked_folder = descriptor
-
-    def _go_without_lock(self) -> None:
-        """Write files with names of our own, because another process may write the same blobs, and take
-        over only what nobody has written to for a day.
+    def _find_leftovers(self, latest: float) -> dict[str, str]:
+        """Return the partial files that killed runs have left, by digest of the blob: those that were
+        last written to before the time `latest`.
         """
-        self._abandoned_before = time.time() - _ABANDONED_SECONDS
-        self._suffix = f".{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
-        text = f"{self.shown}: its file system has no locks: let only one process write to it"
-        self._log("info", "layout_lock", text)
-
-    def _has_hard_links(self) -> bool:
-        """Say whether the file system has hard links. Those that have none (FAT) have no atomic
-        replacement of files either.
-        """
-        link = os.path.join(self.path, f"{_VERSION_FILE}{PARTIAL_SUFFIX}")
-        remove_if_possible(link)
-        try:
-            os.link(os.path.join(self.path, _VERSION_FILE), link)
-        except OSError:
-            return False
-        os.unlink(link)
-        return True
-
-    def _find_leftovers(self) -> None:
-        """Find the partial files that killed runs have left."""
+        leftovers = dict[str, str]()
         for algorithm, length in DIGEST_HEX_LENGTHS.items():
             folder = self._folder(algorithm)
             if folder is None:
@@ -608,21 +584,23 @@ class Layout:
                 if not is_partial:
                     continue
                 path = os.path.join(folder, name)
-                if os.lstat(path).st_mtime < self._abandoned_before:
-                    self._leftovers[f"{algorithm}:{encoded}"] = path
-                    self.partials.add(path)
+                if os.lstat(path).st_mtime < latest:
+                    leftovers[f"{algorithm}:{encoded}"] = path
+        return leftovers
 
     # In a worker thread.
 
-    def _write_group(self, group: _Group, index: bytes) -> None:
-        """Write a group, in an order that makes a power cut at any instant harmless: bytes are synced
-        before a file gets its name, and that name before `index.json` names the file (I11).
+    def _write_group(self, group: _Group, index: bytes, lock: DirectoryLock) -> None:
+        """Bring a group to the disk, and `index`, the bytes of `index.json` that name it.
+
+        A power cut at any instant does no harm: a file is synced before it gets its name, and has its
+        name before `index.json` names it (I11).
         """
         with self.disk_errors():
-            self._check_place()
+            lock.check_path()
             partials = [(digest, blob.path) for digest, blob in group.blobs.items()]
             for digest, body in group.manifests.items():
-                path = self._place_for(digest) + self._suffix
+                path = self._place_for(digest) + lock.suffix
                 write_file(path, body)
                 partials.append((digest, path))
 
@@ -635,37 +613,12 @@ class Layout:
             for folder in self._folders.values():
                 sync_folder(folder)
             if index != self._index_bytes:
-                old_name = None if self._replaces_atomically else _OLD_INDEX_FILE
-                self._replace_file(_INDEX_FILE, index, old_name=old_name)
+                old_path = None
+                if not self._replaces_atomically:
+                    old_path = os.path.join(self.path, _OLD_INDEX_FILE)
+                index_path = os.path.join(self.path, _INDEX_FILE)
+                replace_file(index_path, index, lock.suffix, old_path=old_path)
                 self._index_bytes = index
-
-    def _check_place(self) -> None:
-        """Raise LayoutError where the path leads to another directory than when writing began: a disk
-        was removed, and the path is now the folder that it was mounted on.
-        """
-        if self._locked_folder is None:
-            return
-        locked = os.fstat(self._locked_folder)
-        if not os.path.samestat(locked, os.stat(self.path)):
-            gone = LayoutError(f"the disk of {self.shown} was removed while it was written")
-            gone.hint = REMEDIES[errno.EIO]
-            raise gone
-
-    def _replace_file(self, name: str, body: bytes, *, old_name: str | None = None) -> None:
-        """Replace a file of the layout by one that is on the disk whole.
-
-        With `old_name` the file that was there is kept under that name. For a file system that does
-        not replace in one step (FAT): at each instant one of the two names has a whole file.
-        """
-        path = os.path.join(self.path, name)
-        partial = path + self._suffix
-        write_file(partial, body)
-        sync_file(partial)
-        if old_name is not None and os.path.lexists(path):
-            os.replace(path, os.path.join(self.path, old_name))
-            sync_folder(self.path)
-        os.replace(partial, path)
-        sync_folder(self.path)
 
 
 class _PartialFile(NamedTuple):
@@ -696,7 +649,7 @@ class BlobFile:
         self._stream = partial.stream
         self._disk = DiskPace()
         layout.partials.add(partial.path)
-        self._reserve()
+        self._reserve_rest()
         try:
             self._check_size()
         except LayoutError:
@@ -722,17 +675,17 @@ class BlobFile:
             raise too_large from error
         os.lseek(self._stream.fileno(), self.offset, os.SEEK_SET)
 
-    def _reserve(self) -> None:
-        self._layout.reserved.add({self._blob.digest: self._blob.size})
-        self._set_rest()
-
-    def _set_rest(self) -> None:
-        self._layout.reserved.set_rest(self._blob.digest, self._blob.size - self.offset)
+    def _reserve_rest(self) -> None:
+        """Keep room on the disk for the rest of the blob, until the file is closed."""
+        rest = self._blob.size - self.offset
+        self._layout.reserved.add({self._blob.digest: rest})
+        # An image may have reserved room for all of it.
+        self._layout.reserved.set_rest(self._blob.digest, rest)
 
     async def write(self, piece: memoryview) -> None:
         """Write the next piece of the blob; LayoutError where the disk does not take it."""
         await self._disk.run(self.append, piece)
-        self._set_rest()
+        self._layout.reserved.set_rest(self._blob.digest, self._blob.size - self.offset)
 
     def append(self, piece: memoryview) -> None:
         """Write the next piece of the blob at once, however long that takes: for worker threads."""
@@ -745,13 +698,12 @@ class BlobFile:
                 self.offset += written
 
     def finish(self) -> None:
-        """Hand the whole blob to the layout, which gives it its name with the next commit.
+        """Hand the whole blob to the layout, which gives the file its name with the next commit.
 
-        WrongBytes where what an earlier run has left was not the blob's beginning. Then the file is
-        removed.
+        WrongBytes where what an earlier run has left was not the blob's beginning: the file is removed.
         """
         _, encoded = split_digest(self._blob.digest)
-        # Bytes that this run has read are verified already.
+        # The relay has verified what this run alone wrote, and then there is no hash here.
         if self.hash is not None and self.hash.hexdigest() != encoded:
             self.remove()
             raise WrongBytes("what an earlier run has left of the blob is not its beginning")
@@ -759,7 +711,7 @@ class BlobFile:
         self._layout.add_blob(self._blob.digest, _Whole(self._path, self._blob.size))
 
     def pause(self) -> None:
-        """Close the file, and give its room back; the bytes that were written stay."""
+        """Close the file, and give back the room of what it lacks; the bytes in it stay."""
         if not self._stream.closed:
             self._layout.reserved.remove([self._blob.digest])
             with self._layout.disk_errors():
@@ -769,7 +721,7 @@ class BlobFile:
         """Open the file again, to write behind the bytes that it has."""
         with self._layout.disk_errors():
             self._stream = FileIO(self._path, "a", opener=open_safely)
-        self._reserve()
+        self._reserve_rest()
 
     def remove(self) -> None:
         """Give the blob up: nothing of it stays."""
@@ -787,21 +739,23 @@ def _check_version(body: bytes) -> None:
 
 async def _open_leftover(path: str, blob: Descriptor) -> _PartialFile | None:
     """Open and hash a partial file that a killed run has left; None where it is of no use."""
-    algorithm, _ = split_digest(blob.digest)
-    running = new_hash(algorithm)
     try:
         stream = FileIO(path, "r+", opener=open_safely)
     except OSError:
         return None  # a link, or a folder
 
-    status = os.fstat(stream.fileno())
-    # A file with a second name is not written: that name may be outside of the layout.
-    has_one_name = status.st_nlink <= 1
+    algorithm, _ = split_digest(blob.digest)
+    running_hash = new_hash(algorithm)
     size = 0
     try:
-        if stat.S_ISREG(status.st_mode) and has_one_name and status.st_size <= blob.size:
-            size = await hash_rest(stream, running)
+        status = os.fstat(stream.fileno())
+        # A file with a second name is not written: that name may be outside of the layout.
+        is_only_name = status.st_nlink <= 1
+        if stat.S_ISREG(status.st_mode) and is_only_name and status.st_size <= blob.size:
+            size = await hash_rest(stream, running_hash)
     finally:
         if size == 0:
             stream.close()
-    return _PartialFile(path, stream, size, running) if size else None
+    if size == 0:
+        return None
+    return _PartialFile(path, stream, size, running_hash)

@@ -1,6 +1,7 @@
 """What a layout asks of its disk: room, folders, files that are safe from a power cut, errors in words.
 
-Owns: how a file or folder is made and brought to the disk, how much of the free room is spoken for.
+Owns: how a file or folder is made and brought to the disk, how much of the free room is spoken for,
+    the lock of a directory.
 May not know: what a layout is made of.
 Invariants: no link is followed. Room that two images need for one blob is counted once.
 Follows: docs/design.md section 13 ("Written in groups", "Power cuts", "Room").
@@ -16,7 +17,8 @@ from collections.abc import Iterable, Mapping
 from io import FileIO
 
 from _regsync.errors import Side, SyncError
-from _regsync.files import WRITE_FLAGS, remove_if_possible
+from _regsync.files import PARTIAL_SUFFIX, WRITE_FLAGS, lock, remove_if_possible
+from _regsync.text import printable
 
 # The modes of what is made, whatever the umask is: others read what is carried to them.
 _FOLDER_MODE = 0o755
@@ -38,6 +40,56 @@ class LayoutError(SyncError):
     @property
     def code(self) -> str:  # type: ignore[override]
         return "SOURCE_ERROR" if self.side is Side.SOURCE else "TARGET_ERROR"
+
+
+class DirectoryLock:
+    """The lock of a directory, which lets one process write there at a time.
+
+    Some file systems have no locks. There `is_held` is false: another process may write the same
+    files, so the names of this one's partial files end with a `suffix` of its own.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Lock a directory; LayoutError where another process has locked it."""
+        self._path = path
+        self.is_held = False
+        # The directory itself is locked: a file for the lock would stay on the disk. None on Windows,
+        # which opens no directories.
+        self._folder: int | None = None
+
+        with contextlib.suppress(OSError):
+            self._folder = os.open(path, os.O_RDONLY)
+        if self._folder is not None:
+            try:
+                lock(self._folder)
+                self.is_held = True
+            except BlockingIOError as error:
+                self.release()
+                busy = LayoutError(f"another process is writing {printable(path)}")
+                busy.hint = "wait until it has ended, or copy to another directory"
+                raise busy from error
+            except OSError:  # no locks here
+                pass
+        self.suffix = PARTIAL_SUFFIX if self.is_held else f".{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
+
+    def check_path(self) -> None:
+        """Raise LayoutError where the path leads to another directory than the locked one: the disk was
+        removed, and the path is now the empty folder that it was mounted on.
+        """
+        if self._folder is None:
+            return
+        if not os.path.samestat(os.fstat(self._folder), os.stat(self._path)):
+            gone = LayoutError(
+                f"the disk of {printable(self._path)} was removed while it was written"
+            )
+            gone.hint = REMEDIES[errno.EIO]
+            raise gone
+
+    def release(self) -> None:
+        """Let other processes write."""
+        if self._folder is not None:
+            os.close(self._folder)
+            self._folder = None
 
 
 class Reserved:
@@ -119,6 +171,37 @@ def write_file(path: str, body: bytes) -> None:
         rest = memoryview(body)
         while rest:  # one write may take a part only
             rest = rest[stream.write(rest) :]
+
+
+def replace_file(path: str, body: bytes, suffix: str, *, old_path: str | None = None) -> None:
+    """Write a file, under a name with `suffix`, and let it take the place of the one at `path`.
+
+    With `old_path` the file that was there is kept at that path. For a file system that does not
+    replace in one step (FAT): at each instant one of the two paths has a whole file.
+    """
+    partial = path + suffix
+    folder = os.path.dirname(path)
+    write_file(partial, body)
+    sync_file(partial)
+    if old_path is not None and os.path.lexists(path):
+        os.replace(path, old_path)
+        sync_folder(folder)
+    os.replace(partial, path)
+    sync_folder(folder)
+
+
+def has_hard_links(path: str) -> bool:
+    """Say whether the file at a path can get a second name: file systems where it cannot (FAT) do not
+    replace a file in one step either.
+    """
+    link = path + PARTIAL_SUFFIX
+    remove_if_possible(link)
+    try:
+        os.link(path, link)
+    except OSError:
+        return False
+    os.unlink(link)
+    return True
 
 
 def sync_file(path: str) -> None:

@@ -253,19 +253,21 @@ class Index:
         for tag in names.tags():
             if entry in self._lists.get(tag, ()):
                 self._lists[tag].remove(entry)
-        own = [] if names.own is None else [names.own]
-        for table, table_names in ((self._named, own), (self._full_named, names.full)):
-            for name in table_names:
-                if table.get(name.repository, {}).get(name.tag) is entry:
-                    del table[name.repository][name.tag]
+
+        if names.own is not None:
+            _remove_name(self._named, names.own, entry)
+        for name in names.full:
+            _remove_name(self._full_named, name, entry)
 
     def dump(self) -> bytes:
         """Return the bytes of `index.json`, an entry a line; ContentError where they are too many."""
+        # Equal entries are written once: another tool may have written one twice.
         entries = {entry.text: entry for entry in self}.values()
         ordered = sorted(
             entries, key=lambda entry: (entry.name, entry.descriptor.digest, entry.text)
         )
         lines = ",\n".join(entry.text for entry in ordered)
+
         annotations = dict(self._annotations)
         if self.left_out:
             annotations[_LEFT_OUT] = "\n".join(dump_lines(self.left_out))
@@ -305,6 +307,13 @@ class _Name(NamedTuple):
     tag: str
 
 
+def _remove_name(images: Mapping[str, dict[str, Entry]], name: _Name, entry: Entry) -> None:
+    """Remove a name from a table by repository and tag, where it is still this entry's."""
+    tags = images.get(name.repository, {})
+    if tags.get(name.tag) is entry:
+        del tags[name.tag]
+
+
 def _split_name(name: str) -> _Name | None:
     """Read `REPO:TAG`; None for anything else."""
     repository, colon, tag = name.rpartition(":")
@@ -314,13 +323,13 @@ def _split_name(name: str) -> _Name | None:
 
 
 class _Names(NamedTuple):
-    """What an entry is called, in each form of names."""
+    """What an entry is called, in each of the three forms that `Index` describes."""
 
     # `REPO:TAG`, as this program writes it.
     own: _Name | None
-    # A full name, as an image of a repository with the host in its name and of one without.
+    # A full name, `HOST/REPO:TAG`: once with the host as a part of the repository, once without it.
     full: list[_Name]
-    # A tag alone; empty where it is not.
+    # A tag alone; "" where the entry has another name, or none.
     bare: str
 
     def tags(self) -> set[str]:
@@ -333,15 +342,16 @@ class _Names(NamedTuple):
 
 
 def _names_of(entry: Entry) -> _Names:
-    """Return the names of an entry. Some tools write a full name where this one writes `REPO:TAG`."""
+    """Return the names of an entry in each form."""
     own = _split_name(entry.name)
     if own is not None and not _begins_with_host(own.repository):
         return _Names(own, full=[], bare="")
 
-    # `ghcr.io/app:v1` may be either form, so it is found by both.
+    # Some tools write the full name where this program writes `REPO:TAG`. `ghcr.io/app:v1` may be
+    # either, and is found by both.
     full = _full_names(entry.name if ":" in entry.name else entry.full_name)
-    is_tag_alone = is_tag(entry.name) and not entry.full_name
-    return _Names(own, full, entry.name if is_tag_alone else "")
+    is_bare_tag = is_tag(entry.name) and not entry.full_name
+    return _Names(own, full, bare=entry.name if is_bare_tag else "")
 
 
 def _full_names(text: str) -> list[_Name]:
@@ -374,8 +384,8 @@ def read_lines(
 ) -> dict[str, str]:
     """Read lines `DIGEST REPO`, as `dump_lines` writes them; return the repository of each digest.
 
-    `repository_of` makes the repository of what stands behind the digest. Empty lines and lines that
-    begin with `#` are skipped; ContentError names any other line that is wrong.
+    `repository_of` turns what stands behind the digest into a repository. Empty lines and comments
+    (`#`) are skipped; ContentError names any other line that is wrong.
     """
     repositories = dict[str, str]()
     for number, line in enumerate(text.splitlines(), 1):

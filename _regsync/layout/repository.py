@@ -135,10 +135,11 @@ class LayoutRepository:
         return image_name(str(self), reference)
 
     def full_name(self, reference: str) -> str:
-        """Return what an image was called where the layout has it from; else its name here."""
+        """Return what an image was called where it was copied from; else its name here."""
         entry = self._find(reference)
-        known = entry.full_name if entry is not None else ""
-        return known or image_name(self.name, reference)
+        if entry is not None and entry.full_name:
+            return entry.full_name
+        return image_name(self.name, reference)
 
     @contextmanager
     def adding_place(self, operation: str, reference: str) -> Iterator[None]:
@@ -160,12 +161,10 @@ class LayoutRepository:
     # Tags.
 
     async def list_tags(self) -> dict[str, str | None] | None:
-        """Return every tag whose manifest is there, with its digest; None without the repository."""
+        """Return every tag whose manifest is there, with its digest; None where there is no tag."""
         with self.adding_place("list tags of", str(self)):
-            index = self._index()
-            tags = index.tags(self.name)
-            there = {tag: digest for tag, digest in tags.items() if self._is_there(tag)}
-            return dict(there) or None
+            digests = self._index().tags(self.name)
+            return {tag: digest for tag, digest in digests.items() if self._is_there(tag)} or None
 
     def _index(self) -> Index:
         # A target need not be a layout yet: the first write makes it one.
@@ -180,19 +179,23 @@ class LayoutRepository:
         return entries[0] if entries else None
 
     def _is_there(self, reference: str) -> bool:
-        """Say whether `index.json` names an image, and its manifest is in the layout. At a target that is
-        rechecked, all that the manifest names has to be there too: the disk may have lost files.
+        """Say whether `index.json` names an image, and its manifest is in the layout.
+
+        At a target that is rechecked, all that the manifest names has to be there too: the disk may
+        have lost files.
         """
         entry = self._find(reference)
         if entry is None or not self._holds(entry.descriptor):
             return False
-        if self.side is Side.SOURCE or not self.host.is_rechecked:
-            return True
-        return self._is_whole(entry.descriptor)
+        if self.side is Side.TARGET and self.host.is_rechecked:
+            return self._has_all_of(entry.descriptor)
+        return True
 
-    def _is_whole(self, image: Descriptor) -> bool:
-        """Say whether all that an image names is here, but for blobs that the far side has by `assume`
-        as it is now: what an earlier run left out may be gone there.
+    def _has_all_of(self, image: Descriptor) -> bool:
+        """Say whether all that an image names is here, but for blobs that this run leaves out.
+
+        A blob that an earlier run left out is lacking, unless `assume` still names it: it may be gone at
+        the far side.
         """
         manifests = [image]
         seen = {image.digest}
@@ -210,29 +213,29 @@ class LayoutRepository:
     # Manifests.
 
     async def head_manifest(self, reference: str) -> str | None:
-        """Return a manifest's digest, None where there is no such manifest.
-
-        At a source a manifest may be asked for by its digest that only an index names. At a target
-        such a one counts as absent: a killed run may have written it without its index.
-        """
+        """Return the digest of the manifest that a tag or digest names, None where there is none."""
         with self.adding_place("look up", self.reference(reference)):
             if self._is_there(reference):
                 entry = self._find(reference)
                 return entry.descriptor.digest if entry is not None else None
+            # `index.json` does not name it, but another index may. At a target such a manifest counts as
+            # absent: a killed run may have written it without that index.
             if self.side is Side.SOURCE and ":" in reference:
-                is_there = self._layout.size_of(check_digest(reference)) is not None
-                return reference if is_there else None
+                is_on_disk = self._layout.size_of(check_digest(reference)) is not None
+                return reference if is_on_disk else None
             return None
 
     async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
-        """Return a manifest that has the digest asked for (I3); RegistryError with status 404 where
-        there is none.
+        """Return the manifest of a tag or digest, whose bytes have that digest (I3).
+
+        RegistryError with status 404 where there is none.
         """
         with self.adding_place("fetch manifest", self.reference(reference)):
             entry = self._find(reference)
             if entry is not None:
                 return self._read_manifest(entry.descriptor.digest, expected or entry.descriptor)
-            if ":" in reference:  # a manifest that only an index names
+            # `index.json` does not name it, but another index may.
+            if ":" in reference:
                 return self._read_manifest(reference, expected)
             raise RegistryError("no such tag or manifest", status=404)
 
@@ -257,13 +260,15 @@ class LayoutRepository:
         await self._put(reference, manifest, entry)
 
     async def _put(self, reference: str, manifest: Manifest, entry: Entry | None) -> None:
-        """Put a manifest. RegistryError where neither the layout nor the far side holds a part (I1)."""
+        """Put a manifest under `entry`.
+
+        RegistryError where a blob or child of it is neither here nor at the far side (I1).
+        """
         with self.adding_place("write manifest", self.reference(reference)):
-            absent = [part for part in manifest.dependencies if not self._holds(part)]
-            left_out = [
-                blob for blob in manifest.blobs if blob in absent and self._is_assumed(blob)
-            ]
-            lacking = [part for part in absent if part not in left_out]
+            absent_blobs = [blob for blob in manifest.blobs if not self._holds(blob)]
+            left_out = [blob for blob in absent_blobs if self._is_assumed(blob)]
+            lacking = [blob for blob in absent_blobs if not self._is_assumed(blob)]
+            lacking += [child for child in manifest.children if not self._holds(child)]
             if lacking:
                 # The answer that a registry gives makes the copy look for these parts again.
                 text = f"{lacking[0].digest}, which it names, is not there"
@@ -290,26 +295,27 @@ class LayoutRepository:
         """Return what refers to a digest, in all repositories of the layout: their blobs are one pool."""
         with self.adding_place("list referrers of", self.reference(digest)):
             index = self._index()
-            self._learn_subjects(index)
+            if not index.knows_all_subjects:
+                self._read_subjects(index)
+                index.knows_all_subjects = True
             referrers = {
                 entry.descriptor.digest: entry.referrer for entry in index.referrers(digest)
             }
+
             # Other tools may have written fallback tags. Two of them may name the same list.
             lists = {entry.descriptor.digest: entry for entry in index.fallback_lists(digest)}
             for list_digest, entry in lists.items():
-                listed = self._read_manifest(list_digest, entry.descriptor)
-                for child in listed.children:
-                    referrers.setdefault(child.digest, child)
+                referrers_list = self._read_manifest(list_digest, entry.descriptor)
+                for referrer in referrers_list.children:
+                    referrers.setdefault(referrer.digest, referrer)
             return tuple(referrers.values())
 
-    def _learn_subjects(self, index: Index) -> None:
-        """Read what the artifacts of other tools refer to: only their manifests say it.
+    def _read_subjects(self, index: Index) -> None:
+        """Tell `index` what the artifacts of other tools refer to, which only their manifests say.
 
-        An entry that cannot be read may refer to any image. It is warned of, because the images whose
-        artifact it is not would fail otherwise.
+        An entry that cannot be read may refer to any image. It only gives a warning: an error would
+        fail every image, also those that the entry does not refer to.
         """
-        if index.knows_all_subjects:
-            return
         # By digest, because a hostile index may name one manifest many times.
         entries = {entry.descriptor.digest: entry for entry in index.unnamed_entries()}
         unreadable = dict[str, str]()
@@ -322,7 +328,6 @@ class LayoutRepository:
             if manifest.subject is not None:
                 index.add_subject(entry, manifest.subject.digest)
         self._layout.warn_of_unreadable(unreadable)
-        index.knows_all_subjects = True
 
     def has_unsafe(self) -> bool:
         """Say whether something was put that is not on the disk yet."""
@@ -336,7 +341,7 @@ class LayoutRepository:
     # Blobs.
 
     async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:
-        """Say whether a blob is here and has its size."""
+        """Say whether a blob need not be copied: it is here with its size, or left out."""
         with self.adding_place("look up blob", self.reference(blob.digest)):
             if self._holds(blob):
                 return True
@@ -354,10 +359,8 @@ class LayoutRepository:
             return size
 
     def _is_assumed(self, blob: Descriptor) -> bool:
-        """Say whether a blob is left out of the layout, because the far side is known to hold it.
-
-        Configs are always written. A config is told by its JSON type, which few other blobs have.
-        """
+        """Say whether a blob is left out of the layout, because the far side is assumed to hold it."""
+        # Configs are always written. They are known by their JSON type, which few layers have.
         if self.side is Side.SOURCE or blob.media_type.endswith("json"):
             return False
         return blob.digest in self.host.assumed
@@ -377,6 +380,7 @@ class LayoutRepository:
         return None
 
     def _absence_of(self, blob: Descriptor) -> LayoutError:
+        """Return the error of a blob that the target does not hold either."""
         if self.far_repository(blob.digest) is None:
             error = LayoutError("neither the layout nor the target holds it")
             error.hint = "make the layout again, because a part of it is lost"
@@ -412,7 +416,7 @@ class LayoutRepository:
         try:
             yield
         finally:
-            self._layout.release(reserved)
+            self._layout.reserved.remove(reserved)
 
     def begin_upload(self, blob: Descriptor, lease: Lease) -> _BlobWriting:
         """Return the writing of a blob, which has not begun."""
@@ -470,8 +474,8 @@ class _BlobWriting:
         return self._repository.adding_place("write blob", reference)
 
     async def start(self, mount_from: str | None = None) -> bool:
-        """Begin the file. Return whether the blob is there without a body: the layout holds it, or a
-        killed run had written all of it.
+        """Begin the file, again if one was begun. Return whether no body is needed: the layout holds
+        the blob, or a killed run had written all of it.
         """
         if self._repository._holds(self._blob):
             return True
@@ -483,6 +487,7 @@ class _BlobWriting:
             if file.is_whole:
                 file.finish()
                 return True
+
         self._file = file
         self.session = self._blob.digest
         self.offset = file.offset
@@ -500,7 +505,7 @@ class _BlobWriting:
         Raises what `pieces` raises, and LayoutError.
         """
         assert self._file is not None
-        # A session is one that waits for a body. This one becomes a broken session, or ends.
+        # A session waits for a body. From here on this one either ends, or becomes the broken session.
         self.session = ""
         self.has_begun = True
         count_sent = self._repository.host.count_sent
@@ -512,12 +517,13 @@ class _BlobWriting:
                 # What follows without a wait for the source goes to the disk by a worker thread.
                 count_sent(await pieces.pour(self._append))
         except BaseException as error:
-            # Where another layout is the source, an error of its disk has the source's side.
+            # The source may be a layout too, whose errors have the other side.
             is_disk_broken = isinstance(error, LayoutError) and error.side is Side.TARGET
             if is_disk_broken:
                 self._file.remove()
                 self._file = None
-            else:  # the source broke, or the run ends: the bytes so far are good
+            else:
+                # The source broke, or the run ends: the bytes so far are good.
                 self._file.pause()
                 self.broken_session = self._blob.digest
             raise
