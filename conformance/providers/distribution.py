@@ -3,7 +3,7 @@
 Owns: its leniences and its error answers.
 May not know: sockets, other providers.
 Invariants: each function answers as Debian's docker-registry (2.8.2) did to the same request;
-conformance/tests/test_personas.py asks both and has the table of the remaining differences. The
+conformance/tests/test_docker_registry.py asks both and has the table of what still differs. The
 behaviour of 3 was read in its code.
 Follows: docs/protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
 """
