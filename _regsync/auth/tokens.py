@@ -100,22 +100,31 @@ class LoginRefusals:
         self._ended = 0
 
     def may_repeat(self, refusal: Refusal | None) -> bool:
-        """Count a refusal. Return whether the request may be repeated. None is a refusal that no
-        other login helps against.
+        """Count a refusal, and return whether the request may be sent again with another login.
+
+        `refusal` is None where no other login would help.
         """
-        if refusal is None:
-            return False
-        if refusal is Refusal.UNPROVEN:
-            self._unproven += 1
-        elif refusal is Refusal.ENDED:
-            self._ended += 1
-        # REPLACED is not counted: each replaced token has let other requests in. So fewer and fewer
-        # requests compete, until this one comes through.
+        match refusal:
+            case None:
+                return False
+            case Refusal.UNPROVEN:
+                self._unproven += 1
+            case Refusal.ENDED:
+                self._ended += 1
+            case Refusal.REPLACED:
+                # No bound is needed: each token that was replaced has let other requests in. Fewer
+                # and fewer of them compete with this one, until it comes through.
+                pass
         return self._unproven <= 1 and self._ended <= _MOST_RENEWALS
 
 
 class _Token:
-    """A bearer token, from the moment in which it is asked for."""
+    """A bearer token, from the moment in which it is asked for.
+
+    While its exchange with the token service runs, other requests may wait for `done`. After that
+    there is a `value`, or an `error`. There is neither where the exchange was cancelled, or was
+    refused because of too many scopes: then whoever needs the token asks again.
+    """
 
     def __init__(self, scopes: _Scopes, covers_more: bool, requested_at: float) -> None:
         self.scopes = scopes
@@ -123,14 +132,12 @@ class _Token:
         self.covers_more = covers_more
         self.requested_at = requested_at
 
-        # Set when the exchange for the token has ended. Then there is a value or an error, or neither
-        # where the exchange was cancelled, or asked for more than the registry allows.
         self.done = anyio.Event()
         self.value = ""
         self.error: SyncError | None = None
 
         self.renew_at: float | None = None  # None: nobody knows how long it lives
-        self.worked_for: set[_Use] = set()  # what requests that it has let in did
+        self.worked_for: set[_Use] = set()  # what the requests did that it has let in
 
 
 class _TokenCache:
@@ -154,8 +161,8 @@ class _TokenCache:
         return [token.value for token in self._tokens.values()]
 
     def sent_in(self, authorization: str | None) -> _Token | None:
-        """Return the token in a request's Authorization header, whether it is still in use or was
-        dropped; None for any other header.
+        """Return the token in an Authorization header, also one that was dropped after the request
+        was sent; None for a header without a token of ours.
         """
         value = (authorization or "").removeprefix("Bearer ")
         token = self._by_value.get(value)
@@ -164,17 +171,21 @@ class _TokenCache:
         return next((token for token in self._dropped if token.value == value), None)
 
     def is_in_use(self, token: _Token) -> bool:
-        """Say whether a token has not been dropped."""
+        """Return whether a token has not been dropped."""
         return self._by_value.get(token.value) is token
 
     def is_live(self, token: _Token, before_body: bool) -> bool:
-        """Say whether a token can be sent now. `before_body`: with a body, which cannot be sent twice."""
+        """Return whether a token has so much of its life left that a request can be sent with it.
+
+        `before_body`: the request has a body, which cannot be sent again after a 401.
+        """
         if token.renew_at is not None:
             return self._now() < token.renew_at
+        # Nobody knows when the token ends. A 401 will tell, unless there is a body.
         return not before_body or self._now() - token.requested_at < _UNKNOWN_LIFE_BEFORE_BODY
 
     def has_rights(self, token: _Token, needed: _Scopes) -> bool:
-        """Say whether a token covers all that a request touches."""
+        """Return whether a token gives all rights that a request needs."""
         if self.needs_exact:
             return token.scopes == needed
         if self.scope_for_all:
@@ -185,15 +196,15 @@ class _TokenCache:
         )
 
     def find(self, needed: _Scopes, before_body: bool) -> _Token | None:
-        """Return a token that serves a request: the youngest of those that were given, or else the
-        youngest pending one.
+        """Return the youngest token that serves a request, a pending one only if there is no other.
+
+        None where a token has to be asked for. `before_body` is that of `is_live`.
         """
+        given = [*self._tokens.values()]
         if self.needs_exact:
-            # There may be thousands of tokens, and only one has these scopes.
+            # Only one token can serve: there is no need to look at thousands.
             exact = self._tokens.get(frozenset(needed.items()))
             given = [exact] if exact else []
-        else:
-            given = [*self._tokens.values()]
         for tokens in (given, self.pending):
             serving = [
                 token
@@ -205,7 +216,7 @@ class _TokenCache:
         return None
 
     def covered_scopes(self, before_body: bool) -> set[Pair]:
-        """Return the scopes of all live tokens, given or pending."""
+        """Return which scopes need no further token: those of all live tokens, given or pending."""
         tokens = [*self._tokens.values(), *self.pending]
         return {
             scope
@@ -228,17 +239,16 @@ class _TokenCache:
         self._by_value[new_token.value] = new_token
 
     def drop(self, refused: _Token, needed: _Scopes) -> list[str]:
-        """Drop a refused token and each older token that serves the same request; return the values
-        of all dropped tokens.
-
-        An older token ends before the refused one: with it the request would be refused once more.
+        """Drop a refused token, and all others with which the same request would be refused too.
+        Return the values of all dropped tokens.
         """
-        dropped = [
-            key
-            for key, token in self._tokens.items()
-            if token.value == refused.value
-            or (token.requested_at <= refused.requested_at and self.has_rights(token, needed))
-        ]
+
+        def is_refused_too(token: _Token) -> bool:
+            # An older token has ended as well.
+            is_older = token.requested_at <= refused.requested_at
+            return token.value == refused.value or (is_older and self.has_rights(token, needed))
+
+        dropped = [key for key, token in self._tokens.items() if is_refused_too(token)]
         return [self._drop(key).value for key in dropped]
 
     def _drop(self, key: frozenset[Pair]) -> _Token:
@@ -332,22 +342,27 @@ class Authenticator:
             )
         return f"check which rights the credentials ({self.credential.found_at}) have there"
 
-    async def _renew_cloud_login(self, refused: Credential | None = None) -> bool:
-        """Renew a cloud's login where it is due. Return whether the credential has changed.
-
-        `refused` is a credential that the registry has refused: it is renewed at once, unless
-        another task has replaced it already.
+    async def _renew_cloud_login(self, refused: Credential | None = None) -> None:
+        """Take a cloud's login in its present state: it is renewed before its end, and at once where
+        it is the credential that the registry has `refused`.
         """
         if self.cloud_login is None:
-            return False
-        if refused == self.credential and not self.is_proven:
-            # A credential that never let us in is not renewed: the next one would be refused too.
-            return False
-        before = refused or self.credential
+            return
         credential = await self.cloud_login.credential(refused)
-        if (credential or Credential()) != self.credential:
+        is_unchanged = (credential or Credential()) == self.credential
+        if not is_unchanged:
             self._set_credential(credential)
-        return self.credential != before
+
+    async def _has_other_login(self, refused: Credential) -> bool:
+        """Return whether there is now another credential than one that the registry has refused.
+
+        Only a cloud gives another one. It is asked for it, unless another task has done so already.
+        """
+        has_worked = self.is_proven or refused != self.credential
+        if not has_worked:
+            return False  # the cloud would give this identity a login that is refused too
+        await self._renew_cloud_login(refused)
+        return self.credential != refused
 
     # What a run declares, and what is kept between runs.
 
@@ -371,18 +386,20 @@ class Authenticator:
 
     @property
     def snapshot(self) -> list[list[str] | bool | None]:
-        """What the state keeps, as JSON: the challenge, and whether each token has to be exact."""
-        if self._challenge is None:
-            return [None, self._tokens.needs_exact]
-        redacted = self.redact(" ".join(self._challenge))
-        # A challenge that repeats a secret is not kept, nor one too long to be searched.
-        if "***" in redacted or redacted.endswith("…"):
-            return [None, self._tokens.needs_exact]
-        return [[*self._challenge], self._tokens.needs_exact]
+        """What the state keeps for `restore`, as JSON: the fields of the challenge, and whether each
+        token has to be exact.
+        """
+        fields: list[str] | None = None
+        if self._challenge is not None:
+            redacted = self.redact(" ".join(self._challenge))
+            was_cut = redacted.endswith("…")
+            has_secret = "***" in redacted or was_cut  # nobody has searched what was cut off
+            fields = None if has_secret else [*self._challenge]
+        return [fields, self._tokens.needs_exact]
 
     def restore(self, snapshot: object) -> None:
-        """Take over the `snapshot` of an earlier run, so that no request has to be refused before the
-        challenge is known. A value of another form is ignored. The realm is checked when it is used.
+        """Take over the `snapshot` of an earlier run, so that this one need not be refused to learn
+        the challenge. A value of another form is ignored. The realm is checked when it is used.
         """
         match snapshot:
             case [fields, bool(needs_exact)]:
@@ -419,25 +436,22 @@ class Authenticator:
     async def authorization(
         self, repository: str, actions: str, extra: Iterable[Pair] = (), before_body: bool = False
     ) -> str | None:
-        """Return a request's Authorization header, None for a request without a login; SyncError
-        where no token can be had.
+        """Return the Authorization header for a request; None where it goes without a login, as long as
+        the registry has asked for none. SyncError where no token can be had.
 
         `extra`: further repositories that the request touches, each with its actions.
-        `before_body`: the request carries a body, which cannot be sent twice.
+        `before_body`: the request has a body, which cannot be sent again after a 401.
         """
         challenge = self._challenge
         fixed_token = self.credential.registry_token
-        # Over http it goes only where the registry has asked for a login.
-        if fixed_token and (challenge is not None or self._scheme == "https"):
+        # Over http, where others may listen, it goes only to a registry that asks for a login.
+        may_send_unasked = self._scheme == "https"
+        if fixed_token and (challenge is not None or may_send_unasked):
             return f"Bearer {fixed_token}"
         if challenge is None:
             return None
         if challenge.scheme == "basic":
-            await self._renew_cloud_login()
-            basic = self.credential.basic
-            if basic in self.refused:  # the cloud has given the same password again
-                raise self._refused_error(self._authority)
-            return basic
+            return await self._basic_header()
 
         needed = {repository: actions}
         for name, rights in extra:
@@ -448,10 +462,20 @@ class Authenticator:
             was_refused = isinstance(error, AuthError) and error.fatal
             if error.retryable or was_refused or self._challenged_in_this_run:
                 raise
-        # The challenge of an earlier run is out of date, as it leads to no token. A request without a
-        # login brings the present one.
+        # An earlier run has left this challenge, and it leads to no token any more. A request without
+        # a login is answered with the present one.
         self._challenge = None
         return None
+
+    async def _basic_header(self) -> str | None:
+        """Return the header of the Basic scheme, None without a password; AuthError where the registry
+        has refused it.
+        """
+        await self._renew_cloud_login()
+        basic = self.credential.basic
+        if basic in self.refused:  # the cloud has given the same password again
+            raise self._refused_error(self._authority)
+        return basic
 
     def record_success(self, used: str | None, repository: str, method: str) -> None:
         """Note that a request with the header `used` was let in."""
@@ -470,11 +494,14 @@ class Authenticator:
         actions: str,
         method: str = "GET",
     ) -> Refusal | None:
-        """Learn from the 401 to a request that carried the header `used`. Return why it may be
-        repeated, None where it may not be; AuthError where no login can help.
+        """Take over what a 401 asks for, so that `authorization` answers it from now on. Return why the
+        request may be sent again, None where it may not be; AuthError where no login can help.
+
+        `challenges` are the WWW-Authenticate headers of the 401. `used` is the Authorization header
+        of the refused request.
         """
         offered = parse_challenges(challenges)
-        # Where the 401 has no challenge, the one that led to the header `used` is answered again.
+        # A 401 without a challenge repeats the one that has led to the header `used`.
         known = self._challenge if used is not None else None
         chosen = self._choose(offered, known)
         if chosen is None:
@@ -490,11 +517,13 @@ class Authenticator:
             if used is not None:  # there is no other token
                 raise self._refused_error(self._authority, fatal=False)
         elif chosen.scheme == "basic":
-            await self._prepare_basic(used)
+            await self._require_other_password(used)
         else:
             self._check_realm(chosen)
             refusal = self._why_refused(chosen, used, _use_of(repository, method))
-            self._learn(chosen, used, refusal, repository, actions)
+            self._learn_scopes(chosen, used, repository, actions)
+            self._drop_refused_token(chosen, used, refusal, {repository: actions})
+        # Scope and error are of this request alone.
         self._challenge = chosen._replace(scope="", error="")
         self._challenged_in_this_run = True
         return refusal
@@ -504,19 +533,23 @@ class Authenticator:
         check_realm(challenge.realm, self._scheme, self._host, has_credentials)
 
     def _why_refused(self, offered: Challenge, used: str | None, use: _Use) -> Refusal:
-        """Return what the 401 to a request that carried the header `used` says of its token."""
+        """Return whether a 401 says that the token in the header `used` has ended, or that it lacks a
+        right (UNPROVEN).
+        """
         token = self._tokens.sent_in(used)
         if token is None or not token.worked_for:
             return Refusal.UNPROVEN
-        # A token that worked only for other uses may lack a right here. It has ended only if the
-        # registry says that it is invalid.
-        worked_here = use in token.worked_for and offered.error != "insufficient_scope"
-        if not worked_here and offered.error != "invalid_token":
+
+        says_invalid = offered.error == "invalid_token"
+        says_too_narrow = offered.error == "insufficient_scope"
+        # A token that has let in only other requests may never have had the right for this one.
+        may_lack_right = says_too_narrow or use not in token.worked_for
+        if may_lack_right and not says_invalid:
             return Refusal.UNPROVEN
         return Refusal.ENDED if self._tokens.is_in_use(token) else Refusal.REPLACED
 
     async def offer(self, challenges: Iterable[str], repository: str, actions: str) -> bool:
-        """Let requests carry the credential from now on, though no request without it was refused.
+        """Let requests carry the credential from now on, though the registry lets everybody in.
         Return whether there is a credential that they can carry.
 
         `challenges` are the WWW-Authenticate headers of an answer that let us in. Where there are
@@ -533,7 +566,7 @@ class Authenticator:
         return await self.on_unauthorized(headers, None, repository, actions) is not None
 
     def _choose(self, offered: list[Challenge], known: Challenge | None) -> Challenge | None:
-        """Return the offered challenge that is answered, or else the `known` one."""
+        """Return the challenge to answer: one of those offered, or else the `known` one."""
         # Quay offers both. Bearer goes first: a token is narrow and short-lived, a password
         # neither.
         for challenge in offered:
@@ -549,10 +582,8 @@ class Authenticator:
             return known
         return next((challenge for challenge in offered if challenge.scheme == "basic"), known)
 
-    async def _prepare_basic(self, used: str | None) -> None:
-        """See that there is a password to answer a Basic challenge with, which the header `used` has
-        not shown yet; AuthError where there is none.
-        """
+    async def _require_other_password(self, used: str | None) -> None:
+        """Raise AuthError unless there is a password other than the one in the refused header `used`."""
         if used is not None and used == self.credential.basic:
             self._record_refused(used)
         await self._renew_cloud_login()
@@ -564,24 +595,23 @@ class Authenticator:
             raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
 
         was_refused = used == self.credential.basic
-        if was_refused and not await self._renew_cloud_login(refused=self.credential):
+        if was_refused and not await self._has_other_login(self.credential):
             raise self._refused_error(self._authority)
 
     def on_forbidden(self, used: str | None) -> Refusal | None:
-        """Learn from the 403 to a request that carried the header `used`. Return why it may be
-        repeated; None where its token was for it alone, or no other token can be had.
-
-        A token for several repositories may lack a right that a token for one has: from now on each
-        token covers one request only.
+        """Learn from the 403 to a request that carried the header `used`. Return why it may be sent
+        again, None where no other token would help.
         """
-        has_only_token = bool(self.credential.registry_token)
-        if used is None or not used.startswith("Bearer ") or has_only_token:
+        fixed_token = self.credential.registry_token
+        has_our_token = used is not None and used.startswith("Bearer ") and not fixed_token
+        if not has_our_token:
             return None
         token = self._tokens.sent_in(used)
         if token is None or not self._tokens.is_in_use(token):
             return Refusal.UNPROVEN  # another request has learnt from it
         if not token.covers_more:
-            return None
+            return None  # nobody has this right
+        # Because of one repository without rights, a service may give no rights for the others.
         self._tokens.needs_exact = True
         return Refusal.UNPROVEN
 
@@ -594,25 +624,35 @@ class Authenticator:
         message = f"{who} refused the credentials ({self.credential.found_at})"
         return AuthError(message, hint=hint, fatal=fatal)
 
-    def _learn(
-        self, offered: Challenge, used: str | None, refusal: Refusal, repository: str, actions: str
+    def _learn_scopes(
+        self, offered: Challenge, used: str | None, repository: str, actions: str
     ) -> None:
-        """Learn from a 401 how this registry wants its scopes (docs/protocol-facts.md sections 2.2 and
-        2.3), and drop the token that it refuses.
+        """Learn from the scope in a 401 how this registry wants to be asked for this one
+        (docs/protocol-facts.md sections 2.2 and 2.3).
         """
-        token = self._tokens.sent_in(used)
         scope = offered.scope
-        is_too_narrow = offered.error == "insufficient_scope" and used is not None
-        # The registry may ask for a right in a repository of another name than the one in the URL.
-        is_of_other_repository = ":" in scope and f" repository:{repository}:" not in f" {scope}"
-        if scope and ":" not in scope:
+        if not scope:
+            return
+        if ":" not in scope:
             # ECR Public's scope is `aws`, whatever the repository.
             self._tokens.scope_for_all = scope
-        elif scope and (is_of_other_repository or is_too_narrow):
+            return
+
+        # The registry may ask for a right in a repository of another name than the one in the URL.
+        is_of_other_repository = f" repository:{repository}:" not in f" {scope}"
+        was_too_narrow = offered.error == "insufficient_scope" and used is not None
+        if is_of_other_repository or was_too_narrow:
             self._scope_overrides[repository, actions] = scope
         if is_of_other_repository:
             self._tokens.needs_exact = True
 
+    def _drop_refused_token(
+        self, offered: Challenge, used: str | None, refusal: Refusal, needed: _Scopes
+    ) -> None:
+        """Drop the token in the header `used`, which a 401 has refused, and see whether it was refused
+        because it covers several repositories.
+        """
+        token = self._tokens.sent_in(used)
         if token is None or not self._tokens.is_in_use(token):
             return
         # Some registries look only at the first scope of a token. They refuse a live token for a use
@@ -622,9 +662,12 @@ class Authenticator:
             and self._tokens.is_live(token, before_body=True)
             and offered.error != "invalid_token"
         )
-        dropped = self._tokens.drop(token, {repository: actions})
+        is_too_narrow = offered.error == "insufficient_scope"
+
+        dropped = self._tokens.drop(token, needed)
         # An answer that comes later may repeat a dropped token.
         self._secrets_seen.extend(dropped)
+        # A request that waits for its turn may be about to send it.
         for value in dropped:
             self._record_refused(f"Bearer {value}")
         if token.covers_more and (is_too_narrow or sees_only_first_scope):
@@ -633,20 +676,22 @@ class Authenticator:
     # Tokens.
 
     async def _token_for(self, needed: _Scopes, before_body: bool) -> str:
-        """Return the text of a token for a request. Callers that need the same share one exchange."""
+        """Return the text of a token for a request; SyncError where none can be had. Requests that need
+        the same token share one exchange.
+        """
         while True:
             token = self._tokens.find(needed, before_body)
             if token is None:
                 token = await self._request_token(needed, before_body)
             if token.value:
                 return token.value
-            # `wait` lets other requests go first, even where there is nothing to wait for.
+            # The test avoids a pause: `wait` always lets other tasks go first.
             if not token.done.is_set():
                 await token.done.wait()
-            # Without value and error, the exchange was cancelled or asked for too much: the first
-            # caller that gets here begins another.
             if token.error is not None and self._tokens.has_rights(token, needed):
                 raise token.error.without_place() from token.error
+            # There is a value now, or the exchange was cancelled or has asked for too much. Then the
+            # first caller that gets here begins another.
 
     async def _request_token(self, needed: _Scopes, before_body: bool) -> _Token:
         """Ask for a token that covers what is needed, and what this run will need next. Return it,
@@ -656,16 +701,8 @@ class Authenticator:
         token = _Token(scopes, covers_more=scopes != needed, requested_at=self._now())
         self._tokens.pending.append(token)
         try:
-            await self._renew_cloud_login()
-            credential = self.credential
-            answer = await self._exchange(token.scopes)
-            if answer.status == 401 and await self._renew_cloud_login(refused=credential):
-                answer = await self._exchange(token.scopes)
-            # A refused password is not sent again, for fewer scopes either: accounts get locked.
-            may_have_been_too_much = answer.status in _STATUSES_FOR_TOO_MUCH or (
-                answer.status == 401 and self.is_anonymous
-            )
-            if may_have_been_too_much and token.covers_more:
+            answer = await self._exchange_with_new_login(scopes)
+            if token.covers_more and self._may_be_too_much(answer):
                 self._tokens.needs_exact = True
             else:
                 self._read_token(answer, token)
@@ -679,6 +716,24 @@ class Authenticator:
             token.done.set()
 
         return token
+
+    async def _exchange_with_new_login(self, scopes: _Scopes) -> Answer:
+        """Make the exchange for a token, and once more where a cloud gives another login than the one
+        that was refused.
+        """
+        await self._renew_cloud_login()
+        credential = self.credential
+        answer = await self._exchange(scopes)
+        if answer.status == 401 and await self._has_other_login(credential):
+            return await self._exchange(scopes)
+        return answer
+
+    def _may_be_too_much(self, answer: Answer) -> bool:
+        """Return whether a token service may have refused an exchange for the number of its scopes."""
+        if answer.status == 401:
+            # A refused password is not sent again, for fewer scopes either: accounts get locked.
+            return self.is_anonymous
+        return answer.status in _STATUSES_FOR_TOO_MUCH
 
     def _scopes_to_ask(self, needed: _Scopes, before_body: bool) -> _Scopes:
         """Return what is needed and, where a token may cover several repositories, what the run has
@@ -791,11 +846,10 @@ class Authenticator:
             self._refresh_token = new_refresh_token
             self._secrets_seen.append(new_refresh_token)
 
-        lifetime = document.get("expires_in")
+        lifetime = document.get("expires_in")  # a number, or the text of one
         if lifetime is None:
             lifetime = life_of(value, self._wall())
-        # The number may come as a string; an unknown lifetime is None, which is no number. Then
-        # `renew_at` stays None.
+        # Of an unknown lifetime, `renew_at` stays None: the text "None" is no number.
         with suppress(ValueError):
             seconds = max(_SHORTEST_LIFE, float(str(lifetime)))
             token.renew_at = token.requested_at + seconds * _REFRESH_AT
