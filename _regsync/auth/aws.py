@@ -135,7 +135,7 @@ async def log_in(
             # Nobody has asked for a login with this machine's role. ECR Public lets anybody read.
             return Login(Credential(), math.inf)
         raise
-    return _read_login(_flatten(answer), api.service, api.keys.found_at)
+    return _read_login(_fields_of(answer), api.service, api.keys.found_at)
 
 
 class _Api(NamedTuple):
@@ -152,7 +152,7 @@ class _Api(NamedTuple):
     async def ask(self, action: str, fields: dict[str, str], more_rights: str = "") -> str:
         """Return the answer to an action; AuthError where the keys may not do it.
 
-        `more_rights`: how the hint goes on, which says what to allow.
+        The error's hint names the right to allow. `more_rights` are its next words.
         """
         is_public = self.service == "ecr-public"
         # AWS's own name of the API, by which a request names an action of it.
@@ -181,27 +181,24 @@ async def _find_api(
     elif ecr_host:
         region = ecr_host["region"]
     else:
-        # The configuration says that the host is ECR, but its name, as that of a proxy, has no region.
+        # By `auth_type` the host is ECR, but its name, as that of a proxy, has no region.
         region = settings.sts_region
 
-    # STS and SSO are asked as the settings say.
+    # The services that give keys (STS, SSO) are asked as the settings say.
     fips = settings.is_set("use_fips_endpoint")
     dual = settings.is_set("use_dualstack_endpoint")
     chain = _KeyChain(machine, settings, _Client(machine, fips, dual), region)
-    if probing_metadata:
-        keys = await chain.from_instance()
-        if keys is None:
+    keys = await (chain.from_instance() if probing_metadata else chain.find())
+    if keys is None:
+        if probing_metadata:
             return None
-    else:
-        keys = await chain.find()
-        if keys is None:
-            raise _error(
-                f"no AWS credentials for {registry.host}; looked at {', '.join(chain.looked_at)}",
-                "give this machine or container a role, or set AWS_PROFILE, "
-                "or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
-            )
+        raise _error(
+            f"no AWS credentials for {registry.host}; looked at {', '.join(chain.looked_at)}",
+            "give this machine or container a role, or set AWS_PROFILE, "
+            "or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY",
+        )
 
-    # The registry's API is asked as the name of its host says too.
+    # The registry's own API is of the kind that its host is of, too.
     if ecr_host:
         fips = fips or ecr_host["fips"] is not None
         dual = dual or ecr_host["dual"] is not None
@@ -232,7 +229,7 @@ class EcrAccount(NamedTuple):
 async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAccount:
     """Ask ECR's API about the account of a registry (section 4.9); nothing is changed there.
 
-    What the keys may not read is not known, and no error.
+    What the keys may not read is no error: it stays unknown, and the account has the `reason`.
     """
     account = EcrAccount()
     try:
@@ -252,12 +249,12 @@ async def read_account(machine: CloudEnvironment, registry: Registry) -> EcrAcco
             return account._replace(mounts=value == "ENABLED")
         return account._replace(reason="ECR did not say")
     except (AuthError, ConfigError) as error:
-        # What was read before stays known.
         hint = f" ({error.hint})" if error.hint else ""
         return account._replace(reason=f"{error.message}{hint}")
 
 
 def _created_on_push(document: Mapping[str, object]) -> tuple[str, ...]:
+    """Return the prefixes of the templates by which a push creates a repository."""
     templates = document.get("repositoryCreationTemplates")
     if not isinstance(templates, list):
         return ()
@@ -285,13 +282,15 @@ def _error(message: str, hint: str | None = None, code: str = AuthError.code) ->
     return AuthError(message, hint=hint, fatal=True, code=code)
 
 
-def _flatten(text: str) -> dict[str, object]:
-    """Return the fields of an answer, at whatever depth they stand: of JSON, or of the XML of STS
-    (where entities stay as they are).
+def _fields_of(text: str) -> dict[str, object]:
+    """Return the fields of an answer in JSON, or in the XML of STS, whose entities stay as they are.
+
+    AWS's services put them at different depths, and give no name two meanings. So the depth is left
+    out.
     """
     fields: dict[str, object] = {}
     try:
-        # The hook is called with the fields of each object in the text, the innermost object first.
+        # The hook gets the fields of each object in the text, and collects them all.
         json.loads(text, object_pairs_hook=fields.update)
     except (ValueError, RecursionError):
         fields.update(re.findall(r"<(\w+)>([^<]*)</\1>", text))
@@ -311,9 +310,8 @@ def _keys_in(document: Mapping[str, object], label: str, *secrets: str) -> Crede
     access_key = fields.get("accesskeyid", "")
     secret_key = fields.get("secretaccesskey", "")
     session = fields.get("sessiontoken") or fields.get("token") or ""
-    # Keys go into headers.
-    is_ascii = re.fullmatch("[ -~]+", access_key + secret_key + session)
-    if access_key and secret_key and is_ascii:
+    can_be_in_header = re.fullmatch("[ -~]+", access_key + secret_key + session) is not None
+    if access_key and secret_key and can_be_in_header:
         return Credential(access_key, secret_key, session, found_at=label)
     default = "the access key or its secret is missing, or is not ASCII text"
     reason = fields.get("message") or fields.get("code") or default
@@ -338,27 +336,32 @@ class _Settings:
         self.credentials_file = (
             self.variables.get("shared_credentials_file") or "~/.aws/credentials"
         )
-        # By `profile NAME` or `sso-session NAME`: the fields of the section.
+        # By `profile NAME` or `sso-session NAME`: the fields of the section, in both files together.
         self._sections: dict[str, dict[str, str]] = {}
         self._read_sections(self.config_file, is_config=True)
         self._read_sections(self.credentials_file, is_config=False)
 
-        # A profile that the configuration names is the only source.
+        # A profile that our configuration names is the only source of keys. One that a variable names
+        # has to exist, but other sources go before it.
         self.required_profile = cloud_profile
-        # A profile that a variable names has to exist, but other sources go before it.
         names = (cloud_profile, *map(self.variables.get, _PROFILE_NAMES))
         self.named_profile = next(filter(None, names), None)
         self.profile_name = self.named_profile or "default"
         self.profile = self.section(f"profile {self.profile_name}") or {}
+
         region = (
             self.variables.get("region")
             or self.variables.get("default_region")
             or self.profile.get("region")
             or ""
         )
+        # `aws-global` means STS's global endpoint, whose requests are signed for us-east-1.
         self.sts_region = "us-east-1" if region == "aws-global" else region
 
     def _read_sections(self, path: str, *, is_config: bool) -> None:
+        """Add the sections of a file. In the config file a profile is `[profile NAME]`, in the
+        credentials file `[NAME]`.
+        """
         parser = configparser.RawConfigParser(default_section="")
         try:
             parser.read_string(self.read(path))
@@ -366,14 +369,16 @@ class _Settings:
             raise _error(f"{path} is not a valid AWS configuration file") from None
         for name in parser.sections():
             if is_config and name != "default":
-                # `[profile "NAME"]`: names may be quoted, after any number of blanks.
+                # Names may be quoted, after any number of blanks.
                 key = re.sub(r"""\s+["']?|["']$""", " ", name).strip()
             else:
                 key = f"profile {name}"
             self._sections.setdefault(key, {}).update(parser.items(name))
 
     def section(self, name: str) -> dict[str, str] | None:
-        """Return `profile NAME` or `sso-session NAME`, from both files together."""
+        """Return the fields of `profile NAME` or `sso-session NAME`; None where there is no such
+        section.
+        """
         return self._sections.get(name)
 
     def is_set(self, name: str) -> bool:
@@ -432,35 +437,33 @@ class _Client(NamedTuple):
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
     ) -> str:
-        """Return the text of the answer, in which `_flatten` finds fields; AuthError with `hint`
+        """Return the text of the answer, in which `_fields_of` finds fields; AuthError with `hint`
         for a refusal.
 
         `keys` sign the request. `secrets`: what else in the request no message may show.
         """
         all_secrets = secrets if keys is None else (*secrets, *keys.secrets)
-        for attempt in range(_ATTEMPTS):
-            if attempt > 0:
-                await anyio.sleep(_PAUSE)
+        attempts_left = _ATTEMPTS
+        while True:
             with redacting(lambda: all_secrets):
-                answer_or_failure = await self._attempt(request, hint, keys)
-            if not isinstance(answer_or_failure, _Failure):
-                return answer_or_failure
-            failure = answer_or_failure
-            if not failure.is_temporary:
+                result = await self._attempt(request, hint, keys)
+            if isinstance(result, str):
+                return result
+            attempts_left -= 1
+            if attempts_left == 0 or not result.is_temporary:
                 break
+            await anyio.sleep(_PAUSE)
 
         who = keys.found_at if keys else "without keys"
         host = request.url.split("/")[2]
-        reason = printable(redact(failure.text, all_secrets), 300)
-        raise _error(f"{who}: {host}: {reason}", failure.hint, failure.code)
+        reason = printable(redact(result.text, all_secrets), 300)
+        raise _error(f"{who}: {host}: {reason}", result.hint, result.code)
 
     async def _attempt(
         self, request: Request, hint: str, keys: Credential | None
     ) -> str | _Failure:
-        """Make a request once, signed where there are `keys`, and return the text of the answer.
-
-        `hint` goes with each answer that is a failure. With an error of the network it goes only at
-        a container's credential service, where it says which variable led there.
+        """Make a request once, signed where there are `keys`. Return the text of the answer, or why
+        there is none.
         """
         headers = sign(keys, request, self.machine.wall()) if keys else request.headers
         is_container = not request.service
@@ -470,19 +473,19 @@ class _Client(NamedTuple):
                 request.method, request.url, headers, request.body, timeout
             )
         except WireError as error:
+            # At a container's credential service, our hint says which variable has led there.
             wire_hint = hint if is_container else error.hint
             return _Failure(error.message, wire_hint, error.code, is_temporary=True)
 
         text = answer.body.decode("utf-8", "replace")
-        fields = _flatten(text)
+        fields = _fields_of(text)
         if answer.status == 200 and fields:
             return text
-        return _describe_failure(request, answer, fields, hint)
+        return _failure_of(request, answer, fields, hint)
 
 
-def _describe_failure(
-    request: Request, answer: Answer, fields: dict[str, object], hint: str
-) -> _Failure:
+def _failure_of(request: Request, answer: Answer, fields: dict[str, object], hint: str) -> _Failure:
+    """Return what an answer says went wrong, and whether another attempt may succeed."""
     # Where the name of the error stands depends on the service's protocol.
     name = fields.get("__type") or answer.headers.get("x-amzn-errortype") or fields.get("Code")
     error_name = str(name or "")
@@ -546,6 +549,9 @@ class _KeyChain:
         return await self._assume_by_token(self._variables, "AWS_WEB_IDENTITY_TOKEN_FILE")
 
     async def _assume_by_token(self, fields: dict[str, str], label: str) -> Credential:
+        """Return the keys of a role that the token of another identity provider may take, as that of a
+        pod in EKS. `fields` are those of a profile.
+        """
         token = self._settings.read_named(fields[_TOKEN_FILE], label).strip()
         form = [
             ("Action", "AssumeRoleWithWebIdentity"),
@@ -557,6 +563,7 @@ class _KeyChain:
     async def _assume_by_keys(
         self, fields: dict[str, str], label: str, keys: Credential
     ) -> Credential:
+        """Return the keys of a role that the identity of other `keys` may take."""
         form = [
             ("Action", "AssumeRole"),
             *self._role_fields(fields, label),
@@ -566,6 +573,7 @@ class _KeyChain:
         return await self._assume(form, fields, label, keys=keys)
 
     def _role_fields(self, fields: dict[str, str], label: str) -> list[Pair]:
+        """Return the parts of a form that both ways to take a role have in common."""
         role = fields.get("role_arn", "")
         session = fields.get("role_session_name") or f"regsync-{self._machine.wall():.0f}"
         if not role or not (role + session).isprintable():
@@ -581,6 +589,10 @@ class _KeyChain:
         keys: Credential | None = None,
         secrets: tuple[str, ...] = (),
     ) -> Credential:
+        """Ask STS for the keys of a role; AuthError where it refuses.
+
+        The request is signed by `keys`, or its form has `secrets` that no message may show.
+        """
         body = urlencode([(name, value) for name, value in form if value]).encode()
         headers = [("Content-Type", "application/x-www-form-urlencoded; charset=utf-8")]
         region = self._settings.sts_region or self._region
@@ -588,16 +600,17 @@ class _KeyChain:
         hint = "check the role's ARN, and its trust policy"
         answer = await self._client.ask(request, hint, keys=keys, secrets=secrets)
         label = f"role {printable(fields['role_arn'], 200)} ({label})"
-        sent = secrets if keys is None else keys.secrets
-        return _keys_in(_flatten(answer), label, *sent)
+        sent_secrets = secrets if keys is None else keys.secrets
+        return _keys_in(_fields_of(answer), label, *sent_secrets)
 
     # A profile.
 
     async def _from_profile(self, name: str, named_by: tuple[str, ...] = ()) -> Credential | None:
         """Return the keys of a profile; None where it has none and another source may be asked.
-
-        `named_by`: the profiles that led here, each of which names the next one as its source.
         AuthError where a profile that somebody names does not exist, or has no keys.
+
+        Where other profiles have led here, `named_by` are their names: each names the next one as its
+        source.
         """
         settings = self._settings
         profile = settings.section(f"profile {name}")
@@ -605,20 +618,20 @@ class _KeyChain:
         place = f"{label} in {settings.config_file} and {settings.credentials_file}"
         self.looked_at.append(place)
         if profile is None:
-            if named_by or settings.named_profile:
-                raise _error(
-                    f"there is no {place}",
-                    "check the name: `aws configure list-profiles` lists them",
-                )
-            return None
+            has_to_exist = named_by or settings.named_profile
+            if not has_to_exist:
+                return None
+            raise _error(
+                f"there is no {place}", "check the name: `aws configure list-profiles` lists them"
+            )
 
-        has_keys = "aws_access_key_id" in profile
-        # A source profile gives its own keys, even where it has a role as well.
-        is_source_with_keys = bool(named_by) and has_keys
+        # The order is botocore's (section 4.5).
         if _TOKEN_FILE in profile:
             return await self._assume_by_token(profile, label)
+        has_keys = "aws_access_key_id" in profile
+        is_source_with_keys = named_by and has_keys
         if "role_arn" in profile and not is_source_with_keys:
-            keys = await self._source_of(profile, name, label, named_by)
+            keys = await self._keys_to_assume(profile, name, label, named_by)
             return await self._assume_by_keys(profile, label, keys)
         if "sso_account_id" in profile or "sso_role_name" in profile:
             return await self._from_sso(profile, label)
@@ -631,23 +644,17 @@ class _KeyChain:
                 f"{label} has {programs.pop()}, which needs another program, and regsync starts none",
                 "set the variables that `aws configure export-credentials` prints",
             )
-        if named_by or settings.required_profile:
+        has_to_have_keys = named_by or settings.required_profile
+        if has_to_have_keys:
             raise _error(f"{label} has no credentials")
         return None
 
-    async def _source_of(
+    async def _keys_to_assume(
         self, profile: dict[str, str], name: str, label: str, named_by: tuple[str, ...]
     ) -> Credential:
-        """Return the keys that assume the role of a profile called `name`; AuthError where there are
-        none.
+        """Return the keys by which the role of a profile is taken, from the source that the profile
+        names; AuthError where there are none. The other arguments are those of `_from_profile`.
         """
-        source_profile = profile.get("source_profile")
-        credential_source = profile.get("credential_source", "")
-        sources: dict[str, Callable[[], Awaitable[Credential | None]]] = {
-            "EcsContainer": self._from_container,
-            "Ec2InstanceMetadata": self.from_instance,
-            "Environment": self._from_variables,
-        }
         if name in named_by:
             circle = " -> ".join((*named_by, name))
             raise _error(f"{label} is its own source: {printable(circle)}")
@@ -657,6 +664,13 @@ class _KeyChain:
                 "set the variables that `aws configure export-credentials` prints",
             )
 
+        source_profile = profile.get("source_profile")
+        credential_source = profile.get("credential_source", "")
+        sources: dict[str, Callable[[], Awaitable[Credential | None]]] = {
+            "EcsContainer": self._from_container,
+            "Ec2InstanceMetadata": self.from_instance,
+            "Environment": self._from_variables,
+        }
         if source_profile and not credential_source:
             keys = await self._from_profile(source_profile, (*named_by, name))
         elif credential_source in sources and not source_profile:
@@ -674,8 +688,9 @@ class _KeyChain:
         """Return the keys of a role that a session of IAM Identity Center may take. The session is
         described in the profile itself, or in the `sso-session` that it names.
         """
-        session = profile.get("sso_session", "")
-        fields = profile | (self._settings.section(f"sso-session {session}") or {})
+        session_name = profile.get("sso_session", "")
+        session = self._settings.section(f"sso-session {session_name}") or {}
+        fields = profile | session
         names = ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name")
         unusable = [
             name
@@ -688,7 +703,7 @@ class _KeyChain:
             )
 
         hint = f"run `aws sso login` for {label}"
-        token = await self._sso_token(session, fields, label, hint)
+        token = await self._sso_token(session_name, fields, label, hint)
         query = urlencode(
             {"role_name": fields["sso_role_name"], "account_id": fields["sso_account_id"]}
         )
@@ -699,14 +714,17 @@ class _KeyChain:
             path=f"/federation/credentials?{query}",
         )
         answer = await self._client.ask(request, hint, secrets=(token,))
-        return _keys_in(_flatten(answer), label, token)
+        return _keys_in(_fields_of(answer), label, token)
 
-    async def _sso_token(self, session: str, fields: dict[str, str], label: str, hint: str) -> str:
-        """Return the token that `aws sso login` has left. A token that has ended is renewed, in
-        memory only.
+    async def _sso_token(
+        self, session_name: str, fields: dict[str, str], label: str, hint: str
+    ) -> str:
+        """Return the token that `aws sso login` has left in a file. One that has ended is renewed, and
+        the file stays as it is.
         """
-        name = name_hash(session or fields["sso_start_url"])
-        cached = _flatten(self._settings.read_named(f"~/.aws/sso/cache/{name}.json", label, hint))
+        file_name = f"{name_hash(session_name or fields['sso_start_url'])}.json"
+        text = self._settings.read_named(f"~/.aws/sso/cache/{file_name}", label, hint)
+        cached = _fields_of(text)
         # Both times are UTC in the same form, which sorts as text.
         soon = time.gmtime(self._machine.wall() + _SSO_MARGIN)
         is_live = str(cached.get("expiresAt"))[:19] >= time.strftime("%Y-%m-%dT%H:%M:%S", soon)
@@ -714,7 +732,7 @@ class _KeyChain:
             return str(cached.get("accessToken"))
 
         form = {name: cached.get(name) for name in ("clientId", "clientSecret", "refreshToken")}
-        can_renew = session and all(form.values())  # only a named session has a refresh token
+        can_renew = session_name and all(form.values())  # others have no refresh token
         if not can_renew:
             raise _error(f"{label}: its SSO login has expired", hint)
         body = json.dumps({**form, "grantType": "refresh_token"}).encode()
@@ -722,35 +740,36 @@ class _KeyChain:
         request = self._client.request("oidc", fields["sso_region"], headers, body, "/token")
         secrets = tuple(str(value) for value in form.values())
         answer = await self._client.ask(request, hint, secrets=secrets)
-        return str(_flatten(answer).get("accessToken"))
+        return str(_fields_of(answer).get("accessToken"))
 
     # This machine.
 
     async def _from_container(self) -> Credential | None:
         """Ask the credential service that a container's variables name; None where none does."""
-        is_relative = bool(self._variables.get(_CONTAINER_PATH))
-        variable = _CONTAINER_PATH if is_relative else _CONTAINER_URL
-        label = f"AWS_{variable.upper()}"
+        path = self._variables.get(_CONTAINER_PATH)
+        if path:
+            label = f"AWS_{_CONTAINER_PATH.upper()}"
+            url = f"http://169.254.170.2{path}"  # ECS has the service there
+        else:
+            label = f"AWS_{_CONTAINER_URL.upper()}"
+            url = self._variables.get(_CONTAINER_URL, "")
         self.looked_at.append(label)
-        url = self._variables.get(variable)
         if not url:
             return None
-        if is_relative:
-            url = f"http://169.254.170.2{url}"
         if not re.fullmatch(_CONTAINER_SERVICES, url):
             raise _error(f"{label}: {printable(url, 99)} is neither https nor a metadata address")
 
         token = self._variables.get("container_authorization_token") or ""
-        path = self._variables.get("container_authorization_token_file")
-        if path:
-            token = self._settings.read_named(path, label)
+        token_file = self._variables.get("container_authorization_token_file")
+        if token_file:
+            token = self._settings.read_named(token_file, label)
 
         headers = [("Authorization", token)] if token else []
         request = Request("GET", url, headers)
         answer = await self._client.ask(
             request, f"check {label}, which names this address", secrets=(token,)
         )
-        return _keys_in(_flatten(answer), label, token)
+        return _keys_in(_fields_of(answer), label, token)
 
     async def from_instance(self) -> Credential | None:
         """Ask EC2's metadata service (IMDSv2) for the keys of this machine's role; None where it
@@ -770,11 +789,11 @@ class _KeyChain:
         except WireError as error:
             self.looked_at[-1] += f" ({printable(error.message, 150)})"
             return None
-        return _keys_in(_flatten(answer), label, token)
+        return _keys_in(_fields_of(answer), label, token)
 
     async def _ask_instance(self, base: str) -> tuple[str, str]:
-        """Return the session's token, which is a secret, and the answer that has the keys;
-        WireError where there are none.
+        """Return the token of a session with the metadata service, which is a secret, and the answer
+        that has the keys; WireError where it does not answer with 200.
         """
 
         async def fetch(method: str, path: str, header: Pair) -> bytes:
