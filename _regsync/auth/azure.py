@@ -156,14 +156,15 @@ async def log_in(
         ("access_token", token.value),
     )
     url = f"{registry.scheme}://{registry.authority}/oauth2/exchange"
-    exchange = _Source(token.found_at, url, fields, _ROLE_HINT, token.value)
+    exchange = _Source(token.found_at, url, fields, _ROLE_HINT, secret=token.value)
     try:
         refresh_token = await _ask(machine, exchange, "refresh_token")
     except AuthError:
-        if not probing_metadata:
-            raise
-        # This registry does not know the machine's identity, but may let anybody pull.
-        return Login(Credential(), math.inf)
+        if probing_metadata:
+            # Nobody has asked for a login with this machine's identity, and the registry does not know
+            # it. The registry may let anybody pull.
+            return Login(Credential(), math.inf)
+        raise
 
     now = machine.wall()
     life = life_of(refresh_token, now)
@@ -182,19 +183,19 @@ async def _directory_token(
     if not probing_metadata:
         source = _named_source(machine, cloud.authority)
         if source is not None:
-            return _DirectoryToken(
-                source.name, await _ask_for_token(machine, source, cloud.audiences)
-            )
+            value = await _ask_for_token(machine, source, cloud.audiences)
+            return _DirectoryToken(source.name, value)
 
     looked_at = [_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE]
     try:
-        value = await _machine_token(machine, cloud.audiences)
+        metadata_token = await _metadata_token(machine, cloud.audiences)
     except (AuthError, WireError) as error:
+        # As of a machine without an identity: somebody may have run `az login` there.
         looked_at.append(f"{_METADATA_NAME} ({error.message})")
     else:
         looked_at.append(_METADATA_NAME)
-        if value is not None:
-            return _DirectoryToken(_METADATA_NAME, value)
+        if metadata_token is not None:
+            return _DirectoryToken(_METADATA_NAME, metadata_token)
     if probing_metadata:
         return None
     return await _command_line_token(machine, cloud, looked_at)
@@ -202,18 +203,25 @@ async def _directory_token(
 
 def _named_source(machine: CloudEnvironment, authority: str) -> _Source | None:
     """Return the source that the environment names: a secret, a federated token (section 6.2), or a
-    service of managed identities (section 6.3).
+    service of managed identities (section 6.3). None where it names none.
     """
     environ = machine.environ
-    names = (_SECRET_VARIABLE, _FILE_VARIABLE, _SERVICE_VARIABLE)
-    name = next((name for name in names if environ.get(name)), None)
-    if name is None:
-        return None
-    if name == _SERVICE_VARIABLE:
-        _require_variables(environ, name, "IDENTITY_HEADER")
+    for name in (_SECRET_VARIABLE, _FILE_VARIABLE):
+        if environ.get(name):
+            return _client_source(machine, authority, name)
+    if environ.get(_SERVICE_VARIABLE):
+        _require_variables(environ, _SERVICE_VARIABLE, "IDENTITY_HEADER")
         header = ("X-IDENTITY-HEADER", environ["IDENTITY_HEADER"])
-        return _metadata_source(machine, name, environ[name], _SERVICE_VERSION, header)
+        url = environ[_SERVICE_VARIABLE]
+        return _metadata_source(machine, _SERVICE_VARIABLE, url, _SERVICE_VERSION, header)
+    return None
 
+
+def _client_source(machine: CloudEnvironment, authority: str, name: str) -> _Source:
+    """Return the source that gives a token to the client AZURE_CLIENT_ID, for the proof in the variable
+    `name`: a secret, or the file of a federated token.
+    """
+    environ = machine.environ
     _require_variables(environ, name, "AZURE_CLIENT_ID", "AZURE_TENANT_ID")
     if name == _FILE_VARIABLE:
         secret = _federated_token(machine)
@@ -229,7 +237,7 @@ def _named_source(machine: CloudEnvironment, authority: str) -> _Source | None:
 
 
 def _require_variables(environ: Mapping[str, str], name: str, *needed: str) -> None:
-    """Raise AuthError where a variable that goes with the variable `name` is not set."""
+    """Raise AuthError where a variable that has to go with the variable `name` is not set."""
     missing = [variable for variable in needed if not environ.get(variable)]
     if missing:
         message = f"{name} is set without {' and '.join(missing)}"
@@ -255,9 +263,7 @@ def _federated_token(machine: CloudEnvironment) -> str:
 def _metadata_source(
     machine: CloudEnvironment, name: str, url: str, version: str, header: Pair | None = None
 ) -> _Source:
-    """Describe how to ask a service of managed identities. Where the service wants a secret in a
-    `header`, that is its name and value.
-    """
+    """Return a service of managed identities as a source. Some want a secret in a `header`."""
     # Without AZURE_CLIENT_ID, the empty field is not sent.
     fields = (("api-version", version), ("client_id", machine.environ.get("AZURE_CLIENT_ID", "")))
     headers: tuple[Pair, ...] = (("Metadata", "true"),)
@@ -268,13 +274,12 @@ def _metadata_source(
     return _Source(name, url, fields, _ROLE_HINT, secret, headers)
 
 
-async def _machine_token(machine: CloudEnvironment, audiences: tuple[str, ...]) -> str | None:
-    """Ask the metadata service of a virtual machine (section 6.3); None where there is none.
-
-    AuthError or WireError where it gives no token, as for a machine without an identity.
+async def _metadata_token(machine: CloudEnvironment, audiences: tuple[str, ...]) -> str | None:
+    """Return the token that a virtual machine's metadata service gives (section 6.3); None where there
+    is no such service, AuthError or WireError where it gives no token.
     """
-    # A token may take seconds. This request lacks a header, so that a metadata service refuses it
-    # with 400 at once: it only shows whether there is one.
+    # A token may take seconds, and this shows sooner whether there is a service: a request without the
+    # header `Metadata` is refused with 400 at once.
     url = f"{_METADATA_URL}?api-version={_METADATA_VERSION}"
     answer = await machine.fetch("GET", url, [], b"", _PROBE_SECONDS)
     if answer.status in (401, 403, 404):
@@ -294,7 +299,11 @@ def _session_file(machine: CloudEnvironment, name: str) -> bytes:
 async def _command_line_token(
     machine: CloudEnvironment, cloud: _Cloud, looked_at: list[str]
 ) -> _DirectoryToken:
-    """Return the token that `az login` has left for a cloud, or one got by its refresh token."""
+    """Return the token that `az login` has left for a cloud, or one that its refresh token brings;
+    AuthError where nobody has logged in, or nothing usable was left.
+
+    `looked_at`: the places without an identity, for the error.
+    """
     try:
         profile = json.loads(_session_file(machine, "azureProfile"))
         cache = json.loads(_session_file(machine, "msal_token_cache"))
@@ -325,6 +334,7 @@ async def _command_line_token(
 
 
 def _subscription(profile: Any, cloud: _Cloud) -> Any | None:
+    """Return the default subscription in a cloud, or another one; None where the profile has none."""
     subscriptions = [
         subscription
         for subscription in profile.get("subscriptions", ())
@@ -336,7 +346,7 @@ def _subscription(profile: Any, cloud: _Cloud) -> Any | None:
 
 
 def _entries(cache: Any, section: str, subscription: Any, cloud: _Cloud) -> list[Any]:
-    """Return the entries in a section of the cache that are the subscription's user's."""
+    """Return the entries of a section of the cache that belong to the user of a subscription."""
     accounts = [
         account["home_account_id"]
         for account in cache["Account"].values()
@@ -350,6 +360,7 @@ def _entries(cache: Any, section: str, subscription: Any, cloud: _Cloud) -> list
 
 
 def _cached_token(entries: list[Any], subscription: Any, cloud: _Cloud, until: float) -> str | None:
+    """Return an access token for the registry's audience that serves `until` then; None for none."""
     target = f"https://{cloud.audiences[0]}/"
     for entry in entries:
         is_ours = entry["realm"] == subscription["tenantId"] and entry["target"].startswith(target)
@@ -359,6 +370,7 @@ def _cached_token(entries: list[Any], subscription: Any, cloud: _Cloud, until: f
 
 
 def _refresh_source(entries: list[Any], subscription: Any, cloud: _Cloud) -> _Source:
+    """Return the source that takes the refresh token which `az login` has left last."""
     youngest = max(entries, key=lambda entry: int(entry["last_modification_time"]))
     secret = _text(youngest["secret"])
     fields = (
@@ -382,13 +394,16 @@ def _text(value: object) -> str:
 async def _ask_for_token(
     machine: CloudEnvironment, source: _Source, audiences: tuple[str, ...]
 ) -> str:
-    """Return a source's token for the first audience that the directory knows (section 6.2)."""
+    """Return a source's token for the first audience that the directory knows (section 6.2); AuthError
+    or RegistryError where it gives none.
+    """
     *first_choices, last = audiences
     for audience in first_choices:
         try:
             return await _ask_for_audience(machine, source, audience)
         except AuthError as error:
-            if not re.search(_UNKNOWN_AUDIENCE, error.message):
+            is_unknown = re.search(_UNKNOWN_AUDIENCE, error.message) is not None
+            if not is_unknown:
                 raise
     return await _ask_for_audience(machine, source, last)
 
@@ -401,19 +416,20 @@ async def _ask_for_audience(machine: CloudEnvironment, source: _Source, audience
 
 
 async def _ask(machine: CloudEnvironment, source: _Source, field: str) -> str:
-    """Ask a source, and return a field of its answer.
+    """Ask a source, and return the text in a field of its answer.
 
     RegistryError where a repetition may succeed, AuthError for a refusal, with its reason (section
     6.2).
     """
-    form = urlencode([(name, value) for name, value in source.fields if value], errors="replace")
+    fields = [(name, value) for name, value in source.fields if value]
+    encoded_fields = urlencode(fields, errors="replace")
     with redacting(lambda: (source.secret,)):
         if source.is_metadata_service:
-            url = f"{source.url}?{form}"
+            url = f"{source.url}?{encoded_fields}"
             answer = await machine.fetch("GET", url, [*source.headers], b"", _TOKEN_SECONDS)
         else:
             headers = [("Content-Type", "application/x-www-form-urlencoded")]
-            answer = await machine.fetch("POST", source.url, headers, form.encode())
+            answer = await machine.fetch("POST", source.url, headers, encoded_fields.encode())
     value = (json_object(answer.body) or {}).get(field)
     if answer.status == 200 and isinstance(value, str):
         return value

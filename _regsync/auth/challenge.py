@@ -39,8 +39,8 @@ _WORD = re.compile(
 
 
 def parse_challenges(values: Iterable[str]) -> list[Challenge]:
-    """Read WWW-Authenticate headers in any form seen in the wild (docs/protocol-facts.md section
-    2.1).
+    """Return the challenges in WWW-Authenticate headers, in any form seen in the wild
+    (docs/protocol-facts.md section 2.1).
 
     A word without `=` begins a challenge. Words with `=` are parameters of the challenge before
     them.
@@ -51,7 +51,8 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
         for word in _WORD.finditer(value):
             name = word["name"].lower()
             if word["quoted"] is not None:
-                parameters.setdefault(name, re.sub(r"(?s)\\(.)", r"\1", word["quoted"]))
+                unescaped = re.sub(r"(?s)\\(.)", r"\1", word["quoted"])
+                parameters.setdefault(name, unescaped)
             elif word["bare"] is not None:
                 parameters.setdefault(name, word["bare"])
             else:
@@ -83,13 +84,15 @@ class _Objection(NamedTuple):
 
 
 def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -> None:
-    """Raise AuthError unless a registry may send us to the URL `realm` for a login
+    """Raise AuthError unless a registry may send us to the URL `realm` for a token
     (docs/protocol-facts.md section 2.7).
 
-    `registry` is its host, `scheme` that of its own URL.
+    `registry` is the registry's host, `scheme` is that of its own URL. `has_credentials`: they would
+    go to the realm.
     """
     objection = _objection_to(realm, scheme, registry, has_credentials)
     if objection is not None:
+        # What is before an `@` or behind a `?` may be a secret.
         without_query = realm.partition("?")[0]
         without_userinfo = without_query.rpartition("@")[2]
         place = printable(without_userinfo, 100)
@@ -100,7 +103,7 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
 def _objection_to(
     realm: str, scheme: str, registry: str, has_credentials: bool
 ) -> _Objection | None:
-    """Return why a realm is not asked; None where it may be. The arguments are those of
+    """Return why a realm must not be asked, None where it may be. The arguments are those of
     `check_realm`.
     """
     url = _split_url(realm)
@@ -141,14 +144,14 @@ def _split_url(text: str) -> SplitResult | None:
 
 
 def _has_same_owner(host: str, registry: str) -> bool:
-    """Return whether a host is below the registry's name, or below its parent domain, unless
-    strangers have names there as well.
+    """Return whether a host's name says that it belongs to the registry's owner: it is below the
+    registry's own name, or below the parent domain unless strangers have names there too.
     """
     domains = [registry]
     parent = registry.partition(".")[2]
     if not re.fullmatch(_SHARED, parent):
         domains.append(parent)
-    # A name without a dot is a top-level domain, or a host of the local network.
+    # Below a name without a dot, such as `com` or a host of the local network, anybody may be.
     return any("." in domain and f".{host}".endswith(f".{domain}") for domain in domains)
 
 
@@ -160,8 +163,8 @@ class _ErrorEntry(NamedTuple):
 
 
 def parse_error_body(body: bytes) -> tuple[tuple[str, ...], str]:
-    """Return the codes and the message of an error body, in any shape of docs/protocol-facts.md
-    section 1.12. Both are empty for an HTML page.
+    """Return the error codes and the message of an error body, in any shape of
+    docs/protocol-facts.md section 1.12. Both are empty for an HTML page.
 
     The message is the server's own text, of any length. Secrets are to be redacted before it is
     cut.
@@ -174,12 +177,13 @@ def parse_error_body(body: bytes) -> tuple[tuple[str, ...], str]:
     entries = _error_entries(document.get("errors"))
     if not entries:
         # Token services, proxies and some registries give one message, under one of these names.
-        fields = ("message", "error_description", "details", "error")
-        texts = filter(None, (_as_text(document.get(field)) for field in fields))
-        entries = [_ErrorEntry(message=next(texts, ""))]
+        names = ("message", "error_description", "details", "error")
+        texts = [_as_text(document.get(name)) for name in names]
+        entries = [_ErrorEntry(message=next(filter(None, texts), ""))]
     codes = tuple(entry.code for entry in entries if entry.code)
-    sentences = filter(None, (" ".join(filter(None, entry)) for entry in entries))
-    return codes, "; ".join(dict.fromkeys(sentences))  # some repeat one error for each blob
+    sentences = [" ".join(filter(None, entry)) for entry in entries]
+    unique = dict.fromkeys(filter(None, sentences))  # some repeat one error for each blob
+    return codes, "; ".join(unique)
 
 
 def _error_entries(errors: object) -> list[_ErrorEntry]:

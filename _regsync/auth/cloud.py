@@ -93,8 +93,8 @@ class CloudModule(Protocol):
 def life_of(token: str, now: float) -> float | None:
     """Return for how many seconds a JWT serves; None where it does not say.
 
-    The seconds count from the moment at which it was issued (`iat`), or from `now` where it does not
-    name that moment: our clock may be wrong.
+    Both ends are by the clock that issued it, as ours may be wrong. `now` stands in for a missing
+    moment of issue.
     """
     try:
         # The middle one of three parts. Its base64 has no padding; too much padding does no harm.
@@ -150,29 +150,35 @@ class CloudLogin:
         # cloud's metadata service wait for one answer.
         self._lock = clouds.probe_lock(cloud) if probing_metadata else anyio.Lock()
         self._renewals = 0
-        self._error: SyncError | None = None
+        self._error: SyncError | None = None  # of the last renewal
 
     async def credential(self, refused: Credential | None = None) -> Credential | None:
-        """Return what to log in with, renewed where it is due; None where no cloud answers.
+        """Return what to log in with, renewed where it is due; None where no cloud answers. SyncError
+        where the renewal failed.
 
-        `refused` is what a registry has refused: it is renewed at once if it is still in use. All who
-        wait share one renewal, and its SyncError where it failed.
+        `refused` is what a registry has refused: if it is still in use, it is renewed at once. All who
+        wait share one renewal.
         """
-        renewals = self._renewals
+        renewals_before = self._renewals
         if refused and refused == self._credential:
             self._renew_at = -math.inf
             self._valid_until = -math.inf
-        if anyio.current_time() >= self._renew_at:
-            async with self._lock:
-                # Another caller may have renewed it while this one waited.
-                if renewals == self._renewals:
-                    await self._renew()
-            if self._error is not None:
-                raise self._error.without_place()
+        is_due = anyio.current_time() >= self._renew_at
+        if not is_due:
+            return self._credential
+
+        async with self._lock:
+            # Another caller may have renewed it while this one waited.
+            if self._renewals == renewals_before:
+                await self._renew()
+        if self._error is not None:
+            raise self._error.without_place()
         return self._credential
 
     async def _renew(self) -> None:
-        """Log in anew. Where that fails, the old login stays for a while, or `_error` is set."""
+        """Log in anew. Where that fails, the old login stays as long as it serves; after that `_error`
+        says why there is none.
+        """
         began = anyio.current_time()
         self._error = None
         try:
@@ -194,6 +200,9 @@ class CloudLogin:
         self._renewals += 1
 
     async def _log_in(self) -> Login | None:
+        """Ask the cloud for a login; None where only the metadata service is probed, and does not
+        answer.
+        """
         # A cloud that has given a login once is there: after that, no answer is an error.
         probing = self._probing_metadata and self._credential is None
         if probing and self._cloud in self._clouds.absent:
@@ -239,8 +248,8 @@ class Clouds:
     def find(
         self, registry: Registry, repository: str | None, read: ReadFile
     ) -> Credential | CloudLogin | None:
-        """Return what logs in to a registry, None for nobody: the first source in the order of
-        docs/design.md section 3. No request is made.
+        """Return what logs in to a registry: the first source in the order of docs/design.md section 3.
+        None where there is none: requests go without a login. Nothing is asked over the network.
 
         AuthError for a source that cannot be used.
         """
@@ -253,7 +262,7 @@ class Clouds:
             credential = self._find_credential(registry, repository, read)
             if credential is not None:
                 return credential
-        # Where nothing names an identity, the cloud may have given one to this machine.
+        # Where nothing names an identity, the cloud may have given one to this machine all the same.
         probing_metadata = not has_identity
         key = (cloud, _login_key(cloud, registry), registry.cloud_profile, probing_metadata)
         if key not in self._logins:
@@ -276,14 +285,14 @@ class Clouds:
 
 
 def _cloud_for(registry: Registry) -> str | None:
-    """Return the cloud whose login a registry takes, None for no cloud; AuthError where the login
-    must not be sent there.
+    """Return the cloud whose login a registry takes, None where it takes no cloud's. AuthError where the
+    configuration wants a cloud's login to be sent over plain HTTP.
     """
     cloud = _CLOUD_OF_KIND.get(registry.auth_type or registry.kind)
     is_safe = registry.scheme == "https" or is_loopback(registry.host)
-    if cloud is None or is_safe:
+    if is_safe:
         return cloud
-    if registry.auth_type is not None:
+    if cloud is not None and registry.auth_type is not None:
         raise AuthError(
             f"registry {registry.alias!r}: a cloud login is not sent over plain HTTP",
             hint="write https:// in its url",

@@ -136,8 +136,8 @@ def _github_credential(registry: Registry, environ: Mapping[str, str]) -> Creden
 def _credential_files(
     environ: Mapping[str, str], home: str | None, read: ReadFile
 ) -> Iterator[tuple[str, bytes | None]]:
-    """Yield each place of docs/protocol-facts.md section 3.1 with what it holds: docker's, then
-    podman's.
+    """Yield each place where docker, then podman, keeps credentials (docs/protocol-facts.md section
+    3.1), with what is there; None where nothing is.
     """
     inline = environ.get("DOCKER_AUTH_CONFIG", "").encode("utf-8", "surrogateescape")
     yield "the environment variable DOCKER_AUTH_CONFIG", inline or None
@@ -167,7 +167,9 @@ def _path_below(directory: str | None, *names: str) -> str | None:
 
 
 class _CredentialFile(NamedTuple):
-    place: str
+    """What a file of docker's or podman's says of registries."""
+
+    place: str  # for messages
     is_legacy: bool  # `.dockercfg`, which is `auths` alone
     auths: dict[str, object]
     helpers: dict[str, object]  # by registry
@@ -198,7 +200,9 @@ def _parse_file(place: str, text: bytes) -> _CredentialFile:
 def _look_up(
     place: str, text: bytes | None, registry: Registry, repository: str | None
 ) -> Credential | None:
-    """Find a registry in one credential file (docs/protocol-facts.md sections 3.2 to 3.4)."""
+    """Return the credential that one file has for a registry, None where it has none
+    (docs/protocol-facts.md sections 3.2 to 3.4). AuthError where another program has it.
+    """
     if text is None:
         return None
     file = _parse_file(place, text)
@@ -214,7 +218,7 @@ def _look_up(
         if credential is not None:
             return credential
     # `docker login` leaves an empty entry for each login that is in the store (nativeStore.Store of
-    # docker/cli): without an entry, the store has nothing.
+    # docker/cli). Without an entry the store has nothing, unless the configuration knows better.
     may_be_in_store = keys or registry.auth_type is not None
     if file.store and may_be_in_store:
         _refuse_credential_program(place, file.store, "credsStore", registry)
@@ -232,9 +236,10 @@ def _keys_of_entries(file: _CredentialFile, names: list[str], repository: str | 
     """Return the keys of `auths` that apply to a repository, the closest first: those of the
     repository, of the paths above it, of the registry (by one of its `names`), then URLs.
     """
-    path = (repository or "").split("/")
-    wanted = [f"{name}/{'/'.join(path[:end])}" for end in range(len(path), 0, -1) for name in names]
-    keys = [key for key in (*wanted, *names) if key in file.auths]
+    parts = (repository or "").split("/")
+    paths = ["/".join(parts[:end]) for end in range(len(parts), 0, -1)]  # `a/b`, then `a`
+    names_with_path = [f"{name}/{path}" for path in paths for name in names]
+    keys = [key for key in (*names_with_path, *names) if key in file.auths]
     # Older keys are URLs, of which only the host counts. The legacy file leaves out their scheme;
     # elsewhere a key without one may name a repository.
     url = r"(?:https?://)?([^/]*).*" if file.is_legacy else r"https?://([^/]*).*"
@@ -249,7 +254,8 @@ def _refuse_credential_program(
     place: str, program: object, section: str, registry: Registry
 ) -> None:
     """Raise AuthError for a credential helper, unless the cloud's own login can stand in for it."""
-    if registry.auth_type is None and re.fullmatch(_CLOUD_HELPERS, f"{registry.kind} {program}"):
+    is_clouds_own = re.fullmatch(_CLOUD_HELPERS, f"{registry.kind} {program}") is not None
+    if is_clouds_own and registry.auth_type is None:
         return
     helper = f"credential helper docker-credential-{printable(str(program), 40)} ({section})"
     raise AuthError(
@@ -261,22 +267,23 @@ def _refuse_credential_program(
 
 
 def _read_entry(place: str, entry: object, registry: Registry) -> Credential | None:
-    """Read an entry of `auths` (docs/protocol-facts.md section 3.2); None for one without a secret,
-    as docker leaves it for a login that is in a store. AuthError for one that cannot be read.
+    """Return the credential in an entry of `auths` (docs/protocol-facts.md section 3.2). None for an
+    entry without a secret: docker leaves such a one where a credential helper has the login.
+
+    AuthError for an entry that cannot be read.
     """
     broken = AuthError(f"{place}: the entry for {registry.authority} cannot be read", fatal=True)
-    names = ("auth", "username", "password", "identitytoken", "registrytoken")
     if not isinstance(entry, dict):
         raise broken
-
+    names = ("auth", "username", "password", "identitytoken", "registrytoken")
     values = [entry.get(name) or "" for name in names]
     if not all(isinstance(value, str) for value in values):
         raise broken
 
     auth, username, password, identity_token, registry_token = values
-    if auth:  # the base64 of USER:PASSWORD, which stands in for the two fields
+    if auth:  # the base64 of USER:PASSWORD goes before the two fields
         try:
-            # Old versions of docker pad it with zeros.
+            # Old versions of docker fill the text up with NUL bytes.
             pair = b64decode(auth, validate=True).decode().rstrip("\0")
             username, password = pair.split(":", 1)
         except ValueError:
@@ -284,12 +291,12 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
         if not username:
             raise broken
 
-    if username == "<token>":
-        # By this user name docker's programs say that the password is an identity token.
-        identity_token = identity_token or password
+    # By this user name docker's programs say that the password is an identity token.
+    if username == "<token>" and not identity_token:
+        identity_token = password
     if identity_token:
-        password = ""  # the token goes in its place
+        password = ""  # without a password, the token goes in its place
     has_secret = registry_token or identity_token or (username and password)
     if not has_secret:
         return None
-    return Credential(username, password, identity_token, registry_token, place)
+    return Credential(username, password, identity_token, registry_token, found_at=place)

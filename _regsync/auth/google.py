@@ -102,17 +102,17 @@ def is_configured(machine: CloudEnvironment) -> bool:
 
 
 def _well_known_file(machine: CloudEnvironment) -> str:
-    """Return where gcloud leaves its credentials; empty without a home directory."""
-    if os.name == "nt":
-        parent = machine.environ.get("APPDATA")
-        name = "gcloud"
-    else:
-        parent = machine.home
-        name = ".config/gcloud"
+    """Return the path at which gcloud leaves its credentials; empty without a home directory."""
     folder = machine.environ.get("CLOUDSDK_CONFIG")
-    if not folder and parent:
-        folder = os.path.join(parent, name)
-    return os.path.join(folder, "application_default_credentials.json") if folder else ""
+    if not folder and os.name == "nt":
+        folder = _path_below(machine.environ.get("APPDATA"), "gcloud")
+    elif not folder:
+        folder = _path_below(machine.home, ".config/gcloud")
+    return _path_below(folder, "application_default_credentials.json")
+
+
+def _path_below(folder: str | None, name: str) -> str:
+    return os.path.join(folder, name) if folder else ""
 
 
 async def log_in(
@@ -122,16 +122,18 @@ async def log_in(
 
     With `probing_metadata`, only the metadata server is asked; None where it does not answer.
     """
-    if not probing_metadata:
-        file = _find_file(machine)
-        if file is not None:
-            return await file.log_in()
-
-    try:
-        return await _ask_metadata(machine, is_patient=not probing_metadata)
-    except AuthError as error:
-        if probing_metadata:
+    if probing_metadata:
+        try:
+            return await _ask_metadata(machine, pauses=())
+        except AuthError:
             return None
+
+    file = _find_file(machine)
+    if file is not None:
+        return await file.log_in()
+    try:
+        return await _ask_metadata(machine, pauses=_PAUSES)
+    except AuthError as error:
         path = _well_known_file(machine) or "no home directory"
         places = f"the environment variable {_FILE_VARIABLE}, {path}, {error}"
         raise AuthError(
@@ -159,10 +161,9 @@ def _find_file(machine: CloudEnvironment) -> _CredentialFile | None:
     return None
 
 
-async def _ask_metadata(machine: CloudEnvironment, *, is_patient: bool) -> Login:
-    """Ask the metadata server for a token of this machine's account; AuthError for none.
-
-    With `is_patient`, a server that does not answer yet is asked again.
+async def _ask_metadata(machine: CloudEnvironment, *, pauses: tuple[float, ...]) -> Login:
+    """Log in by the token that the metadata server has for this machine's account; AuthError where it
+    gives none. A server that does not answer yet is asked again after each of the `pauses`.
     """
     addresses = (machine.environ.get(name) for name in _METADATA_VARIABLES)
     host = one_line(next(filter(None, addresses), _METADATA_ADDRESS), 100)
@@ -172,7 +173,6 @@ async def _ask_metadata(machine: CloudEnvironment, *, is_patient: bool) -> Login
 
     account = f"http://{host}/computeMetadata/v1/instance/service-accounts/default"
     url = f"{account}/token?scopes={quote(_SCOPE, safe='')}"
-    pauses = _PAUSES if is_patient else ()
     answer = await server.ask("GET", url, [("Metadata-Flavor", "Google")], pauses=pauses)
     # Another server may answer at this address, so the answer has to say that it is Google's.
     if answer.headers.get("metadata-flavor") != "Google":
@@ -200,9 +200,9 @@ class _Place(NamedTuple):
         secrets: tuple[str, ...] = (),
         pauses: tuple[float, ...] = _PAUSES,
     ) -> Answer:
-        """Make a request. After a broken connection or a temporary status, wait for the next of `pauses`
-        and repeat it; the attempt after the last pause decides. Return its answer, of whatever
-        status; AuthError where it has none.
+        """Make a request, and repeat it after each of the `pauses` while the connection breaks or the
+        status is a temporary one. Return the answer, of whatever status; AuthError where there was
+        none at last.
 
         `secrets` are in the request; no message may show them.
         """
@@ -219,10 +219,12 @@ class _Place(NamedTuple):
                 except WireError:
                     await anyio.sleep(pause)
                     continue
-                if answer.status < 500 and answer.status not in temporary_statuses:
+                is_temporary = answer.status >= 500 or answer.status in temporary_statuses
+                if not is_temporary:
                     return answer
                 await anyio.sleep(pause)
 
+            # The last attempt counts, whatever comes of it.
             seconds = _LAST_METADATA_SECONDS if is_metadata else None
             try:
                 return await fetch(method, url, headers, body, seconds)
@@ -232,9 +234,10 @@ class _Place(NamedTuple):
     def read_token(
         self, answer: Answer, hint: str, *, secrets: tuple[str, ...] = (), life: object = None
     ) -> Login:
-        """Return the access token in an answer; AuthError where there is none.
+        """Return the login that the access token in an answer is; AuthError where there is none.
 
-        `life`: how many seconds the token serves, where the answer does not say.
+        `life`: how many seconds the token serves, where the answer does not say. `secrets` were in
+        the request; the answer may repeat them.
         """
         document = json_object(answer.body) or {}
         token = document.get("access_token") or document.get("accessToken")
@@ -244,11 +247,11 @@ class _Place(NamedTuple):
             credential = Credential("oauth2accesstoken", token, found_at=self.name)
             return Login(credential, self.machine.wall() + seconds)
 
-        reason = ""
+        reason = ""  # the body of a 200 is not shown: there may be a token in it
         if answer.status != 200:
             all_secrets = (*secrets, str(token or ""))
             reason = printable(redact(answer.body.decode("utf-8", "replace"), all_secrets), 200)
-        code = WireError.code if answer.status > 499 else AuthError.code
+        code = WireError.code if answer.status >= 500 else AuthError.code
         raise self.error(f"status {answer.status}, no token {reason}", hint, code)
 
 
@@ -262,7 +265,10 @@ class _CredentialFile(NamedTuple):
         return "<CredentialFile>"  # it holds secrets
 
     def text(self, name: str, default: str = "", pattern: str = "(?s).+") -> str:
-        """Return a text field that matches `pattern`; AuthError for anything else."""
+        """Return a text field that matches `pattern`, or else `default`; AuthError for anything else.
+
+        A pattern other than the usual one is that of a URL.
+        """
         value = self.fields.get(name) or default
         if isinstance(value, str) and re.fullmatch(pattern, value):
             return value
@@ -275,8 +281,8 @@ class _CredentialFile(NamedTuple):
         """
         url = self.text(name, default, _SAFE_URL)
         host = re.split("[/?:]+", url)[1].lower()
-        domains = ("googleapis.com", str(self.fields.get("universe_domain") or "googleapis.com"))
-        is_google = f".{host}".endswith(tuple(f".{domain}" for domain in domains))
+        universe = str(self.fields.get("universe_domain") or "googleapis.com")
+        is_google = f".{host}".endswith((".googleapis.com", f".{universe}"))
         is_this_machine = url.startswith("http:")  # `_SAFE_URL` lets no other host be asked so
         if is_google or is_this_machine:
             return url
@@ -289,7 +295,7 @@ class _CredentialFile(NamedTuple):
         return _CredentialFile(self.place._replace(name=f"{self.place.name}, {name}"), fields)
 
     def _service_at(self, url: str) -> _Place:
-        """Return the service that this file leads to."""
+        """Return the service at a URL in this file, by a name that says how it was found."""
         kind = self.fields["type"]
         host = urlsplit(url).netloc
         return self.place._replace(name=f"{self.place.name}, {kind} at {host}")
@@ -315,16 +321,17 @@ class _CredentialFile(NamedTuple):
         return login
 
     async def _exchange(self, kind: str) -> Login:
-        """Get a token as this kind of file does; AuthError where there is none."""
+        """Exchange what is in a file of a kind for a token; AuthError where there is none."""
         row = _KINDS[kind]
         form = await self._token_form(kind)
         url = self.google_url(row.url_field, row.default_url)
 
+        headers = [("Content-Type", "application/x-www-form-urlencoded")]
         client = Credential(
             str(self.fields.get("client_id") or ""), str(self.fields.get("client_secret") or "")
         )
-        headers = [("Content-Type", "application/x-www-form-urlencoded")]
-        if client.basic and kind.startswith("external"):
+        is_client_in_header = kind.startswith("external")
+        if client.basic and is_client_in_header:
             headers.append(("Authorization", client.basic))
         proofs = (form.get(name, "") for name in ("assertion", "refresh_token", "subject_token"))
         secrets = (*client.secrets, *proofs)
@@ -334,14 +341,14 @@ class _CredentialFile(NamedTuple):
         return service.read_token(answer, row.hint, secrets=secrets)
 
     async def _token_form(self, kind: str) -> dict[str, str]:
-        """Return what proves this identity to the service that gives tokens (section 5.3)."""
+        """Return the form that asks for a token, and proves this identity (section 5.3)."""
         row = _KINDS[kind]
         form = {"grant_type": row.grant_type}
         form |= {name: self.text(name) for name in row.form_fields}
         if kind == "service_account":
             form["assertion"] = self._assertion()
         if kind == "external_account":
-            # Where no client is authenticated, the exchange names the project of a workforce pool.
+            # An exchange without a client names the project of a workforce pool instead.
             project = self.fields.get("workforce_pool_user_project")
             if project and not self.fields.get("client_id"):
                 form["options"] = quote(json.dumps({"userProject": project}))
@@ -351,12 +358,12 @@ class _CredentialFile(NamedTuple):
         return form
 
     async def _impersonate(self, token: str) -> Login:
-        """Get a token of the service account that this file names, by the token of an identity that
+        """Get a token of the service account that this file names, by the `token` of an identity that
         may act for it.
         """
         options = self.part("service_account_impersonation").fields
         life = options.get("token_lifetime_seconds") or _LIFE
-        wanted = {
+        request = {
             "delegates": self.fields.get("delegates") or [],
             "scope": [_SCOPE],
             "lifetime": f"{life}s",
@@ -365,7 +372,7 @@ class _CredentialFile(NamedTuple):
         headers = [("Content-Type", "application/json"), ("Authorization", f"Bearer {token}")]
         secrets = (token, str(self.fields.get("client_secret") or ""))
         service = self._service_at(url)
-        body = json.dumps(wanted).encode()
+        body = json.dumps(request).encode()
         answer = await service.ask("POST", url, headers, body, secrets=secrets)
         return service.read_token(answer, _GRANT_HINT, secrets=secrets, life=life)
 
@@ -390,25 +397,10 @@ class _CredentialFile(NamedTuple):
         return f"{signed}.{_base64url(signature)}"
 
     async def subject_token(self) -> str:
-        """Return the token of another identity provider, from the file or URL that this object, a
-        `credential_source`, names (section 5.3). AuthError where there is no token.
+        """Return the token of another identity provider that this object, a `credential_source`, leads
+        to (section 5.3); AuthError where there is none.
         """
-        # With `environment_id` the source is AWS: its `url` gives keys for signing, and no token.
-        is_aws = "environment_id" in self.fields
-        if "file" in self.fields:
-            content = self.place.machine.read(self.text("file")) or b""
-        elif "url" in self.fields and not is_aws:
-            url = self.text("url", pattern=_SAFE_URL)
-            headers = [(name, str(value)) for name, value in self.part("headers").fields.items()]
-            secrets = tuple(value for _, value in headers)
-            answer = await self.place.ask("GET", url, headers, secrets=secrets)
-            content = answer.body if answer.status == 200 else b""
-        else:
-            field_names = ", ".join(self.fields) or "nothing"
-            raise self.place.error(
-                f"a credential_source with {field_names} is not supported: use `file` or `url`"
-            )
-
+        content = await self._source_content()
         content_format = self.part("format")
         if content_format.fields.get("type") == "json":
             token_field = content_format.text("subject_token_field_name")
@@ -416,8 +408,27 @@ class _CredentialFile(NamedTuple):
         else:
             token_field = "token"
             document = {token_field: content.decode("utf-8", "replace").strip()}
-        # The content is no part of the file, but an error about it names the same place.
+        # An error about the content names the same place as one about the file.
         return _CredentialFile(self.place, document).text(token_field)
+
+    async def _source_content(self) -> bytes:
+        """Return what is in the file or at the URL of a `credential_source`, empty where nothing is."""
+        if "file" in self.fields:
+            return self.place.machine.read(self.text("file")) or b""
+
+        # With `environment_id` the source is AWS: its `url` gives keys for signing, and no token.
+        is_aws = "environment_id" in self.fields
+        if "url" in self.fields and not is_aws:
+            url = self.text("url", pattern=_SAFE_URL)
+            headers = [(name, str(value)) for name, value in self.part("headers").fields.items()]
+            secrets = tuple(value for _, value in headers)
+            answer = await self.place.ask("GET", url, headers, secrets=secrets)
+            return answer.body if answer.status == 200 else b""
+
+        field_names = ", ".join(self.fields) or "nothing"
+        raise self.place.error(
+            f"a credential_source with {field_names} is not supported: use `file` or `url`"
+        )
 
 
 def _base64url(data: str | bytes) -> str:

@@ -44,23 +44,27 @@ def sign(keys: Credential, request: Request, now: float) -> list[Pair]:
         headers.append(("X-Amz-Security-Token", keys.identity_token))
 
     host = urlsplit(request.url).netloc
-    signed = sorted(
+    signed_headers = sorted(
         (name.lower(), " ".join(value.split())) for name, value in [("host", host), *headers]
     )
-    names = ";".join(name for name, _ in signed)
-    canonical = _canonical_request(request, signed, names)
-    text = "\n".join(("AWS4-HMAC-SHA256", date, scope, hash_hex("sha256", canonical.encode())))
+    names = ";".join(name for name, _ in signed_headers)
+    canonical = _canonical_request(request, signed_headers, names)
+    canonical_hash = hash_hex("sha256", canonical.encode())
+    string_to_sign = "\n".join(("AWS4-HMAC-SHA256", date, scope, canonical_hash))
 
-    signature = f"AWS4{keys.password}".encode()
-    for part in (*scope.split("/"), text):
-        signature = hmac_bytes(signature, part.encode())
-    proof = (
-        f"Credential={keys.username}/{scope}, SignedHeaders={names}, Signature={signature.hex()}"
-    )
+    # Each part of the scope makes a narrower key of the key before it.
+    key = f"AWS4{keys.password}".encode()
+    for part in scope.split("/"):
+        key = hmac_bytes(key, part.encode())
+    signature = hmac_bytes(key, string_to_sign.encode()).hex()
+    proof = f"Credential={keys.username}/{scope}, SignedHeaders={names}, Signature={signature}"
     return [*headers, ("Authorization", f"AWS4-HMAC-SHA256 {proof}")]
 
 
-def _canonical_request(request: Request, signed: list[Pair], names: str) -> str:
+def _canonical_request(request: Request, signed_headers: list[Pair], names: str) -> str:
+    """Return a request in the one form in which client and service hash it. `names` are those of the
+    signed headers.
+    """
     parts = urlsplit(request.url)
     query = sorted(
         (quote(name, "~"), quote(value, "~"))
@@ -70,7 +74,7 @@ def _canonical_request(request: Request, signed: list[Pair], names: str) -> str:
         request.method,
         quote(parts.path, "/~") or "/",
         "&".join(f"{name}={value}" for name, value in query),
-        *(f"{name}:{value}" for name, value in signed),
+        *(f"{name}:{value}" for name, value in signed_headers),
         "",
         names,
         hash_hex("sha256", request.body),
