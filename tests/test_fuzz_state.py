@@ -24,7 +24,6 @@ from _regsync.state.archive import (
     Archive,
     BlobEntry,
     RepositoryKey,
-    Snapshot,
     digest_like,
     hashed_key,
     key_of,
@@ -108,11 +107,12 @@ def use(archive: Archive, ttl: float) -> None:
     known.forget(WHERES[0], DIGESTS[1])
     known.commit(WHERES[1], DIGESTS[2], DIGESTS[3:4], DIGESTS[:1])
     for name in (hashed_key("a"), hashed_key("c")):
-        known.snapshot(name)
-        known.record_snapshot(name, key_of(DIGESTS[0]), key_of(DIGESTS[1]))
+        entry = known.snapshots([name]).get(name)
+        known.record_snapshot(name, key_of(DIGESTS[0]), key_of(DIGESTS[1]), entry)
         known.artifact_check(name)
         known.record_artifact_check(name, 7, bytes(8))
-        digest_like((known.snapshot(name) or Snapshot(b"\1" + bytes(32), b"")).source)
+        for entry in known.snapshots([name]).values():
+            digest_like(entry.snapshot.source)
     known.finish()
 
 
@@ -133,7 +133,8 @@ def check(directory: str, ttl: float = 0.0) -> None:
     state.load()
     known = Knowledge(state, now=lambda: float(NOW), ttl=ttl)
     assert known.is_committed(WHERES[1], DIGESTS[2])
-    assert known.snapshot(hashed_key("c")) == (key_of(DIGESTS[0]), key_of(DIGESTS[1]))
+    (entry,) = known.snapshots([hashed_key("c")]).values()
+    assert entry.snapshot == (key_of(DIGESTS[0]), key_of(DIGESTS[1]))
     state.close()
 
 

@@ -232,12 +232,13 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life_only() -> 
     keys = Snapshot(key_of(TOP), key_of(CHILD))
     for now, written in ((NOW, NOW), (NOW + 6 * HOUR, NOW), (NOW + 6 * HOUR + 1, None)):
         knowledge = known(archive, now)
-        knowledge.record_snapshot(name, *keys)
-        assert knowledge.snapshot(name) == keys
+        knowledge.record_snapshot(name, *keys, knowledge.snapshots([name]).get(name))
+        assert knowledge.snapshots([name])[name].snapshot == keys
         assert archive.snapshots_by_name[name].confirmed == (written or now)
-    known(archive, NOW + 7 * HOUR).record_snapshot(name, keys.source, keys.source)
+    knowledge = known(archive, NOW + 7 * HOUR)
+    knowledge.record_snapshot(name, keys.source, keys.source, knowledge.snapshots([name])[name])
     assert archive.snapshots_by_name[name].confirmed == NOW + 7 * HOUR
-    assert known(archive, NOW + 40 * HOUR).snapshot(name) is None
+    assert known(archive, NOW + 40 * HOUR).snapshots([name]) == {}
 
 
 def test_what_is_too_old_is_swept_once_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +338,7 @@ def test_the_archive_is_asked_once_who_holds_a_blob() -> None:
     assert archive.asked_for_holders == 1
 
 
-def test_snapshots_are_read_once_and_what_the_run_records_counts_from_then_on() -> None:
+def test_snapshots_are_read_at_once_and_nothing_is_read_when_one_is_recorded() -> None:
     archive = Counted()
     names = [hashed_key(text) for text in "abc"]
     old = Snapshot(key_of(TOP), key_of(TOP))
@@ -347,13 +348,16 @@ def test_snapshots_are_read_once_and_what_the_run_records_counts_from_then_on() 
     archive.asked_for_snapshots.clear()
 
     knowledge = known(archive)
-    knowledge.recall_snapshots(names)
-    assert [knowledge.snapshot(name) for name in names] == [old, old, None]
-    knowledge.record_snapshot(names[0], *old)
-    knowledge.record_snapshot(names[1], *new)
+    entries = knowledge.snapshots(names)
+    assert [entries[name].snapshot for name in names[:2]] == [old, old]
+    assert names[2] not in entries
+    knowledge.record_snapshot(names[0], *old, entries[names[0]])
+    knowledge.record_snapshot(names[1], *new, entries[names[1]])
     knowledge.record_snapshot(names[2], *new)
     assert archive.asked_for_snapshots == [names]
-    assert [knowledge.snapshot(name) for name in names] == [old, new, new]
+    entries = knowledge.snapshots(names)
+    assert [entries[name].snapshot for name in names] == [old, new, new]
+    assert entries[names[0]].confirmed == NOW - HOUR
 
 
 # What a tag's answer teaches (docs/design.md section 6, rule 4).

@@ -61,7 +61,7 @@ def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(
     assert known.has_blob(WHERE, DIGEST) is believed
     assert known.is_committed(WHERE, DIGEST) is believed
     assert (known.mount_source(RepositoryKey(WHERE[0], "else"), DIGEST) == WHERE[1]) is believed
-    assert (known.snapshot(name) is not None) is believed
+    assert (name in known.snapshots([name])) is believed
     assert (known.artifact_check(name).last == moment) is believed
 
 

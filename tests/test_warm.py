@@ -57,6 +57,19 @@ def test_an_unchanged_tag_costs_one_head_at_each_side(tmp_path, serve):
         assert server.journal.summary() == {"HEAD manifest": 5}
 
 
+def test_a_tag_that_is_copied_by_hand_again_costs_one_head_at_each_side(tmp_path, serve):
+    source, target = serve(), serve()
+    load(source, "app", 1)
+    file = tmp_path / "mirror.yaml"
+    file.write_text(document({"source": source, "target": target}))
+    names = [f"http://{server.address}/app:v0" for server in (source, target)]
+    command = ("copy", *names, "--no-artifacts", "-q", "-c", str(file))
+    assert run_regsync(*command).status == 0
+    clear(source, target)
+    assert run_regsync(*command).status == 0
+    assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 1}
+
+
 def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(tmp_path, serve):
     source, target = serve(), serve()
     load(source, "app", 5)

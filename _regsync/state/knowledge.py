@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -185,8 +185,6 @@ class Knowledge:
 
         # By manifest, the repositories where a tag names it, or names an index above it.
         self._shown_in: dict[bytes, tuple[RepositoryKey, ...]] = {}
-        # Snapshots that were read ahead, None where there is none, until the run has looked at the tag.
-        self._recalled = dict[bytes, SnapshotEntry | None]()
 
     # Blobs and manifests.
 
@@ -574,32 +572,25 @@ class Knowledge:
 
     # Tags, and artifacts of images.
 
-    def snapshot(self, name: bytes) -> Snapshot | None:
-        """Return what a tag named when its target last held it; None where that is not known."""
-        entry = self._snapshot_entry(name)
-        if entry is None or not self._is_young(entry.confirmed, self._lifetime):
-            return None
-        return entry.snapshot
+    def snapshots(self, names: Iterable[bytes]) -> dict[bytes, SnapshotEntry]:
+        """Return what each of these tags named when its target last held it, where that is known. An
+        empty name has no entry.
+        """
+        return {
+            name: entry
+            for name, entry in self._archive.snapshots(filter(None, names)).items()
+            if self._is_young(entry.confirmed, self._lifetime)
+        }
 
-    def _snapshot_entry(self, name: bytes) -> SnapshotEntry | None:
-        if name in self._recalled:
-            return self._recalled[name]
-        return self._archive.snapshots([name]).get(name) if name else None
-
-    def recall_snapshots(self, names: Collection[bytes]) -> None:
-        """Read the snapshots of many tags at once, which the run will look at soon."""
-        entries = self._archive.snapshots(names)
-        self._recalled.update((name, entries.get(name)) for name in names)
-
-    def record_snapshot(self, name: bytes, source: bytes, pushed: bytes) -> None:
+    def record_snapshot(
+        self, name: bytes, source: bytes, pushed: bytes, old: SnapshotEntry | None = None
+    ) -> None:
         """Note what a tag names at its source, and what at its target: the keys of both digests. Nothing
-        is noted under an empty name.
+        is noted under an empty name. `old` is the entry that was there.
         """
         if not name:
             return
         snapshot = Snapshot(source, pushed)
-        old = self._snapshot_entry(name)
-        self._recalled.pop(name, None)
         # An unchanged tag is written again only after a quarter of `ttl`, so that most runs without
         # changes write nothing.
         is_recent = (

@@ -354,8 +354,9 @@ class Audit:
 
         # The digest of a trimmed index: from the run that trimmed it, else from trimming it here.
         key = self._discovery.snapshot_key(mapping, image.source, image.target, tag, tag)
-        snapshot = self._knowledge.snapshot(key)
-        if snapshot is not None and snapshot.source == key_of(named.digest):
+        entry = self._knowledge.snapshots([key]).get(key)
+        if entry is not None and entry.snapshot.source == key_of(named.digest):
+            snapshot = entry.snapshot
             is_trimmed = snapshot.pushed != snapshot.source
             pushed = digest_like(snapshot.pushed) if is_trimmed else named.digest
             return _Expected(digest=pushed, source_digest=named.digest, is_held=is_held)

@@ -26,7 +26,7 @@ from _regsync.registry.host import Host, RegistryClient
 from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import RepositoryKey, Snapshot, hashed_key, key_of
+from _regsync.state.archive import RepositoryKey, SnapshotEntry, hashed_key, key_of
 from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.image import Tree, build_tree
@@ -152,14 +152,18 @@ class Named(NamedTuple):
 
 
 class TargetTag:
-    """What one target holds under the tag of a look-up. The look-up fills it in."""
+    """What one target holds under a tag or digest. A look-up fills it in."""
 
-    def __init__(self, target: Repository, snapshot_key: bytes, snapshot: Snapshot | None) -> None:
+    # A run has one for each tag and target, so its size counts.
+    __slots__ = ("digest", "error", "reference", "snapshot_entry", "snapshot_key", "target")
+
+    def __init__(self, target: Repository, reference: str, snapshot_key: bytes) -> None:
         self.target = target
+        self.reference = reference
         # The key of the snapshot in the state (`Discovery.snapshot_key`); empty for a directory.
         self.snapshot_key = snapshot_key
         # The digests of both ends when an earlier run copied the tag; None where none has.
-        self.snapshot = snapshot
+        self.snapshot_entry: SnapshotEntry | None = None
         # The digest that the target has answered. None where it has not been asked, where the tag is
         # absent, and where the answer is an error.
         self.digest: str | None = None
@@ -177,8 +181,14 @@ class TargetTag:
         if self.digest is None:
             return False
         if named.pushed is None:
-            return self.snapshot == (key_of(named.digest), key_of(self.digest))
+            snapshot = self.snapshot_entry and self.snapshot_entry.snapshot
+            return snapshot == (key_of(named.digest), key_of(self.digest))
         return self.digest == named.pushed
+
+    @property
+    def was_copied(self) -> bool:
+        """Whether an earlier run has copied the tag, as far as the state says."""
+        return self.snapshot_entry is not None
 
 
 class TagLookup(NamedTuple):
@@ -405,16 +415,39 @@ class Discovery:
             *source.key, reference, *target.key, target_reference, platforms, TRIM_RULE
         )
 
-    def is_probably_absent(self, snapshot_key: bytes) -> bool:
+    def tags_at(
+        self,
+        targets: Iterable[Repository],
+        mapping: MappingRule,
+        reference: str,
+        target_reference: str,
+    ) -> list[TargetTag]:
+        """Return what a look-up fills in: one for each target. `recall` follows."""
+        source = self.source_of(mapping)
+        return [
+            TargetTag(
+                target,
+                target_reference,
+                self.snapshot_key(mapping, source, target, reference, target_reference),
+            )
+            for target in targets
+        ]
+
+    def recall(self, tags: Collection[TargetTag]) -> None:
+        """Read from the state what earlier runs have copied of these tags."""
+        entries = self._knowledge.snapshots(tag.snapshot_key for tag in tags)
+        for tag in tags:
+            tag.snapshot_entry = entries.get(tag.snapshot_key)
+
+    def is_probably_absent(self, tag: TargetTag) -> bool:
         """Say whether a target is likely to lack a tag: no earlier run has copied it."""
-        return self._knowledge.snapshot(snapshot_key) is None
+        return not tag.was_copied
 
     async def look_up(
         self,
         mapping: MappingRule,
         reference: str,
-        target_reference: str,
-        targets: tuple[Repository, ...],
+        tags: Sequence[TargetTag],
         *,
         known_to_lack: Collection[Repository] = (),
         expected: Descriptor | None = None,
@@ -422,17 +455,12 @@ class Discovery:
     ) -> TagLookup:
         """Find out what a tag or digest names, and which targets lack it (rules 4 to 6 and 8).
 
-        Targets in `known_to_lack` are not asked. `expected` is the entry of an index that names the
-        digest. `first_seen` is given for an image that a mapping selects, and not for artifacts: its
-        digest is noted there, and held back until it is `min_age` old. Raises the source's SyncError; a
-        target's is kept in its TargetTag.
+        `tags` are those of `tags_at`. Targets in `known_to_lack` are not asked. `expected` is the entry
+        of an index that names the digest. `first_seen` is given for an image that a mapping selects,
+        and not for artifacts: its digest is noted there, and held back until it is `min_age` old. Raises
+        the source's SyncError; a target's is kept in its TargetTag.
         """
         source = self.source_of(mapping)
-        tags = list[TargetTag]()
-        for target in targets:
-            key = self.snapshot_key(mapping, source, target, reference, target_reference)
-            tags.append(TargetTag(target, key, self._knowledge.snapshot(key)))
-
         # Other look-ups may wait for these answers until all that they show is noted.
         for tag in tags:
             self._awaited[tag.target.host.key][tag] = None
@@ -440,10 +468,10 @@ class Discovery:
             async with anyio.create_task_group() as group:
                 for tag in tags:
                     if tag.target not in known_to_lack:
-                        group.start_soon(self._look_at_target, tag, target_reference)
+                        group.start_soon(self._look_at_target, tag)
                 # The manifest of an image that may be held back is fetched only when it is due.
                 may_be_held = first_seen is not None and mapping.min_age > 0
-                by_head = may_be_held or self._should_head_first(mapping, target_reference, tags)
+                by_head = may_be_held or self._should_head_first(mapping, tags)
                 # The source's error is raised when the targets have answered.
                 named = await _or_error(self.name_at_source(mapping, reference, by_head=by_head))
             if isinstance(named, SyncError):
@@ -488,23 +516,20 @@ class Discovery:
         moved = Named(digest=top.digest, pushed=pushed, manifest=top)
         return await self._decide(mapping, source, reference, moved, tags, expected, first_seen)
 
-    def _should_head_first(
-        self, mapping: MappingRule, target_reference: str, tags: list[TargetTag]
-    ) -> bool:
+    def _should_head_first(self, mapping: MappingRule, tags: Sequence[TargetTag]) -> bool:
         """Say whether the source is asked for a digest alone, because all targets probably hold the
         image (rule 4). If one does not, the manifest costs a second request.
         """
         if self._wants_all_trees:
             return False
-        was_copied = all(tag.snapshot is not None for tag in tags)
-        if was_copied:
+        if all(tag.was_copied for tag in tags):
             return True
         if mapping.platforms:
             return False  # without a snapshot a digest does not tell what the targets should hold
         if mapping.source.head_first:
             return True
 
-        is_listed = any(target_reference in (self.names(tag.target) or ()) for tag in tags)
+        is_listed = any(tag.reference in (self.names(tag.target) or ()) for tag in tags)
         # Docker Hub counts a manifest's GET against the quota, and not its HEAD
         # (docs/protocol-facts.md section 7.2). A layout shows without a request whether it holds the
         # digest, so that the source's HEAD is all that the comparison costs.
@@ -570,12 +595,13 @@ class Discovery:
         digest = await self.source_digest(source, reference, by_head=False)
         return await self.manifest(source, digest)
 
-    async def _look_at_target(self, tag: TargetTag, reference: str) -> None:
+    async def _look_at_target(self, tag: TargetTag) -> None:
         """Find out what a target holds under a tag; set the digest or error of `tag`.
 
         The answer confirms or contradicts what the state says of the repository (I5).
         """
         target = tag.target
+        reference = tag.reference
         ask = partial(self._target_digest, target, reference)
         try:
             if is_referrer_tag(reference):  # other look-ups may ask for it too
@@ -595,7 +621,7 @@ class Discovery:
 
         self._settle(tag)
         is_digest = ":" in reference
-        if tag.snapshot is not None:
+        if tag.was_copied:
             # The state says that the tag was copied: whatever it says of this repository is in doubt.
             self._knowledge.contradict(target.pool)
         elif is_digest and self._knowledge.is_committed(target.pool, reference):

@@ -71,7 +71,7 @@ class LockedDiscovery(Discovery):
         """Return what a mapping selects of the tags in the lock."""
         return select(self._lock.images_of(source_key(mapping)), mapping.tags)
 
-    def is_probably_absent(self, snapshot_key: bytes) -> bool:
+    def is_probably_absent(self, tag: TargetTag) -> bool:
         """Say no: a job without a state, which runs the same lock again and again, would list its targets
         each time, and find its tags there.
         """
@@ -232,12 +232,10 @@ class LockedReferrers(Referrers):
                 artifact, await self.look_up_digest(search, digest, known_to_lack=known_to_lack)
             )
         # At the source the digest is fetched, whatever the tag names there now.
+        tags = self._discovery.tags_at(search.repositories, search.mapping, digest, artifact.tag)
+        self._discovery.recall(tags)
         lookup = await self._discovery.look_up(
-            search.mapping,
-            reference=digest,
-            target_reference=artifact.tag,
-            targets=search.repositories,
-            known_to_lack=known_to_lack,
+            search.mapping, digest, tags, known_to_lack=known_to_lack
         )
         return _artifact(artifact, lookup)
 

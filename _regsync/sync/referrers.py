@@ -32,7 +32,7 @@ from _regsync.sync.artifact_checks import (
     is_due_without_state,
     look_for_news,
 )
-from _regsync.sync.discovery import Discovery, Once, TagLookup, gather
+from _regsync.sync.discovery import Discovery, Once, TagLookup, TargetTag, gather
 from _regsync.sync.image import ImageCopy
 from _regsync.sync.referrer_lists import ReferrerLists
 
@@ -224,7 +224,7 @@ class Referrers:
 
         look = self._decide_by_schedule(usable)
         was_looked_at = any(copy.last_check.last for copy in usable)
-        was_copied = any(tag.snapshot is not None for tag in lookup.targets)
+        was_copied = any(tag.was_copied for tag in lookup.targets)
         if lookup.is_by_digest and not was_looked_at and not was_copied:
             # Somebody else copied the image, and is believed to have copied what refers to the
             # manifests below the top. A deep look would cost a GET of the top (rule 4).
@@ -621,13 +621,10 @@ class Referrers:
 
         if not uncertain:
             return None
+        # The state keeps no snapshot of what is put by its digest.
+        tags = [TargetTag(target, digest, snapshot_key=b"") for target in uncertain]
         return await self._discovery.look_up(
-            search.mapping,
-            reference=digest,
-            target_reference=digest,
-            targets=tuple(uncertain),
-            known_to_lack=lacking,
-            expected=expected,
+            search.mapping, digest, tags, known_to_lack=lacking, expected=expected
         )
 
     async def _look_at_tag(self, search: Search, subject: str, tag: str) -> Artifact | None:
@@ -637,12 +634,10 @@ class Referrers:
             for target in search.targets_for(subject)
             if target.is_new or target.had_no_tags
         ]
+        tags = self._discovery.tags_at(search.repositories, search.mapping, tag, tag)
+        self._discovery.recall(tags)
         lookup = await self._discovery.look_up(
-            search.mapping,
-            reference=tag,
-            target_reference=tag,
-            targets=search.repositories,
-            known_to_lack=known_to_lack,
+            search.mapping, tag, tags, known_to_lack=known_to_lack
         )
         types = frozenset[str]()
         # The manifest is at hand where it is to be copied. Else only filters are worth the request.

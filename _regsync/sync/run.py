@@ -194,8 +194,9 @@ class Run:
         self._wanted.append((wanted, target_reference))
         self.scheduler.images_known += len(wanted.targets)
         self._referrers.asks_for_tags = True
-        lookup = partial(self._look_up, wanted, target_reference)
-        self._queue_lookup(mapping.source.authority, lookup)
+        tags = self._tags_at(wanted, target_reference)
+        self._discovery.recall(tags)
+        self._queue_lookup(mapping.source.authority, partial(self._look_up, wanted, tags))
         await self._conduct(stop)
 
     async def _conduct(self, stop: anyio.Event) -> None:
@@ -405,10 +406,11 @@ class Run:
         self._wanted += [(wanted, wanted.tag) for wanted in tags]
         self.scheduler.images_known += sum(len(wanted.targets) for wanted in tags)
 
-        await self._list_targets(tags)
-        for wanted in tags:
+        lookups = [(wanted, self._tags_at(wanted, wanted.tag)) for wanted in tags]
+        await self._list_targets(lookups)
+        for wanted, target_tags in lookups:
             source = wanted.mapping.source.authority
-            self._queue_lookup(source, partial(self._look_up, wanted, wanted.tag))
+            self._queue_lookup(source, partial(self._look_up, wanted, target_tags))
 
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
         """Return the tags that a mapping selects. Where its source cannot be listed, the mapping
@@ -439,28 +441,19 @@ class Run:
         """Return those of a mapping's tags that are copied: all, unless this run is a retry."""
         return tags if self._retry is None else self._retry.wanted(tags)
 
-    async def _list_targets(self, tags: Sequence[WantedTag]) -> None:
+    async def _list_targets(self, lookups: Sequence[tuple[WantedTag, Sequence[TargetTag]]]) -> None:
         """List each target repository whose listing could spare looking up two tags or more
         (docs/design.md section 6, rule 6).
         """
+        self._discovery.recall([tag for _, tags in lookups for tag in tags])
         # By target, for how many tags a listing may spare the request: a tag that never moves may be
         # there, and a tag without a snapshot is probably absent.
         spared = Counter[Repository]()
-        snapshot_keys = defaultdict[Repository, list[bytes]](list)
-        for wanted in tags:
-            source = self._discovery.source_of(wanted.mapping)
-            for target in self._targets(wanted):
-                if self._never_moves(wanted.mapping, wanted.tag):
-                    spared[target] += 1
-                else:
-                    key = self._discovery.snapshot_key(
-                        wanted.mapping, source, target, wanted.tag, wanted.tag
-                    )
-                    snapshot_keys[target].append(key)
-        for target, keys in snapshot_keys.items():
-            self._knowledge.recall_snapshots(keys)
-            absent = [key for key in keys if self._discovery.is_probably_absent(key)]
-            spared[target] += len(absent)
+        for wanted, tags in lookups:
+            never_moves = self._never_moves(wanted.mapping, wanted.tag)
+            spared.update(
+                tag.target for tag in tags if never_moves or self._discovery.is_probably_absent(tag)
+            )
 
         worth_listing = [target for target, count in spared.items() if count >= 2]
         # An error is not lost here: the discovery keeps it, and raises it for each image that needs
@@ -475,45 +468,47 @@ class Run:
             self._discovery.repository(registry, name, Side.TARGET) for registry in wanted.targets
         ]
 
+    def _tags_at(self, wanted: WantedTag, target_reference: str) -> list[TargetTag]:
+        """Return what the look-up of a tag fills in; `target_reference` is its tag or digest at the
+        targets.
+        """
+        return self._discovery.tags_at(
+            self._targets(wanted), wanted.mapping, wanted.tag, target_reference
+        )
+
     # One image.
 
-    async def _look_up(self, wanted: WantedTag, target_reference: str) -> None:
-        """Find out what a tag names and which targets lack it; start the copies.
-
-        `target_reference` is the tag at the targets, or a digest.
-        """
+    async def _look_up(self, wanted: WantedTag, tags: Sequence[TargetTag]) -> None:
+        """Find out what a tag names and which targets lack it; start the copies."""
         began = anyio.current_time()
         mapping = wanted.mapping
         source_name = self._discovery.source_of(mapping).reference(wanted.tag)
 
-        targets = list[Repository]()
-        for target in self._targets(wanted):
-            if self._is_settled(mapping, target, wanted.tag, target_reference):
-                target_name = target.reference(target_reference)
+        unsettled = list[TargetTag]()
+        for tag in tags:
+            if self._is_settled(mapping, tag):
+                target_name = tag.target.reference(tag.reference)
                 skipped = Outcome(source_name, target_name, "skipped", reason="immutable_tag")
                 self._end(skipped, began)
             else:
-                targets.append(target)
-        if not targets:
+                unsettled.append(tag)
+        if not unsettled:
             return
 
         first_seen = self._first_seen if self._notes_ages(mapping) else None
         try:
             lookup = await self._discovery.look_up(
-                mapping, wanted.tag, target_reference, tuple(targets), first_seen=first_seen
+                mapping, wanted.tag, unsettled, first_seen=first_seen
             )
         except SyncError as error:
-            for target in targets:
-                target_name = target.reference(target_reference)
+            for tag in unsettled:
+                target_name = tag.target.reference(tag.reference)
                 self._end(Outcome(source_name, target_name, "failed", error=error), began)
             return
 
         self._end_held(wanted, lookup, source_name, began)
         if lookup.targets:
-            is_digest = ":" in target_reference
-            if is_digest:
-                target_reference = lookup.digest  # a trimmed index has a digest of its own
-            copies = _copies_of(lookup, source_name, target_reference, began)
+            copies = _copies_of(lookup, source_name, began)
             artifacts = await self._find_artifacts(mapping, lookup, copies)
             self._start_copies(mapping, lookup, copies, artifacts)
 
@@ -572,37 +567,29 @@ class Run:
             return False
         return self._compiled_glob(pattern)(tag)
 
-    def _is_settled(
-        self, mapping: MappingRule, target: Repository, tag: str, target_reference: str
-    ) -> bool:
+    def _is_settled(self, mapping: MappingRule, tag: TargetTag) -> bool:
         """Say whether a tag is skipped without a request (skip tier 1): it never moves, the target
         was listed anyway and has it, and its artifacts are not to be looked at.
         """
-        if not self._never_moves(mapping, target_reference):
+        if not self._never_moves(mapping, tag.reference):
             return False
         if self._recheck and mapping.artifacts.enabled:
             return False
-        names_at_target = self._discovery.names(target) or ()  # None: it was not listed
-        if target_reference not in names_at_target:
+        names_at_target = self._discovery.names(tag.target) or ()  # None: it was not listed
+        if tag.reference not in names_at_target:
             return False
-        return not self._has_artifact_news(mapping, target, tag, target_reference)
+        return not self._has_artifact_news(mapping, tag)
 
-    def _has_artifact_news(
-        self, mapping: MappingRule, target: Repository, tag: str, target_reference: str
-    ) -> bool:
+    def _has_artifact_news(self, mapping: MappingRule, tag: TargetTag) -> bool:
         """Say whether a tag that never moves is looked up all the same, for its artifacts. Renews its
         snapshot, which would expire: if the tag is skipped, no look-up renews it.
         """
-        if not mapping.artifacts.enabled:
+        entry = tag.snapshot_entry
+        if not mapping.artifacts.enabled or entry is None:
             return False
+        self._knowledge.record_snapshot(tag.snapshot_key, *entry.snapshot, entry)
         source = self._discovery.source_of(mapping)
-        key = self._discovery.snapshot_key(mapping, source, target, tag, target_reference)
-        snapshot = self._knowledge.snapshot(key)
-        if snapshot is None:
-            return False
-
-        self._knowledge.record_snapshot(key, *snapshot)
-        return self._referrers.has_news(mapping, source, target, *snapshot)
+        return self._referrers.has_news(mapping, source, tag.target, *entry.snapshot)
 
     async def _find_artifacts(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
@@ -660,7 +647,7 @@ class Run:
         """Give the scheduler what one target lacks; `advance` follows."""
         if copy.already_at_target:
             keys = (key_of(copy.source_digest), key_of(copy.digest))
-            self._knowledge.record_snapshot(tag.snapshot_key, *keys)
+            self._knowledge.record_snapshot(tag.snapshot_key, *keys, tag.snapshot_entry)
 
         missing = list[Image]()
         if copy.error is None:
@@ -818,9 +805,7 @@ def _missing_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> Im
     return Image(copy, lookup.tree, artifact.reference, snapshot_key, [], str(artifact))
 
 
-def _copies_of(
-    lookup: TagLookup, source_name: str, target_reference: str, began: float
-) -> list[ImageCopy]:
+def _copies_of(lookup: TagLookup, source_name: str, began: float) -> list[ImageCopy]:
     """Return the copies of an image, one for each target that was looked at."""
     return [
         ImageCopy(
@@ -828,7 +813,8 @@ def _copies_of(
             target=tag.target,
             source_name=source_name,
             source_reference=lookup.reference,
-            reference=target_reference,
+            # A trimmed index has a digest of its own.
+            reference=lookup.digest if ":" in tag.reference else tag.reference,
             digest=lookup.digest,
             source_digest=lookup.source_digest,
             began=began,
