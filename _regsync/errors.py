@@ -209,10 +209,13 @@ class RegistryError(SyncError):
         self.digests = digests  # the digests that the body names
         self.retry_after = retry_after  # seconds
 
+        # Whether the registry does not know the upload session; it may say so in other words.
+        self.forgot_session = status == 404 and "BLOB_UPLOAD_UNKNOWN" in codes
+
     def with_place(self, side: Side | None, operation: str, reference: str) -> SyncError:
         """Add the place, and the remedy that follows from it; return the same error."""
         super().with_place(side, operation, reference)
-        is_about_blob = any("BLOB" in code for code in self.codes)
+        is_about_blob = self.forgot_session or any("BLOB" in code for code in self.codes)
         if self.hint is None and self.side and not is_about_blob:
             self.hint = _remedy_for_status(self.status, self.side, self.reference or "")
         return self
@@ -232,11 +235,6 @@ class RegistryError(SyncError):
         if self.status in _LASTING_SERVER_ERRORS:
             return False
         return self.status in _TEMPORARY_STATUSES or self.status >= 500
-
-    @property
-    def forgot_session(self) -> bool:
-        """Whether the registry does not know the upload session."""
-        return self.status == 404 and "BLOB_UPLOAD_UNKNOWN" in self.codes
 
 
 class ListingBroken(SyncError):

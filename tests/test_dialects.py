@@ -15,7 +15,7 @@ from _regsync.providers import ROWS
 from conformance.content.images import Image, Seed
 from conformance.faults.rules import Rule
 from conformance.journal import Entry
-from conformance.messages import Answer, Content, Request, Response
+from conformance.messages import Answer, Content, Request, Response, error
 from conformance.providers.ecr import LAG
 from conformance.providers.personas import Provider
 from conformance.registry.app import App
@@ -360,6 +360,72 @@ async def test_an_upload_that_has_ended_with_a_429_begins_again(world, status):
     sent = [each.status for each in bodies(target.app, "PUT") if each.request_bytes == 70_000]
     assert sent == [*refusals, 201]
     target.journal.matching("POST", "upload_start").exactly(3)
+
+
+@pytest.mark.parametrize("status", [400, 404, 416])
+async def test_an_upload_that_a_429_ends_each_time_fails_by_what_the_registry_said(
+    world: Virtual, status: int
+) -> None:
+    source, target = world.registry("source.test"), world.registry("target.test")
+    load(source, 70_000)
+    refusals = [429, status] * 3
+
+    def refuse(request: Request) -> Answer | None:
+        if request.method != "PUT" or request.length() != 70_000:
+            return None
+        return error(refusals.pop(0), "BLOB_UPLOAD_INVALID", "no such upload")
+
+    target.app.intercept = refuse
+    ran = await mirror(world, source, target)
+    assert ran.status == 2
+    assert not refusals
+    assert (
+        f"status {status}: BLOB_UPLOAD_INVALID no such upload"
+        in only(ran.images)["error"]["message"]
+    )
+    target.journal.matching("PATCH").none()  # the way of the body was not at fault
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("bandwidth", [None, 100_000])
+async def test_a_small_blob_that_was_refused_is_read_once(
+    world: Virtual, status: int, bandwidth: int | None
+) -> None:
+    """Whether it came in one piece or in many."""
+    link = Link(latency=0.02) if bandwidth is None else Link(latency=0.02, bandwidth=bandwidth)
+    source, target = world.registry("source.test", down=link), world.registry("target.test")
+    image = load(source, 70_000)
+    refused = target.app.faults.on("PUT", "upload", where=lambda asked: asked.length() == 70_000)
+    refused.first(2).status(status, early=False)
+    ran = await mirror(world, source, target)
+    assert ran.status == 0, ran.err
+    assert held_by(target.app, image)
+    source.journal.matching("GET", "blob", reference=digest_of(image, 70_000)).exactly(1)
+    sent = [each.status for each in bodies(target.app, "PUT") if each.request_bytes == 70_000]
+    assert sent == [status, status, 201]
+
+
+async def test_a_small_blob_whose_rest_was_not_read_is_read_once_more(world: Virtual) -> None:
+    """The refusals come with the first bytes of the body."""
+    source = world.registry("source.test", down=Link(latency=0.02, bandwidth=100_000))
+    target = world.registry("target.test")
+    image = load(source, 70_000)
+    refused = target.app.faults.on("PUT", "upload", where=lambda asked: asked.length() == 70_000)
+    refused.first(3).status(429, early=True)
+    ran = await mirror(world, source, target)
+    assert ran.status == 0, ran.err
+    assert held_by(target.app, image)
+    source.journal.matching("GET", "blob", reference=digest_of(image, 70_000)).exactly(2)
+
+
+async def test_a_large_blob_that_was_refused_takes_no_memory(world: Virtual) -> None:
+    source, target = world.registry("source.test"), world.registry("target.test")
+    image = load(source, 3 * MIB)
+    refused = target.app.faults.on("PUT", "upload", where=lambda asked: asked.length() == 3 * MIB)
+    refused.first().status(429)
+    ran = await mirror(world, source, target)
+    assert ran.status == 0, ran.err
+    source.journal.matching("GET", "blob", reference=digest_of(image, 3 * MIB)).exactly(2)
 
 
 def closing(request: Request, answer: Answer) -> Answer:

@@ -258,6 +258,45 @@ async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_
     staging.close()
 
 
+async def test_what_is_held_for_one_sender_is_read_nowhere_and_given_back(
+    tmp_path: Path, staging: Staging
+) -> None:
+    staging.memory.size = 2500
+    bodies = [bytes([number]) * 1000 for number in range(2)]
+    blobs = [described(body) for body in bodies]
+    for _ in range(5):  # each time all of the room comes back
+        for blob, body in zip(blobs, bodies, strict=True):
+            assert staging.hold(blob, memoryview(body))
+            assert staging.hold(blob, memoryview(body)), "for another sender too"
+        source = Source(bodies[0])
+        async with staging.keeping(blobs[0], source, disk=False):
+            staging.let_go(blobs[0])
+            assert staging.hold(blobs[0], memoryview(bodies[0])), "the other sender has it in use"
+            with staging.opened(blobs[0]) as pieces:
+                assert await content(pieces) == bodies[0]
+        assert source.reads == 0
+        for blob in blobs:
+            staging.let_go(blob)
+    staging.memory.reserved = 2000
+    assert not staging.hold(blobs[0], memoryview(bodies[0])), "chunks have the room"
+    assert files(tmp_path) == []
+
+
+async def test_what_somebody_reads_from_its_source_is_not_held_twice(staging: Staging) -> None:
+    """The room would be taken twice, and given back once."""
+    staging.memory.size = len(SMALL)
+    source = Source(SMALL)
+    source.may_go_on = anyio.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(lambda: bring(staging, described(SMALL), source, disk=False))
+        await source.half_way.wait()
+        assert staging.hold(described(SMALL), memoryview(SMALL))
+        source.may_go_on.set()
+    staging.let_go(described(SMALL))
+    other = bytes(len(SMALL))
+    assert staging.hold(described(other), memoryview(other))
+
+
 async def test_memory_is_reserved_by_rank_and_never_beyond_the_budget() -> None:
     memory, order = MemoryBudget(3), list[float]()
 

@@ -176,12 +176,12 @@ class Upload:
                 self.session = session
                 self._throttled_session = session
             elif session == self._throttled_session and response.status in _SESSION_GONE:
+                # The registry has ended the upload after all, when it refused its body.
                 self.session = ""
-                raise RegistryError(
-                    "the registry has ended the upload that it refused with status 429",
-                    status=404,
-                    codes=("BLOB_UPLOAD_UNKNOWN",),
-                )
+                await response.read(ERROR_BODY)
+                error = self._transport.error_from(host, response)
+                error.forgot_session = True
+                raise error
             if response.status == 401 and self._is_at_home:
                 await response.read(ERROR_BODY)
                 await self._transport.refresh_login(

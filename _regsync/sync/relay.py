@@ -87,6 +87,8 @@ class Relay(Pieces):
         self._at_target = 0
         self._end = 0
         self._buffer = memoryview(b"")
+        # A blob that is smaller than the buffer is read to its place in it, from this byte on.
+        self._kept_from = 0
         # Whether more has probably come already, because the last read filled the buffer.
         self._more_has_come = False
 
@@ -109,10 +111,24 @@ class Relay(Pieces):
         # Of a blob that was verified before, a target may have all: then nothing is read.
         self.complete = self.complete and self.length == 0
         with self._transport.buffers.lending(self._blob.size + 1) as self._buffer:
+            self._kept_from = self._position
             async with self._stack:
                 if not self.complete:
                     await self._open_first()
                 yield self
+
+    def whole_body(self) -> memoryview | None:
+        """Return the whole blob while it is `opened`, if it was read to its end, is verified and is
+        still in the buffer.
+        """
+        if self.complete and self._fits and self._kept_from == 0:
+            return self._buffer[: self._blob.size]
+        return None
+
+    @property
+    def _fits(self) -> bool:
+        """Whether the buffer holds the whole blob, and the byte that would be too much."""
+        return self._blob.size < len(self._buffer)
 
     def adopt_checkpoints(self, other: Relay) -> None:
         """Take over the checkpoints of another reading of the same blob, if it has come further."""
@@ -178,7 +194,7 @@ class Relay(Pieces):
             count = self._response.read_now(self._buffer)
             # After a short read the event loop waits for more, so that no thread has to.
             self._more_has_come = count == len(self._buffer)
-            piece = self._hash_read(count)
+            piece = self._hash_read(self._buffer[:count])
             if piece:  # it is empty where the target has all of it
                 write(piece)
             self._keep_checkpoint()
@@ -234,8 +250,9 @@ class Relay(Pieces):
         """
         size = self._blob.size
         start = self._position
+        room = self._buffer[start:] if self._fits else self._buffer
         try:
-            count = await self._response.read_into(self._buffer[: self._end - start])
+            count = await self._response.read_into(room[: self._end - start])
             if not count and start < size:
                 raise Disconnected(f"the blob ended after {start} of {size} bytes")
         except WireError as broken:
@@ -243,7 +260,7 @@ class Relay(Pieces):
             return memoryview(b"")
 
         self._more_has_come = count == len(self._buffer)
-        piece = self._hash_read(count)
+        piece = self._hash_read(room[:count])
         if self._position > size:
             raise WrongBytes(f"the blob is longer than the {size} bytes of its descriptor")
         if self._position == size and self._hash.hexdigest() != self._expected:
@@ -253,12 +270,12 @@ class Relay(Pieces):
         self._note_progress(count)
         return piece
 
-    def _hash_read(self, count: int) -> memoryview:
-        """Hash the bytes that were read into the buffer; return those of them that the target lacks."""
+    def _hash_read(self, piece: memoryview) -> memoryview:
+        """Hash the bytes that were read; return those of them that the target lacks."""
         start = self._position
-        self._hash.update(self._buffer[:count])
-        self._position += count
-        return self._buffer[max(0, self._at_target - start) : count]
+        self._hash.update(piece)
+        self._position += len(piece)
+        return piece[max(0, self._at_target - start) :]
 
     def _keep_checkpoint(self) -> None:
         if self._position - self._checkpoints[-1].offset >= _CHECKPOINT:

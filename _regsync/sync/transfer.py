@@ -41,7 +41,15 @@ from _regsync.sync.discovery import Once, gather
 from _regsync.sync.feed import FeedBody, Feeds, LeftBehind, Needs, Subscriber, copy_of
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.relay import SOURCE_GRACE, Relay
-from _regsync.sync.staging import FilePieces, MemoryPieces, NoRoom, Sink, Staging, StagingFailed
+from _regsync.sync.staging import (
+    SMALL_BLOB,
+    FilePieces,
+    MemoryPieces,
+    NoRoom,
+    Sink,
+    Staging,
+    StagingFailed,
+)
 from _regsync.text import redacting
 
 # How often the body of a blob is begun (docs/design.md section 6, rule 16).
@@ -146,6 +154,9 @@ class _Copy:
         # Whether this copy has changed its way to upload, which it does once (`_switch_style`).
         self.has_switched_style = False
 
+        # Whether its bytes are in memory for its next attempt alone.
+        self.is_held = False
+
         # Bodies that broke off, since attempts were last counted from 0.
         self.broken_bodies = 0
         self.retries = RetryBudget(ATTEMPTS)
@@ -232,6 +243,8 @@ class BlobTransfer:
                 return await self._retry(copy)
             finally:
                 self._unsubscribe(copy)
+                if copy.is_held:
+                    self._staging.let_go(blob)
                 if upload.session:
                     # The copy has failed, and an open session costs the registry memory. Its answer
                     # is not waited for long; a run that is cancelled does not wait for it at all.
@@ -340,7 +353,26 @@ class BlobTransfer:
             if upload.hash is not None:  # an earlier run has sent the first bytes
                 copy.relay.continue_from(upload.offset, upload.hash)
             async with copy.relay.opened(upload.offset):
-                return await self._send(copy, copy.relay)
+                try:
+                    return await self._send(copy, copy.relay)
+                except SyncError as error:
+                    self._keep_for_next_attempt(copy, error)
+                    raise
+
+    def _keep_for_next_attempt(self, copy: _Copy, error: SyncError) -> None:
+        """Have the next attempt send a small blob from memory, because this one has failed: its source
+        is not read again.
+        """
+        if copy.relay.source.is_local or copy.blob.size > SMALL_BLOB:
+            return
+        body = copy.relay.whole_body()
+        if body is not None:
+            copy.is_held = self._staging.hold(copy.blob, body)
+        else:
+            # A limit may refuse again and again what had not even been read: it is read to its end once.
+            copy.is_held = isinstance(error, RegistryError) and error.status == 429
+        if copy.is_held:
+            copy.keep = "memory"
 
     async def _send_staged(self, copy: _Copy) -> BlobResult:
         """Send a blob that others need too; the first who needs it reads it from its source."""
@@ -800,6 +832,8 @@ class BlobTransfer:
         other = copy.target.row.fallback
         if other is None or copy.has_switched_style or not upload.has_begun:
             return False
+        if isinstance(error, RegistryError) and error.forgot_session:
+            return False  # that says nothing of the way
 
         is_too_large = isinstance(error, RegistryError) and error.status in _TOO_LARGE_STATUSES
         is_broken = isinstance(error, Disconnected) and error.side is Side.TARGET
