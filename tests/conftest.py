@@ -16,7 +16,7 @@ from conformance.tests.fixtures import *  # noqa: F403
 from tests import ends, fuzzing
 
 # Fixtures: registries at both ends of a copy.
-from tests.ends import audited, serve, source, speaker, target, world  # noqa: F401
+from tests.ends import audited, chance, serve, source, speaker, target, world  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 

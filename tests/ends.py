@@ -351,9 +351,15 @@ async def virtual(chance: float = 0.5) -> AsyncIterator[Virtual]:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[Virtual]:
-    """Give a world in memory to a test that bears the mark `virtual_time`."""
-    async with virtual() as made:
+def chance() -> float:
+    """Return the program's dice in the `world`; a test file has a fixture of its own for others."""
+    return 0.5
+
+
+@pytest.fixture
+async def world(virtual_clock: None, chance: float) -> AsyncIterator[Virtual]:
+    """Give a world in memory to a test, which then runs on the virtual clock."""
+    async with virtual(chance) as made:
         yield made
 
 

@@ -19,8 +19,8 @@ from conformance.content.images import OCI_INDEX
 from conformance.messages import Answer, Request, Response, error
 from conformance.server.memory import Place
 from tests.ends import Ran, virtual
+from tests.mirrors import SignedMirror, asked
 from tests.states import rows
-from tests.test_late_signatures import DAY, Stage
 from tests.test_redirects import registry as plain_registry
 from tests.test_redirects import transport_of
 from tests.wires import Told
@@ -162,7 +162,7 @@ async def test_a_later_page_that_is_not_there_is_no_answer(
 ) -> None:
     """Behind an empty first page neither an unknown repository nor a registry without the API."""
     async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path)
+        mirror = SignedMirror(world, tmp_path)
         kind = "tag_list" if what == "tags" else "referrers"
 
         def pages(request: Request) -> Answer | None:
@@ -172,14 +172,14 @@ async def test_a_later_page_that_is_not_there_is_no_answer(
                 return error(404, "NAME_UNKNOWN", "unknown")
             return linked(request, [], what)
 
-        stage.source.app.intercept = pages
-        ran = await stage.run()
+        mirror.source.app.intercept = pages
+        ran = await mirror.look()
         assert ran.statuses() == ["failed"]
         assert "status 404" in ran.err
         assert [each["error"]["code"] for each in ran.images] == ["SOURCE_ERROR"]
         assert "no such repository" not in ran.err
-        assert not rows(tmp_path / "state")["look"]
-        assert "has_referrers_api" not in str(rows(tmp_path / "state")["fact"])
+        assert not rows(mirror.cache)["look"]
+        assert "has_referrers_api" not in str(rows(mirror.cache)["fact"])
 
 
 def linked(request: Request, names: Sequence[str], what: str, last: str = "z") -> Response:
@@ -223,27 +223,27 @@ async def test_a_source_whose_tags_go_round_fails_its_mapping(
     tmp_path: Path, repeats: bool
 ) -> None:
     async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path, images=3)
-        go_round(stage.source, "tag_list", repeats=repeats)
-        ran = await stage.run()
+        mirror = SignedMirror(world, tmp_path, images=3)
+        go_round(mirror.source, "tag_list", repeats=repeats)
+        ran = await mirror.look()
         told(ran, "tags", "SOURCE_ERROR")
         assert (ran.status, len(ran.images)) == (2, 1)
-        assert stage.asked(stage.source) == {"GET tag_list": 2}
-        assert stage.asked(stage.target) == {}
+        assert asked(mirror.source) == {"GET tag_list": 2}
+        assert asked(mirror.target) == {}
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_target_whose_tags_go_round_fails_its_images(tmp_path: Path) -> None:
     async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path, images=3)
-        for image in stage.images:
-            image.load_into(stage.target.app, "app", "old")
-        go_round(stage.target, "tag_list")
-        ran = await stage.run()
+        mirror = SignedMirror(world, tmp_path, images=3)
+        for image in mirror.images:
+            image.load_into(mirror.target.app, "app", "old")
+        go_round(mirror.target, "tag_list")
+        ran = await mirror.look()
         told(ran, "tags", "TARGET_ERROR")
         assert [image["error"]["side"] for image in ran.images] == ["target"] * 3
-        assert stage.asked(stage.target) == {"GET tag_list": 2}
+        assert asked(mirror.target) == {"GET tag_list": 2}
 
 
 @pytest.mark.anyio
@@ -253,27 +253,27 @@ async def test_artifacts_of_an_endless_list_are_not_noted_as_looked_at(
     tmp_path: Path, repeats: bool
 ) -> None:
     async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path)
-        first = stage.sign(stage.images[0])
-        go_round(stage.source, "referrers", repeats=repeats)
-        ran = await stage.run()
+        mirror = SignedMirror(world, tmp_path)
+        first = mirror.attach(mirror.images[0])
+        go_round(mirror.source, "referrers", repeats=repeats)
+        ran = await mirror.look()
         told(ran, "referrers", "SOURCE_ERROR")
-        assert stage.source.journal.count("GET", "referrers") == 2
-        assert not rows(tmp_path / "state")["look"]
-        assert not stage.target.journal.count("PUT")
+        assert mirror.source.journal.count("GET", "referrers") == 2
+        assert not rows(mirror.cache)["look"]
+        assert not mirror.target.journal.count("PUT")
 
-        stage.source.app.intercept = None
-        assert (await stage.run()).statuses() == ["synced"]
-        assert stage.holds(first)
+        mirror.source.app.intercept = None
+        assert (await mirror.look()).statuses() == ["synced"]
+        assert mirror.holds(first)
 
         # The same in a later look: what was complete is not any more.
-        late = stage.sign(stage.images[0])
-        await anyio.sleep(DAY)
-        go_round(stage.source, "referrers", repeats=repeats)
-        told(await stage.run(), "referrers", "SOURCE_ERROR")
-        stage.source.app.intercept = None
-        assert (await stage.run()).statuses() == ["synced"]
-        assert stage.holds(late)
+        late = mirror.attach(mirror.images[0])
+        await anyio.sleep(86_400)
+        go_round(mirror.source, "referrers", repeats=repeats)
+        told(await mirror.look(), "referrers", "SOURCE_ERROR")
+        mirror.source.app.intercept = None
+        assert (await mirror.look()).statuses() == ["synced"]
+        assert mirror.holds(late)
 
 
 @pytest.mark.anyio
@@ -283,13 +283,13 @@ async def test_artifacts_of_an_endless_list_are_not_noted_as_looked_at(
 async def test_tags_that_would_show_artifacts_and_go_round_are_no_answer(tmp_path: Path) -> None:
     """Without the API a listing says which images have artifacts."""
     async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path, images=2, referrers_api=False)
-        late = stage.sign(stage.images[1])
-        go_round(stage.source, "tag_list")
+        mirror = SignedMirror(world, tmp_path, images=2, referrers_api=False)
+        late = mirror.attach(mirror.images[1])
+        go_round(mirror.source, "tag_list")
         literal = {"glob": ["v0", "v1"]}
-        told(await stage.run(literal), "tags", "SOURCE_ERROR")
-        assert not rows(tmp_path / "state")["look"]
+        told(await mirror.look(literal), "tags", "SOURCE_ERROR")
+        assert not rows(mirror.cache)["look"]
 
-        stage.source.app.intercept = None
-        assert (await stage.run(literal)).statuses() == ["synced"] * 2
-        assert stage.holds(late)
+        mirror.source.app.intercept = None
+        assert (await mirror.look(literal)).statuses() == ["synced"] * 2
+        assert mirror.holds(late)

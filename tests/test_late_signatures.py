@@ -4,8 +4,7 @@ signatures").
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,13 @@ from _regsync.sync.artifact_checks import Look, decide_look, flags_after, is_due
 from _regsync.sync.image import ImageCopy
 from _regsync.sync.referrers import Search, SearchedTarget
 from conformance.client.attachments import fallback_lists
-from conformance.content.images import Image, Seed, encode
-from conformance.server.memory import Link, Place
-from tests.ends import Ran, Virtual, document, only, stopped_at, tags, virtual
+from conformance.content.images import encode
+from conformance.server.memory import Link
+from tests.ends import Ran, Virtual, document, only, stopped_at, tags
+from tests.mirrors import SignedMirror, asked
 from tests.states import rows
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
-SBOM, SIGNATURE = "application/spdx+json", "application/vnd.example.signature"
 
 
 def check(last: float, first: float, flags: int) -> ArtifactCheck:
@@ -229,593 +228,474 @@ def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path):
         assert again.artifact_check(name)[2] == COMPLETE
 
 
-class Stage:
-    """A source and a target on a virtual network, and a configuration with state."""
-
-    def __init__(self, world: Virtual, directory: Path, images: int = 1, **options: Any) -> None:
-        self.world, self.directory, self.seed = world, directory, Seed(5)
-        self.source = world.registry("source.example", **options)
-        self.target = world.registry("target.example", **options)
-        self.attached: list[Image] = []
-        self.images = [self.load(self.seed.image(), f"v{number}") for number in range(images)]
-
-    def load(self, image: Image, tag: str | None = None) -> Image:
-        return image.load_into(self.source.app, "app", *([tag] if tag else []))
-
-    def sign(self, subject: Image, kind: str = SIGNATURE) -> Image:
-        """Attach an artifact as a client does."""
-        made = self.load(self.seed.artifact(subject, kind))
-        self.attached.append(made)
-        if not self.source.app.referrers_api:
-            for tag, listed in fallback_lists(self.attached).items():
-                self.load(listed, tag)
-        return made
-
-    async def run(
-        self,
-        tag_rule: Mapping[str, Any] | None = None,
-        *options: str,
-        state: bool = True,
-        **rule: Any,
-    ) -> Ran:
-        for each in (self.source, self.target):
-            each.journal.clear()
-        mapping = {"from": "app", "tags": tag_rule or tags("v*"), "artifacts": rule}
-        top = {"global": {"cache_dir": str(self.directory / "state")}} if state else {}
-        text = document({"source": self.source, "target": self.target}, mapping, **top)
-        if not state:
-            return await self.world.run("sync", *options, "--json", "-q", "-c", "-", stdin=text)
-        path = self.directory / "mirror.yaml"
-        path.write_text(text, encoding="utf-8")
-        return await self.world.run("sync", *options, "--json", "-q", "-c", str(path))
-
-    async def copy(self, *options: str, state: bool = False) -> Ran:
-        """Copy the first image by hand."""
-        for each in (self.source, self.target):
-            each.journal.clear()
-        names = (f"{each.url.partition('://')[2]}/app:v0" for each in (self.source, self.target))
-        where = str(self.directory / "mirror.yaml") if state else "-"
-        text = document({"source": self.source, "target": self.target}, {"from": "app"})
-        return await self.world.run(
-            "copy", *names, *options, "--json", "-q", "-c", where, stdin=text
-        )
-
-    def asked(self, place: Place) -> Counter[str]:
-        return Counter(place.journal.summary())
-
-    def holds(self, image: Image) -> bool:
-        return image.top in self.target.app.repositories["app"].manifests
+@pytest.fixture
+def mirror(world: Virtual, tmp_path: Path) -> SignedMirror:
+    return SignedMirror(world, tmp_path)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_late_signature_arrives_when_its_look_is_due(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    first = stage.sign(stage.images[0])
-    assert (await stage.run()).images[0]["artifacts"] == {
+@pytest.fixture
+def chance() -> float:
+    return 0.0
+
+
+async def look_without_state(mirror: SignedMirror, **rule: Any) -> Ran:
+    """Sync all images from standard input, beside which no state can be."""
+    mirror.clear()
+    text = mirror.text({"from": "app", "tags": tags("v*"), "artifacts": rule})
+    return await mirror.world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+
+
+async def copy(mirror: SignedMirror, *options: str, config: str = "-") -> Ran:
+    """Copy the first image by hand."""
+    mirror.clear()
+    names = (f"{place.address}/app:v0" for place in (mirror.source, mirror.target))
+    text = mirror.text({"from": "app"}, defaults={"artifacts": {"enabled": False}})
+    return await mirror.world.run(
+        "copy", *names, *options, "--json", "-q", "-c", config, stdin=text
+    )
+
+
+async def test_a_late_signature_arrives_when_its_look_is_due(mirror):
+    first = mirror.attach(mirror.images[0])
+    assert (await mirror.look()).images[0]["artifacts"] == {
         "synced": 1,
         "skipped": 0,
         "failed": 0,
         "stripped": 0,
     }
-    assert stage.holds(first)
-    late = stage.sign(stage.images[0])
-    quiet = await stage.run()
+    assert mirror.holds(first)
+    late = mirror.attach(mirror.images[0])
+    quiet = await mirror.look()
     assert quiet.statuses() == ["skipped"]
-    assert not stage.holds(late)
-    assert stage.asked(stage.source) == {"GET tag_list": 1, "HEAD manifest": 1}
-    assert stage.asked(stage.target) == {"HEAD manifest": 1}
+    assert not mirror.holds(late)
+    assert asked(mirror.source) == {"GET tag_list": 1, "HEAD manifest": 1}
+    assert asked(mirror.target) == {"HEAD manifest": 1}
     await anyio.sleep(6 * MINUTE)
-    ran = await stage.run()
+    ran = await mirror.look()
     assert ran.statuses() == ["synced"], "what moves is told"
     assert ran.images[0]["artifacts"] == {"synced": 1, "skipped": 1, "failed": 0, "stripped": 0}
-    assert stage.holds(late)
-    assert stage.source.journal.count("GET", "referrers") == 2, "the image, and what is new on it"
+    assert mirror.holds(late)
+    assert mirror.source.journal.count("GET", "referrers") == 2, "the image, and what is new on it"
     await anyio.sleep(10 * MINUTE)
-    assert (await stage.run()).statuses() == ["skipped"]
-    assert stage.source.journal.count("GET", "referrers") == 1
-    assert stage.source.journal.count("GET", "manifest") == 0
+    assert (await mirror.look()).statuses() == ["skipped"]
+    assert mirror.source.journal.count("GET", "referrers") == 1
+    assert mirror.source.journal.count("GET", "manifest") == 0
 
 
-async def minutes_of_looks(stage: Stage, minutes: int, step: int = 5) -> list[int]:
+async def minutes_of_looks(mirror: SignedMirror, minutes: int, step: int = 5) -> list[int]:
     """Run every `step` minutes; return after how many the source was asked for referrers."""
     found = []
     for minute in range(step, minutes + 1, step):
         await anyio.sleep(step * MINUTE)
-        assert set((await stage.run()).statuses()) == {"skipped"}
-        if count := stage.source.journal.count("GET", "referrers"):
-            assert count == len(stage.images), "one question for each"
+        assert set((await mirror.look()).statuses()) == {"skipped"}
+        if count := mirror.source.journal.count("GET", "referrers"):
+            assert count == len(mirror.images), "one question for each"
             found.append(minute)
     return found
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_images_that_were_copied_are_looked_at_by_the_schedule(world, tmp_path):
-    stage = Stage(world, tmp_path, images=3)
-    await stage.run()
+    mirror = SignedMirror(world, tmp_path, images=3)
+    await mirror.look()
     # Later an hour apart, and a quarter of the time since the first when that is more.
-    assert await minutes_of_looks(stage, 480) == [5, 15, 30, 90, 150, 210, 280, 375]
+    assert await minutes_of_looks(mirror, 100) == [5, 15, 30, 90]
+    assert await minutes_of_looks(mirror, 300, step=20) == [60, 120, 200, 300]
     # Not one of the early looks is left to make up for.
     await anyio.sleep(8 * DAY)
-    await stage.run()
-    assert await minutes_of_looks(stage, 60) == []
+    await mirror.look()
+    assert await minutes_of_looks(mirror, 60) == []
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_images_that_were_found_there_have_no_early_looks(world, tmp_path):
-    stage = Stage(world, tmp_path, images=2)
-    for number, image in enumerate(stage.images):
-        image.load_into(stage.target.app, "app", f"v{number}")
-    assert (await stage.run()).statuses() == ["skipped"] * 2
-    assert stage.source.journal.count("GET", "referrers") == 2
-    assert await minutes_of_looks(stage, 180) == [60, 120, 180]
+    mirror = SignedMirror(world, tmp_path, images=2)
+    for number, image in enumerate(mirror.images):
+        image.load_into(mirror.target.app, "app", f"v{number}")
+    assert (await mirror.look()).statuses() == ["skipped"] * 2
+    assert mirror.source.journal.count("GET", "referrers") == 2
+    assert await minutes_of_looks(mirror, 180, step=20) == [60, 120, 180]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_an_image_that_was_gone_and_is_copied_again_begins_anew(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    await stage.run()
+async def test_an_image_that_was_gone_and_is_copied_again_begins_anew(mirror):
+    await mirror.look()
     await anyio.sleep(9 * DAY)
-    assert (await stage.run()).statuses() == ["skipped"]
-    stage.target.app.repositories.clear()
-    assert (await stage.run()).statuses() == ["synced"]
+    assert (await mirror.look()).statuses() == ["skipped"]
+    mirror.target.app.repositories.clear()
+    assert (await mirror.look()).statuses() == ["synced"]
     # As behind the first copy, and not a quarter of nine days later.
-    assert await minutes_of_looks(stage, 180) == [5, 15, 30, 90, 150]
+    assert await minutes_of_looks(mirror, 100) == [5, 15, 30, 90]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_another_tag_of_an_image_has_no_early_looks_again(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    await stage.run()
+async def test_another_tag_of_an_image_has_no_early_looks_again(mirror):
+    await mirror.look()
     await anyio.sleep(DAY)
-    assert (await stage.run()).statuses() == ["skipped"]
-    stage.load(stage.images[0], "v7")
-    assert (await stage.run()).statuses() == ["skipped", "synced"]
-    found = await minutes_of_looks(stage, 480)
+    assert (await mirror.look()).statuses() == ["skipped"]
+    mirror.load(mirror.images[0], "v7")
+    assert (await mirror.look()).statuses() == ["skipped", "synced"]
+    found = await minutes_of_looks(mirror, 480, step=30)
     # A quarter of the time since the image was first copied, which is six hours by now.
     assert [minute for minute in found if minute < 360] == []
     assert found
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_an_image_whose_artifact_failed_has_its_early_looks_too(tmp_path):
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path)
-        first = stage.sign(stage.images[0])
-        stage.target.app.faults.on("PUT", "manifest", reference=first.top).status(400)
-        assert (await stage.run()).statuses() == ["failed"]
-        stage.target.app.faults.clear()
-        assert (await stage.run()).statuses() == ["synced"]
-        assert await minutes_of_looks(stage, 120) == [5, 15, 30, 90]
+async def test_an_image_whose_artifact_failed_has_its_early_looks_too(mirror):
+    first = mirror.attach(mirror.images[0])
+    mirror.target.app.faults.on("PUT", "manifest", reference=first.top).status(400)
+    assert (await mirror.look()).statuses() == ["failed"]
+    mirror.target.app.faults.clear()
+    assert (await mirror.look()).statuses() == ["synced"]
+    assert await minutes_of_looks(mirror, 120) == [5, 15, 30, 90]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_an_image_that_failed_was_not_copied(tmp_path):
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path)
-        stage.target.app.faults.on("PUT", "manifest").status(400)
-        assert (await stage.run()).statuses() == ["failed"]
-        assert not rows(tmp_path / "state")["look"]
-        stage.target.app.faults.clear()
-        stage.images[0].load_into(stage.target.app, "app", "v0")
-        assert (await stage.run()).statuses() == ["skipped"]
-        assert await minutes_of_looks(stage, 70) == [60]
+async def test_an_image_that_failed_was_not_copied(mirror, tmp_path):
+    mirror.target.app.faults.on("PUT", "manifest").status(400)
+    assert (await mirror.look()).statuses() == ["failed"]
+    assert not rows(tmp_path / ".regsync")["look"]
+    mirror.target.app.faults.clear()
+    mirror.images[0].load_into(mirror.target.app, "app", "v0")
+    assert (await mirror.look()).statuses() == ["skipped"]
+    assert await minutes_of_looks(mirror, 70) == [60]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_copy_of_artifacts_that_is_cut_off_is_made_up_for_by_the_next_run(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    await stage.run()
-    late = stage.sign(stage.images[0])
-    stage.source.app.faults.on("GET", "blob").stall()
+async def test_a_copy_of_artifacts_that_is_cut_off_is_made_up_for_by_the_next_run(mirror):
+    await mirror.look()
+    late = mirror.attach(mirror.images[0])
+    mirror.source.app.faults.on("GET", "blob").stall()
     async with stopped_at(1.0):
-        assert (await stage.run(None, "--recheck")).report["interrupted"]
-    stage.source.app.faults.clear()
-    assert not stage.holds(late)
+        assert (await mirror.look(None, "--recheck")).report["interrupted"]
+    mirror.source.app.faults.clear()
+    assert not mirror.holds(late)
     # No look is due yet, but the last one led to nothing.
-    await stage.run()
-    assert stage.holds(late)
+    await mirror.look()
+    assert mirror.holds(late)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_a_list_of_referrers_comes_as_its_source_wrote_it(world, tmp_path):
-    stage = Stage(world, tmp_path, referrers_api=False)
-    stage.sign(stage.images[0])
-    (tag, listed) = only([*fallback_lists(stage.attached).items()])
+    mirror = SignedMirror(world, tmp_path, referrers_api=False)
+    mirror.attach(mirror.images[0])
+    (tag, listed) = only([*fallback_lists(mirror.attached).items()])
     odd = listed.with_manifest(encode(listed.document, "odd"), listed.media_type)
-    stage.load(odd, tag)
-    await stage.run()
-    assert stage.target.app.tags("app")[tag] == odd.top
+    mirror.load(odd, tag)
+    await mirror.look()
+    assert mirror.target.app.tags("app")[tag] == odd.top
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_recheck_asks_for_the_artifacts_of_all_images_at_both_ends(tmp_path):
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path, images=2)
-        first = stage.sign(stage.images[0])
-        await stage.run()
-        late = stage.sign(stage.images[1])
-        assert (await stage.run()).statuses() == ["skipped"] * 2
-        assert stage.source.journal.count("GET", "referrers") == 0
+async def test_a_recheck_asks_for_the_artifacts_of_all_images_at_both_ends(world, tmp_path):
+    mirror = SignedMirror(world, tmp_path, images=2)
+    first = mirror.attach(mirror.images[0])
+    await mirror.look()
+    late = mirror.attach(mirror.images[1])
+    assert (await mirror.look()).statuses() == ["skipped"] * 2
+    assert mirror.source.journal.count("GET", "referrers") == 0
 
-        # What a dry run asks is the same, and it moves nothing.
-        planned = await stage.run(None, "--recheck", "--dry-run")
-        assert planned.statuses() == ["skipped", "would_sync"]
-        assert not stage.target.journal.matching("PUT POST PATCH")
-        assert not stage.holds(late)
+    # What a dry run asks is the same, and it moves nothing.
+    planned = await mirror.look(None, "--recheck", "--dry-run")
+    assert planned.statuses() == ["skipped", "would_sync"]
+    assert not mirror.target.journal.matching("PUT POST PATCH")
+    assert not mirror.holds(late)
 
-        assert (await stage.run(None, "--recheck")).statuses() == ["skipped", "synced"]
-        assert stage.holds(late)
-        # The list of each image and of each artifact.
-        assert stage.asked(stage.source)["GET referrers"] == 4
-        again = await stage.run(None, "--recheck")
-        assert again.statuses() == ["skipped"] * 2
-        assert [image["artifacts"]["skipped"] for image in again.images] == [1, 1]
-        assert stage.asked(stage.source) == {
-            "GET tag_list": 1,
-            "HEAD manifest": 2,
-            "GET manifest": 2,
-            "GET referrers": 4,
-        }
-        # The tags, and the two artifacts, although the state knows that they are there.
-        assert stage.asked(stage.target) == {"HEAD manifest": 4}
+    assert (await mirror.look(None, "--recheck")).statuses() == ["skipped", "synced"]
+    assert mirror.holds(late)
+    # The list of each image and of each artifact.
+    assert asked(mirror.source)["GET referrers"] == 4
+    again = await mirror.look(None, "--recheck")
+    assert again.statuses() == ["skipped"] * 2
+    assert [image["artifacts"]["skipped"] for image in again.images] == [1, 1]
+    assert asked(mirror.source) == {
+        "GET tag_list": 1,
+        "HEAD manifest": 2,
+        "GET manifest": 2,
+        "GET referrers": 4,
+    }
+    # The tags, and the two artifacts, although the state knows that they are there.
+    assert asked(mirror.target) == {"HEAD manifest": 4}
 
-        # The state is wrong of one that somebody deleted.
-        del stage.target.app.repositories["app"].manifests[first.top]
-        assert (await stage.run()).statuses() == ["skipped"] * 2
-        assert not stage.holds(first)
-        assert (await stage.run(None, "--recheck")).statuses() == ["synced", "skipped"]
-        assert stage.holds(first)
+    # The state is wrong of one that somebody deleted.
+    del mirror.target.app.repositories["app"].manifests[first.top]
+    assert (await mirror.look()).statuses() == ["skipped"] * 2
+    assert not mirror.holds(first)
+    assert (await mirror.look(None, "--recheck")).statuses() == ["synced", "skipped"]
+    assert mirror.holds(first)
 
-        # A look is a look: nothing is left of the early ones until the next is due.
-        assert (await stage.run()).statuses() == ["skipped"] * 2
-        assert stage.source.journal.count("GET", "referrers") == 0
+    # A look is a look: nothing is left of the early ones until the next is due.
+    assert (await mirror.look()).statuses() == ["skipped"] * 2
+    assert mirror.source.journal.count("GET", "referrers") == 0
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_recheck_looks_at_tags_that_never_move_where_artifacts_travel(tmp_path):
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path, images=2)
-        rule = {**tags("v*"), "immutable_tags": "v*"}
-        await stage.run(rule)
-        late = stage.sign(stage.images[0])
-        ran = await stage.run(rule)
-        assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 2
-        ran = await stage.run(rule, "--recheck", enabled=False)
-        assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 2
-        assert (await stage.run(rule, "--recheck")).statuses() == ["synced", "skipped"]
-        assert stage.holds(late)
+async def test_a_recheck_looks_at_tags_that_never_move_where_artifacts_travel(world, tmp_path):
+    mirror = SignedMirror(world, tmp_path, images=2)
+    rule = {**tags("v*"), "immutable_tags": "v*"}
+    await mirror.look(rule)
+    late = mirror.attach(mirror.images[0])
+    ran = await mirror.look(rule)
+    assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 2
+    ran = await mirror.look(rule, "--recheck", enabled=False)
+    assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 2
+    assert (await mirror.look(rule, "--recheck")).statuses() == ["synced", "skipped"]
+    assert mirror.holds(late)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_copy_by_hand_always_asks_for_artifacts(tmp_path):
+async def test_a_copy_by_hand_always_asks_for_artifacts(mirror):
     """Whatever the time of day, which spreads the looks of runs without a state."""
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path)
-        assert (await stage.copy()).statuses() == ["synced"]
-        for _ in range(4):
-            late = stage.sign(stage.images[0])
-            assert (await stage.copy()).statuses() == ["synced"]
-            assert stage.holds(late)
-            assert (await stage.copy()).statuses() == ["skipped"]
-            assert stage.source.journal.count("GET", "referrers") == 1 + len(stage.attached)
-            assert stage.target.journal.count("HEAD", "manifest") == 1 + len(stage.attached)
-            await anyio.sleep(6 * HOUR)
+    assert (await copy(mirror)).statuses() == ["synced"]
+    for _ in range(4):
+        late = mirror.attach(mirror.images[0])
+        assert (await copy(mirror)).statuses() == ["synced"]
+        assert mirror.holds(late)
+        assert (await copy(mirror)).statuses() == ["skipped"]
+        assert mirror.source.journal.count("GET", "referrers") == 1 + len(mirror.attached)
+        assert mirror.target.journal.count("HEAD", "manifest") == 1 + len(mirror.attached)
+        await anyio.sleep(6 * HOUR)
 
-        late = stage.sign(stage.images[0])
-        assert (await stage.copy("--no-artifacts")).statuses() == ["skipped"]
-        assert stage.source.journal.count("GET", "referrers") == 0
-        assert not stage.holds(late)
+    late = mirror.attach(mirror.images[0])
+    assert (await copy(mirror, "--no-artifacts")).statuses() == ["skipped"]
+    assert mirror.source.journal.count("GET", "referrers") == 0
+    assert not mirror.holds(late)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("suffixes", [(), (".sig",), (".att", ".sbom", ".sig")])
 async def test_a_copy_by_hand_asks_for_three_tags_of_cosign_where_the_source_has_the_api(
-    world, tmp_path, suffixes
+    mirror, suffixes
 ):
     """A HEAD each at the source, and one at the target only for a tag that the source has."""
-    stage = Stage(world, tmp_path)
-    name = stage.images[0].top.replace(":", "-")
-    tagged = [stage.load(stage.seed.image(), name + suffix) for suffix in suffixes]
+    name = mirror.images[0].top.replace(":", "-")
+    tagged = [mirror.load(mirror.seed.image(), name + suffix) for suffix in suffixes]
 
-    assert (await stage.copy()).statuses() == ["synced"]
-    assert stage.source.journal.count("HEAD", "manifest") == 3
-    assert stage.source.journal.count("GET", "manifest") == 1 + len(tagged)
-    assert stage.source.journal.count("GET", "referrers") == 1
-    assert stage.source.journal.count("GET", "tag_list") == 0
-    assert stage.target.journal.count("HEAD", "manifest") == 1
-    assert all(stage.holds(each) for each in tagged)
-    assert sorted(stage.target.app.tags("app")) == sorted(
+    assert (await copy(mirror)).statuses() == ["synced"]
+    assert mirror.source.journal.count("HEAD", "manifest") == 3
+    assert mirror.source.journal.count("GET", "manifest") == 1 + len(tagged)
+    assert mirror.source.journal.count("GET", "referrers") == 1
+    assert mirror.source.journal.count("GET", "tag_list") == 0
+    assert mirror.target.journal.count("HEAD", "manifest") == 1
+    assert all(mirror.holds(each) for each in tagged)
+    assert sorted(mirror.target.app.tags("app")) == sorted(
         ["v0", *(name + suffix for suffix in suffixes)]
     )
 
-    assert (await stage.copy()).statuses() == ["skipped"]
-    assert stage.source.journal.count("HEAD", "manifest") == 3
-    assert stage.source.journal.count("GET", "manifest") == 1
-    assert stage.target.journal.count("HEAD", "manifest") == 1 + len(tagged)
+    assert (await copy(mirror)).statuses() == ["skipped"]
+    assert mirror.source.journal.count("HEAD", "manifest") == 3
+    assert mirror.source.journal.count("GET", "manifest") == 1
+    assert mirror.target.journal.count("HEAD", "manifest") == 1 + len(tagged)
 
-    await stage.copy("--no-artifacts")
-    assert stage.source.journal.count("HEAD", "manifest") == 0
+    await copy(mirror, "--no-artifacts")
+    assert mirror.source.journal.count("HEAD", "manifest") == 0
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_copy_of_one_platform_says_that_the_signature_of_its_index_stays_behind(
-    world, tmp_path
-):
-    stage = Stage(world, tmp_path)
-    index = stage.load(stage.seed.index(), "v0")
-    stage.load(stage.seed.image(), index.top.replace(":", "-") + ".sig")
-    ran = await stage.copy("--platform", "linux/amd64")
+async def test_a_copy_of_one_platform_says_that_the_signature_of_its_index_stays_behind(mirror):
+    index = mirror.load(mirror.seed.index(), "v0")
+    mirror.load(mirror.seed.image(), index.top.replace(":", "-") + ".sig")
+    ran = await copy(mirror, "--platform", "linux/amd64")
     assert ran.images[0]["artifacts"]["stripped"] == 1
-    assert stage.source.journal.count("HEAD", "manifest") == 3
-    assert list(stage.target.app.tags("app")) == ["v0"]
+    assert mirror.source.journal.count("HEAD", "manifest") == 3
+    assert list(mirror.target.app.tags("app")) == ["v0"]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_sync_of_plain_names_asks_for_no_tag_of_cosign_where_the_source_has_the_api(
-    world, tmp_path
-):
+async def test_a_sync_of_plain_names_asks_for_no_tag_of_cosign_where_the_source_has_the_api(mirror):
     """Three requests for each image would be too many; a pattern has the tags listed."""
-    stage = Stage(world, tmp_path)
-    stage.load(stage.seed.image(), stage.images[0].top.replace(":", "-") + ".sig")
+    mirror.load(mirror.seed.image(), mirror.images[0].top.replace(":", "-") + ".sig")
     for options in ((), ("--recheck",)):
-        await stage.run(tags("v0"), *options)
-        stage.source.journal.matching(path="*sha256-*").none()
-        assert list(stage.target.app.tags("app")) == ["v0"]
+        await mirror.look(tags("v0"), *options)
+        mirror.source.journal.matching(path="*sha256-*").none()
+        assert list(mirror.target.app.tags("app")) == ["v0"]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_copy_by_hand_asks_although_the_state_knows_all(tmp_path):
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path)
-        first = stage.sign(stage.images[0])
-        assert (await stage.run()).statuses() == ["synced"]
-        late = stage.sign(stage.images[0])
-        del stage.target.app.repositories["app"].manifests[first.top]
-        assert (await stage.copy(state=True)).statuses() == ["synced"]
-        assert stage.holds(first)
-        assert stage.holds(late)
+async def test_a_copy_by_hand_asks_although_the_state_knows_all(mirror):
+    first = mirror.attach(mirror.images[0])
+    assert (await mirror.look()).statuses() == ["synced"]
+    late = mirror.attach(mirror.images[0])
+    del mirror.target.app.repositories["app"].manifests[first.top]
+    assert (await copy(mirror, config=str(mirror.file))).statuses() == ["synced"]
+    assert mirror.holds(first)
+    assert mirror.holds(late)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_runs_that_come_late_make_up_for_early_looks_at_once(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    await stage.run()
-    assert await minutes_of_looks(stage, 60, step=20) == [20, 40]
+async def test_runs_that_come_late_make_up_for_early_looks_at_once(mirror):
+    await mirror.look()
+    assert await minutes_of_looks(mirror, 60, step=20) == [20, 40]
     await anyio.sleep(9 * DAY)
-    late = stage.sign(stage.images[0])
-    assert (await stage.run()).statuses() == ["synced"]
-    assert stage.holds(late)
+    late = mirror.attach(mirror.images[0])
+    assert (await mirror.look()).statuses() == ["synced"]
+    assert mirror.holds(late)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_targets_that_end_at_different_times_are_looked_at_together(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    slow = world.registry("slow.example", up=Link(bandwidth=1000))
+async def test_targets_that_end_at_different_times_are_looked_at_together(mirror, world, tmp_path):
+    slow = world.registry("slow.test", up=Link(bandwidth=1000))
     text = document(
-        {"source": stage.source, "target": stage.target, "slow": slow},
+        {"source": mirror.source, "target": mirror.target, "slow": slow},
         {"from": "app", "targets": ["target", "slow"], "tags": tags("v*"), "artifacts": {}},
-        **{"global": {"cache_dir": str(tmp_path / "state")}},
+        **{"global": {"cache_dir": str(tmp_path / ".regsync")}},
     )
     path = tmp_path / "mirror.yaml"
     path.write_text(text, encoding="utf-8")
     found = []
     for minute in range(0, 91, 5):
-        stage.source.journal.clear()
+        mirror.source.journal.clear()
         ran = await world.run("sync", "--json", "-q", "-c", str(path))
         assert ran.status == 0
-        if stage.source.journal.count("GET", "referrers"):
+        if mirror.source.journal.count("GET", "referrers"):
             found.append(minute)
         await anyio.sleep(5 * MINUTE - ran.seconds)
     # The slow one ends some seconds after the run began, and each look is in a run after that.
     assert found == [0, 10, 20, 35]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_what_a_listing_shows_costs_no_question(tmp_path):
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path, images=3, referrers_api=False)
-        await stage.run()
-        again = await stage.run()
-        assert again.statuses() == ["skipped"] * 3
-        assert stage.asked(stage.source) == {"GET tag_list": 1, "HEAD manifest": 3}
-        late = stage.sign(stage.images[1])
-        stage.load(stage.seed.image(), stage.images[2].top.replace(":", "-") + ".sig")
-        ran = await stage.run()
-        assert ran.statuses() == ["skipped", "synced", "synced"]
-        assert stage.holds(late)
-        assert stage.asked(stage.source)["GET referrers"] == 0
-        assert (
-            stage.images[2].top.replace(":", "-") + ".sig"
-            in stage.target.app.repositories["app"].tags
-        )
+async def test_what_a_listing_shows_costs_no_question(world, tmp_path):
+    mirror = SignedMirror(world, tmp_path, images=3, referrers_api=False)
+    await mirror.look()
+    again = await mirror.look()
+    assert again.statuses() == ["skipped"] * 3
+    assert asked(mirror.source) == {"GET tag_list": 1, "HEAD manifest": 3}
+    late = mirror.attach(mirror.images[1])
+    mirror.load(mirror.seed.image(), mirror.images[2].top.replace(":", "-") + ".sig")
+    ran = await mirror.look()
+    assert ran.statuses() == ["skipped", "synced", "synced"]
+    assert mirror.holds(late)
+    assert asked(mirror.source)["GET referrers"] == 0
+    assert (
+        mirror.images[2].top.replace(":", "-") + ".sig"
+        in mirror.target.app.repositories["app"].tags
+    )
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_an_artifact_that_failed_fails_its_image_until_it_arrives(tmp_path):
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path)
-        late = stage.sign(stage.images[0])
-        stage.target.app.faults.on("PUT", "manifest", reference=late.top).status(400)
-        ran = await stage.run()
-        assert ran.statuses() == ["failed"]
-        assert ran.status == 2
-        assert ran.images[0]["artifacts"]["failed"] == 1
-        assert stage.images[0].top in stage.target.app.repositories["app"].manifests
-        stage.target.app.faults.clear()
-        ran = await stage.run()
-        assert ran.statuses() == ["synced"]
-        assert stage.holds(late)
-        assert (await stage.run()).statuses() == ["skipped"]
+async def test_an_artifact_that_failed_fails_its_image_until_it_arrives(mirror):
+    late = mirror.attach(mirror.images[0])
+    mirror.target.app.faults.on("PUT", "manifest", reference=late.top).status(400)
+    ran = await mirror.look()
+    assert ran.statuses() == ["failed"]
+    assert ran.status == 2
+    assert ran.images[0]["artifacts"]["failed"] == 1
+    assert mirror.images[0].top in mirror.target.app.repositories["app"].manifests
+    mirror.target.app.faults.clear()
+    ran = await mirror.look()
+    assert ran.statuses() == ["synced"]
+    assert mirror.holds(late)
+    assert (await mirror.look()).statuses() == ["skipped"]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_tag_that_never_moves_is_looked_at_when_a_listing_shows_more(tmp_path):
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path, images=2, referrers_api=False)
-        rule = {**tags("v*"), "immutable_tags": "v*"}
-        await stage.run(rule)
-        for _ in range(3):  # longer than `cache_ttl` in all
-            await anyio.sleep(8 * HOUR)
-            again = await stage.run(rule)
-        assert [each["reason"] for each in again.images] == ["immutable_tag"] * 2
-        assert stage.asked(stage.source) == {"GET tag_list": 1}
-        late = stage.sign(stage.images[0])
-        ran = await stage.run(rule)
-        assert sorted(each["status"] for each in ran.images) == ["skipped", "synced"]
-        assert stage.holds(late)
+async def test_a_tag_that_never_moves_is_looked_at_when_a_listing_shows_more(world, tmp_path):
+    mirror = SignedMirror(world, tmp_path, images=2, referrers_api=False)
+    rule = {**tags("v*"), "immutable_tags": "v*"}
+    await mirror.look(rule)
+    for _ in range(3):  # longer than `cache_ttl` in all
+        await anyio.sleep(8 * HOUR)
+        again = await mirror.look(rule)
+    assert [each["reason"] for each in again.images] == ["immutable_tag"] * 2
+    assert asked(mirror.source) == {"GET tag_list": 1}
+    late = mirror.attach(mirror.images[0])
+    ran = await mirror.look(rule)
+    assert sorted(each["status"] for each in ran.images) == ["skipped", "synced"]
+    assert mirror.holds(late)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_required_artifacts_are_judged_by_state(tmp_path):
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path, images=2)
-        stage.sign(stage.images[0])
-        ran = await stage.run(require_artifacts=True)
-        assert stage.target.journal.count("PUT", "manifest") == 2, "the one image and its signature"
-        assert ran.statuses() == ["synced", "failed"]
-        (failed,) = (each["error"] for each in ran.images if each["error"])
-        assert "require_artifacts" in failed["message"]
-        assert (failed["code"], failed["side"]) == ("SOURCE_ERROR", "source")
-        again = await stage.run(require_artifacts=True)
-        assert again.statuses() == ["skipped", "failed"]
-        assert stage.source.journal.count("GET", "referrers") == 1, "of the unsigned one only"
-        stage.sign(stage.images[1])
-        assert (await stage.run(require_artifacts=True)).statuses() == ["skipped", "synced"]
+async def test_required_artifacts_are_judged_by_state(world, tmp_path):
+    mirror = SignedMirror(world, tmp_path, images=2)
+    mirror.attach(mirror.images[0])
+    ran = await mirror.look(require_artifacts=True)
+    assert mirror.target.journal.count("PUT", "manifest") == 2, "the one image and its signature"
+    assert ran.statuses() == ["synced", "failed"]
+    (failed,) = (each["error"] for each in ran.images if each["error"])
+    assert "require_artifacts" in failed["message"]
+    assert (failed["code"], failed["side"]) == ("SOURCE_ERROR", "source")
+    again = await mirror.look(require_artifacts=True)
+    assert again.statuses() == ["skipped", "failed"]
+    assert mirror.source.journal.count("GET", "referrers") == 1, "of the unsigned one only"
+    mirror.attach(mirror.images[1])
+    assert (await mirror.look(require_artifacts=True)).statuses() == ["skipped", "synced"]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-@pytest.mark.parametrize("state", [True, False])
+@pytest.mark.parametrize("look", [SignedMirror.look, look_without_state])
 async def test_an_image_that_the_target_holds_is_skipped_without_required_artifacts(
-    tmp_path, state
+    world, tmp_path, look
 ):
     """The skip tiers come first (docs/specification.md section 3); what stands at a target unsigned
     is for others to say.
     """
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path, images=2)
-        stage.images[0].load_into(stage.target.app, "app", tag="v0")
-        ran = await stage.run(require_artifacts=True, state=state)
-        assert ran.statuses() == ["skipped", "failed"]
-        assert "app:v1" in ran.err
-        assert not stage.target.journal.count("POST")
-        for _ in range(4):
-            await anyio.sleep(6 * HOUR)
-            again = await stage.run(require_artifacts=True, state=state)
-            assert again.statuses() == ["skipped", "failed"]
+    mirror = SignedMirror(world, tmp_path, images=2)
+    mirror.images[0].load_into(mirror.target.app, "app", tag="v0")
+    ran = await look(mirror, require_artifacts=True)
+    assert ran.statuses() == ["skipped", "failed"]
+    assert "app:v1" in ran.err
+    assert not mirror.target.journal.count("POST")
+    for _ in range(4):
+        await anyio.sleep(6 * HOUR)
+        again = await look(mirror, require_artifacts=True)
+        assert again.statuses() == ["skipped", "failed"]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_tag_that_never_moves_is_skipped_unasked_where_artifacts_are_required(tmp_path):
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path, images=2)
-        for number, image in enumerate(stage.images):
-            image.load_into(stage.target.app, "app", tag=f"v{number}")
-        rule = {**tags("v*"), "immutable_tags": "v*"}
-        ran = await stage.run(rule, require_artifacts=True)
-        assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 2
-        for place in (stage.source, stage.target):
-            assert stage.asked(place) == {"GET tag_list": 1}
+async def test_a_tag_that_never_moves_is_skipped_unasked_where_artifacts_are_required(
+    world, tmp_path
+):
+    mirror = SignedMirror(world, tmp_path, images=2)
+    for number, image in enumerate(mirror.images):
+        image.load_into(mirror.target.app, "app", tag=f"v{number}")
+    rule = {**tags("v*"), "immutable_tags": "v*"}
+    ran = await mirror.look(rule, require_artifacts=True)
+    assert [each["reason"] for each in ran.images] == ["immutable_tag"] * 2
+    for place in (mirror.source, mirror.target):
+        assert asked(place) == {"GET tag_list": 1}
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_required_artifacts_fail_the_copy_and_not_the_target_that_has_the_image(tmp_path):
-    async with virtual(0.0) as world:
-        stage = Stage(world, tmp_path)
-        stage.images[0].load_into(stage.target.app, "app", tag="v0")
-        other = world.registry("unsigned.test")
-        ends = {"source": stage.source, "target": stage.target, "unsigned": other}
-        rule = {"require_artifacts": True}
-        ran = await world.sync(ends, {"from": "app", "tags": tags("v0"), "artifacts": rule})
-        statuses = {each["target"].split("/")[0]: each["status"] for each in ran.images}
-        assert statuses == {"target.example": "skipped", "unsigned.test": "failed"}
-        assert not other.journal.count("POST")
+async def test_required_artifacts_fail_the_copy_and_not_the_target_that_has_the_image(
+    world, mirror
+):
+    mirror.images[0].load_into(mirror.target.app, "app", tag="v0")
+    other = world.registry("unsigned.test")
+    ends = {"source": mirror.source, "target": mirror.target, "unsigned": other}
+    rule = {"require_artifacts": True}
+    ran = await world.sync(ends, {"from": "app", "tags": tags("v0"), "artifacts": rule})
+    statuses = {each["target"].split("/")[0]: each["status"] for each in ran.images}
+    assert statuses == {"target.test": "skipped", "unsigned.test": "failed"}
+    assert not other.journal.count("POST")
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_without_state_one_of_four_runs_a_day_looks(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    await stage.run(state=False)
-    late = stage.sign(stage.images[0])
+async def test_without_state_one_of_four_runs_a_day_looks(mirror):
+    await look_without_state(mirror)
+    late = mirror.attach(mirror.images[0])
     counts = []
     for _ in range(4):
-        await stage.run(state=False)
-        counts.append(stage.source.journal.count("GET", "referrers"))
+        await look_without_state(mirror)
+        counts.append(mirror.source.journal.count("GET", "referrers"))
         await anyio.sleep(6 * HOUR)
     assert sorted(counts) == [0, 0, 0, 2], "the image, and what is new on it"
-    assert stage.holds(late)
+    assert mirror.holds(late)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("options", [{}, {"referrers_api": False}], ids=["api", "fallback"])
 async def test_a_first_signature_that_comes_late_costs_no_look_at_the_target(
     world, tmp_path, options
 ):
     """The last look found none, and what was not at the source did not come to the target."""
-    stage = Stage(world, tmp_path, **options)
-    assert (await stage.run()).statuses() == ["synced"]
-    late = stage.sign(stage.images[0])
+    mirror = SignedMirror(world, tmp_path, **options)
+    assert (await mirror.look()).statuses() == ["synced"]
+    late = mirror.attach(mirror.images[0])
     await anyio.sleep(6 * MINUTE)
-    assert (await stage.run()).statuses() == ["synced"]
-    assert stage.holds(late)
-    stage.target.journal.matching("HEAD", "manifest", reference=late.top).none()
+    assert (await mirror.look()).statuses() == ["synced"]
+    assert mirror.holds(late)
+    mirror.target.journal.matching("HEAD", "manifest", reference=late.top).none()
 
     # The next one may be there as well as the first, so each target is asked for it.
-    second = stage.sign(stage.images[0])
+    second = mirror.attach(mirror.images[0])
     await anyio.sleep(10 * MINUTE)
-    assert (await stage.run()).statuses() == ["synced"]
-    assert stage.holds(second)
-    stage.target.journal.matching("HEAD", "manifest", reference=second.top).exactly(1)
+    assert (await mirror.look()).statuses() == ["synced"]
+    assert mirror.holds(second)
+    mirror.target.journal.matching("HEAD", "manifest", reference=second.top).exactly(1)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_late_signature_that_somebody_else_brought_is_put_again_unharmed(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    assert (await stage.run()).statuses() == ["synced"]
-    late = stage.sign(stage.images[0])
-    late.load_into(stage.target.app, "app")
+async def test_a_late_signature_that_somebody_else_brought_is_put_again_unharmed(mirror):
+    assert (await mirror.look()).statuses() == ["synced"]
+    late = mirror.attach(mirror.images[0])
+    late.load_into(mirror.target.app, "app")
     await anyio.sleep(6 * MINUTE)
-    assert (await stage.run()).statuses() == ["synced"]
-    assert stage.holds(late)
-    assert stage.target.journal.count("PUT", "manifest") == 1
+    assert (await mirror.look()).statuses() == ["synced"]
+    assert mirror.holds(late)
+    assert mirror.target.journal.count("PUT", "manifest") == 1
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_late_signature_is_looked_for_at_the_target_by_recheck(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    assert (await stage.run()).statuses() == ["synced"]
-    late = stage.sign(stage.images[0])
-    late.load_into(stage.target.app, "app")
-    assert (await stage.run(None, "--recheck")).statuses() == ["skipped"]
-    assert stage.target.journal.count("PUT", "manifest") == 0
+async def test_a_late_signature_is_looked_for_at_the_target_by_recheck(mirror):
+    assert (await mirror.look()).statuses() == ["synced"]
+    late = mirror.attach(mirror.images[0])
+    late.load_into(mirror.target.app, "app")
+    assert (await mirror.look(None, "--recheck")).statuses() == ["skipped"]
+    assert mirror.target.journal.count("PUT", "manifest") == 0
 
 
 def test_only_what_refers_to_the_image_itself_is_known_to_be_late():
@@ -827,36 +707,29 @@ def test_only_what_refers_to_the_image_itself_is_known_to_be_late():
     assert search.targets_for("b") == (known._replace(had_no_referrers=False),)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
-async def test_a_tag_of_cosign_that_comes_late_costs_no_look_and_one_that_moves_does(
-    world, tmp_path
-):
-    stage = Stage(world, tmp_path)
-    assert (await stage.run()).statuses() == ["synced"]
-    name = stage.images[0].top.replace(":", "-") + ".sig"
+async def test_a_tag_of_cosign_that_comes_late_costs_no_look_and_one_that_moves_does(mirror):
+    assert (await mirror.look()).statuses() == ["synced"]
+    name = mirror.images[0].top.replace(":", "-") + ".sig"
 
-    late = stage.load(stage.seed.image(), name)
-    assert (await stage.run()).statuses() == ["synced"]
-    assert stage.target.app.repositories["app"].tags[name] == late.top
-    stage.target.journal.matching("HEAD", "manifest", reference=name).none()
+    late = mirror.load(mirror.seed.image(), name)
+    assert (await mirror.look()).statuses() == ["synced"]
+    assert mirror.target.app.repositories["app"].tags[name] == late.top
+    mirror.target.journal.matching("HEAD", "manifest", reference=name).none()
 
-    moved = stage.load(stage.seed.image(), name)
+    moved = mirror.load(mirror.seed.image(), name)
     await anyio.sleep(6 * MINUTE)
-    assert (await stage.run()).statuses() == ["synced"]
-    assert stage.target.app.repositories["app"].tags[name] == moved.top
-    stage.target.journal.matching("HEAD", "manifest", reference=name).exactly(1)
+    assert (await mirror.look()).statuses() == ["synced"]
+    assert mirror.target.app.repositories["app"].tags[name] == moved.top
+    mirror.target.journal.matching("HEAD", "manifest", reference=name).exactly(1)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_a_tag_of_cosign_that_no_listing_shows_is_compared_at_each_look(world, tmp_path):
     """The state knows only of tags that a listing has shown."""
-    stage = Stage(world, tmp_path, referrers_api=False)
-    name = stage.images[0].top.replace(":", "-") + ".sig"
-    stage.load(stage.seed.image(), name)
-    assert (await stage.run(tags("v0"))).statuses() == ["synced"]
+    mirror = SignedMirror(world, tmp_path, referrers_api=False)
+    name = mirror.images[0].top.replace(":", "-") + ".sig"
+    mirror.load(mirror.seed.image(), name)
+    assert (await mirror.look(tags("v0"))).statuses() == ["synced"]
     await anyio.sleep(6 * MINUTE)
-    assert (await stage.run(tags("v0"))).statuses() == ["skipped"]
-    stage.target.journal.matching("HEAD", "manifest", reference=name).exactly(1)
-    assert stage.target.journal.count("PUT", "manifest") == 0
+    assert (await mirror.look(tags("v0"))).statuses() == ["skipped"]
+    mirror.target.journal.matching("HEAD", "manifest", reference=name).exactly(1)
+    assert mirror.target.journal.count("PUT", "manifest") == 0

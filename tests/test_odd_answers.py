@@ -14,7 +14,7 @@ from conformance.messages import Answer, Request, Response
 from conformance.registry.app import App
 from conformance.server.memory import Place
 from tests.ends import Virtual, held, only, tags
-from tests.test_late_signatures import Stage
+from tests.mirrors import SignedMirror
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -147,12 +147,12 @@ async def test_digests_in_googles_listing_spare_the_heads_of_all_tags(world: Vir
 async def test_a_referrer_that_is_listed_and_gone_is_left_out(
     world: Virtual, tmp_path: Path
 ) -> None:
-    stage = Stage(world, tmp_path)
-    gone, there = (stage.sign(stage.images[0]) for _ in range(2))
-    stage.source.app.faults.on("GET", "manifest", reference=gone.top).status(404)
-    ran = await stage.run()
+    mirror = SignedMirror(world, tmp_path)
+    gone, there = (mirror.attach(mirror.images[0]) for _ in range(2))
+    mirror.source.app.faults.on("GET", "manifest", reference=gone.top).status(404)
+    ran = await mirror.look()
     assert (ran.status, ran.statuses()) == (0, ["synced"])
     assert only(ran.images)["artifacts"]["synced"] == 1
-    assert stage.holds(there)
-    assert not stage.holds(gone)
-    stage.source.journal.matching("GET", "manifest", reference=gone.top).exactly(1)
+    assert mirror.holds(there)
+    assert not mirror.holds(gone)
+    mirror.source.journal.matching("GET", "manifest", reference=gone.top).exactly(1)

@@ -21,6 +21,7 @@ __all__ = [
     "docker_registries",
     "docker_registry",
     "pytest_generate_tests",
+    "virtual_clock",
 ]
 
 # What would lead a test to the network, to the user's credentials or to another trust store.
@@ -60,17 +61,24 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture
+def virtual_clock() -> None:
+    """Let every test that this fixture is a part of run on the virtual clock."""
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give tests marked `virtual_time` trio's clock, which jumps to the next deadline when all
-    tasks wait.
+    """Give tests marked `virtual_time`, and those whose fixtures ask for `virtual_clock`, trio's
+    clock, which jumps to the next deadline when all tasks wait.
 
     In-memory streams only: the clock cannot see that a real socket or a worker thread is at work.
     """
-    if metafunc.definition.get_closest_marker("virtual_time"):
+    is_marked = metafunc.definition.get_closest_marker("virtual_time") is not None
+    if is_marked or "virtual_clock" in metafunc.fixturenames:
         from trio.testing import MockClock
 
         backend = ("trio", {"clock": MockClock(autojump_threshold=0)})
-        metafunc.parametrize("anyio_backend", [pytest.param(backend, id="virtual_time")])
+        clock = pytest.param(backend, id="virtual_time", marks=pytest.mark.virtual_time)
+        metafunc.parametrize("anyio_backend", [clock])
 
 
 @pytest.fixture(autouse=True)
