@@ -54,12 +54,10 @@ def look_for_news(check: ArtifactCheck, listed_tags: int) -> Look:
 
 
 def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:
-    """Say whether it is time to look again. Of several targets, the one whose last look is oldest
-    counts, and the one whose first look is newest.
-    """
+    """Say whether it is time to look again, at one target at least."""
     last = min(check.last for check in checks)
 
-    # Where a run has copied the image, the first look was made with the copy.
+    # The first look at an image that a run has copied was made with the copy.
     copied = max((check.first for check in checks if check.was_copied), default=None)
     if copied is not None and any(last < copied + pause <= now for pause in FIRST_LOOKS):
         return True
@@ -94,10 +92,10 @@ def found_no_referrers(check: ArtifactCheck) -> bool:
 
 
 def found_no_tags(check: ArtifactCheck, listed_tags: int) -> bool:
-    """Say whether the source's listing shows tags with artifacts (`Referrers.listed_tags`) now, and
-    showed none at the last look.
+    """Say whether tags with artifacts have come to the source since the last look.
 
-    Where nothing is listed, the check says nothing of tags: they may be at the target.
+    `listed_tags` are those that its listing shows now (`Referrers.listed_tags`). Where it shows none,
+    it may not have been listed at the last look either, and that look may have found some.
     """
     showed_some = check.flags & ~(COMPLETE | COPIED) != 0
     return listed_tags != 0 and not showed_some

@@ -72,8 +72,10 @@ class LockedDiscovery(Discovery):
         return select(self._lock.images_of(source_key(mapping)), mapping.tags)
 
     def is_probably_absent(self, tag: TargetTag) -> bool:
-        """Say no: a job without a state, which runs the same lock again and again, would list its targets
-        each time, and find its tags there.
+        """Say that a target has the tag, so that it is asked for this one tag.
+
+        A job without a state runs the same lock again and again. It would list its targets each time,
+        and find its tags there.
         """
         return False
 
@@ -87,8 +89,8 @@ class LockedDiscovery(Discovery):
     async def top_manifest(
         self, source: Repository, reference: str, digest: str, expected: Descriptor | None
     ) -> Manifest:
-        """Fetch the manifest of a digest. If it is gone, the image fails: what its tag names now has
-        not been reviewed.
+        """Fetch the manifest of a digest. If it is gone, the image fails, because what its tag names now
+        has not been reviewed.
         """
         try:
             return await self.manifest(source, digest, expected)
@@ -132,25 +134,23 @@ class LockedReferrers(Referrers):
         after an earlier run is not asked again.
         """
         usable = self.recall_checks(mapping, copies)
-        is_there = all(copy.already_at_target for copy in usable)
+        is_at_all_targets = all(copy.already_at_target for copy in usable)
         artifacts = self._locked_artifacts(mapping, lookup)
-        if is_there and not artifacts:
+        if is_at_all_targets and not artifacts:
             return Look.NONE
 
-        # The hash of what the lock lists takes the place of the hash of what a source lists.
+        # The lock's list of artifacts takes the place of a source's, for the state too.
         listing_hash = hash_of_list(artifact.digest for artifact in artifacts)
         for copy in usable:
             copy.listing_hash = listing_hash
-        if self._recheck or not is_there:
-            is_due = True
-        elif not self._has_state:
+        if self._recheck or not is_at_all_targets:
+            return Look.DEEP
+        if not self._has_state:
             is_due = is_due_without_state(lookup.source_digest, self._wall())
-        else:
-            is_due = not all(
-                copy.last_check.is_complete and copy.last_check.listing_hash == listing_hash
-                for copy in usable
-            )
-        return Look.DEEP if is_due else Look.NONE
+            return Look.DEEP if is_due else Look.NONE
+        checks = [copy.last_check for copy in usable]
+        had_all = all(check.is_complete and check.listing_hash == listing_hash for check in checks)
+        return Look.NONE if had_all else Look.DEEP
 
     async def find(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look
@@ -163,7 +163,7 @@ class LockedReferrers(Referrers):
             partial(self._with_types, search, artifact)
             for artifact in self._locked_artifacts(mapping, lookup)
         )
-        wanted = _wanted(artifacts, search)
+        wanted = _wanted(artifacts, search)  # now by all types
         found = await gather(partial(self._look_at_locked, search, artifact) for artifact in wanted)
         if not found:
             fail_without_artifact(mapping, lookup, copies)

@@ -80,24 +80,25 @@ class ReferrerLists:
         self._subjects[source.key] += count
 
     async def tags(self, source: Repository) -> Collection[str] | None:
-        """Return a source's tags by its listing. None where it was not listed and a listing is not
-        worth its price, or is refused.
+        """Return a source's tags; None where it was not listed, and a listing is refused or would cost
+        more requests than it saves.
         """
         tags = self._discovery.names(source)
+        if tags is not None:
+            return tags
         # Without the API each subject has four tags to be asked for: the fallback tag and cosign's.
         # From the second subject on one listing costs less.
-        if tags is None and self.has_api(source) is False and self._subjects[source.key] > 1:
-            try:
-                tags = await self._discovery.list_tags(source)
-            except RegistryError as error:
-                if error.retryable:
-                    raise
-        return tags
+        if self.has_api(source) is not False or self._subjects[source.key] < 2:
+            return None
+        try:
+            return await self._discovery.list_tags(source)
+        except RegistryError as error:
+            if error.retryable:
+                raise
+        return None
 
     async def read(self, source: Repository, subject: str) -> ReferrerList:
-        """Return what a source lists for a subject. The source is asked once a run, if the list is
-        short enough to be kept.
-        """
+        """Return what a source lists for a subject. It is asked once a run, unless the list is long."""
         key = (source.key, subject)
         answer = await self._lists[key].get(partial(self._ask, source, subject))
 
@@ -110,6 +111,7 @@ class ReferrerLists:
         return answer
 
     async def _ask(self, source: Repository, subject: str) -> ReferrerList:
+        """Ask the API, and without it the fallback tag."""
         entries = await self._ask_api(source, subject)
         if entries is not None:
             return ReferrerList(entries)
@@ -122,7 +124,7 @@ class ReferrerLists:
     async def _ask_api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
         """Ask the referrers API; None where there is none, or it refuses this digest."""
         if self.has_api(where) is None:
-            # Later askers in the area wait: where there is no API, one request shows it.
+            # Other questions to the area wait: where there is no API, one request shows it for all.
             async with self._first_requests[where.key.area]:
                 if self.has_api(where) is None:
                     return await self._list_referrers(where, subject)
@@ -147,7 +149,8 @@ class ReferrerLists:
                 if error.status == 200:
                     raise
                 return None
-            if error.status in _NO_API_STATUSES and _OTHER_CODES.isdisjoint(error.codes):
+            is_about_api = _OTHER_CODES.isdisjoint(error.codes)
+            if is_about_api and error.status in _NO_API_STATUSES:
                 self._knowledge.learn_referrers_api(where.key, False)
             return None
         self._knowledge.learn_referrers_api(where.key, True)
@@ -158,13 +161,13 @@ class ReferrerLists:
     ) -> Manifest | None:
         """Return what the fallback tag of a subject names, None where the tag is absent.
 
-        `tags` are those that a listing of the repository shows, None where there is no listing: one
-        that lacks the tag saves the request.
+        `tags` are all tags of the repository, or None where it was not listed. They save the request
+        where the tag is not among them.
         """
         tag = referrers_tag(subject)
         # This run may have put the tag after the listing.
-        may_be_newer = (where.key, tag) in self._listed_digests
-        if tags is not None and tag not in tags and not may_be_newer:
+        is_newer = (where.key, tag) in self._listed_digests
+        if tags is not None and tag not in tags and not is_newer:
             return None
         try:
             return await where.get_manifest(tag)
@@ -178,8 +181,9 @@ class ReferrerLists:
     async def ensure_listed(
         self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]
     ) -> set[str]:
-        """See to it that a target lists these referrers of a subject; return the digests that its list
-        lacked. A target with the API makes its list itself.
+        """Add referrers to a target's list for a subject; return the digests that the list lacked.
+
+        A target with the API makes its list itself: nothing is added, and nothing was lacking.
         """
         async with self._first_requests[target.key.area]:
             if self.has_api(target) is None:
@@ -204,16 +208,18 @@ class ReferrerLists:
         tag = referrers_tag(subject)
         place = (target.key, tag)
         added = set[str]()
-        refusal: RegistryError | None = None
+        immutable_tag: RegistryError | None = None
         for _ in range(_MOST_PUTS):
             held = await self._get_held_list(target, subject)
-            listed = {entry.digest for entry in held.children} if held is not None else set[str]()
+            listed = set[str]()
+            if held is not None:
+                listed.update(entry.digest for entry in held.children)
             self._listed_digests[place] = listed
             lacking = [entry for entry in entries if entry.digest not in listed]
             if not lacking:
                 return added
-            if refusal is not None:  # the tag may not be moved, and names a list without these
-                raise refusal
+            if immutable_tag is not None:
+                raise immutable_tag
             lacking = [await self._described(source, entry) for entry in lacking]
             added |= {entry.digest for entry in lacking}
 
@@ -225,7 +231,7 @@ class ReferrerLists:
                     raise
                 # The list may be complete all the same: another writer has put it, or an attempt of
                 # ours whose answer was lost. It is read again.
-                refusal = error
+                immutable_tag = error
                 continue
             # Another writer may have replaced our list.
             if await target.head_manifest(tag) == merged.digest:
@@ -237,7 +243,7 @@ class ReferrerLists:
         raise conflict.with_place(target.side, "list referrers in", target.reference(tag))
 
     async def _described(self, source: Repository, entry: Descriptor) -> Descriptor:
-        """Return an entry as a list has it, also where only its digest is known."""
+        """Return an entry as a list has it: that of a lock has only its digest."""
         if entry.media_type:
             return entry
         return referrer_entry(await self._discovery.manifest(source, entry.digest))
@@ -260,13 +266,15 @@ class ReferrerLists:
         lacking: Sequence[Descriptor],
         added: Collection[str],
     ) -> Manifest:
-        """Return the list to put. Where the target holds none, and the source's list names just the
-        digests `added`, it is the source's list byte for byte: both ends have one digest then.
+        """Return the list that the target holds, if any, with the entries that it lacks.
+
+        Where it holds none, and the source's list names just the digests `added`, it gets the source's
+        list byte for byte: the list has the same digest at both then.
         """
         answer = self._lists[source.key, subject].answer
-        at_source = answer[0].fallback if answer else None
-        if held is None and at_source is not None:
-            names_just_these = {entry.digest for entry in at_source.dependencies} == added
+        source_list = answer[0].fallback if answer else None
+        if held is None and source_list is not None:
+            names_just_these = {entry.digest for entry in source_list.dependencies} == added
             if names_just_these:
-                return at_source
+                return source_list
         return extend_referrers_list(held, lacking)

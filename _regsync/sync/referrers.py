@@ -21,7 +21,7 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.archive import RepositoryKey, digest_like, hashed_key, key_of
+from _regsync.state.archive import digest_like, hashed_key, key_of
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import (
     Look,
@@ -105,6 +105,9 @@ class SearchedTarget(NamedTuple):
     # found now has come to the source since, so that the target lacks it.
     had_no_referrers: bool
     had_no_tags: bool
+    # The digests in the source's list for the image, if that is the list of the last look: the target
+    # holds them. Empty where the list has changed.
+    listed_before: frozenset[str] = frozenset()
 
 
 class Search(NamedTuple):
@@ -187,10 +190,6 @@ class Referrers:
         self._artifacts = defaultdict[object, Once[list[Artifact]]](Once)
         self._permits = anyio.CapacityLimiter(_MOST_ASKED)
 
-        # Artifacts that need no request, by target and digest: the last look left the target with all
-        # that the source listed then, and the source lists the same now.
-        self._known_present = set[tuple[RepositoryKey, str]]()
-
     # When to look.
 
     def listed_cosign_tags(self, source: Repository, digest: str) -> list[str]:
@@ -199,8 +198,8 @@ class Referrers:
         return [tag for tag in _cosign_tags(digest) if tag in listed]
 
     def listed_tags(self, source: Repository, digest: str) -> int:
-        """Return which tags with artifacts of a digest the source's listing shows, as the state keeps
-        it: bit 0 for the fallback tag, bits 1 to 3 for cosign's. 0 where nothing was listed.
+        """Return which tags with artifacts of a digest the source's listing shows, as the bits that the
+        state keeps: 1 for the fallback tag, 2, 4 and 8 for cosign's. 0 where nothing was listed.
         """
         listed = self._discovery.names(source) or ()
         bits = 0
@@ -225,9 +224,10 @@ class Referrers:
         look = self._decide_by_schedule(usable)
         was_looked_at = any(copy.last_check.last for copy in usable)
         was_copied = any(tag.was_copied for tag in lookup.targets)
-        if lookup.is_by_digest and not was_looked_at and not was_copied:
-            # Somebody else copied the image, and is believed to have copied what refers to the
-            # manifests below the top. A deep look would cost a GET of the top (rule 4).
+        is_from_others = not (was_looked_at or was_copied)
+        if is_from_others and lookup.is_by_digest:
+            # Whoever copied the image is believed to have copied what refers to the manifests below
+            # it. Only the image's digest is at hand, and a deep look would cost a GET (rule 4).
             return min(look, Look.TOP)
         return look
 
@@ -247,11 +247,10 @@ class Referrers:
         for copy in usable:
             keys = (key_of(copy.source_digest), key_of(copy.digest))
             copy.check_key = check_name(mapping, copy.source, copy.target, *keys)
-            is_there = copy.already_at_target or self._knowledge.is_committed(
-                copy.target.pool, copy.digest
-            )
             # A look at an image that the target has lost since does not count.
-            if is_there:
+            if copy.already_at_target or self._knowledge.is_committed(
+                copy.target.pool, copy.digest
+            ):
                 copy.last_check = self._knowledge.artifact_check(copy.check_key)
         return usable
 
@@ -279,18 +278,31 @@ class Referrers:
         # A trimmed image has another top than the source's index. What refers to that index is not
         # copied, but a user is told of it.
         is_trimmed = lookup.digest != lookup.source_digest
-        subjects = [] if is_trimmed else [lookup.source_digest]
-        without_target = [lookup.source_digest] if is_trimmed else []
+        subjects = list[str]()
+        trimmed_indexes = list[str]()
+        if is_trimmed:
+            trimmed_indexes.append(lookup.source_digest)
+        else:
+            subjects.append(lookup.source_digest)
         if look is Look.DEEP:
             subjects += await self._discovery.below(mapping, lookup)
+        self.lists.expect(source, len(subjects) + len(trimmed_indexes))
 
-        self.lists.expect(source, len(subjects) + len(without_target))
-        await self._compare_lists(lookup, copies, look, is_trimmed=is_trimmed)
-        search = self.search_for(mapping, source, copies)
+        listed = list[str]()
+        if not is_trimmed:
+            referrers = await self.lists.read(source, lookup.source_digest)
+            listed += [entry.digest for entry in referrers.entries]
+        listing_hash = hash_of_list(listed)
+        for copy in copies:
+            copy.listing_hash = listing_hash
+        # A look is deep where the last one does not count (`decide`).
+        listed_before = frozenset[str]() if look is Look.DEEP else frozenset(listed)
+
+        search = self.search_for(mapping, source, copies, listed_before)
         found = await self._artifacts_of(search, subjects, deep=look is Look.DEEP)
 
         for_no_target = search._replace(targets=())
-        stripped = await self._artifacts_of(for_no_target, without_target, deep=False)
+        stripped = await self._artifacts_of(for_no_target, trimmed_indexes, deep=False)
         if stripped:
             text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
             place = f"{source} -> {mapping.target_repository}"
@@ -338,30 +350,34 @@ class Referrers:
         its subject, or when its subject is left out by the platform filter.
         """
         rule = mapping.artifacts
-        takes_all = rule.enabled and not (rule.include or rule.exclude)
-        if takes_all and not mapping.platforms:
+        has_filters = bool(rule.include or rule.exclude)
+        if rule.enabled and not has_filters and not mapping.platforms:
             return ()
 
-        top = await self._discovery.manifest(lookup.source, lookup.source_digest)
-        subjects = await self._subjects_below(lookup.source, top)
-        copied = list[str]()
+        source = lookup.source
+        top = await self._discovery.manifest(source, lookup.source_digest)
+        all_subjects = await self._subjects_below(source, top)
+        copied_subjects = list[str]()
         if rule.enabled:
-            copied = await self._subjects_copied(mapping, lookup)
+            copied_subjects = await self._subjects_copied(mapping, lookup)
 
-        unfiltered = rule._replace(include=(), exclude=())
-        for_all = Search(mapping._replace(platforms=None, artifacts=unfiltered), lookup.source)
-        if takes_all:  # all that stays behind refers to what the platform filter leaves out
-            kept = set(copied)
-            left_out = [digest for digest in subjects if digest not in kept]
-            self.lists.expect(lookup.source, len(left_out))
-            return tuple(await self._artifacts_of(for_all, left_out, deep=True))
+        without_filters = rule._replace(include=(), exclude=())
+        search = Search(mapping._replace(platforms=None, artifacts=without_filters), source)
+        if rule.enabled and not has_filters:
+            # Only the artifacts of what the platform filter leaves out stay behind.
+            copied = set(copied_subjects)
+            subjects = [digest for digest in all_subjects if digest not in copied]
+            self.lists.expect(source, len(subjects))
+            return tuple(await self._artifacts_of(search, subjects, deep=True))
 
-        self.lists.expect(lookup.source, len(subjects))
-        artifacts = await self._artifacts_of(for_all, subjects, deep=True)
-        for_wanted = Search(mapping._replace(platforms=None), lookup.source)
-        wanted = await self._artifacts_of(for_wanted, copied, deep=True)
-        references = {artifact.reference for artifact in wanted}
-        return tuple(artifact for artifact in artifacts if artifact.reference not in references)
+        self.lists.expect(source, len(all_subjects))
+        artifacts = await self._artifacts_of(search, all_subjects, deep=True)
+        filtered_search = Search(mapping._replace(platforms=None), source)
+        wanted = await self._artifacts_of(filtered_search, copied_subjects, deep=True)
+        wanted_references = {artifact.reference for artifact in wanted}
+        return tuple(
+            artifact for artifact in artifacts if artifact.reference not in wanted_references
+        )
 
     async def _subjects_copied(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests that targets get of an image and that artifacts may refer to."""
@@ -371,8 +387,9 @@ class Referrers:
         return subjects
 
     async def _subjects_below(self, source: Repository, top: Manifest) -> list[str]:
-        """Return the digests of a manifest and of all below it, but for attestations. Only indexes are
-        fetched: they name the others.
+        """Return the digests of a manifest and of all below it, but for attestations.
+
+        Only indexes are fetched: they name the others.
         """
         subjects = {top.digest: None}
         indexes = [top]
@@ -386,46 +403,37 @@ class Referrers:
         return list(subjects)
 
     def search_for(
-        self, mapping: MappingRule, source: Repository, copies: Sequence[ImageCopy]
+        self,
+        mapping: MappingRule,
+        source: Repository,
+        copies: Sequence[ImageCopy],
+        listed_before: frozenset[str] = frozenset(),
     ) -> Search:
-        """Return the search for an image's artifacts at the targets of these copies."""
-        return Search(
-            mapping._replace(platforms=None),
-            source,
-            tuple(self._searched_target(copy) for copy in copies if copy.error is None),
-            top=copies[0].source_digest,
-        )
+        """Return the search for an image's artifacts at the targets of these copies.
 
-    def _searched_target(self, copy: ImageCopy) -> SearchedTarget:
-        # With --recheck the state is believed of no artifact: targets are asked.
-        was_complete = copy.last_check.is_complete and not self._recheck
-        is_complete = copy.already_at_target and was_complete
-        return SearchedTarget(
-            copy.target,
-            is_new=not copy.already_at_target,
-            is_complete=is_complete,
-            had_no_referrers=is_complete and found_no_referrers(copy.last_check),
-            had_no_tags=is_complete and found_no_tags(copy.last_check, copy.flags),
-        )
-
-    async def _compare_lists(
-        self, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look, *, is_trimmed: bool
-    ) -> None:
-        """Compare the source's list for the image itself with that of the last look. Where they are
-        the same, the targets hold its artifacts. Sets `listing_hash` of each copy.
+        `listed_before` has the digests of the source's list for the image. A target whose last look
+        saw the same list holds them.
         """
-        digests = list[str]()
-        if not is_trimmed:
-            listed = await self.lists.read(lookup.source, lookup.source_digest)
-            digests = [entry.digest for entry in listed.entries]
-        listing_hash = hash_of_list(digests)
-
+        targets = list[SearchedTarget]()
         for copy in copies:
-            copy.listing_hash = listing_hash
-            is_same = copy.last_check.listing_hash == listing_hash
-            # A look is deep where the last one does not count (`decide`).
-            if is_same and look is not Look.DEEP:
-                self._known_present.update((copy.target.key, digest) for digest in digests)
+            if copy.error is not None:
+                continue
+            check = copy.last_check
+            # With --recheck the state is believed of no artifact: targets are asked.
+            is_complete = copy.already_at_target and check.is_complete and not self._recheck
+            is_same_list = check.listing_hash == copy.listing_hash
+            target = SearchedTarget(
+                copy.target,
+                is_new=not copy.already_at_target,
+                is_complete=is_complete,
+                had_no_referrers=is_complete and found_no_referrers(check),
+                had_no_tags=is_complete and found_no_tags(check, copy.flags),
+                listed_before=listed_before if is_same_list else frozenset(),
+            )
+            targets.append(target)
+        return Search(
+            mapping._replace(platforms=None), source, tuple(targets), top=copies[0].source_digest
+        )
 
     async def _artifacts_of(
         self, search: Search, subjects: Iterable[str], *, deep: bool
@@ -436,6 +444,7 @@ class Referrers:
         Without `deep` an artifact's own artifacts are not asked for when every target holds it.
         """
         source = search.source
+        # The subjects of one level: first those of the image, then the artifacts of these, and so on.
         level = list(dict.fromkeys(subjects))
         # All subjects that were asked about: a chain may lead back to one.
         seen = set[str]()
@@ -459,7 +468,7 @@ class Referrers:
             for artifact in by_reference.values():
                 below += await self._subjects_in(source, artifact, deep=deep)
             level = [digest for digest in dict.fromkeys(below) if digest not in seen]
-            if max(len(found), len(level)) > MOST_ARTIFACTS:
+            if len(found) > MOST_ARTIFACTS or len(level) > MOST_ARTIFACTS:
                 break
             if not level:
                 return list(by_reference.values())
@@ -470,13 +479,16 @@ class Referrers:
     async def _subjects_in(
         self, source: Repository, artifact: Artifact, *, deep: bool
     ) -> list[str]:
-        """Return the digests of an artifact that are to be asked about as subjects."""
+        """Return the digests of an artifact that may have artifacts themselves: its own, and for an
+        index those below it.
+        """
         if artifact.entry is None:
-            # What cosign's tag names is a subject only where a listing shows artifacts of it.
-            digest = artifact.lookup.source_digest if artifact.lookup is not None else ""
-            return [digest] if digest and self.listed_tags(source, digest) else []
-        if artifact.lookup is None and not deep:
-            return []  # every target holds it
+            # What cosign's tag names is asked about only where a listing shows artifacts of it.
+            has_tags = self.listed_tags(source, artifact.source_digest) != 0
+            return [artifact.source_digest] if has_tags else []
+        is_at_all_targets = artifact.lookup is None
+        if is_at_all_targets and not deep:
+            return []
         if not artifact.entry.is_index:
             return [artifact.entry.digest]
         index = await self._discovery.manifest(source, artifact.entry.digest, artifact.entry)
@@ -491,22 +503,22 @@ class Referrers:
         return await once.get(partial(self._ask_for_artifacts, search, subject))
 
     async def _ask_for_artifacts(self, search: Search, subject: str) -> list[Artifact]:
+        """Ask the source what refers to a subject, and the targets which of that they lack."""
         source = search.source
-        listed = (await self.lists.read(source, subject)).entries
-        # A list may name its own subject, which is no artifact.
-        entries = [entry for entry in listed if entry.digest != subject]
+        entries = (await self.lists.read(source, subject)).entries
         tags = await self._cosign_tags_of(search, subject)
-        if not (listed or tags or self.lists.has_api(source)):
+        if not (entries or tags or self.lists.has_api(source)):
             text = f"{source}: no artifacts found (no referrers API, no fallback tag); images are copied without"
             self._discovery.say("info", "no_referrers", text)
 
         look_at = partial(self._look_at, search, subject)
-        artifacts = await gather(
-            [
-                *(partial(look_at, entry.digest, entry) for entry in entries),
-                *(partial(look_at, tag, None) for tag in tags),
-            ]
-        )
+        questions = [
+            partial(look_at, entry.digest, entry)
+            for entry in entries
+            if entry.digest != subject  # a list may name its own subject, which is no artifact
+        ]
+        questions += [partial(look_at, tag, None) for tag in tags]
+        artifacts = await gather(questions)
         return [artifact for artifact in artifacts if artifact is not None]
 
     async def _cosign_tags_of(self, search: Search, subject: str) -> list[str]:
@@ -517,10 +529,11 @@ class Referrers:
         if listed is not None:
             return [tag for tag in cosign_tags if tag in listed]
         if self.lists.has_api(source) is False:
-            return cosign_tags  # each is tried
+            return cosign_tags  # each may be there, and is asked for
         if self.asks_for_tags and subject == search.top:
             return await self._existing_tags(source, cosign_tags)
-        return []  # with an API and no listing they are left to the runs that list the source
+        # A source with the API may have them as well. They are left to the runs that list it.
+        return []
 
     async def _existing_tags(self, source: Repository, tags: Iterable[str]) -> list[str]:
         """Return those of these tags that the source has, each asked for by one HEAD."""
@@ -551,10 +564,11 @@ class Referrers:
             if error.status != 404:
                 raise
 
+        # A tag of cosign's may have been asked for without a listing, or be gone since.
         if entry is not None:
             text = f"{reference} is listed as a referrer of {subject}, but missing: it is left out"
             self._discovery.say("warning", "referrer_missing", f"{search.source}: {text}")
-        return None  # a tag of cosign's was only tried, or is gone since it was listed
+        return None
 
     async def _look_at_entry(
         self, search: Search, subject: str, entry: Descriptor
@@ -579,7 +593,7 @@ class Referrers:
         ]
         lookup = await self.look_up_digest(search, entry.digest, entry, known_to_lack=known_to_lack)
         if lookup is not None and lookup.tree is not None:
-            # A target lacks it, so its manifest is at hand: what that says counts, not the list.
+            # A target lacks it, so that its manifest was fetched: what that says counts, not the list.
             manifest = lookup.tree.root
             types = types_of(manifest)
             if not search.wants(types):
@@ -597,35 +611,38 @@ class Referrers:
         *,
         known_to_lack: Collection[Repository] = (),
     ) -> TagLookup | None:
-        """Look up an artifact by its digest; None where all targets are known to hold it.
+        """Look up an artifact by its digest; None where all targets hold it and none has to be asked.
 
-        `expected` is its entry in a list of referrers. A target in `known_to_lack` is asked all the same
-        where the state says that it holds the artifact.
+        `expected` is its entry in a list of referrers. A target in `known_to_lack` is not asked either,
+        unless the state says that it holds the artifact.
         """
-        uncertain = list[Repository]()
-        lacking = list[Repository]()
-        for target in search.targets:
-            repository = target.repository
-            # An answer of this run.
-            is_confirmed = self._knowledge.is_confirmed(repository.pool, digest)
-            # The target held all that the source listed at the last look, and still lists.
-            was_listed = (repository.key, digest) in self._known_present
-            # An earlier run has put or found it there. That is enough where the last look found all
-            # artifacts there; else somebody may have removed it since.
-            is_in_state = self._knowledge.is_committed(repository.pool, digest)
-            if is_confirmed or was_listed or (is_in_state and target.is_complete):
-                continue
-            uncertain.append(repository)
-            if repository in known_to_lack and not is_in_state:
-                lacking.append(repository)
-
-        if not uncertain:
+        targets = [
+            target.repository for target in search.targets if not self._holds(target, digest)
+        ]
+        if not targets:
             return None
+        lacking = [
+            repository
+            for repository in targets
+            if repository in known_to_lack
+            and not self._knowledge.is_committed(repository.pool, digest)
+        ]
         # The state keeps no snapshot of what is put by its digest.
-        tags = [TargetTag(target, digest, snapshot_key=b"") for target in uncertain]
+        tags = [TargetTag(target, digest, snapshot_key=b"") for target in targets]
         return await self._discovery.look_up(
             search.mapping, digest, tags, known_to_lack=lacking, expected=expected
         )
+
+    def _holds(self, target: SearchedTarget, digest: str) -> bool:
+        """Say whether it is certain, without a request, that a target holds an artifact."""
+        pool = target.repository.pool
+        if self._knowledge.is_confirmed(pool, digest):
+            return True  # this run has put or seen it there
+        if digest in target.listed_before:
+            return True
+        # An earlier run has put or seen it there. Somebody may have removed it since, unless the last
+        # look found all artifacts there.
+        return target.is_complete and self._knowledge.is_committed(pool, digest)
 
     async def _look_at_tag(self, search: Search, subject: str, tag: str) -> Artifact | None:
         """Find out which targets lack what a tag of cosign's names; None where the filters refuse it."""
@@ -640,7 +657,7 @@ class Referrers:
             search.mapping, tag, tags, known_to_lack=known_to_lack
         )
         types = frozenset[str]()
-        # The manifest is at hand where it is to be copied. Else only filters are worth the request.
+        # Where a target lacks it, its manifest is at hand. Else only filters are worth the request.
         if lookup.tree is not None or search.is_filtered:
             manifest = await self._discovery.manifest(search.source, lookup.source_digest)
             types = types_of_parts(manifest)
@@ -666,7 +683,9 @@ def types_of(manifest: Manifest) -> frozenset[str]:
     """
     if manifest.artifact_type == _EMPTY_CONFIG:
         return types_of_parts(manifest)
-    return frozenset({manifest.artifact_type} if manifest.artifact_type else ())
+    if manifest.artifact_type:
+        return frozenset({manifest.artifact_type})
+    return frozenset()
 
 
 def too_many_artifacts() -> ContentError:
@@ -682,8 +701,9 @@ def fail_without_artifact(
     *,
     has_stripped: bool = False,
 ) -> None:
-    """Fail the copies of an image that has no artifact, if the mapping requires one. What a target
-    holds already is no failure (docs/specification.md section 3).
+    """Fail the copies of an image that has no artifact, if the mapping requires one.
+
+    A copy that its target holds already does not fail (docs/specification.md section 3).
     """
     rule = mapping.artifacts
     if not rule.require_artifacts:
