@@ -48,7 +48,7 @@ FOR_ANY_FILE = (
     "test_auth_check",
     "test_bad_config",
     "test_cli",
-    "test_google_logins",
+    "test_cloud_runs",
     "test_hosts",
     "test_output_lost",
     "test_proxy_runs",
