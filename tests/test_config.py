@@ -374,8 +374,6 @@ MAPPING_PROBLEMS = [
     ("tags: {glob: 1.20}", "tags.glob: must be text, not a decimal number: put it in quotes"),
     ("tags: {glob: [a, 2024-01-02]}", "tags.glob[1]: must be text, not a date"),
     ("tags: {glob: yes}", "not true or false: put it in quotes"),
-    ("tags: {glob: {a, b}}", "must be text, not a mapping"),
-    ("tags: {glob: [[a]]}", "glob[0]: must be text, not a list"),
     ("tags: {glob: [~]}", "glob[0]: must be text, not empty"),
     ("tags: {glob: []}", "glob: the list is empty: omit it to take every tag"),
     ("tags: {glob: ''}", "must not be empty"),
@@ -391,8 +389,6 @@ MAPPING_PROBLEMS = [
     ("tags: {sort: alpha, latest: ~x}", "latest: must be a whole number without quotes, not text"),
     ("tags: {latest: 3}", "latest: needs `sort` or `semver`"),
     ("tags: {min_tags: -1}", "a whole number from 0"),
-    ("tags: {min_tags: '3'}", "must be a whole number without quotes, not text"),
-    ("tags: {min_tags: 1e9}", "must be a whole number without quotes, not text"),
     ("tags: {min_tags: 017}", "a whole number from 0"),
     ("tags: {min_tags: 99999999999999999999}", "a whole number from 0"),
     ("tags: [v1]", "tags: must be a mapping, not a list: write `tags: {glob: [v1]}`"),
@@ -405,13 +401,10 @@ MAPPING_PROBLEMS = [
     ("tags: {globs: a}", "globs: unknown key: did you mean 'glob'?"),
     ("platforms: [all]", "platforms[0]: 'all' is not a platform: omit the field"),
     ("platforms: []", "platforms: the list is empty: omit it"),
-    ("platforms: linux/amd64", "platforms: must be a list, not text"),
     ("platforms: All", "platforms: must be a list, not text"),
-    ("platforms: '${NOWHERE}'", "platforms: must be a list, not text"),
     ("platforms: [linux]", "platforms[0]: "),
     ("artifacts: {enabled: false, require_artifacts: true}", "require_artifacts: contradicts"),
     ("artifacts: {enabled: 1}", "enabled: must be true or false without quotes, not a whole number"),
-    ("artifacts: {enabled: 'true'}", "must be true or false without quotes, not text"),
     ("to: Team/App", "capitals, which registries refuse: write 'team/app'"),
     ("to: a:1.0", "has a tag or digest"),
     ("to: /a", "not a repository"),
@@ -482,28 +475,21 @@ def test_problem_of_a_registry(body: str, message: str) -> None:
     assert "12345" not in found or "123456789012" in body
 
 
+GROUPS = f"{REGISTRIES}mappings: []\ntarget_groups: "
 WHOLE_PROBLEMS = [
     ("registries: {}", "c.yaml:1:1: mappings: required"),
     ("mappings: null", "c.yaml:1:1: mappings: required"),
-    ("mappings: {a: b}", "mappings: must be a list, not a mapping"),
     ("mappings: [a]", "mappings[0]: must be a mapping, not text"),
     ("mappings: []\nmapings: []", "c.yaml:2:1: mapings: unknown key: did you mean 'mappings'?"),
     ("- a", "must be a mapping, not a list"),
-    ("registries: [a]\nmappings: []", "registries: must be a mapping, not a list"),
-    (
-        "registries: {1: {url: a.example}}\nmappings: []",
-        "registries.1: must be a name, not a whole number: put it in quotes",
-    ),
-    (f"{REGISTRIES}target_groups: {{g: []}}\nmappings: []", "target_groups.g: the list is empty"),
-    (f"{REGISTRIES}target_groups: {{g: one}}\nmappings: []", "target_groups.g: must be a list"),
-    (
-        f"{REGISTRIES}target_groups: {{g: [uno]}}\nmappings: []",
-        "target_groups.g[0]: no registry or group is named 'uno'",
-    ),
+    ("registries: {1: {url: a.x}}\nmappings: []", "must be a name, not a whole number: put it in quotes"),
+    (f"{GROUPS}{{g: []}}", "target_groups.g: the list is empty"),
+    (f"{GROUPS}{{g: one}}", "target_groups.g: must be a list"),
+    (f"{GROUPS}{{g: [uno]}}", "target_groups.g[0]: no registry or group is named 'uno'"),
     ("mappings: []\nglobal: {max_concurrent_transfers: 0}", "a whole number from 1"),
     ("mappings: []\nglobal: {cache_ttl: 12 h}", "is not a duration: write 0, seconds (90)"),
     ("mappings: []\nglobal: {staging_size_limit: 5 XB}", "is not a size: write 0"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -821,10 +807,15 @@ DOCUMENTS = [
     (b"---\n", "c.yaml:1:1: the document is empty"),
     (b"mappings: []\n---\nmappings: []\n", "c.yaml:2:1: a second YAML document"),
     (b"mappings: [\xff]", "c.yaml:1:12: not UTF-8"),
-    ("mappings: []".encode("utf-16"), "not UTF-8"),
-    (b"a: 1\nmappings: \x01", "c.yaml:2:11: control character U+0001"),
+    ("mappings: []".encode("utf-16"), "c.yaml:1:1: not UTF-8: save the file as UTF-8"),
+    ("mappings: []\nx: ä".encode("latin-1"), "c.yaml:2:4: not UTF-8"),
+    ("mappings: []\n# €".encode()[:-1], "c.yaml:2:3: not UTF-8"),
+    ("mappings: \ud800".encode("utf-8", "surrogatepass"), "c.yaml:1:11: not UTF-8"),
+    (b"a: 1\nmappings: \x00", "c.yaml:2:11: control character U+0000"),
+    (b"mappings: \x1b[31m", "c.yaml:1:11: control character U+001B"),
     (b'mappings: "\\UFFFFFFFF"', "a number out of range"),
     (b"mappings:\n\t- from: a", "c.yaml:2:1: malformed YAML: a tab"),
+    (b"mappings:\n-\tfrom: a", "c.yaml:2:2: malformed YAML: a tab"),
     (b"mappings: [", "c.yaml:1:12: malformed YAML"),
     (b"mappings: []\nx: *\n", "has to be quoted"),
     (b"registries: {a: {url: ${HOST}}}\nmappings: []", "inside { } and [ ] a '${NAME}' has to be quoted"),
