@@ -153,24 +153,11 @@ def test_the_proxy_and_ca_of_a_registry_are_those_of_its_login_and_its_storage_t
     assert tokens.requests == 1
 
 
-def test_no_proxy_counts_for_hosts_that_a_registry_with_a_proxy_sends_us_to(scene: Scene) -> None:
-    moved_to_storage(scene)
+def test_no_proxy_means_no_byte_to_the_proxy(scene: Scene) -> None:
     forward, address = scene.proxy()
-    ran = scene.copy("-v", proxy=f"http://{address}", env={"NO_PROXY": f"{NAME},{STORAGE}"})
-    assert ran.status == 2, "no such name is known without the proxy"
-    assert set(forward.targets) == {f"{NAME}:443"}
-    assert f"connecting to https://{STORAGE} (NO_PROXY names {STORAGE})" in ran.err
-    assert f"the name {STORAGE} could not be resolved" in ran.err
-
-
-@pytest.mark.parametrize(
-    "no_proxy", ["*", "acme.example", ".acme.example", f"a.example, {NAME}:443", NAME.upper()]
-)
-def test_no_proxy_means_no_byte_to_the_proxy(scene: Scene, no_proxy: str) -> None:
-    forward, address = scene.proxy()
-    ran = scene.copy("-v", env={"https_proxy": address, "no_proxy": no_proxy})
+    ran = scene.copy("-v", env={"https_proxy": address, "no_proxy": f"a.example, {NAME}:443"})
     assert ran.status == 2
-    assert f"connecting to https://{NAME} (no_proxy names {no_proxy.rpartition(' ')[2]})" in ran.err
+    assert f"connecting to https://{NAME} (no_proxy names {NAME}:443)" in ran.err
     assert forward.heads == []
 
 
@@ -198,67 +185,27 @@ LENGTH = b"Content-Length: %d\r\n\r\n" % len(NASTY)
 NAMED = "HTTPS_PROXY"
 
 
+def challenge(value: str) -> bytes:
+    return f"HTTP/1.1 407 No\r\nProxy-Authenticate: {value}\r\n".encode() + LENGTH + NASTY
+
+
 @pytest.mark.parametrize(
     ("script", "ending", "remedy"),
     [
-        pytest.param(
-            says(b"HTTP/1.1 502 \x1b[31mBad\r\n" + LENGTH + NASTY),
-            "(502) (waited for 0.4s)",
-            NAMED,
-            id="502",
-        ),
         pytest.param(says(b"HTTP/1.1 403 No\r\n" + LENGTH + NASTY), "(403)", NAMED, id="403"),
         pytest.param(
-            says(
-                b'HTTP/1.1 407 No\r\nProxy-Authenticate: Basic realm="\x1b[31mx"\r\n'
-                + LENGTH
-                + NASTY
-            ),
-            "(407), it accepts Basic",
-            "user and password",
-            id="407-basic",
-        ),
-        pytest.param(
-            says(
-                b"HTTP/1.1 407 No\r\nProxy-Authenticate: Negotiate\r\nProxy-Authenticate: NTLM abc\r\n"
-                + LENGTH
-            ),
-            "(407), it accepts Negotiate or NTLM",
-            "accepts Basic",
-            id="407-without-basic",
-        ),
-        pytest.param(
-            says(
-                f"HTTP/1.1 407 No\r\nProxy-Authenticate: {basic(GATE, GATE_SECRET)}, NTLM\r\n".encode()
-                + LENGTH
-            ),
+            says(challenge(f'{basic(GATE, GATE_SECRET)} realm="\x1b[31mx", NTLM')),
             "(407), it accepts NTLM",
             "accepts Basic",
-            id="407-that-repeats-the-login",
+            id="repeats-the-login",
         ),
         pytest.param(
-            says(
-                f"HTTP/1.1 407 No\r\nProxy-Authenticate: {GATE_SECRET} realm=x\r\n".encode()
-                + LENGTH
-            ),
+            says(challenge(f"{GATE_SECRET} realm=x")),
             "(407)",
             "accepts Basic",
-            id="407-that-repeats-the-password",
-        ),
-        pytest.param(
-            says(b"HTTP/1.1 407 No\r\nProxy-Authenticate: negotiate, Basic realm=x\r\n" + LENGTH),
-            "(407), it accepts negotiate or Basic",
-            "user and password",
-            id="407-two-in-one-line",
+            id="repeats-the-password",
         ),
         pytest.param(hangs, "within 0.05 s (waited for 0.4s)", NAMED, id="hangs"),
-        pytest.param(
-            says(b"\x1b[31m<h1>\x07" * 30 + b"\r\n\r\n"),
-            "HTTP/1.1 (waited for 0.4s)",
-            NAMED,
-            id="garbage",
-        ),
-        pytest.param(says(b""), "answer (waited for 0.4s)", NAMED, id="hangs-up"),
         pytest.param(says(OPEN + NASTY), "was used", None, id="speaks-out-of-turn"),
         pytest.param(
             leads_nowhere,
