@@ -21,9 +21,7 @@ from conformance.server.memory import Place
 from tests.ends import Ran, virtual
 from tests.mirrors import SignedMirror, asked
 from tests.states import rows
-from tests.test_redirects import registry as plain_registry
-from tests.test_redirects import transport_of
-from tests.wires import Told
+from tests.wires import Told, plain_registry, transport_of
 
 SUBJECT = f"sha256:{'a' * 64}"
 

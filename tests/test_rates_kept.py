@@ -26,8 +26,7 @@ from conformance.providers.rates import Cap
 from conformance.registry.app import App
 from conformance.server.memory import Link, Place
 from tests.ends import document, held, tags
-from tests.test_redirects import registry, transport_of
-from tests.wires import Blob
+from tests.wires import Blob, plain_registry, transport_of
 from tools.benches import rates
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -395,7 +394,7 @@ async def test_a_transfer_gives_back_what_it_holds_before_it_waits_for_its_next_
 @asynccontextmanager
 async def narrow(world_of: Any = None) -> AsyncIterator[Any]:
     transport = transport_of({})
-    host = transport.host(registry())
+    host = transport.host(plain_registry())
     transport.gate.limits[host.key] = RegistryLimits(
         10, (Pace("upload_start upload_body upload_finish manifest_put", 1),)
     )

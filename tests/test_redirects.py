@@ -1,19 +1,13 @@
-"""What a redirect holds while it is followed (what it may lead to is in test_bad_input.py)."""
+"""What a redirect holds while it is followed (whom it may lead to is in test_hostile_peers.py)."""
 
 from __future__ import annotations
 
-from functools import partial
-
-import anyio
-import anyio.lowlevel
 import pytest
 
 from _regsync.addresses import Origin
-from _regsync.config.model import Registry
 from _regsync.errors import ProtocolBroken
-from _regsync.net.streams import Stream
-from _regsync.registry.transport import Call, Machine, Transport
-from tests.wires import End, Item, Wire, answer
+from _regsync.registry.transport import Call
+from tests.wires import End, Item, Wire, answer, plain_registry, transport_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -22,48 +16,11 @@ GET = Call("blob_get", "GET", "/v2/app/blobs/x", "app")
 MOVED = b"HTTP/1.1 307 Moved\r\nLocation: http://storage.test/x?sig=1\r\nContent-Length: "
 
 
-def transport_of(wires: dict[Origin, list[Wire]]) -> Transport:
-    def log(*_: object, **__: object) -> None:
-        pass
-
-    made = Transport(
-        Machine(
-            environ={},
-            home=None,
-            read=lambda path: None,
-            chance=lambda: 0.5,
-            wall=lambda: 0.0,
-            log=log,
-        )
-    )
-
-    async def dial(by: str, origin: Origin) -> Stream:
-        await anyio.lowlevel.checkpoint()
-        there = wires[Origin(*origin[:3])]
-        there[0].dialled = by
-        return there.pop(0)
-
-    made.pool.dial, made.foreign_pool.dial = partial(dial, "at home"), partial(dial, "abroad")
-    return made
-
-
-def registry(host: str = "registry.test") -> Registry:
-    return Registry(
-        alias="r",
-        scheme="http",
-        host=host,
-        port=80,
-        kind="unknown",
-        auth_type="anonymous",
-        max_concurrent=2,
-    )
-
-
 async def test_registrys_connection_serves_others_while_storage_sends_the_blob() -> None:
     first = Wire(answers=((MOVED + b"5\r\n\r\nmoved",), (answer(b"other"),)))
     storage = Wire(answers=((answer(b"blob"),),))
     transport = transport_of({REGISTRY: [first], STORAGE: [storage]})
-    host = transport.host(registry())
+    host = transport.host(plain_registry())
     async with await transport.exchange(host, GET, (200,)) as response:
         assert transport.gate.limits[host.key].in_use == 1
         async with await transport.exchange(host, GET, (200,)) as other:
@@ -87,7 +44,7 @@ async def test_body_of_a_redirect_says_nothing(rest: tuple[Item, ...]) -> None:
     assert isinstance(head, bytes)
     wire = Wire(answers=((MOVED + head, *others),))
     transport = transport_of({REGISTRY: [wire], STORAGE: [Wire(answers=((answer(b"blob"),),))]})
-    async with await transport.exchange(transport.host(registry()), GET, (200,)) as response:
+    async with await transport.exchange(transport.host(plain_registry()), GET, (200,)) as response:
         assert await response.read(10) == b"blob"
     assert wire.closed
 
@@ -98,7 +55,7 @@ async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open() -> None:
     wire = Wire(answers=((here,),) * 20)
     transport = transport_of({REGISTRY: [wire]})
     with pytest.raises(ProtocolBroken, match="more than 10 redirects"):
-        async with await transport.exchange(transport.host(registry()), GET, (200,)):
+        async with await transport.exchange(transport.host(plain_registry()), GET, (200,)):
             pass
     assert (len(wire.requests), wire.dialled) == (11, "at home")
 
@@ -128,7 +85,7 @@ async def test_each_hop_is_judged_by_the_one_before_it(host: str, end: str, word
         {Origin("http", host, 80): [first], Origin("https", "storage.test", 443): [storage]}
     )
     with pytest.raises(ProtocolBroken, match=words):
-        async with await transport.exchange(transport.host(registry(host)), GET, (200,)):
+        async with await transport.exchange(transport.host(plain_registry(host)), GET, (200,)):
             pass
     assert (len(first.requests), len(storage.requests)) == (1, 1)
 
@@ -136,7 +93,7 @@ async def test_each_hop_is_judged_by_the_one_before_it(host: str, end: str, word
 async def test_permits_are_no_more_than_the_files_that_may_be_open() -> None:
     transport = transport_of({})
     transport.machine = transport.machine._replace(open_files=64)
-    generous = registry()._replace(max_concurrent=50)
+    generous = plain_registry()._replace(max_concurrent=50)
     transport.host(generous)
     assert transport.gate.limits["registry.test"].cap == 10
 
@@ -144,5 +101,5 @@ async def test_permits_are_no_more_than_the_files_that_may_be_open() -> None:
 async def test_of_two_aliases_of_a_registry_the_smaller_bound_holds() -> None:
     transport = transport_of({})
     for alias, most in (("one", 7), ("two", 3), ("three", 5)):
-        transport.host(registry()._replace(alias=alias, max_concurrent=most))
+        transport.host(plain_registry()._replace(alias=alias, max_concurrent=most))
     assert transport.gate.limits["registry.test"].cap == 3

@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import anyio
 import anyio.lowlevel
@@ -25,10 +26,12 @@ import h11
 import hypothesis  # noqa: F401  (its hook for trio warns when trio is there first)
 
 from _regsync.addresses import Origin
+from _regsync.config.model import Registry
 from _regsync.errors import Disconnected
 from _regsync.net.http1 import Connection, Headers, Pieces, Response
 from _regsync.net.pool import Pool
 from _regsync.net.streams import WANT_READ, WANT_WRITE, Stream, Timeouts
+from _regsync.registry.transport import Machine, Transport
 from conformance.server.memory import End as MemoryEnd
 
 ORIGIN = Origin("http", "registry.test", 80)
@@ -384,3 +387,43 @@ def read_rest(accepted: socket.socket) -> bytes:
     except ConnectionError:
         pass
     return rest
+
+
+def transport_of(wires: dict[Origin, list[Wire]]) -> Transport:
+    """Return a transport whose connections are these, of each origin in turn."""
+
+    def log(*_: object, **__: object) -> None:
+        pass
+
+    made = Transport(
+        Machine(
+            environ={},
+            home=None,
+            read=lambda path: None,
+            chance=lambda: 0.5,
+            wall=lambda: 0.0,
+            log=log,
+        )
+    )
+
+    async def dial(by: str, origin: Origin) -> Stream:
+        await anyio.lowlevel.checkpoint()
+        there = wires[Origin(*origin[:3])]
+        there[0].dialled = by
+        return there.pop(0)
+
+    made.pool.dial, made.foreign_pool.dial = partial(dial, "at home"), partial(dial, "abroad")
+    return made
+
+
+def plain_registry(host: str = "registry.test") -> Registry:
+    """Return a registry that is asked by http and by nobody in particular."""
+    return Registry(
+        alias="r",
+        scheme="http",
+        host=host,
+        port=80,
+        kind="unknown",
+        auth_type="anonymous",
+        max_concurrent=2,
+    )

@@ -2,7 +2,7 @@
 (R1-R9, R20).
 
 A network in memory has every place that an attacker could name; whoever must not be asked has a
-journal that stays empty. The other rules are in test_rules_hostile.py.
+journal that stays empty.
 """
 
 from __future__ import annotations
@@ -33,16 +33,19 @@ HOME = "https://registry.example.test"
 class Elsewhere(Site):
     """A place that gives and takes everything, a token to whoever asks for one."""
 
-    def __init__(self, image: Image | None = None) -> None:
+    def __init__(self, image: Image) -> None:
         super().__init__()
         self.image = image
+        self.answer: Response | None = None  # to whatever is asked
 
     def start(self, request: Request) -> Answer | Reception:
+        if self.answer:
+            return Response(self.answer.status, list(self.answer.headers))
         if request.method in ("PUT", "POST", "PATCH"):
             return Reception(Content(), lambda received: Response(201))
-        if self.image and request.path.startswith("/blob/"):
+        if request.path.startswith("/blob/"):
             return Response(200, [], self.image.blobs[request.path[6:]])
-        if self.image and request.path.startswith("/manifest/"):
+        if request.path.startswith("/manifest/"):
             return Response(200, [("Content-Type", OCI_MANIFEST)], self.image.body)
         return Response(200, [], b'{"token": "of-a-stranger"}')
 
@@ -194,6 +197,54 @@ async def test_whoever_is_asked_elsewhere_sees_no_login(place: str, kind: str) -
         assert ran.status == (2 if kind == "upload" else 0)
         if kind != "upload":
             assert held(world.other, "app", world.image)
+
+
+@pytest.mark.rule("R1")
+@pytest.mark.parametrize("status", [301, 302, 303, 308])
+async def test_a_blob_is_fetched_from_wherever_it_is_by_any_redirect(status: int) -> None:
+    async with world_of() as world:
+
+        def move(request: Request) -> Answer | None:
+            led = lead("blob", "https://evil.test")(request)
+            return Response(status, led.headers) if isinstance(led, Response) else None
+
+        world.app.intercept = move
+        assert (await world.run()).status == 0
+        assert held(world.other, "app", world.image)
+        assert [headers for headers in world.strangers_saw() if "authorization" in headers] == []
+
+
+@pytest.mark.rule("R1")
+async def test_a_chain_that_left_the_registry_comes_back_without_credentials() -> None:
+    async with world_of() as world:
+        digest = world.image.document["layers"][0]["digest"]
+        back = f"{HOME}/v2/app/blobs/{digest}?again=1"
+        world.evil.answer = Response(307, [("Location", back)])
+
+        def lead_out(request: Request) -> Answer | None:
+            is_first = request.reference == digest and not request.parameter("again")
+            return lead("blob", "https://evil.test")(request) if is_first else None
+
+        world.app.intercept = lead_out
+        ran = await world.run()
+        assert ran.status in (2, 4), "the registry asks for a login, and gets none on this path"
+        returned = [entry for entry in world.home.journal.entries if entry.query.get("again")]
+        assert returned
+        assert all("authorization" not in entry.headers for entry in returned)
+
+
+@pytest.mark.rule("R1", "R3")
+@pytest.mark.provokes("upload_elsewhere")
+@pytest.mark.parametrize("kind", ["blob", "upload"])
+async def test_a_stranger_that_asks_for_a_login_gets_none(kind: str) -> None:
+    async with world_of() as world:
+        world.evil.answer = Response(401, [("WWW-Authenticate", 'Basic realm="give me"')])
+        world.app.intercept = lead(kind, "https://evil.test")
+        ran = await world.run(up=kind == "upload")
+        assert ran.status in (2, 4)
+        saw = world.strangers_saw()
+        assert saw
+        assert [headers for headers in saw if "authorization" in headers] == []
 
 
 @pytest.mark.rule("R6")

@@ -1,13 +1,15 @@
-"""What a state file can do that says more than is true, and files that change behind us (R12, R16).
+"""Files of others in our directories, and a state that says more than is true (R12, R16).
 
-Whoever may write into `cache_dir` may put there what he likes: that blobs and manifests are at a
-target, from a clock that runs ahead, in a file that is whole. It costs requests, and no image is
-wrong (I5).
+Whoever may write into `cache_dir` may put there what he likes: pipes and links, that blobs and
+manifests are at a target, a clock that runs ahead, in a file that is whole. It costs requests, and
+no image is wrong (I5).
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -28,11 +30,13 @@ from _regsync.state.archive import (
     hashed_key,
     key_of,
 )
+from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync import staging as sync_staging
 from _regsync.sync.staging import Staging, StagingFailed
 from conformance.content.images import Seed
 from conformance.server.sockets import Server
+from tests import states
 from tests.ends import Ran, Start, document, held, run_regsync, tags
 
 pytestmark = pytest.mark.rule("R12")
@@ -205,3 +209,135 @@ def test_a_blob_that_was_changed_on_disk_is_read_again(
     assert ran.err.count("was changed on disk after it had been verified") == 1
     # What was wrong never reached its end: nothing was put that a registry had to refuse.
     assert [each.journal.count("PUT", "upload", status=400) for each in (one, two)] == [0, 0]
+
+
+# Pipes, links and directories of others.
+
+
+@pytest.fixture
+def mirror(tmp_path: Path, source: Server, target: Server) -> Callable[..., Ran]:
+    """Return a function that runs a mapping of one image, with its state in `tmp_path / "cache"`."""
+    Seed(1).image(sizes=(50,)).load_into(source.app, "app", tag="v1")
+    path = tmp_path / "mirror.yaml"
+
+    def run(**settings: Any) -> Ran:
+        given = {"cache_dir": "cache", **settings}
+        path.write_text(
+            document(
+                {"source": source, "t": target},
+                {"from": "app", "tags": tags("v1")},
+                **{"global": given},
+            )
+        )
+        return run_regsync("sync", "--json", "-c", str(path))
+
+    return run
+
+
+def entries(folder: Path) -> dict[str, int]:
+    """Return the modes of everything below a directory."""
+    return {
+        str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode)
+        for path in folder.rglob("*")
+    }
+
+
+@pytest.mark.rule("R16")
+@pytest.mark.parametrize(
+    "name", ["state.db", "state.lock", "state.db-journal", "state.bin", "state.journal"]
+)
+@pytest.mark.parametrize("what", ["pipe", "link", "other name", "directory", "dangling link"])
+def test_what_stands_where_the_state_belongs_is_waited_for_and_written_to_by_nobody(
+    tmp_path: Path, mirror: Callable[..., Ran], target: Server, name: str, what: str
+) -> None:
+    victim, place = tmp_path / "victim", tmp_path / "cache" / name
+    victim.write_bytes(b"precious")
+    victim.chmod(0o644)
+    place.parent.mkdir()
+    makes: dict[str, Callable[[], object]] = {
+        "pipe": lambda: os.mkfifo(place),
+        "link": lambda: place.symlink_to(victim),
+        "other name": lambda: place.hardlink_to(victim),
+        "directory": place.mkdir,
+        "dangling link": lambda: place.symlink_to(tmp_path / "made"),
+    }
+    makes[what]()
+    ran = mirror()
+    assert (ran.status, ran.statuses()) == (0, ["synced"])
+    assert "Traceback" not in ran.err
+    assert victim.read_bytes() == b"precious"
+    assert stat.S_IMODE(victim.stat().st_mode) == 0o644
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.rule("R16")
+@pytest.mark.parametrize("linked", ["staged", "staged/sha256"])
+def test_a_directory_that_somebody_else_chose_is_neither_filled_nor_emptied(
+    tmp_path: Path, linked: str
+) -> None:
+    victim, link = tmp_path / "victim", tmp_path / "cache" / linked
+    inside = victim / "sha256" if linked == "staged" else victim
+    inside.mkdir(parents=True)
+    precious = inside / ("a" * 64)
+    precious.write_bytes(b"precious")
+    old = inside / f"{'b' * 64}.0011.partial"
+    old.write_bytes(b"precious")
+    os.utime(old, (0, 0))
+    link.parent.mkdir(parents=True)
+    link.symlink_to(victim)
+    staging = Staging(str(tmp_path / "cache"))
+    with pytest.raises(OSError, match="symbolic link is not followed"):
+        staging._folder("sha256")
+    staging.close()
+    assert sorted(inside.iterdir()) == [precious, old]
+
+
+@pytest.mark.rule("R16")
+def test_what_a_run_makes_is_its_users_alone_whatever_the_umask(
+    tmp_path: Path, mirror: Callable[..., Ran]
+) -> None:
+    before = os.umask(0)
+    try:
+        assert mirror(cache_dir="a/b/cache").status == 0
+    finally:
+        os.umask(before)
+    made = {name: mode for name, mode in entries(tmp_path).items() if name.startswith("a")}
+    assert {*made} >= {"a", "a/b", "a/b/cache", "a/b/cache/state.db"}
+    assert [name for name, mode in made.items() if mode & 0o077] == []
+
+
+@pytest.mark.rule("R16")
+@pytest.mark.parametrize("name", ["state.db", "state.db-journal"])
+@pytest.mark.parametrize("what", ["link", "other name", "pipe"])
+def test_a_state_that_is_another_file_is_begun_anew(tmp_path: Path, name: str, what: str) -> None:
+    cache, victim = tmp_path / "cache", tmp_path / "victim"
+    write_state(cache)
+    victim.write_bytes((cache / "state.db").read_bytes())
+    place = cache / name
+    place.unlink(missing_ok=True)
+    makes: dict[str, Callable[[], object]] = {
+        "pipe": lambda: os.mkfifo(place),
+        "link": lambda: place.symlink_to(victim),
+        "other name": lambda: place.hardlink_to(victim),
+    }
+    makes[what]()
+    before = victim.read_bytes()
+
+    reader = StateFile(str(cache), print)
+    reader.load(keep=False)
+    reader.close()
+    assert os.path.lexists(place), "who has no lock removes nothing"
+    write_state(cache)
+
+    assert victim.read_bytes() == before
+    assert not (cache / "state.db-journal").exists()
+    assert (cache / "state.db").stat().st_nlink == 1
+    assert not (cache / "state.db").is_symlink()
+    assert states.entries(cache) == 1
+
+
+def write_state(directory: Path) -> None:
+    kept = StateFile(str(directory), print)
+    kept.load()
+    kept.put_blob(RepositoryKey("host", "app"), bytes(33), BlobEntry(1, True))
+    kept.close()
