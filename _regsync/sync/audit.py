@@ -9,7 +9,7 @@ Follows: docs/design.md section 12.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from itertools import chain
@@ -95,18 +95,14 @@ class _Check:
         self.flaws = list[Flaw]()
         # Why not all of it could be checked; the first reason.
         self.error: SyncError | None = None
-        # What indexes name and the target holds.
-        self.entries = list[Descriptor]()
-        # Digests that the source holds too. The target has to hold the artifacts that the source lists
-        # for these; of any other digest, what the target itself lists is checked.
-        self.at_source = set[str]()
 
     @contextmanager
     def catching_errors(self, what: str, digest: str, absent: Flaw | None = None) -> Iterator[None]:
         """Run a block that asks for something. A SyncError ends the block, but not the check.
 
-        A 404 is the flaw `absent`, where one is given. Wrong bytes are the flaw that `what`, a blob or
-        manifest with this digest, is corrupt. Any other error says only that not all could be checked.
+        With `absent` a 404 is that flaw. Wrong content is the flaw that the blob or manifest with this
+        digest is corrupt; `what` says which of the two it is. After any other error the check is not
+        complete.
         """
         try:
             yield
@@ -123,6 +119,23 @@ class _Check:
         """Add what was found of a part."""
         self.flaws += part.flaws
         self.error = self.error or part.error
+
+
+class _Contents(NamedTuple):
+    """What a manifest names, at any depth, and what was found of it."""
+
+    check: _Check
+    # The manifests below it that the target holds, as indexes name them.
+    entries: list[Descriptor]
+
+
+class _Subject(NamedTuple):
+    """A digest that may have artifacts."""
+
+    digest: str
+    # Whether the source holds it too. Then the target has to hold the artifacts that the source lists
+    # for it. Else only what the target itself lists is checked.
+    is_at_source: bool
 
 
 class _SampledBlob(NamedTuple):
@@ -170,7 +183,7 @@ class Audit:
         self._config = config
         self._emit = emit
         self._report = report
-        self._read = read
+        self._sample_size = read
         self._first_seen = first_seen
         self._log = machine.log
 
@@ -188,7 +201,7 @@ class Audit:
         )
 
         # The checks of what manifests name, by target and digest: several tags may name one manifest.
-        self._contents = defaultdict[tuple[RepositoryKey, str], Once[_Check]](Once)
+        self._contents = defaultdict[tuple[RepositoryKey, str], Once[_Contents]](Once)
         # The sizes of blobs as registries tell them, by target and digest.
         self._blob_sizes = defaultdict[tuple[RepositoryKey, str], Once[int | None]](Once)
         # By target and digest: held while a tag is read that is likely to name this digest.
@@ -250,7 +263,7 @@ class Audit:
 
         for conflict in conflicts:
             text = f"mappings[{conflict.owner.index}] writes this tag too, from another source"
-            self._fail_all(conflict.wanted, MappingConflict(text))
+            self._fail_tag(conflict.wanted, MappingConflict(text))
         return [image for wanted in tags for image in self._images_of(wanted)]
 
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
@@ -260,7 +273,7 @@ class Audit:
         try:
             selection = await self._discovery.select_tags(mapping)
         except SyncError as error:
-            self._fail_all(WantedTag(mapping, "*", mapping.targets), error)
+            self._fail_tag(WantedTag(mapping, "*", mapping.targets), error)
             return ()
         for event, text in selection.doubts(str(self._discovery.source_of(mapping))):
             self._log("warning", event, text)
@@ -280,7 +293,7 @@ class Audit:
             for registry in wanted.targets
         ]
 
-    def _fail_all(self, wanted: WantedTag, error: SyncError) -> None:
+    def _fail_tag(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that can be checked at none of its targets."""
         for image in self._images_of(wanted):
             self._report.images_done += 1
@@ -301,8 +314,11 @@ class Audit:
         self._report_check(check)
 
     async def _check_tag(self, check: _Check) -> None:
+        """Check the tag's digest, what the manifest names, and the artifacts. Raises the SyncError of a
+        source that does not say what the tag is to name.
+        """
         image = check.image
-        expected = await self._expected(image)
+        expected = await self._find_expected(image)
         likely = expected.digest or expected.source_digest
         top: Manifest | None = None
         with check.catching_errors("manifest", likely):
@@ -316,32 +332,11 @@ class Audit:
             check.flaws.append(differs("", top.digest, expected.digest))
         # An image with another digest is checked whole, too: clients pull it.
         contents = await self._check_contents(image, top)
-        check.add(contents)
+        check.add(contents.check)
         if image.wanted.mapping.artifacts.enabled:
-            subjects = self._subjects_in(check, contents, top, expected)
-            await self._check_artifacts(check, subjects)
+            await self._check_artifacts(check, _subjects_in(top, contents.entries, expected))
 
-    def _subjects_in(
-        self, check: _Check, contents: _Check, top: Manifest, expected: _Expected
-    ) -> set[str]:
-        """Return the digests of an image that may have artifacts; note in `check` which of them the
-        source holds.
-        """
-        entries = [entry for entry in contents.entries if not entry.attested_digest]
-        below = {entry.digest for entry in entries}
-        if top.digest != expected.digest:
-            # The image is not from this source, or is an older one: the source may not know it.
-            return below | {top.digest}
-        if not expected.is_trimmed:
-            check.at_source |= below | {top.digest}
-            return below | {top.digest}
-
-        # A trimmed index was made by a run: nothing refers to it. The indexes below it may be trimmed
-        # too, so that the source may not know them.
-        check.at_source |= {entry.digest for entry in entries if not entry.is_index}
-        return below
-
-    async def _expected(self, image: _AuditedImage) -> _Expected:
+    async def _find_expected(self, image: _AuditedImage) -> _Expected:
         """Find out what the target is to hold under the tag, at the least cost. Raises the source's
         SyncError.
         """
@@ -352,7 +347,7 @@ class Audit:
         if named.pushed is not None:
             return _Expected(digest=named.pushed, source_digest=named.digest, is_held=is_held)
 
-        # The digest of a trimmed index: from the run that trimmed it, else from trimming it here.
+        # A run that trimmed the index has left its new digest. Without one it is trimmed here.
         key = self._discovery.snapshot_key(mapping, image.source, image.target, tag, tag)
         entry = self._knowledge.snapshots([key]).get(key)
         if entry is not None and entry.snapshot.source == key_of(named.digest):
@@ -360,7 +355,8 @@ class Audit:
             is_trimmed = snapshot.pushed != snapshot.source
             pushed = digest_like(snapshot.pushed) if is_trimmed else named.digest
             return _Expected(digest=pushed, source_digest=named.digest, is_held=is_held)
-        if is_held:  # whatever the target has is right
+        if is_held:
+            # Whatever the target has is right, so nothing is fetched to find out the digest.
             return _Expected(digest="", source_digest=named.digest, is_held=is_held)
         lookup = await self._discovery.name_whole(mapping, tag, named.digest)
         return _Expected(digest=lookup.digest, source_digest=lookup.source_digest, is_held=is_held)
@@ -375,8 +371,8 @@ class Audit:
     async def _manifest_of_tag(self, target: Repository, tag: str, likely: str) -> Manifest | None:
         """Return what a tag names, None where it names nothing.
 
-        The tag probably names the digest `likely`, as other tags may. The first of them is read by GET;
-        when its manifest is at hand, the others are asked for their digest by HEAD.
+        `likely` is the digest that it probably names. Of several tags with the same likely digest the
+        first is read by GET. Its manifest is at hand then, and the others cost a HEAD.
         """
         listed = self._discovery.names(target)
         if listed is not None and tag not in listed:
@@ -388,76 +384,75 @@ class Audit:
         digest = await target.head_manifest(tag)
         if digest is None:
             return None
-        if digest == "":  # a registry may answer a HEAD without a digest
+        if digest == "":
+            # A registry may answer a HEAD without a digest.
             return await _unless_absent(self._discovery.manifest_of_tag(target, tag))
         return await _unless_absent(self._discovery.manifest(target, digest))
 
     # What a manifest names.
 
-    async def _check_contents(self, image: _AuditedImage, top: Manifest) -> _Check:
-        """Check all that a manifest names, at any depth; once for all that name the manifest."""
+    async def _check_contents(self, image: _AuditedImage, top: Manifest) -> _Contents:
+        """Check all that a manifest names, at any depth; once for all images that name the manifest."""
         once = self._contents[image.target.pool, top.digest]
         return await once.get(partial(self._check_below, image, top))
 
-    async def _check_below(self, image: _AuditedImage, top: Manifest) -> _Check:
-        """Check all manifests below one, then the blobs of all of them."""
+    async def _check_below(self, image: _AuditedImage, top: Manifest) -> _Contents:
+        """Check all manifests below one, level by level, then the blobs of all of them."""
         check = _Check(image)
-        manifests = await self._read_tree(check, top)
-        blobs = {blob.digest: blob for manifest in manifests for blob in manifest.blobs}
-        await gather(partial(self._check_blob, check, blob) for blob in blobs.values())
-        return check
-
-    async def _read_tree(self, check: _Check, top: Manifest) -> list[Manifest]:
-        """Read what is below a manifest, level by level; return the manifest and all of these that are
-        there and right.
-        """
-        where = check.image.target.key
         manifests = list[Manifest]()
-        entries = dict[str, Descriptor]()
+        present = list[Descriptor]()
+        named = dict[str, Descriptor]()
         depth = 0
         level = [top]
         while level:
             depth += 1
             manifests += level
-            self._report.manifests_present.update((manifest.digest, where) for manifest in level)
+            self._report.manifests_present.update(
+                (manifest.digest, image.target.key) for manifest in level
+            )
 
             children = {
                 child.digest: child
                 for manifest in level
                 for child in manifest.children
-                if child.digest not in entries
+                if child.digest not in named
             }
-            entries.update(children)
+            named.update(children)
             # A hostile registry may serve a tree without an end.
             try:
-                check_tree_size(entries.values())
+                check_tree_size(named.values())
                 if children and depth > MAX_INDEX_DEPTH:
                     raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
             except ContentError as error:
-                check.error = error.with_place(Side.TARGET, "read", check.image.target_name)
+                check.error = error.with_place(Side.TARGET, "read", image.target_name)
                 break
 
             answers = await gather(
                 partial(self._read_child, check, child) for child in children.values()
             )
-            level = [manifest for manifest in answers if manifest is not None]
-        return manifests
+            level = list(chain.from_iterable(answers))
+            present += [children[manifest.digest] for manifest in level]
 
-    async def _read_child(self, check: _Check, child: Descriptor) -> Manifest | None:
-        """Return a manifest that an index names, None where it is not there or not right."""
-        manifest: Manifest | None = None
+        blobs = {blob.digest: blob for manifest in manifests for blob in manifest.blobs}
+        await gather(partial(self._check_blob, check, blob) for blob in blobs.values())
+        return _Contents(check, present)
+
+    async def _read_child(self, check: _Check, child: Descriptor) -> list[Manifest]:
+        """Return the manifest that an index names; none where it is not there or not right."""
+        manifests = list[Manifest]()
         with check.catching_errors("manifest", child.digest, incomplete("manifest", child)):
-            manifest = await self._discovery.manifest(check.image.target, child.digest, child)
-            check.entries.append(child)
-        return manifest
+            target = check.image.target
+            manifests.append(await self._discovery.manifest(target, child.digest, child))
+        return manifests
 
     async def _check_blob(self, check: _Check, blob: Descriptor) -> None:
         """Check that a blob is there with its size. Its bytes are not read here."""
         target = check.image.target
         once = self._blob_sizes[target.pool, blob.digest]
         with check.catching_errors("blob", blob.digest, incomplete("blob", blob)):
+            # A layout may leave out blobs that the far side holds.
             if target.far_repository(blob.digest) is not None:
-                return  # left out of a layout, because the far side holds it
+                return
             size = await once.get(partial(target.blob_size, blob.digest))
             # Some registries answer a HEAD without a length, which says nothing against the blob.
             if size is not None and size != blob.size:
@@ -465,43 +460,44 @@ class Audit:
             self._record_blob(check.image, blob)
 
     def _record_blob(self, image: _AuditedImage, blob: Descriptor) -> None:
-        """Note that a target has a blob, and by chance take it into the sample that is read back.
-
-        Nobody knows beforehand how many blobs a host has, so this is reservoir sampling: of n blobs
-        found so far each is in the sample with the same chance, `read` / n.
-        """
-        place = (blob.digest, image.target.key)
-        if place in self._report.blobs_present:
+        """Note that a target has a blob, and by chance take it into the sample that is read back."""
+        digest_and_target = (blob.digest, image.target.key)
+        if digest_and_target in self._report.blobs_present:
             return
-        self._report.blobs_present.add(place)
+        self._report.blobs_present.add(digest_and_target)
+        # The bytes of `{}`, and of a blob that its descriptor embeds, are known without reading.
         if known_body(blob) is not None:
-            return  # `{}`, or embedded in the descriptor: there is nothing to read
+            return
 
+        # Nobody knows beforehand how many blobs a host has, so this is reservoir sampling: of the
+        # blobs found so far each has the same chance to be in the sample.
         host = image.target.host.key
         self._blobs_found[host] += 1
         sample = self._samples[host]
-        if len(sample) < self._read:
+        if len(sample) < self._sample_size:
             sample.append(_SampledBlob(image, blob))
             return
-        place_in_sample = int(self.transport.machine.chance() * self._blobs_found[host])
-        if place_in_sample < self._read:
-            sample[place_in_sample] = _SampledBlob(image, blob)
+        index = int(self.transport.machine.chance() * self._blobs_found[host])
+        if index < self._sample_size:
+            sample[index] = _SampledBlob(image, blob)
 
     # What refers to a manifest.
 
-    async def _check_artifacts(self, check: _Check, subjects: Collection[str]) -> None:
+    async def _check_artifacts(self, check: _Check, subjects: Iterable[_Subject]) -> None:
         """Check the artifacts of these subjects, the artifacts of these artifacts, and so on."""
         lists = self._referrers.lists
         seen = set[str]()
-        level = set(subjects)
+        level = _each_once(subjects)
         for _ in range(MOST_LEVELS):
-            seen |= level
+            seen.update(subject.digest for subject in level)
             lists.expect(check.image.target, len(level))
-            lists.expect(check.image.source, len(level & check.at_source))
+            lists.expect(check.image.source, sum(1 for subject in level if subject.is_at_source))
             below = await gather(
-                partial(self._check_artifacts_of, check, subject) for subject in sorted(level)
+                partial(self._check_artifacts_of, check, subject) for subject in level
             )
-            level = set(chain.from_iterable(below)) - seen
+            found = _each_once(chain.from_iterable(below))
+            # A chain of artifacts may lead back to where it began.
+            level = [subject for subject in found if subject.digest not in seen]
             if not level:
                 return
             if len(seen) + len(level) > MOST_ARTIFACTS:
@@ -511,40 +507,39 @@ class Audit:
         error.with_place(Side.TARGET, "list referrers in", check.image.target_name)
         check.error = check.error or error
 
-    async def _check_artifacts_of(self, check: _Check, subject: str) -> list[str]:
+    async def _check_artifacts_of(self, check: _Check, subject: _Subject) -> list[_Subject]:
         """Check the artifacts of one subject: those that the source lists have to be at the target,
-        and those that only the target lists have to be whole. Returns the digests that may have
-        artifacts in turn.
+        and those that only the target lists have to be whole. Returns what may have artifacts in turn.
         """
         image = check.image
-        below = list[str]()
-        with check.catching_errors("list of referrers of", subject):
+        below = list[_Subject]()
+        with check.catching_errors("list of referrers of", subject.digest):
             required = list[Artifact]()
-            if subject in check.at_source:
+            if subject.is_at_source:
                 required = await self._referrers.of_subject(
-                    image.wanted.mapping, image.wanted.tag, subject
+                    image.wanted.mapping, image.wanted.tag, subject.digest
                 )
-            listed = (await self._referrers.lists.read(image.target, subject)).entries
+            entries = (await self._referrers.lists.read(image.target, subject.digest)).entries
 
-            listed_digests = {entry.digest for entry in listed}
+            listed = {entry.digest for entry in entries}
             # A list may name its own subject, which is no artifact.
-            others = listed_digests - {artifact.source_digest for artifact in required} - {subject}
-            checks: list[Callable[[], Awaitable[list[str]]]] = [
-                partial(self._check_required, check, artifact, listed_digests)
-                for artifact in required
+            checked_otherwise = {artifact.source_digest for artifact in required}
+            checked_otherwise.add(subject.digest)
+            checks: list[Callable[[], Awaitable[list[_Subject]]]] = [
+                partial(self._check_required, check, artifact, listed) for artifact in required
             ]
             checks += [
-                partial(self._check_listed, check, subject, entry)
-                for entry in listed
-                if entry.digest in others
+                partial(self._check_listed, check, subject.digest, entry)
+                for entry in entries
+                if entry.digest not in checked_otherwise
             ]
             below += chain.from_iterable(await gather(checks))
         return below
 
     async def _check_required(
         self, check: _Check, artifact: Artifact, listed: Collection[str]
-    ) -> list[str]:
-        """Check an artifact that the source has; return the digests that may have artifacts.
+    ) -> list[_Subject]:
+        """Check an artifact that the source has; return what may have artifacts in turn.
 
         `listed` are the digests that the target lists for its subject.
         """
@@ -554,26 +549,25 @@ class Audit:
         below = [digest]
         with check.catching_errors("manifest", digest):
             manifest = await self._manifest_of(image.target, artifact)
-            if manifest is None:
-                # The source may list what it does not hold itself. No run can bring that.
-                if not await self._referrers.is_at_source(image.wanted.mapping, artifact):
-                    return []
-                check.flaws.append(Flaw("artifact_missing", f"{artifact} is missing", digest))
-            else:
+            if manifest is not None:
                 below = await self._check_artifact(check, manifest)
                 if manifest.digest != digest:
-                    what = f"artifact {artifact.reference}: "
-                    check.flaws.append(differs(what, manifest.digest, digest))
+                    prefix = f"artifact {artifact.reference}: "
+                    check.flaws.append(differs(prefix, manifest.digest, digest))
                     return []
                 # A tag of cosign's is found by its name, any other artifact only by a list.
                 if artifact.entry is not None and digest not in listed:
                     text = f"{artifact} exists, but the target does not list it"
                     check.flaws.append(Flaw("artifact_missing", text, digest))
+            elif await self._referrers.is_at_source(image.wanted.mapping, artifact):
+                check.flaws.append(Flaw("artifact_missing", f"{artifact} is missing", digest))
+            else:
+                # The source lists what it does not hold itself. No run can bring that.
+                return []
 
         if not self._referrers.is_subject(image.wanted.mapping, image.wanted.tag, artifact):
             return []
-        check.at_source.update(below)
-        return below
+        return [_Subject(each, is_at_source=True) for each in below]
 
     async def _manifest_of(self, target: Repository, artifact: Artifact) -> Manifest | None:
         """Return the manifest of an artifact, None where the target does not hold it."""
@@ -584,21 +578,21 @@ class Audit:
         expected = artifact.entry if artifact.entry.media_type else None
         return await _unless_absent(self._discovery.manifest(target, digest, expected))
 
-    async def _check_listed(self, check: _Check, subject: str, entry: Descriptor) -> list[str]:
-        """Check an artifact that only the target lists; return the digests that may have artifacts."""
+    async def _check_listed(self, check: _Check, subject: str, entry: Descriptor) -> list[_Subject]:
+        """Check an artifact that only the target lists; return what may have artifacts in turn."""
         text = f"{entry.digest} of {subject} is listed, but missing"
         absent = Flaw("artifact_missing", text, entry.digest)
         below = list[str]()
         with check.catching_errors("manifest", entry.digest, absent):
             manifest = await self._discovery.manifest(check.image.target, entry.digest, entry)
             below += await self._check_artifact(check, manifest)
-        return below
+        return [_Subject(each, is_at_source=False) for each in below]
 
     async def _check_artifact(self, check: _Check, manifest: Manifest) -> list[str]:
-        """Check what an artifact names; return the digests that may have artifacts."""
+        """Check what an artifact names; return its digest and those of the manifests below it."""
         self._report.artifacts_present.add((manifest.digest, check.image.target.key))
         contents = await self._check_contents(check.image, manifest)
-        check.add(contents)
+        check.add(contents.check)
         return [manifest.digest, *(entry.digest for entry in contents.entries)]
 
     # Blobs that are read back.
@@ -617,8 +611,9 @@ class Audit:
         self._report_check(check)
 
     async def _read_blob(self, target: Repository, blob: Descriptor) -> None:
-        """Read a blob to its end. A reading that breaks goes on from there, after a pause. Wrong bytes
-        are read once more over a new connection, because a cache on the way may have been wrong.
+        """Read a blob to its end. Where a reading breaks, the next one goes on, after a pause.
+
+        Wrong bytes are read once more over a new connection: a cache on the way may have been wrong.
         """
         is_large = blob.size >= LARGE_BODY
         demand = Demand(target.host.key, "read", is_large)
@@ -662,6 +657,33 @@ class Audit:
         outcome = Outcome(image.source_name, image.target_name, "failed", error=error)
         self._report.failures.append(outcome)
         self._emit(outcome)
+
+
+def _subjects_in(
+    top: Manifest, entries: Iterable[Descriptor], expected: _Expected
+) -> list[_Subject]:
+    """Return the manifests of an image that may have artifacts: its top, and `entries` below it."""
+    entries = [entry for entry in entries if not entry.attested_digest]
+    is_expected = top.digest == expected.digest
+    if is_expected and expected.is_trimmed:
+        # A run made the trimmed index, and nothing refers to it. The indexes below it may be trimmed
+        # too, so that the source may not know them.
+        return [_Subject(entry.digest, is_at_source=not entry.is_index) for entry in entries]
+
+    # An image with another digest is not from this source, or is an older one: the source may not
+    # know it.
+    digests = [top.digest, *(entry.digest for entry in entries)]
+    return [_Subject(digest, is_at_source=is_expected) for digest in digests]
+
+
+def _each_once(subjects: Iterable[_Subject]) -> list[_Subject]:
+    """Return each subject once, in the order of the digests: as one of the source's, if it is that too."""
+    is_at_source = dict[str, bool]()
+    for subject in subjects:
+        is_at_source[subject.digest] = (
+            is_at_source.get(subject.digest, False) or subject.is_at_source
+        )
+    return [_Subject(digest, is_at_source[digest]) for digest in sorted(is_at_source)]
 
 
 async def _unless_absent(answer: Awaitable[Manifest]) -> Manifest | None:
