@@ -28,7 +28,7 @@ from _regsync.text import parse_time, printable, time_text
 # is no change.
 _VERSION = 1
 
-_HEAD = "lock"
+_VERSION_FIELD = "lock"
 _MAPPING_FIELDS = frozenset({"mapping", "platforms", "rules", "artifacts"})
 _IMAGE_FIELDS = frozenset({"source", "platforms", "digest", "pushed", "artifacts", "first_seen"})
 _ARTIFACT_FIELDS = frozenset({"digest", "type", "subject", "tag"})
@@ -181,32 +181,31 @@ class Lock:
 
 
 def source_key(rule: MappingRule) -> SourceKey:
-    """Return what the lines of a mapping's images belong to."""
+    """Return the source repository and platforms that a mapping's images are locked under."""
     platforms: Platforms = None
     if rule.platforms is not None:
-        platforms = tuple(sorted(set(map(str, rule.platforms))))
+        platforms = tuple(sorted({str(platform) for platform in rule.platforms}))
     return SourceKey(rule.source.lock_name(rule.source_repository), platforms)
 
 
 def locked_mapping(rule: MappingRule) -> LockedMapping:
     """Return the line of a mapping."""
+    rules = {"tags": _set_fields(rule.tags), "artifacts": _set_fields(rule.artifacts)}
     artifacts = artifact_rule(rule)
-    return LockedMapping(
-        source_key(rule),
-        _hash({"tags": _set_fields(rule.tags), "artifacts": _set_fields(rule.artifacts)}),
-        _hash(_set_fields(artifacts)) if artifacts != ArtifactRule() else None,
-    )
+    artifacts_hash = None
+    if artifacts != ArtifactRule():
+        artifacts_hash = _hash(_set_fields(artifacts))
+    return LockedMapping(source_key(rule), rules=_hash(rules), artifacts=artifacts_hash)
 
 
 def artifact_rule(rule: MappingRule) -> ArtifactRule:
-    """Return the part of a mapping's rule that decides which artifacts it takes."""
+    """Return a mapping's rule of artifacts without what does not decide which ones it takes."""
     return rule.artifacts._replace(require_artifacts=False)
 
 
 def _set_fields(rule: TagRule | ArtifactRule) -> dict[str, object]:
-    """Return the fields of a rule that differ from their defaults. So a field that a later version of
-    this program adds does not change the hash of a rule that does not use it.
-    """
+    """Return the fields of a rule that differ from their defaults."""
+    # So a field that a later version adds does not change the hash of a rule that does not use it.
     defaults = rule._field_defaults
     return {name: value for name, value in rule._asdict().items() if value != defaults[name]}
 
@@ -220,7 +219,7 @@ def _hash(fields: Mapping[str, object]) -> str:
 
 def lines_of(lock: Lock) -> Iterator[str]:
     """Give the lines of a lock, without their ends."""
-    yield _line({_HEAD: _VERSION})
+    yield _json_line({_VERSION_FIELD: _VERSION})
 
     def order(mapping: LockedMapping) -> _SortKey:
         return mapping.source.sort_key(), mapping.rules
@@ -233,9 +232,9 @@ def lines_of(lock: Lock) -> Iterator[str]:
         }
         if mapping.artifacts is not None:
             fields["artifacts"] = mapping.artifacts
-        yield _line(fields)
+        yield _json_line(fields)
     for image in lock:
-        yield _line(image_fields(image))
+        yield _json_line(image_fields(image))
 
 
 def image_fields(image: LockedImage) -> dict[str, object]:
@@ -269,7 +268,7 @@ def _platforms_field(platforms: Platforms) -> dict[str, object]:
     return {} if platforms is None else {"platforms": list(platforms)}
 
 
-def _line(fields: Mapping[str, object]) -> str:
+def _json_line(fields: Mapping[str, object]) -> str:
     return json.dumps(fields)
 
 
@@ -280,8 +279,9 @@ def read_lock(lines: Iterable[bytes], name: str) -> Lock:
     """Read the lines of the lock in file `name`; ConfigError names each line that is wrong."""
     reading = _Reading()
     problems = reading.read(lines)
-    if not problems:  # else mappings may be lacking only because their lines are wrong
-        problems = list(islice(reading.strays(), _MOST_PROBLEMS))
+    # Where lines are wrong, a mapping may be lacking only because its line is.
+    if not problems:
+        problems = list(islice(reading.images_without_mapping(), _MOST_PROBLEMS))
     if not problems and not reading.has_head:
         problems = [_Problem(0, "the file is empty")]
 
@@ -323,7 +323,7 @@ class _Reading:
         self._sources = dict[tuple[str, str], SourceKey]()
 
     def read(self, lines: Iterable[bytes]) -> list[_Problem]:
-        """Read all lines; return what is wrong with them."""
+        """Read all lines; return what is wrong with them, of a long list the beginning."""
         problems = list[_Problem]()
         for number, line in enumerate(lines, 1):
             try:
@@ -332,6 +332,7 @@ class _Reading:
                 return [_Problem(number, str(error))]
             except (ContentError, ValueError) as error:
                 problems.append(_Problem(number, str(error)))
+                # Without a head this is no lock, and every other line is wrong too.
                 if not self.has_head or len(problems) == _MOST_PROBLEMS:
                     break
         return problems
@@ -395,7 +396,7 @@ class _Reading:
             self._sources[written] = SourceKey(repository, _platforms_of(fields))
         return self._sources[written]
 
-    def strays(self) -> Iterator[_Problem]:
+    def images_without_mapping(self) -> Iterator[_Problem]:
         """Give the images whose source no mapping of the lock has: lines were lost in a merge."""
         sources = {mapping.source for mapping in self.mappings}
         for image in self.images:
@@ -405,9 +406,8 @@ class _Reading:
 
 
 def _distinct_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Return an object's fields. A field that appears twice is an error: `json` takes the last one,
-    and a reviewer may have seen the first.
-    """
+    """Return an object's fields; `_WrongLine` where one appears twice."""
+    # `json` alone would take the last of two, and a reviewer may have seen the first.
     fields = dict(pairs)
     if len(fields) < len(pairs):
         raise _WrongLine("a field appears twice")
@@ -430,10 +430,13 @@ def _fields_of(line: bytes) -> Mapping[str, Any]:
 
 
 def _check_head(fields: Mapping[str, Any]) -> None:
-    version = fields.get(_HEAD)
+    """Raise `_Unreadable` unless the first line says that this is a lock of the version we read."""
+    version = fields.get(_VERSION_FIELD)
     is_number = isinstance(version, int) and not isinstance(version, bool)  # `true` is an int too
     if not is_number:
-        raise _Unreadable(f"the first line of a lock must be {_line({_HEAD: _VERSION})}")
+        raise _Unreadable(
+            f"the first line of a lock must be {_json_line({_VERSION_FIELD: _VERSION})}"
+        )
     if version != _VERSION:
         raise _Unreadable(
             f"the lock has version {version}, and this regsync reads only version {_VERSION}:"

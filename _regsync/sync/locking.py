@@ -144,9 +144,11 @@ class Locking:
             self._old_lines.setdefault((image.source, image.digest), image)
         self._old_ages = old.first_seen_times()
         # Sources of which mappings take the same artifacts as when the old lock was made.
-        before = _artifacts_taken(old.mappings)
-        now_taken = _artifacts_taken(map(locked_mapping, mappings))
-        self._settled = {source for source in now_taken if now_taken[source] == before[source]}
+        taken_before = _artifacts_taken(old.mappings)
+        taken_now = _artifacts_taken(map(locked_mapping, mappings))
+        self._settled = {
+            source for source in taken_now if taken_now[source] == taken_before[source]
+        }
 
         # What digests name, for all their tags.
         self._contents: dict[tuple[SourceKey, str], Once[_Content]] = defaultdict(Once)
@@ -169,27 +171,27 @@ class Locking:
     # Questions.
 
     async def _resolve_group(self, group: Sequence[MappingRule]) -> list[_Outcome]:
-        """Resolve the mappings of one source registry.
-
-        All listings come before the first tag: a listing that one mapping needs shows signatures of
-        images of another.
-        """
+        """Resolve the mappings of one source registry."""
+        # All listings come before the first tag, because a listing that one mapping needs may show
+        # signatures of another mapping's images.
         selections = await gather(partial(self._select, rule) for rule in group)
-        answers = iter(
-            await gather(
-                partial(self._resolve_tag, rule, tag)
-                for rule, tags in zip(group, selections, strict=True)
-                if not isinstance(tags, SyncError)
-                for tag in tags
-            )
-        )
+        selected = [
+            (rule, tag)
+            for rule, tags in zip(group, selections, strict=True)
+            if not isinstance(tags, SyncError)
+            for tag in tags
+        ]
+        answers = await gather(partial(self._resolve_tag, rule, tag) for rule, tag in selected)
 
+        answers_of = defaultdict[int, list[_Answer]](list)
+        for (rule, _), answer in zip(selected, answers, strict=True):
+            answers_of[rule.index].append(answer)
         outcomes = list[_Outcome]()
         for rule, tags in zip(group, selections, strict=True):
             if isinstance(tags, SyncError):
                 outcomes.append(_Outcome(rule, (), tags))
             else:
-                outcomes.append(_outcome_of(rule, [next(answers) for _ in tags]))
+                outcomes.append(_outcome_of(rule, answers_of[rule.index]))
         return outcomes
 
     async def _select(self, rule: MappingRule) -> Sequence[str] | SyncError:
@@ -205,7 +207,7 @@ class Locking:
         return selection.kept
 
     async def _resolve_tag(self, rule: MappingRule, tag: str) -> _Answer:
-        """Make the line of a tag. An image that is itself at fault fails alone."""
+        """Make the line of a tag. Where the image itself is at fault, its old line stays."""
         name = self._discovery.source_of(rule).reference(tag)
         self._under_way[name] = None
         try:
@@ -214,6 +216,7 @@ class Locking:
             is_absent = isinstance(error, RegistryError) and error.status == 404
             is_own_fault = is_absent or isinstance(error, ContentError)
             if not is_own_fault:
+                # The next tag of the source would fail of the same.
                 return _Answer(None, error)
             old = self._old.images_of(source_key(rule)).get(tag)
             self._failed_images[name] = Failure(name, error, keeps_lines=old is not None)
@@ -234,11 +237,12 @@ class Locking:
             self._discovery.source_of(rule), tag, by_head=by_head
         )
 
-        # The digest's line: that of this tag, or of another tag that named it.
-        line = old if old is not None and old.digest == digest else None
-        line = line or self._old_lines.get((source, digest))
-        if line is not None and self._still_holds(rule, line):
-            content = _Content(digest, pushed=line.pushed, artifacts=line.artifacts)
+        # The old line of the digest: this tag's, or another tag's.
+        same = self._old_lines.get((source, digest))
+        if old is not None and old.digest == digest:
+            same = old
+        if same is not None and self._still_holds(rule, same):
+            content = _Content(digest, pushed=same.pushed, artifacts=same.artifacts)
         else:
             ask = partial(self._look_at, rule, tag, digest)
             content = await self._contents[source, digest].get(ask)
@@ -273,19 +277,20 @@ class Locking:
         """Say whether what the old lock says of a digest is taken over without a request."""
         if self._recheck or line.source not in self._settled:
             return False
-        takes_all = any(
-            each.enabled and not (each.include or each.exclude)
-            for each in self._takers[line.source]
-        )
-        # What refers to the source's own index of a trimmed image is not taken.
+
+        # A listing that was made anyway may show that a signature has come. It is asked about only if
+        # it would be taken: no artifact of a trimmed image's own index is, and with filters only its
+        # manifest would tell.
         is_trimmed = line.pushed is not None
-        if is_trimmed or not takes_all:
+        has_unfiltered_rule = any(
+            artifacts.enabled and not (artifacts.include or artifacts.exclude)
+            for artifacts in self._takers[line.source]
+        )
+        if is_trimmed or not has_unfiltered_rule:
             return True
-        # A listing that was made anyway may show a signature that came later. Whether filters would
-        # take it only its manifest tells.
-        known = {artifact.tag for artifact in line.artifacts}
+        known_tags = {artifact.tag for artifact in line.artifacts}
         listed = self._referrers.listed_cosign_tags(self._discovery.source_of(rule), line.digest)
-        return known.issuperset(listed)
+        return known_tags.issuperset(listed)
 
     async def _look_at(self, rule: MappingRule, tag: str, digest: str) -> _Content:
         """Ask what the line of a digest says."""
@@ -311,16 +316,17 @@ class Locking:
         # Sources of which old lines stay.
         kept = set[SourceKey]()
         for outcome in outcomes:
-            line = locked_mapping(outcome.rule)
+            mapping = locked_mapping(outcome.rule)
             if outcome.error is None:
-                mappings.add(line)
+                mappings.add(mapping)
                 images += outcome.images
                 continue
-            has_old_lines = line in self._old.mappings
-            failures.append(Failure(str(line.source), outcome.error, has_old_lines))
+            has_old_lines = mapping in self._old.mappings
+            name = str(mapping.source)
+            failures.append(Failure(name, outcome.error, keeps_lines=has_old_lines))
             if has_old_lines:
-                mappings.add(line)
-                kept.add(line.source)
+                mappings.add(mapping)
+                kept.add(mapping.source)
 
         if self._keeps_others:
             others = self._mappings_of_others()
