@@ -1,8 +1,6 @@
 """The fault matrix: what goes wrong, where, on which side, how often; and what has to hold whatever
 it was.
 
-    python3 -m tests.fault_matrix [WORDS]      counts by outcome, of the cases whose names hold all words
-
 Each case is one world in memory on a clock that jumps: a source and one or two targets that want
 tokens, an index, images that share layers, a tag that is old at the targets, an image with a
 referrer. A fault strikes once, three times or for ever. Then what is called synced is there byte
@@ -17,7 +15,6 @@ import contextlib
 import errno
 import os
 import sqlite3
-import sys
 import tempfile
 import zlib
 from collections import Counter
@@ -802,34 +799,3 @@ async def judge(case: Case) -> str:
                 scene.images["app", "v2"].load_into(scene.app("target"), "app")
             await scene.converge()
     return outcome
-
-
-def main(words: list[str]) -> int:
-    """Play the cases; print how many of each group ended how."""
-    import trio
-    from trio.testing import MockClock
-
-    table: dict[str, Counter[str]] = {}
-    wrong = 0
-    for case in cases():
-        if not all(word in case.name for word in words):
-            continue
-        try:
-            outcome = trio.run(judge, case, clock=MockClock(autojump_threshold=0))
-        except Exception as error:
-            wrong += 1
-            inner: BaseException = error
-            while parts := getattr(inner, "exceptions", None):
-                inner = parts[0]
-            outcome = "WRONG"
-            print(f"{case.name}: {type(inner).__name__}: {str(inner)[:3000]}", file=sys.stderr)
-        table.setdefault(case.group, Counter())[outcome] += 1
-    columns = ("right", "in part", "failed", "WRONG")
-    print(f"{'fault':<20}{'cases':>7}" + "".join(f"{name:>9}" for name in columns))
-    for group, counts in [*sorted(table.items()), ("all", sum(table.values(), Counter[str]()))]:
-        print(f"{group:<20}{counts.total():>7}" + "".join(f"{counts[name]:>9}" for name in columns))
-    return 1 if wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

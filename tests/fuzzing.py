@@ -60,15 +60,23 @@ def in_virtual_time(work: Callable[[], Awaitable[None]]) -> None:
     trio.run(bounded, clock=MockClock(autojump_threshold=0))
 
 
-def scraps(*pieces: str, most: int = 12, other: str | None = None) -> st.SearchStrategy[str]:
-    """Texts of these pieces in any order, with other characters between them."""
+def scraps(
+    words: str, *more: str, most: int = 12, other: str | None = None
+) -> st.SearchStrategy[str]:
+    """Texts of these words, and of pieces that have blanks themselves, in any order; with other
+    characters between them.
+    """
+    pieces = [*words.split(" "), *more] if words else more
     piece = st.sampled_from(pieces)
     strange = st.text(max_size=3) if other is None else st.text(other, max_size=3)
     return st.lists(st.one_of(piece, piece, piece, strange), max_size=most).map("".join)
 
 
-def trees(*keys: str, leaves: st.SearchStrategy[Any] | None = None) -> st.SearchStrategy[Any]:
+def trees(
+    words: str, *more: str, leaves: st.SearchStrategy[Any] | None = None
+) -> st.SearchStrategy[Any]:
     """Values of JSON with these keys and leaves, and whatever else JSON can say."""
+    keys = [*words.split(" "), *more]
     anything = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4)
     # A text of JSON may hold half a character, which no UTF-8 can.
     leaf = st.one_of(anything, st.just("\ud800"), leaves) if leaves is not None else anything

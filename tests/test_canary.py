@@ -17,10 +17,11 @@ from urllib.parse import quote
 
 import pytest
 
+from conformance.content.images import Seed
 from conformance.messages import Request, Response
 from tests.canaries import Canaries, Traces, writings
-from tests.canary_scene import ACR, NEVER_SENT, SERVICES, STORAGE, VARIANTS, Scene, arranged
-from tests.ends import Ran, Virtual
+from tests.canary_scene import ACR, NEVER_SENT, SERVICES, STORAGE, VARIANTS, Bearer, Scene, arranged
+from tests.ends import Ran, Virtual, document
 
 on_a_clock = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -283,6 +284,7 @@ REPEATERS = [
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
+@pytest.mark.rule("R10")
 @pytest.mark.parametrize("refusal", REFUSALS)
 @pytest.mark.parametrize(("where", "command", "variant"), REPEATERS)
 async def test_who_repeats_our_secrets(
@@ -349,3 +351,34 @@ async def test_a_token_service_that_repeats_a_renewed_refresh_token(
     assert "refresh token 1 of acr" in scene.canaries.found(asked[1].encode())
     assert "gives no token" in ran.err
     assert not traces.found(said(ran))
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.rule("R10")
+@pytest.mark.parametrize("kind", ["manifest", "tag_list"])
+@pytest.mark.parametrize("length", [50, 500, 1000, 2000, 60_000])
+async def test_of_a_long_token_that_a_document_repeats_no_part_is_told(
+    world: Virtual, kind: str, length: int
+) -> None:
+    """Only the beginning of such a document is, which the token may be."""
+    token = "".join(f"{number:x}." for number in range(length))[:length]
+    app = world.registry("source.test").app
+    world.registry("target.test")
+    Seed(1).image().load_into(app, "app", tag="v1")
+    app.intercept = lambda request: (
+        Response(200, [("Content-Type", token)], f"Bearer {token}".encode())
+        if request.kind == kind
+        else None
+    )
+    source = {"url": "http://source.test", "auth_type": "static_token", "token": token}
+    app.auth = Bearer(token)
+    glob = {"glob": ["*" if kind == "tag_list" else "v1"]}
+    text = document(
+        {"source": source, "target": "http://target.test"}, {"from": "app", "tags": glob}
+    )
+    ran = await world.run("sync", "-vv", "--json", "-c", "-", stdin=text)
+    assert ran.status == 2
+    assert token[:8] not in ran.out + ran.err
+    # Of more than is searched nothing is shown, since its end may be the beginning of a secret.
+    assert ("***" if length < 10_000 else "…") in ran.err

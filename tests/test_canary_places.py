@@ -121,6 +121,7 @@ READERS = (
 )
 
 
+@pytest.mark.rule("R19")
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_configuration_is_told_without_its_secret(
     name: str, tmp_path: Path, traces: Traces
@@ -320,6 +321,7 @@ def test_what_is_not_known_is_named_without_what_follows() -> None:
     assert "there is no command '***'" in run_regsync(PLAIN).err
 
 
+@pytest.mark.rule("R19")
 @pytest.mark.parametrize(
     "words", TYPED, ids=lambda words: " ".join(words).replace(SECRET, "*").replace(PLAIN, "*")
 )

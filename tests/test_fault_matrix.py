@@ -16,7 +16,7 @@ from tests.fault_matrix import Case, cases, endpoint, faults_by_side, frequency,
 from tests.thinning import thinned, thorough
 
 PARAMS = [pytest.param(case, id=case.name) for case in cases()]
-# `--thorough`, or `python3 -m tests.fault_matrix`, plays all of them.
+# `--thorough` plays all of them.
 CASES = thinned(
     PARAMS,
     lambda cell: faults_by_side(*cell),

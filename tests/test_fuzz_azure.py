@@ -61,16 +61,7 @@ NOBODY = (404, dict[str, str](), b"")
 LEAVES = st.sampled_from(
     [SECRET, "AzureCloud", "me", "user", "h", "login.microsoftonline.com", "9999999999", "1"]
 )
-PROFILE = trees(
-    "subscriptions",
-    "environmentName",
-    "tenantId",
-    "user",
-    "name",
-    "type",
-    "isDefault",
-    leaves=LEAVES,
-)
+PROFILE = trees("subscriptions environmentName tenantId user name type isDefault", leaves=LEAVES)
 ENTRY = st.fixed_dictionaries(
     {},
     optional={
@@ -79,10 +70,11 @@ ENTRY = st.fixed_dictionaries(
             "last_modification_time")
     },
 )  # fmt: skip
-KINDS = ("Account", "RefreshToken", "AccessToken")
+KINDS = "Account RefreshToken AccessToken"
 ENTRIES = st.dictionaries(st.text(max_size=2), ENTRY, max_size=3)
 CACHE = st.one_of(
-    trees(*KINDS, leaves=LEAVES), st.fixed_dictionaries({}, optional=dict.fromkeys(KINDS, ENTRIES))
+    trees(KINDS, leaves=LEAVES),
+    st.fixed_dictionaries({}, optional=dict.fromkeys(KINDS.split(), ENTRIES)),
 )
 
 
@@ -134,10 +126,8 @@ def test_any_session_of_the_command_line_is_a_login_or_an_error(
     log_in({}, files, NOBODY)
 
 
-PLACES = scraps(
-    "https://", "http://", "/", ":", "?", " ", "\ud800", "é", "\n", "[", other="ab", most=5
-)
-PROOFS = scraps(SECRET, " ", "\ud800", "é", "\n", other="ab", most=5)
+PLACES = scraps("https:// http:// / : ? \ud800 é [", " ", "\n", other="ab", most=5)
+PROOFS = scraps("\ud800 é", SECRET, " ", "\n", other="ab", most=5)
 VARIABLES = {
     **dict.fromkeys(("AZURE_CLIENT_SECRET", "IDENTITY_HEADER"), PROOFS),
     **dict.fromkeys(
@@ -160,10 +150,11 @@ def test_any_environment_is_a_login_or_an_error(environ: dict[str, str], token: 
 NAMED = {"AZURE_CLIENT_SECRET": SECRET, "AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t"}
 BODIES = st.one_of(
     st.binary(max_size=20),
-    trees("error", "error_description", "message", "errors", "code", "access_token", "refresh_token",
-        leaves=st.sampled_from([SECRET, "AADSTS500011: no", "a.e30.c", f"a {SECRET} b\r\nc"])).map(
-            lambda document: json.dumps(document).encode()),
-)  # fmt: skip
+    trees(
+        "error error_description message errors code access_token refresh_token",
+        leaves=st.sampled_from([SECRET, "AADSTS500011: no", "a.e30.c", f"a {SECRET} b\r\nc"]),
+    ).map(lambda document: json.dumps(document).encode()),
+)
 
 
 @fuzz(100)

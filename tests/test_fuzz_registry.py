@@ -40,17 +40,22 @@ INDEX = "application/vnd.oci.image.index.v1+json"
 BLOB = Descriptor("a/b", digest_of(b"blob"), 4)
 
 URLS = scraps(
-    "http://", "https://", "registry.test", ".registry.test", "other.test", "127.0.0.1", "[::1]", "[", "localhost",
-    ":80",
-    ":443", ":", "/", "/v2/app/", "/v2/app/blobs/uploads/1", "tags/list?n=1000&last=b", "?sig=1", "#x", "..", "@",
-    "%2f", "\\",
-    "//", "0x7f.1", "user:pw@", SECRET, most=6,
-)  # fmt: skip
-WORDS = scraps("Bearer ", "Basic ", "Negotiate ", "realm=", '"', ",", "service=", "scope=", "repository:app:pull",
-    "error=",
-    "insufficient_scope", "invalid_token", "https://auth.registry.test/t", "http://registry.test/t", "\\", "=", " ",
+    "http:// https:// registry.test .registry.test other.test 127.0.0.1 [::1] [ "
+    "localhost :80 :443 : / /v2/app/ /v2/app/blobs/uploads/1 tags/list?n=1000&last=b "
+    "?sig=1 #x .. @ %2f \\ // 0x7f.1 user:pw@",
     SECRET,
-    other="\x80ÿa")  # fmt: skip
+    most=6,
+)
+WORDS = scraps(
+    'realm= " , service= scope= repository:app:pull error= insufficient_scope '
+    "invalid_token https://auth.registry.test/t http://registry.test/t \\ =",
+    "Bearer ",
+    "Basic ",
+    "Negotiate ",
+    " ",
+    SECRET,
+    other="\x80ÿa",
+)
 CHALLENGES = st.one_of(
     WORDS,
     st.just('Bearer realm="http://registry.test/t",service="s",scope="repository:app:pull"'),
@@ -58,20 +63,7 @@ CHALLENGES = st.one_of(
     URLS.map(lambda url: f'Bearer realm="{url}",service="s"'),
 )
 LINKS = st.one_of(
-    scraps(
-        "<",
-        ">",
-        ";",
-        " rel=",
-        "next",
-        '"',
-        ",",
-        "/v2/app/tags/list?last=",
-        "a",
-        "http://registry.test",
-        "=",
-        "\t",
-    ),
+    scraps('< > ; next " , /v2/app/tags/list?last= a http://registry.test =', " rel=", "\t"),
     URLS.map(lambda url: f'<{url}>; rel="next"'),
     st.integers(0, 3).map(lambda n: f"</v2/app/tags/list?last={n}>; rel=next"),
 )
@@ -79,14 +71,14 @@ NAMED: dict[str, st.SearchStrategy[str]] = {
     "WWW-Authenticate": CHALLENGES,
     "Link": LINKS,
     "Location": URLS,
-    "Docker-Content-Digest": scraps(DIGEST, "sha256:", "sha512:", BLOB.digest, "a" * 64, most=2),
-    "Content-Type": st.one_of(scraps(INDEX, ";", "application/", "json", " ", most=3), st.just(INDEX)),
-    "Retry-After": scraps("1", "0", "9", "-", ".", " ", "Thu, 01 Jan 2026 00:00:00 GMT", "e5", ":", "inf", most=5),
-    "Range": scraps("0", "-", "bytes=", "3", "9" * 30, most=4),
+    "Docker-Content-Digest": scraps("sha256: sha512:", DIGEST, BLOB.digest, "a" * 64, most=2),
+    "Content-Type": st.one_of(scraps("; application/ json", INDEX, " ", most=3), st.just(INDEX)),
+    "Retry-After": scraps("1 0 9 - . e5 : inf", " ", "Thu, 01 Jan 2026 00:00:00 GMT", most=5),
+    "Range": scraps("0 - bytes= 3", "9" * 30, most=4),
     "Connection": st.sampled_from(["close", "keep-alive", "Close, x"]),
-    "RateLimit-Remaining": scraps("0", "1", ";w=", "-", "9" * 20, "nan", most=3),
-    "X-RateLimit-Reset": scraps("0", "1", "-", "9" * 20, "nan", "inf", most=3),
-}  # fmt: skip
+    "RateLimit-Remaining": scraps("0 1 ;w= - nan", "9" * 20, most=3),
+    "X-RateLimit-Reset": scraps("0 1 - nan inf", "9" * 20, most=3),
+}
 LEAVES = st.one_of(
     st.sampled_from(
         [
@@ -107,11 +99,11 @@ LEAVES = st.one_of(
     st.just("a.eyJleHAiOjF9.b"),
 )
 DOCUMENTS = trees(
-    "tags", "name", "manifest", "tag", "errors", "code", "message", "detail", "details", "token", "access_token",
-    "expires_in",
-    "refresh_token", "manifests", "config", "layers", "mediaType", "digest", "size", "error", DIGEST,
+    "tags name manifest tag errors code message detail details token access_token "
+    "expires_in refresh_token manifests config layers mediaType digest size error",
+    DIGEST,
     leaves=LEAVES,
-)  # fmt: skip
+)
 BODIES = st.one_of(
     DOCUMENTS.map(lambda tree: json.dumps(tree).encode()),
     st.just(BODY),
@@ -374,7 +366,7 @@ def test_any_error_document_is_one_line_without_secrets(
 @fuzz(200)
 @given(
     BODIES
-    | trees("tags", "manifest", "tag", DIGEST, leaves=st.sampled_from(["a", "latest"])).map(
+    | trees("tags manifest tag", DIGEST, leaves=st.sampled_from(["a", "latest"])).map(
         lambda tree: json.dumps(tree).encode()
     ),
     st.booleans(),

@@ -236,12 +236,11 @@ def test_the_first_line_says_what_the_file_is(first: str, text: str) -> None:
 @given(
     st.lists(
         st.binary(max_size=20)
-        | scraps(*'{}[],:"', LINE, "<<<<<<<", HEAD).map(
+        | scraps('{ } [ ] , : "', LINE, "<<<<<<<", HEAD).map(
             lambda text: text.encode("utf-8", "surrogatepass")
         )
         | trees(
-            *("mapping", "source", "platforms", "rules", "digest", "artifacts", "first_seen"),
-            *("subject", "type", "tag", "lock", "pushed"),
+            "mapping source platforms rules digest artifacts first_seen subject type tag lock pushed",
             leaves=st.sampled_from([digest(1), RULES, "a.test/b:1", "2026-11-22T12:00:00Z", 1]),
         ).map(lambda tree: json.dumps(tree).encode()),
         max_size=4,
