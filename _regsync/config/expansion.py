@@ -42,6 +42,7 @@ class _Expansion:
         self.expanded = 0  # values made so far
 
     def plain(self, node: Node, field: Field) -> Any:
+        """Return a node, read as a field, as YAML writes it: text, number, truth value, list or dict."""
         self.expanded += 1
         if self.expanded > _MAX_EXPANDED:
             raise ConfigError(f"the configuration expands to more than {_MAX_EXPANDED:,} values")
@@ -71,23 +72,27 @@ class _Expansion:
         }
 
     def field_nodes(self, node: Node, section_name: str) -> dict[str, Node]:
-        """Return the fields of a section, with those that it inherits or leaves to their defaults, and
-        without those that other sections have taken over.
+        """Return the nodes of the fields that a section is written out with: its own, and those that it
+        inherits or leaves to their defaults.
         """
+        # A null counts as not set.
         nodes = {
             name: entry.value for name, entry in node.entries.items() if entry.value.tag != "null"
         }
         match section_name:
             case "config":
                 nodes.setdefault("global", Node("map", 0, 0))
+                # Mappings are written out with what they took from these two.
                 nodes.pop("target_groups", None)
                 nodes.pop("defaults", None)
             case "mapping":
+                # The last one of the same name holds.
                 nodes = {"to": nodes["from"], **self.reader.defaults.nodes, **nodes}
             case "global":
                 for field in SECTIONS["global"]:
-                    is_without_state = field.name == "cache_dir" and not self.reader.file.base_dir
-                    if field.default and not is_without_state:
+                    # Standard input is in no directory where a state could be.
+                    has_no_place = field.name == "cache_dir" and not self.reader.file.base_dir
+                    if field.default and not has_no_place:
                         nodes.setdefault(field.name, Node("str", 0, 0, text=field.default))
         return nodes
 

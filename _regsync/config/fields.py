@@ -55,8 +55,8 @@ def parse_duration(text: str) -> float:
         raise ValueError(
             f"{text!r} is not a duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)"
         )
-    parts = re.findall(r"([0-9]+)([smhd]?)", text)
-    return float(sum(int(number) * _SECONDS[unit] for number, unit in parts))
+    numbers_with_units = re.findall(r"([0-9]+)([smhd]?)", text)
+    return float(sum(int(number) * _SECONDS[unit] for number, unit in numbers_with_units))
 
 
 def parse_age(text: str) -> float:
@@ -74,10 +74,10 @@ def parse_size(text: str) -> int:
         raise ValueError(
             f"{text!r} is not a size: write 0, or a number with B, KB, MB, GB, TB, KiB, MiB, GiB, TiB"
         )
-    number, prefix = match.groups("")
+    number, prefix = match.groups("")  # 31.5 and `m` or `mi`; both are empty for 0
     base = 1024 if prefix.endswith("i") else 1000
-    factor: int = base ** _POWERS[prefix[:1]]
-    return round(float(number or 0) * factor)
+    bytes_in_unit: int = base ** _POWERS[prefix[:1]]
+    return round(float(number or 0) * bytes_in_unit)
 
 
 class RegistryAddress(NamedTuple):
@@ -97,10 +97,12 @@ def parse_registry_url(text: str) -> RegistryAddress:
         raise ValueError("a user or password cannot stand here: use auth_type and credentials")
     match = re.fullmatch(_URL, text) if len(text) <= _MAX_URL else None
     if match is None:
+        has_path = re.search("[/?]", text.rpartition("://")[2]) is not None
         remedy = "write HOST, HOST:PORT or http://HOST"
-        if re.search("[/?]", text.rpartition("://")[2]):
+        if has_path:
             remedy = "remove what follows the host and port"
-        raise ValueError(f"{text.partition('?')[0]!r} is not a registry address: {remedy}")
+        without_query = text.partition("?")[0]
+        raise ValueError(f"{without_query!r} is not a registry address: {remedy}")
 
     written_scheme = match["scheme"] and match["scheme"].lower()
     if written_scheme not in (None, "http", "https"):
@@ -136,6 +138,7 @@ def _without_brackets(host: str) -> str:
 
 
 def _check_source_repository(text: str) -> None:
+    """Raise ValueError unless a text is the name of a repository and nothing more."""
     _, _, digest = text.partition("@")
     if ":" in digest:
         remedy = "name only the repository here; `regsync copy` copies an image by digest"
@@ -144,6 +147,7 @@ def _check_source_repository(text: str) -> None:
 
 
 def _check_repository(text: str) -> None:
+    """Raise ValueError unless a text is the name of a repository; say what else it looks like."""
     if is_repository(text):
         return
     if "@" in text or ":" in text.rpartition("/")[2]:

@@ -66,6 +66,7 @@ def doubts_of_tags(rule: TagRule) -> Sequence[Doubt]:
 
 
 def _impossible_patterns(rule: TagRule) -> Iterator[Doubt]:
+    """Warn of patterns with a character that no tag can have at its place."""
     patterns = [("glob", pattern) for pattern in rule.glob]
     patterns += [("exclude", pattern) for pattern in rule.exclude]
     if rule.immutable_tags:
@@ -73,16 +74,18 @@ def _impossible_patterns(rule: TagRule) -> Iterator[Doubt]:
 
     why = "matches no tag: tags are letters, digits, _ . - and do not begin with . or -"
     for field, pattern in patterns:
-        bare = re.sub(_GROUPS, "*", pattern, flags=re.DOTALL).replace("\\", "")
-        if re.fullmatch(_POSSIBLE, bare) is None:
+        without_groups = re.sub(_GROUPS, "*", pattern, flags=re.DOTALL)
+        unescaped = without_groups.replace("\\", "")
+        if re.fullmatch(_POSSIBLE, unescaped) is None:
             yield Doubt(field, f"{pattern!r} {why}")
 
 
 def _literals_never_copied(rule: TagRule) -> Iterator[Doubt]:
-    """Warn of tags that `glob` lists one by one, and another field drops."""
+    """Warn of tags that `glob` names in full, and another field drops."""
     literals = _literals(rule)
     if not literals or not (rule.exclude or rule.drops_versions):
         return
+    # What `latest` and `min_tags` do depends on all other tags.
     selection = select(literals, rule._replace(latest=None, min_tags=None))
     for tag, reason in selection.dropped.items():
         may_come_back = rule.min_tags and reason != "exclude"
@@ -91,13 +94,15 @@ def _literals_never_copied(rule: TagRule) -> Iterator[Doubt]:
 
 
 def _globs_excluded_whole(rule: TagRule) -> Iterator[Doubt]:
+    """Warn of an `exclude` that leaves nothing of a glob, as the same pattern stands there too."""
     for pattern in rule.glob or ("*",):
-        is_literal = check_glob(pattern) is not None
+        is_literal = check_glob(pattern) is not None  # `_literals_never_copied` sees these
         if not is_literal and ("*" in rule.exclude or pattern in rule.exclude):
             yield Doubt("exclude", f"drops every tag that the glob {pattern!r} takes: narrow it")
 
 
 def _endless_range(rule: TagRule) -> Iterator[Doubt]:
+    """Warn of a range that takes all versions to come, which nothing else limits."""
     takes_every_version = set(rule.glob) <= {"*", "v*"} and rule.latest is None
     if rule.semver is None or not takes_every_version:
         return
@@ -107,10 +112,11 @@ def _endless_range(rule: TagRule) -> Iterator[Doubt]:
 
 
 def _immutable_tags_that_move(rule: TagRule) -> Iterator[Doubt]:
+    """Warn of tags known to move that `immutable_tags` matches: those that a field names in full."""
     if not rule.immutable_tags:
         return
-    single = check_glob(rule.immutable_tags)
-    tags = [single] if single else _literals(rule)
+    single_tag = check_glob(rule.immutable_tags)
+    tags = [single_tag] if single_tag else _literals(rule)
     is_immutable = compile_glob(rule.immutable_tags)
     for tag in tags:
         if re.fullmatch(_MOVING_TAG, tag) and is_immutable(tag):
@@ -119,7 +125,7 @@ def _immutable_tags_that_move(rule: TagRule) -> Iterator[Doubt]:
 
 
 def _literals(rule: TagRule) -> list[str]:
-    """Return the tags that globs without wildcards name."""
+    """Return the tags that `glob` names in full, without wildcards."""
     tags = [check_glob(pattern) for pattern in rule.glob]
     return [tag for tag in tags if tag is not None]
 
@@ -143,7 +149,7 @@ def _host_in_repository(
 ) -> Iterator[Doubt]:
     first, _, rest = repository.partition("/")
     hosts = [registry.host for registry in registries]
-    # A host without a dot may well be the name of a team.
+    # A host without a dot, as `harbor`, may well be the name of a team.
     if "." in first and rest and canonical_host(first) in hosts:
         trouble = f"begins with the registry's own host, which does not belong here: write {rest!r}"
         yield Doubt(field, f"{repository!r} {trouble}")

@@ -100,20 +100,31 @@ def load(file: ConfigFile, *, lint: bool = False) -> Config:
     settings: dict[str, Any] = {}
     if "global" in document.values:
         settings = dict(document.values["global"].values)
+    named_dir = settings.pop("cache_dir", None)
+    cache_dir = _cache_dir(reader, named_dir)
     # A CI job's checkout is gone with the job, and all that is written beside the file with it.
-    is_lost = "cache_dir" not in settings and file.environ.get("CI", "") not in _NOT_SET
-    if file.base_dir is not None:
-        settings.setdefault("cache_dir", reader.absolute_path(".regsync"))
-    elif not _is_absolute(settings.get("cache_dir", "")):
-        settings["cache_dir"] = None  # standard input has no directory that the path could be in
+    is_in_ci = file.environ.get("CI", "") not in _NOT_SET
+    will_last = named_dir is not None or not is_in_ci
 
     return Config(
         registries={alias: entry for alias, entry in reader.registries.items() if entry},
         mappings=tuple(document.values["mappings"]),
         warnings=tuple(str(warning) for warning in _in_file_order(reader.warnings)),
-        seen_dir=None if is_lost else settings["cache_dir"],
+        cache_dir=cache_dir,
+        seen_dir=cache_dir if will_last else None,
         **settings,
     )
+
+
+def _cache_dir(reader: Reader, named_dir: str | None) -> str | None:
+    """Return the directory of the state: the named one, or else one beside the configuration.
+
+    None for a configuration from standard input, which is in no directory, unless it names an
+    absolute path.
+    """
+    if reader.file.base_dir is not None:
+        return named_dir or reader.absolute_path(".regsync")
+    return named_dir if named_dir and _is_absolute(named_dir) else None
 
 
 def _in_file_order(problems: Iterable[Problem]) -> list[Problem]:
@@ -121,20 +132,24 @@ def _in_file_order(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _is_absolute(path: str) -> bool:
-    """Ask whether a path is absolute, on whatever system."""
+    """Return whether a path is absolute, on whatever system."""
     return path.startswith(("/", "\\")) or path[1:3] in (":/", ":\\")
 
 
-def _as_glob(node: Node) -> str:
-    """Return the `tags` section that a name or a list of names in its place was meant to be."""
-    names = node.items if node.tag == "seq" else [node]
+def _example_of_tags(node: Node) -> str:
+    """Return how to write a section `tags` for which `node`, one name or a list of names, was written.
+
+    It repeats the names where they are few and short.
+    """
+    is_list = node.tag == "seq"
+    names = node.items if is_list else [node]
     are_short = all(re.fullmatch(_SHORT_TAG, name.text) for name in names)
     if are_short and 0 < len(names) <= _MAX_NAMES_SHOWN:
-        # Without quotes `1.20` is a number, and `on` a truth value.
+        # What YAML takes for a number or a truth value, as 1.20 and on, needs quotes to be a name.
         texts = [name.text if name.tag == "str" else f'"{name.text}"' for name in names]
     else:
         texts = ["..."]
-    glob = f"[{', '.join(texts)}]" if node.tag == "seq" else texts[0]
+    glob = f"[{', '.join(texts)}]" if is_list else texts[0]
     return f"`tags: {{glob: {glob}}}`"
 
 
@@ -143,8 +158,8 @@ class Section(NamedTuple):
 
     node: Node
     path: str
-    nodes: dict[str, Node]  # of all fields that are set
-    values: dict[str, Any]  # of the valid ones
+    nodes: dict[str, Node]  # of the fields that are set, by name
+    values: dict[str, Any]  # of those of them that are valid
 
     @property
     def is_valid(self) -> bool:
@@ -155,7 +170,7 @@ class Reader:
     """Reads nodes by the table of fields.
 
     A wrong value is noted as a problem and read as None. Reading goes on, so that one run shows all
-    problems; `read` raises them at its end.
+    problems; `read` raises them at its end. A method that returns None has noted why.
     """
 
     def __init__(self, file: ConfigFile, *, lint: bool) -> None:
@@ -230,8 +245,10 @@ class Reader:
             self.warn(key, path, "its credentials are never used: no mapping names it")
 
     def did_you_mean(self, text: str, known: list[str]) -> str:
-        """Return the end of a message that asks whether a known name was meant; "" if none is similar."""
-        if len(self.problems) > _MAX_COMPARISONS:  # each takes milliseconds
+        """Return the end of a message, which asks whether a similar known name was meant; "" where none
+        is similar.
+        """
+        if len(self.problems) > _MAX_COMPARISONS:  # each comparison takes milliseconds
             return ""
         import difflib  # for errors alone
 
@@ -248,6 +265,9 @@ class Reader:
         return self.values_read[key]
 
     def read_value(self, node: Node, field: Field, path: str) -> Any:
+        """Read a node as the type of a field wants it. Registries and groups go into the reader itself,
+        where their uses look them up.
+        """
         match field.type:
             case "section":
                 return self.read_section(node, field, path)
@@ -283,27 +303,33 @@ class Reader:
             return False
 
     def read_section(self, node: Node, section_field: Field, path: str) -> Any:
+        """Read the fields of a section, and return what `build` makes of them."""
+        section_name = section_field.of
         remedy = ""
-        if section_field.of == "tags" and node.tag != "map":
-            remedy = f": write {_as_glob(node)}"
+        if section_name == "tags" and node.tag != "map":
+            remedy = f": write {_example_of_tags(node)}"
         if not self.require(node, "map", path, remedy):
             return None
+
         prefix = f"{path}." if path else ""
-        section = Section(node, path, self.present_fields(node, section_field.of, prefix), {})
-        for field in SECTIONS[section_field.of]:  # the table has names before their uses
-            if field.name not in section.nodes:
+        section = Section(node, path, self.present_fields(node, section_name, prefix), {})
+        for field in SECTIONS[section_name]:  # the table has names before their uses
+            field_node = section.nodes.get(field.name)
+            if field_node is None:
                 if field.required:
                     self.note(node, f"{prefix}{field.name}", f"required: {field.meaning}")
                 continue
-            value = self.value(section.nodes[field.name], field, f"{prefix}{field.name}")
+            value = self.value(field_node, field, f"{prefix}{field.name}")
             if value is not None:
                 section.values[field.name] = value
             if field.needs and section.nodes.keys().isdisjoint(field.needs):
                 self.note_field(section, field.name, f"needs `{'` or `'.join(field.needs)}`")
-        return self.build(section_field.of, section)
+        return self.build(section_name, section)
 
     def present_fields(self, node: Node, section_name: str, prefix: str) -> dict[str, Node]:
-        """Return the fields of a section that are there and not null; note unknown keys."""
+        """Return the nodes of a section's fields, without those that are null, which counts as not
+        set; note unknown keys.
+        """
         known = [field.name for field in SECTIONS[section_name]]
         nodes: dict[str, Node] = {}
         for name, entry in node.entries.items():
@@ -323,28 +349,27 @@ class Reader:
         for index, item in enumerate(node.items):
             rule = self.value(item, MAPPING, f"{path}[{index}]")
             if rule is not None:
-                # Where YAML aliases repeat an item, it was read once: each place has its own index.
+                # An item that YAML aliases repeat is read once, and stands at several indexes.
                 rules.append(rule._replace(index=index))
         return rules
 
     def read_registries(self, node: Node, path: str) -> None:
-        """Read `registries` into the reader itself, where their uses look them up."""
         for name, entry in self.named_entries(node, path):
             registry = self.value(entry, REGISTRY, f"{path}.{name[:_SHOWN_NAME]}")
             self.registries[name] = registry and registry._replace(alias=name)
 
     def read_groups(self, node: Node, path: str) -> None:
-        """Read `target_groups` into the reader itself, where their uses look them up."""
         for name, entry in self.named_entries(node, path):
             self.groups[name] = self.read_texts(entry, _ALIAS, f"{path}.{name[:_SHOWN_NAME]}")
 
     def named_entries(self, node: Node, path: str) -> list[tuple[str, Node]]:
-        """Return the entries that have a proper name; note each entry without one."""
+        """Return the entries of a mapping with their names; note each entry without a proper name."""
         if not self.require(node, "map", path):
             return []
         named: list[tuple[str, Node]] = []
         for name, entry in node.entries.items():
-            if entry.key.tag == "str" and name and name.isprintable():
+            is_proper_name = entry.key.tag == "str" and name and name.isprintable()
+            if is_proper_name:
                 named.append((name, entry.value))
             else:
                 message = f"must be a name, not {entry.key.kind}: put it in quotes"
@@ -352,15 +377,16 @@ class Reader:
         return named
 
     def read_texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
-        """Return the values of a list without repetitions; a single text, where the field allows
-        it, is a list of one.
+        """Return the values of a list, each once. A field of the type `one_or_texts` takes a single
+        text for a list of one.
         """
         if field.type == "one_or_texts" and node.tag != "seq":
             value = self.read_scalar(node, field, path)
             return None if value is None else (value,)
         if not self.require(node, "seq", path):
             return None
-        if not node.items and field.empty:
+        may_be_empty = not field.empty
+        if not node.items and not may_be_empty:
             self.note(node, path, f"the list is empty: {field.empty}")
             return None
         values = [
@@ -377,6 +403,7 @@ class Reader:
         return targets
 
     def read_scalar(self, node: Node, field: Field, path: str) -> Any:
+        """Return what a scalar, with its variables replaced, means as a field."""
         try:
             self.check_form(node, field)
             text = substitute(node.text, self.file.environ)
@@ -388,11 +415,10 @@ class Reader:
             return None
 
     def check_form(self, node: Node, field: Field) -> None:
-        """Raise ValueError where a scalar is not written as its field is."""
+        """Raise ValueError where a node is not of a YAML type in which its field may be written."""
         form = _SCALAR_FORMS.get(field.type, _TEXT)
-        if node.tag in form.tags:
-            return
-        if node.tag == "str" and re.fullmatch(_LONE_VARIABLE, node.text):
+        is_lone_variable = node.tag == "str" and re.fullmatch(_LONE_VARIABLE, node.text) is not None
+        if node.tag in form.tags or is_lone_variable:
             return
         remedy = ""
         if "str" in form.tags and node.is_scalar and node.tag != "null":
@@ -400,6 +426,7 @@ class Reader:
         raise ValueError(f"must be {form.wanted}, not {node.kind}{remedy}")
 
     def record_secret(self, node: Node, path: str) -> None:
+        """Remember which variables give a secret; warn of one that stands in the file itself."""
         names = variable_names(node.text)
         self.secret_variables |= names
         if self.lint and not names:
@@ -458,12 +485,16 @@ class Reader:
     # Building of sections.
 
     def build(self, name: str, section: Section) -> Any:
-        """Return the value of a section; of most it is the section itself."""
+        """Return the value of a section; of most it is the section itself.
+
+        `defaults` go into the reader itself, where each mapping takes them.
+        """
         if self.lint and "min_age" in section.values:
             self.warn_of_doubts(section, doubts_of_age(section.values["min_age"]))
         match name:
             case "defaults":
-                if section.values.get("platforms") == ():
+                is_all_platforms = section.values.get("platforms") == ()
+                if is_all_platforms:
                     message = (
                         "'all' undoes a default and means nothing in `defaults`: omit the field"
                     )
@@ -500,21 +531,24 @@ class Reader:
         return rule
 
     def build_registry(self, section: Section) -> Registry | None:
-        """Return a registry, which does not know its alias yet."""
+        """Return a registry or an image layout; `read_registries` gives it its alias."""
         self.check_login_fields(section)
+        if {"cloud_profile", "aws_profile"} <= section.nodes.keys():
+            message = "is the same field as `cloud_profile`: remove one of them"
+            self.note_field(section, "aws_profile", message)
         values = dict(section.values)
         if "url" not in values:
             return None
-
         address = values.pop("url")
+        if address.scheme == LAYOUT_SCHEME:
+            return self.build_layout(section, address.host)
+
+        if "assume" in section.nodes:
+            self.note_field(section, "assume", "is only valid with `url: oci-layout:PATH`")
         if "aws_profile" in values:
             values["cloud_profile"] = values.pop("aws_profile")
         if "credentials" in values:
-            values |= values.pop("credentials").values
-        if address.scheme == LAYOUT_SCHEME:
-            return self.build_layout(section, address.host)
-        if "assume" in section.nodes:
-            self.note_field(section, "assume", "is only valid with `url: oci-layout:PATH`")
+            values |= values.pop("credentials").values  # user name and password
         auth_type = values.get("auth_type")
         kind = kind_of(address.host, auth_type)
         registry = Registry(alias="", **address._asdict(), kind=kind, **values)
@@ -551,24 +585,24 @@ class Reader:
 
     def check_login_fields(self, section: Section) -> None:
         """Note the fields that `auth_type` lacks, and those that go with another value of it."""
-        nodes = section.nodes
         auth_type = section.values.get("auth_type")
-        auth_type_is_wrong = "auth_type" in nodes and auth_type is None
-        if not auth_type_is_wrong:
-            for field in SECTIONS["registry"]:
-                is_of_this_type = field.auth == auth_type
-                if field.auth and not is_of_this_type and field.name in nodes:
-                    message = f"is only valid with `auth_type: {field.auth}`"
-                    self.note_field(section, field.name, message)
-                is_needed = is_of_this_type and auth_type in _LOGINS_WITH_FIELDS
-                if is_needed and field.name not in nodes:
-                    self.note_field(section, "auth_type", f"{auth_type} needs `{field.name}`")
-        if "cloud_profile" in nodes and "aws_profile" in nodes:
-            message = "is the same field as `cloud_profile`: remove one of them"
-            self.note_field(section, "aws_profile", message)
+        is_wrong = "auth_type" in section.nodes and auth_type is None
+        if is_wrong:
+            return
+        for field in SECTIONS["registry"]:
+            if not field.auth:
+                continue  # goes with every login
+            is_there = field.name in section.nodes
+            is_of_this_login = field.auth == auth_type
+            if is_there and not is_of_this_login:
+                message = f"is only valid with `auth_type: {field.auth}`"
+                self.note_field(section, field.name, message)
+            is_needed = is_of_this_login and auth_type in _LOGINS_WITH_FIELDS
+            if is_needed and not is_there:
+                self.note_field(section, "auth_type", f"{auth_type} needs `{field.name}`")
 
     def build_mapping(self, section: Section) -> MappingRule | None:
-        """Return a mapping, whose index is not known yet."""
+        """Return a mapping, with what it takes from `defaults`; `read_mappings` gives it its index."""
         values = self.defaults.values | section.values
         for name in ("source", "targets"):
             if name not in section.nodes and name not in self.defaults.nodes:
@@ -597,7 +631,8 @@ class Reader:
                 # The field may stand in `defaults`.
                 node = section.nodes.get(doubt.field, section.node)
                 self.warn(node, f"{section.path}.{doubt.field}", doubt.message)
-        if any(target.address == rule.source.address for target in rule.targets):
+        stays_in_registry = any(target.address == rule.source.address for target in rule.targets)
+        if stays_in_registry:
             self.check_copy_within_registry(section, rule)
         return rule
 

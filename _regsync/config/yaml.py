@@ -94,7 +94,7 @@ class Unreadable(Exception):
 def compose(text: bytes, note: Note) -> Node | None:
     """Return the root of the one document in `text`, None when there is none.
 
-    `note` is called with each problem after which reading goes on; Unreadable is raised for others.
+    `note` is called with each problem after which reading goes on. Unreadable is raised for the others.
     """
     decoded = _decode(text)
 
@@ -211,8 +211,9 @@ class _Composer:
         return self.anchors[event.anchor]
 
     def scalar_tag(self, event: Any) -> str:
-        may_be_other_than_text = event.implicit[0]
-        if not may_be_other_than_text:
+        """Return what a scalar is, which only one without quotes and without a YAML tag leaves open."""
+        is_plain = event.implicit[0]
+        if not is_plain:
             return "str"
         tag: str = self.loader.resolve(yaml.ScalarNode, event.value, (True, False))
         # PyYAML has a tag of its own for "=".
@@ -223,9 +224,11 @@ class _Composer:
         return [self.node(event, f"{path}[{index}]", depth) for index, event in enumerate(events)]
 
     def mapping(self, path: str, depth: int) -> dict[str, Entry]:
-        """Return the entries by key: no key twice, merged keys after the mapping's own."""
+        """Return the entries by key, each key once. The mapping's own go before those that `<<` merges
+        into it, wherever `<<` stands.
+        """
         entries: dict[str, Entry] = {}
-        sources: list[Node] = []  # what `<<` names
+        sources: list[Node] = []  # the mappings that `<<` names
 
         for event in self.events_before(yaml.MappingEndEvent):
             key = self.node(event, path, depth)
@@ -276,7 +279,7 @@ def variable_names(text: str) -> set[str]:
 def mask_values(text: str, mask: str) -> str:
     """Return a text with its variables as `${NAME}`, without their defaults.
 
-    Unless `mask` is empty, it takes the place of all text between variables.
+    All text between variables becomes `mask`, unless that is empty: then it stays.
     """
     masked = ""
     for match in re.finditer(rf"{_VARIABLE}|[^$]+|\$", text):
@@ -284,7 +287,7 @@ def mask_values(text: str, mask: str) -> str:
             masked += f"${{{match['name']}}}"
         elif not mask:
             masked += match[0]
-        elif not masked.endswith(mask):
+        elif not masked.endswith(mask):  # one mask for several pieces in a row
             masked += mask
     return masked
 
@@ -300,6 +303,7 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
 
 
 def _value_of(variable: re.Match[str], environ: Mapping[str, str]) -> str:
+    """Return what a match of `_VARIABLE` stands for; ValueError where it has no value."""
     if variable[0] == "$$":
         return "$"
 
@@ -308,6 +312,7 @@ def _value_of(variable: re.Match[str], environ: Mapping[str, str]) -> str:
         forms = "${NAME}, ${NAME:-default} or ${NAME:?message}"
         raise ValueError(f"malformed '${{': write {forms}, not nested, and $$ for a single $")
 
+    # As in a shell: with `:-` and `:?`, an empty variable counts as not set.
     value = environ.get(name)
     operator = variable["operator"]
     if operator == "-":
