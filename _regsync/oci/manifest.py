@@ -118,7 +118,9 @@ def parse_platform(text: str) -> Platform:
 
 
 def platform_matches(wanted: Platform, have: Platform) -> bool:
-    """Ask whether an index entry's platform is the one wanted (docs/design.md section 4)."""
+    """Return whether the platform of an index entry is the one wanted, which takes any variant unless
+    it names one (docs/design.md section 4).
+    """
     if wanted.os != have.os or wanted.architecture != have.architecture:
         return False
     variant = have.variant or _USUAL_VARIANTS.get(have.architecture)
@@ -210,7 +212,7 @@ def parse_manifest(
     wanted_digest = expected.digest if expected else digest
     actual_digest = _digest_like(wanted_digest, body)
     has_wanted_digest = not wanted_digest or wanted_digest == actual_digest
-    # Another reading may bring other bytes, unless these are the ones that were asked for.
+    # Bytes of the wanted digest stay as they are. Of others, the next reading may bring better ones.
     unreadable = ContentError if has_wanted_digest else WrongBytes
 
     if expected and len(body) != expected.size:
@@ -222,12 +224,12 @@ def parse_manifest(
     except ContentError as error:
         hint = "check whether a proxy or a login page answers in place of the registry"
         raise unreadable(error.message, hint=hint) from error
-    inner_type = _field(document, "mediaType", str).lower()
+    own_type = _field(document, "mediaType", str).lower()
 
-    # This is said before the digest is compared: a digest of schema 1 leaves out the signatures, so
-    # it is never that of the body.
+    # Schema 1 is refused before digests are compared: its digest leaves out the signatures, and is
+    # never that of the body.
     is_schema_1 = document.get("schemaVersion") == 1 or any(
-        media_type.startswith(_DOCKER_SCHEMA_1) for media_type in (answered_type, inner_type)
+        media_type.startswith(_DOCKER_SCHEMA_1) for media_type in (answered_type, own_type)
     )
     if is_schema_1:
         raise ContentError(
@@ -237,12 +239,12 @@ def parse_manifest(
     if not has_wanted_digest:
         raise WrongBytes(f"asked for {wanted_digest}, got {actual_digest}; {received}")
 
-    types = [inner_type]
+    named_types = [own_type]
     if answered_type not in _GENERIC_TYPES:
-        types.append(answered_type)
+        named_types.append(answered_type)
     if expected:
-        types.append(expected.media_type)
-    media_type = _settle_type(document, [name for name in types if name], received)
+        named_types.append(expected.media_type)
+    media_type = _settle_type(document, [name for name in named_types if name], received)
     return _read_manifest(document, media_type, actual_digest, body)
 
 
@@ -253,7 +255,7 @@ def _description(body: bytes, answered_type: str) -> str:
 
 
 def _digest_like(wanted: str | None, body: bytes) -> str:
-    """Return the digest of a body by the algorithm of `wanted`."""
+    """Return the digest of a body, by the algorithm of the digest that was `wanted`."""
     if not wanted:
         return digest_of(body)
     algorithm, _ = split_digest(check_digest(wanted))
@@ -261,9 +263,9 @@ def _digest_like(wanted: str | None, body: bytes) -> str:
 
 
 def _settle_type(document: Mapping[str, object], names: Sequence[str], received: str) -> str:
-    """Return the media type of a document; refuse one about which names and shape disagree (R13).
-
-    `names` are the types that the document, the header and the index entry give it.
+    """Return the media type of a document. ContentError where the `names` that the document itself, the
+    header and the index entry give it differ, or its fields are of another type (R13: a document that
+    readers take for two things is refused).
     """
     if len(set(names)) > 1:
         text = ", ".join(printable(name, 100) for name in names)
@@ -271,7 +273,7 @@ def _settle_type(document: Mapping[str, object], names: Sequence[str], received:
             f"document, header and index entry name different types ({text}); {received}"
         )
     has_manifests = document.get("manifests") is not None
-    has_image_fields = any(document.get(key) is not None for key in ("config", "layers"))
+    has_image_fields = _has_image_fields(document)
     if has_manifests and has_image_fields:
         raise ContentError(
             "the document is both a manifest and an index, which is refused (CVE-2021-41190)"
@@ -287,21 +289,28 @@ def _settle_type(document: Mapping[str, object], names: Sequence[str], received:
         media_type = ""
     if not (media_type.startswith("application/") and re.fullmatch(_MEDIA_TYPE, media_type)):
         raise ContentError(f"neither a manifest nor an index; {received}")
-
-    has_its_fields = True  # types that are neither of an image nor of an index need none
-    if media_type in _INDEX_TYPES:
-        # `"manifests": null` is an empty index, as Go reads it.
-        has_its_fields = "manifests" in document and not has_image_fields
-    elif media_type in _IMAGE_TYPES:
-        has_its_fields = document.get("config") is not None
-    if not has_its_fields:
+    if not _has_fields_of(media_type, document):
         raise ContentError(f"the document does not have the fields of {media_type}; {received}")
     return media_type
+
+
+def _has_image_fields(document: Mapping[str, object]) -> bool:
+    return any(document.get(key) is not None for key in ("config", "layers"))
+
+
+def _has_fields_of(media_type: str, document: Mapping[str, object]) -> bool:
+    if media_type in _INDEX_TYPES:
+        # `"manifests": null` is an empty index, as Go reads it.
+        return "manifests" in document and not _has_image_fields(document)
+    if media_type in _IMAGE_TYPES:
+        return document.get("config") is not None
+    return True  # nobody knows which fields another type needs
 
 
 def _read_manifest(
     document: Mapping[str, object], media_type: str, digest: str, body: bytes
 ) -> Manifest:
+    """Return what a copy needs of a document; ContentError where a descriptor in it is wrong."""
     _check_count(document)
     config = _descriptor_in(document, "config")
     subject = _descriptor_in(document, "subject")
@@ -311,6 +320,7 @@ def _read_manifest(
     single = [descriptor for descriptor in (config, subject) if descriptor is not None]
     _check_sizes([*single, *listed_layers, *blobs, *entries])
 
+    # An index of BuildKit's older cache names blobs among its manifests.
     children = tuple(entry for entry in entries if not entry.is_blob)
     layers = (*listed_layers, *blobs, *(entry for entry in entries if entry.is_blob))
     artifact_type = _field(document, "artifactType", str)
@@ -331,6 +341,7 @@ def _read_manifest(
 
 
 def _check_count(document: Mapping[str, object]) -> None:
+    """Raise ContentError for a document with too many descriptors, before any of them is read."""
     single = [key for key in ("config", "subject") if document.get(key) is not None]
     listed = [len(_field(document, key, list)) for key in ("layers", "blobs", "manifests")]
     if len(single) + sum(listed) > _MAX_DESCRIPTORS:
@@ -467,7 +478,7 @@ def load_json(
 
 
 def _is_deeper_than(levels: int, value: object) -> bool:
-    """Say whether there are objects or lists so many levels below a value."""
+    """Return whether there is an object or a list so many levels below a value."""
     nested = _nested_in([value])
     for _ in range(levels):
         nested = [inner for outer in nested for inner in _nested_in(outer)]
@@ -553,9 +564,9 @@ def _trim(
     # For each child what stands in its place: the child itself, a trimmed index, or None.
     chosen: list[Descriptor | None] = []
     matched: set[Platform] = set()
-    available: dict[str, None] = {}
+    available: dict[str, None] = {}  # a set in the order of the index
     for child in index.children:
-        chosen.append(None)
+        entry: Descriptor | None = None
         if child.is_index:
             if child.digest not in trimmed:
                 trimmed[child.digest] = _trim(nested[child.digest], wanted, nested, trimmed)
@@ -564,36 +575,37 @@ def _trim(
             available |= dict.fromkeys(result.available)
             if result.matched:
                 left = result.manifest
-                chosen[-1] = child._replace(digest=left.digest, size=left.size)
+                entry = child._replace(digest=left.digest, size=left.size)
         elif child.platform and not child.attested_digest:
             matches = [want for want in wanted if platform_matches(want, child.platform)]
             matched.update(matches)
             available[str(child.platform)] = None
             if matches:
-                chosen[-1] = child
+                entry = child
+        chosen.append(entry)
 
     chosen = _with_attestations(index.children, chosen)
     digests_chosen = [entry and entry.digest for entry in chosen]
     is_changed = digests_chosen != [child.digest for child in index.children]
     manifest = _rewritten(index, chosen) if is_changed and matched else index
-    kept = {digest: result for digest, result in trimmed.items() if result.matched}
-    return Trimmed(manifest, kept, frozenset(matched), tuple(available))
+    nested_with_match = {digest: result for digest, result in trimmed.items() if result.matched}
+    return Trimmed(manifest, nested_with_match, frozenset(matched), tuple(available))
 
 
 def _with_attestations(
     children: Sequence[Descriptor], chosen: Sequence[Descriptor | None]
 ) -> list[Descriptor | None]:
-    """Return the chosen entries, and with each image that is kept its attestations."""
+    """Return the chosen entries, and among them the attestations of each image that stays."""
     pairs = list(zip(children, chosen, strict=True))
-    kept = {child.digest for child, entry in pairs if entry}
-    return [child if child.attested_digest in kept else entry for child, entry in pairs]
+    chosen_digests = {child.digest for child, entry in pairs if entry}
+    return [child if child.attested_digest in chosen_digests else entry for child, entry in pairs]
 
 
 def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
     """Return an index with only the chosen children, and without the entries that name blobs.
 
-    `chosen` has an element for each child, in the index's order: None drops the child, a nested
-    index that was trimmed has its new descriptor.
+    `chosen` has an element for each child, in the index's order: None to drop it, or its descriptor,
+    which is a new one for a nested index that was trimmed.
     """
     document = load_json(index.body, "the index cannot be trimmed", _refuse_number)
     child_entries = [

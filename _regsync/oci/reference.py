@@ -49,7 +49,8 @@ def check_digest(text: str) -> str:
     length = DIGEST_HEX_LENGTHS.get(algorithm)
     if length and re.fullmatch(f"[a-f0-9]{{{length}}}", encoded):
         return text
-    if length is None and re.fullmatch(_DIGEST, text[:_MAX_DIGEST]):
+    is_of_other_algorithm = length is None and re.fullmatch(_DIGEST, text[:_MAX_DIGEST])
+    if is_of_other_algorithm:
         name = printable(algorithm, 40)
         raise ContentError(f"digests of {name} cannot be verified here, only sha256 and sha512 can")
     raise ContentError(
@@ -142,23 +143,24 @@ def parse_reference(text: str) -> Reference:
     """
     if text.startswith(f"{LAYOUT_SCHEME}:"):
         return _parse_in_layout(text)
-    before_at, at, after_at = text.partition("@")
-    is_digest = after_at.startswith(("sha256:", "sha512:"))
-    may_have_password = "/" in after_at or (at and ":" in before_at and not is_digest)
+    name, at, digest = text.partition("@")
+    is_digest = digest.startswith(("sha256:", "sha512:"))
+    # `USER:PASSWORD@HOST/REPO` has an `@` too.
+    may_have_password = "/" in digest or (at and ":" in name and not is_digest)
     if may_have_password:  # the text is not shown
         raise ConfigError(
             "a reference cannot hold a user name or password: put them into the configuration; "
             "a digest begins with sha256:"
         )
     try:
-        reference = _parse_name(before_at)
+        reference = _parse_name(name)
         if not at:
             return reference
         if reference.tag:
             raise ValueError(
                 "has a tag and a digest; leave out the tag, the digest says what to copy"
             )
-        return reference._replace(digest=check_digest(after_at))
+        return reference._replace(digest=check_digest(digest))
     except (ContentError, ValueError) as error:
         raise ConfigError(f"reference {printable(text, 300)!r}: {printable(str(error))}") from error
 
@@ -177,15 +179,15 @@ def _parse_in_layout(text: str) -> Reference:
         )
     if not name:
         return Reference(path, "", scheme=LAYOUT_SCHEME)
-    # A host in front lets the name be read like any other.
+    # With a host in front of it, the name is read like any other.
     inner = parse_reference(f"layout.invalid/{name}")
     return inner._replace(host=path, scheme=LAYOUT_SCHEME)
 
 
 def _parse_name(text: str) -> Reference:
-    """Read a reference without a digest; ValueError says what is wrong."""
+    """Read `[[SCHEME://]HOST[:PORT]/]REPO[:TAG]`; ValueError says what is wrong and what to write."""
     scheme, text = _split_scheme(text)
-    host, name = _split_host(text, is_required=scheme is not None)
+    host, name = _split_host(text, has_scheme=scheme is not None)
     if not re.fullmatch(_HOST, host):
         raise ValueError(f"{host!r} is not a host; write NAME[:PORT] or [IPV6][:PORT]")
 
@@ -196,8 +198,9 @@ def _parse_name(text: str) -> Reference:
             f"{repository!r} is not a repository ({grammar}); write HOST/REPOSITORY[:TAG]"
         )
     if colon and not is_tag(tag):
+        shown = tag[:140]  # a few characters more than a tag can have
         raise ValueError(
-            f"{tag[:140]!r} is not a tag: 1 to 128 of letters, digits, '_', and '.-' inside"
+            f"{shown!r} is not a tag: 1 to 128 of letters, digits, '_', and '.-' inside"
         )
     return Reference(host, repository, tag or None, scheme=scheme)
 
@@ -212,14 +215,14 @@ def _split_scheme(text: str) -> tuple[str | None, str]:
     return scheme.lower(), rest
 
 
-def _split_host(text: str, *, is_required: bool) -> tuple[str, str]:
-    """Return the host of a reference without a scheme, and what follows it.
+def _split_host(text: str, *, has_scheme: bool) -> tuple[str, str]:
+    """Return the host of a reference, Docker Hub's where none is written, and what follows it.
 
     As in docker, the first part of a name is a host where it has a dot or a port or is `localhost`.
+    Behind a scheme it always is. `text` is without the scheme.
     """
     first, slash, rest = text.partition("/")
     label, colon, _ = first.partition(":")
     has_port = slash and colon  # without a slash, a tag follows the colon
-    if is_required or "." in label or label.lower() == "localhost" or has_port:
-        return first.lower(), rest
-    return _DEFAULT_HOST, text
+    is_host = has_scheme or "." in label or label.lower() == "localhost" or has_port
+    return (first.lower(), rest) if is_host else (_DEFAULT_HOST, text)
