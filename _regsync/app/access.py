@@ -213,9 +213,9 @@ class AccessCheck:
         try:
             await self._transport.request(repository.host, call, ok=(200,), limit=LARGEST_TAG_PAGE)
         except RegistryError as error:
-            # A registry that hides a repository may let us push to it all the same.
-            is_target = repository.side is Side.TARGET
-            if not is_target or error.status not in (401, 403, 404):
+            # Whoever may not list a repository may be allowed to push to it.
+            may_take_pushes = repository.side is Side.TARGET and error.status in (401, 403, 404)
+            if not may_take_pushes:
                 raise
             if error.status == 404:
                 if not await self._may_be_created(access):
@@ -235,10 +235,13 @@ class AccessCheck:
         return True
 
     async def _try_push(self, access: Access) -> None:
+        """Open an upload and cancel it; SyncError where that is refused."""
         repository = access.repository
         host = repository.host
         async with self._transport.pool.lease(host.origin) as lease:
-            upload = Upload(repository, self._transport, lease, Descriptor("", "", 0))
+            # An upload begins without the blob's digest, and this one has no blob.
+            no_blob = Descriptor("", "", 0)
+            upload = Upload(repository, self._transport, lease, no_blob)
             await upload.start()
             await upload.cancel_upload()
         access.rights.append("push")
@@ -251,22 +254,18 @@ class AccessCheck:
         from _regsync.auth.aws import EcrAccount, read_account
 
         login = host.authenticator.cloud_login
+        if login is None:
+            return EcrAccount(reason="only AWS's own credentials can read the account's settings")
         async with self._locks[host]:
             if host not in self._accounts:
-                account = EcrAccount(
-                    reason="only AWS's own credentials can read the account's settings"
-                )
-                if login is not None:
-                    account = await read_account(login.machine, host.registry)
-                self._accounts[host] = account
+                self._accounts[host] = await read_account(login.machine, host.registry)
         return self._accounts[host]
 
     async def _prove_credential(self, host: RegistryClient, repository: RemoteRepository) -> bool:
-        """Show the credential, once, to a registry that has let in requests without it. Return
-        whether the registry asks for a login at all; the error of a refusal is raised for each
-        repository.
+        """Show the credential, once, to a registry that has let in requests without it: a push may need
+        it later, and a wrong one is to be known now.
 
-        A push may need the credential later, and a wrong one is to be known now.
+        Returns whether the registry asks for a login at all. A refusal is raised for each repository.
         """
         login = host.authenticator
         async with self._locks[host]:
@@ -283,8 +282,8 @@ class AccessCheck:
         return asks_or_error
 
     async def _show_credential(self, host: RegistryClient, repository: RemoteRepository) -> bool:
-        """Ask `/v2/`, where every registry asks for a login that asks for one at all. Return whether this
-        one does; RegistryError where it refuses the credential.
+        """Ask `/v2/`, and return whether the registry asks for a login; RegistryError where it refuses
+        the credential. A registry that wants logins anywhere wants one there.
         """
         login = host.authenticator
         if login.is_anonymous and login.cloud_login is None:

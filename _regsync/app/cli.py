@@ -79,14 +79,17 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     if name is None and "--version" in words:
         words.remove("--version")
         name = "version"
-    if name is not None and name not in COMMANDS:
+    if name is None:
+        parser = program_parser()
+    elif name in COMMANDS:
+        parser = command_parser(name, COMMANDS[name])
+    else:
         import difflib  # for this error alone
 
         near = difflib.get_close_matches(name[:64], COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
         raise ConfigError(f"there is no command {mask_unless_word(name)!r}", hint=hint)
 
-    parser = parser_of(name)
     arguments, unknown = parser.parse_known_args(words, argparse.Namespace(command=name))
     if unknown:
         # An unknown word may be a secret, or an option with a secret behind its `=`.
@@ -112,39 +115,42 @@ def split_command(argv: Sequence[str]) -> tuple[str | None, list[str]]:
     return None, [*argv]
 
 
-def parser_of(name: str | None) -> Parser:
-    """Return the parser of one command, or of the program without a command."""
-    if name is None:
-        more = (
-            "\nSome commands use fewer of these, or give some a different meaning: see their help."
-        )
-        description = "copy container images between OCI registries"
-        parser = make_parser("regsync", description, STATUSES + more)
-        asks_registries = True
-        parser.usage = "regsync COMMAND ..."
-        parser.add_argument(
-            "--version", action="store_true", help="the same as the command `version`"
-        )
-        listed = [f"  {word:<9} {command.summary}" for word, command in COMMANDS.items()]
-        before = [
-            "commands (`regsync COMMAND --help` has the options and exit statuses of each):",
-            *listed,
-            "",
-            "examples:",
-            "  regsync copy docker.io/library/alpine:3.20 registry.example.com/base/alpine",
-            "  regsync sync -c mirror.yaml --dry-run",
-            "",
-            "README.md and docs/ of the source say how to write mirror.yaml.",
-        ]
-    else:
-        command = COMMANDS[name]
-        parser = make_parser(f"regsync {name}", command.summary, statuses_of(command))
-        command.add_arguments(parser)
-        asks_registries = command.asks_registries
-        before = ["examples:", *(f"  {line}".rstrip() for line in command.examples.splitlines())]
+def program_parser() -> Parser:
+    """Return the parser of a command line without a command: it has help, and nothing to run."""
+    commands_list = [f"  {name:<9} {command.summary}" for name, command in COMMANDS.items()]
+    epilog = [
+        "commands (`regsync COMMAND --help` has the options and exit statuses of each):",
+        *commands_list,
+        "",
+        "examples:",
+        "  regsync copy docker.io/library/alpine:3.20 registry.example.com/base/alpine",
+        "  regsync sync -c mirror.yaml --dry-run",
+        "",
+        "README.md and docs/ of the source say how to write mirror.yaml.",
+        "",
+        "exit status:",
+        STATUSES,
+        "Some commands use fewer of these, or give some a different meaning: see their help.",
+    ]
+    parser = make_parser("regsync", "copy container images between OCI registries", epilog)
+    parser.usage = "regsync COMMAND ..."
+    parser.add_argument("--version", action="store_true", help="the same as the command `version`")
+    add_global_arguments(parser, asks_registries=True)
+    return parser
 
-    add_global_arguments(parser, asks_registries=asks_registries)
-    parser.epilog = "\n".join([*before, "", str(parser.epilog)])
+
+def command_parser(name: str, command: Command) -> Parser:
+    """Return the parser of one command."""
+    epilog = [
+        "examples:",
+        *(f"  {line}".rstrip() for line in command.examples.splitlines()),
+        "",
+        "exit status:",
+        statuses_of(command),
+    ]
+    parser = make_parser(f"regsync {name}", command.summary, epilog)
+    command.add_arguments(parser)
+    add_global_arguments(parser, asks_registries=command.asks_registries)
     return parser
 
 
@@ -155,11 +161,12 @@ def statuses_of(command: Command) -> str:
     return "\n".join(f"  {number:<5}{meanings[number]}" for number in command.statuses.split())
 
 
-def make_parser(prog: str, description: str, statuses: str) -> Parser:
+def make_parser(prog: str, description: str, epilog: Sequence[str]) -> Parser:
+    """Return a parser without arguments; its help ends with the lines of `epilog`."""
     return Parser(
         prog=prog,
         description=description,
-        epilog=f"exit status:\n{statuses.rstrip()}",
+        epilog="\n".join(epilog),
         # `--jso` would count as --json here, but not in `main`, which looks at the words themselves.
         allow_abbrev=False,
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, width=help_width()),
@@ -167,9 +174,8 @@ def make_parser(prog: str, description: str, statuses: str) -> Parser:
 
 
 def help_width() -> int:
-    """Return the columns that help may take. They are those that argparse takes by itself; but to learn
-    them it imports `shutil` and three compressors, for every command line.
-    """
+    """Return the columns that help may take, the same that argparse would take by itself."""
+    # To learn them argparse imports `shutil` and three compressors, for every command line.
     variable = os.environ.get("COLUMNS", "")
     if variable.isdecimal() and int(variable) > 0:
         return int(variable) - 2
@@ -178,16 +184,15 @@ def help_width() -> int:
 
 
 def add_global_arguments(parser: Parser, *, asks_registries: bool) -> None:
-    """Add what every command takes. The help of one that asks no registry is silent about requests and
-    progress.
+    """Add what every command takes. The help of one that asks no registry leaves out the options about
+    requests and progress.
     """
-
-    def meaning(text: str) -> str:
-        return text if asks_registries else argparse.SUPPRESS
-
-    parser.add_argument(
-        "-v", action="count", help=meaning("show decisions and retries; -vv: also every request")
-    )
+    verbose_help = "show decisions and retries; -vv: also every request"
+    no_progress_help = "do not show progress"
+    if not asks_registries:
+        verbose_help = argparse.SUPPRESS
+        no_progress_help = argparse.SUPPRESS
+    parser.add_argument("-v", action="count", help=verbose_help)
     parser.add_argument(
         "-q", action="store_true", help="show only results and failures, no warnings"
     )
@@ -197,7 +202,7 @@ def add_global_arguments(parser: Parser, *, asks_registries: bool) -> None:
         choices=["text", "json"],
         help="format of the lines on standard error (default: text)",
     )
-    parser.add_argument("--no-progress", action="store_true", help=meaning("do not show progress"))
+    parser.add_argument("--no-progress", action="store_true", help=no_progress_help)
 
 
 def add_config(
@@ -218,11 +223,10 @@ def add_config_file(parser: Parser) -> None:
     """Take a configuration as FILE, or as other commands do with -c."""
     forms = parser.add_mutually_exclusive_group(required=True)
     meaning = "the configuration; - reads standard input"
-    left_out = argparse.SUPPRESS  # so that the form that is not given leaves the other's value
-    forms.add_argument("file", metavar="FILE", nargs="?", default=left_out, help=meaning)
-    forms.add_argument(
-        "-c", "--config", dest="file", metavar="FILE", default=left_out, help=meaning
-    )
+    # Both set `file`. A default of one would replace the value that the other was given.
+    none = argparse.SUPPRESS
+    forms.add_argument("file", metavar="FILE", nargs="?", default=none, help=meaning)
+    forms.add_argument("-c", "--config", dest="file", metavar="FILE", default=none, help=meaning)
 
 
 def add_json(parser: Parser, meaning: str = "write one JSON document to standard output") -> None:
@@ -461,11 +465,11 @@ def main(argv: Sequence[str], closed: str = "") -> int:
 
     `closed` says why the FIPS gate is closed; it is empty where the gate holds or there is none.
     """
-    # Errors in the command line are shown in the form that it asks for.
-    as_json_log = "--log-format json" in " ".join(argv).replace("=", " ")
-    make_console = partial(
-        Console, sys.stdout, sys.stderr, as_json="--json" in argv, json_log=as_json_log
-    )
+    # An error in the command line is shown in the form that it asks for, so these two are found
+    # without a parser.
+    as_json = "--json" in argv
+    json_log = "--log-format json" in " ".join(argv).replace("=", " ")
+    make_console = partial(Console, sys.stdout, sys.stderr, as_json=as_json, json_log=json_log)
     console = make_console(level="warning", progress=False)
     verbosity = 0
     try:
@@ -493,6 +497,7 @@ def main(argv: Sequence[str], closed: str = "") -> int:
 
 
 def log_level(arguments: argparse.Namespace) -> str:
+    """Return the lowest level whose lines are shown."""
     if arguments.q:
         return "error"
     if not arguments.v:
@@ -516,24 +521,27 @@ def report_error(console: Console, error: BaseException) -> int:
         error = members[0]
 
     if isinstance(error, RegsyncError):
-        shown = error
+        reported = error
     elif isinstance(error, OSError) and error.errno in LOST_OUTPUT:
         console.lost = True
         reason = reason_of(error)
-        shown = RegsyncError(f"the output of this command cannot be written: {reason}")
+        reported = RegsyncError(f"the output of this command cannot be written: {reason}")
     else:
         message = f"{type(error).__name__}: {printable(str(error))}"
-        shown = RegsyncError(message, hint="report this defect, with the output of a run with -vv")
+        hint = "report this defect, with the output of a run with -vv"
+        reported = RegsyncError(message, hint=hint)
 
     # A broken pipe is not reported: the reader of the output has left.
     if not isinstance(error, BrokenPipeError):
         try:
-            console.error(shown)
+            console.error(reported)
         except OSError:
             pass  # standard error cannot be written either: only the exit status is left
 
     # Errors of other classes may have AuthError's code, and then its exit status.
-    return AuthError.exit_status if shown.code == AuthError.code else shown.exit_status
+    if reported.code == AuthError.code:
+        return AuthError.exit_status
+    return reported.exit_status
 
 
 COMMANDS: Mapping[str, Command] = {

@@ -163,12 +163,15 @@ def run_copy(arguments: Namespace, console: Console) -> int:
     source = read_reference(arguments.src)
     target = read_reference(arguments.dst)
     check_has_repository(source)
-    if not target.repository:  # of a layout, which takes the source's
+    if not target.repository:
+        # Only DST as a layout may leave it out: the image keeps the source's repository.
         target = target._replace(repository=source.repository)
     reference = source.digest or source.tag or "latest"
     if source.digest is None and source.tag is None:
         console.log("info", "default_tag", f"{source}: no tag given, using latest")
+
     platforms = tuple(arguments.platform)
+    # An index that is trimmed to its platforms gets another digest.
     has_same_digest = target.digest == source.digest and not platforms
     if target.digest is not None and not has_same_digest:
         raise ConfigError(
@@ -219,8 +222,8 @@ def run_sync(arguments: Namespace, console: Console) -> int:
 
 
 def retry_for(arguments: Namespace, config: Config, log: Callable[..., None]) -> Retry | None:
-    """Return which images of a report are to be asked for again, None without `--retry-from`; warn
-    of those that are not selected.
+    """Return which images of a report are to be tried again, None without `--retry-from`; warn of
+    those that no mapping selects any more.
     """
     if arguments.retry_from is None:
         return None
@@ -312,14 +315,14 @@ def run_watch(arguments: Namespace, console: Console) -> int:
     def load(log: Callable[..., None], file: ConfigFile) -> Config:
         return shard_of(arguments.shard, reader.load(file), log)
 
+    if arguments.config == "-":
+        raise ConfigError("watch needs a file, not -, because it reads the configuration again")
     try:
         interval = parse_duration(arguments.interval or DEFAULT_INTERVAL)
     except ValueError as error:
         raise ConfigError(f"--interval: {error}") from error
     if not interval:
         raise ConfigError("--interval must be above 0", hint="write a duration such as 15m")
-    if arguments.config == "-":
-        raise ConfigError("watch needs a file, not -, because it reads the configuration again")
     address = arguments.health_bind or DEFAULT_HEALTH_ADDRESS
     port = DEFAULT_HEALTH_PORT if arguments.health_port is None else arguments.health_port
     return run_async(
@@ -353,7 +356,8 @@ def run_tags(arguments: Namespace, console: Console) -> int:
     registry = registry_for(where.registry, config)
     rule = rule_from(arguments)
     rules = [rule]
-    if rule == TagRule():  # no option gives one
+    # Without options the rules are those of the configuration; without these all tags are listed.
+    if rule == TagRule():
         rules = rules_for(registry.repository_key(where.repository), config, console) or rules
     return run_async(partial(list_tags, registry, where.repository, rules, console))
 
@@ -362,13 +366,14 @@ def rule_from(arguments: Namespace) -> TagRule:
     """Return the rule that the options of `tags` make; ConfigError for one that is wrong."""
     from _regsync.tags import TagRule, select
 
-    options: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for name in TagRule._fields:
+        # Not every field has an option.
         value = getattr(arguments, name, None)
-        options[name] = tuple(value) if isinstance(value, list) else value
-    rule = TagRule(**options)
+        fields[name] = tuple(value) if isinstance(value, list) else value
+    rule = TagRule(**fields)
     try:
-        select((), rule)  # which checks the rule, without any tags
+        select((), rule)  # without tags, because this checks the rule
     except ValueError as error:
         raise ConfigError(str(error), hint="see `regsync tags --help`") from error
     return rule

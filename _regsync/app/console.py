@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from _regsync.app.display import Progress, progress_lines
-from _regsync.errors import RegsyncError
+from _regsync.errors import ConfigError, RegsyncError
 from _regsync.text import one_line
 
 if TYPE_CHECKING:
@@ -43,7 +43,8 @@ class Console:
         self, out: TextIO, err: TextIO, *, level: str, as_json: bool, json_log: bool, progress: bool
     ) -> None:
         is_terminal = err.isatty() and os.environ.get("TERM") != "dumb"
-        is_styled = is_terminal and not json_log  # escape sequences may be written
+        # Whether escape sequences may be written to it.
+        is_styled = is_terminal and not json_log
         is_utf8 = (getattr(err, "encoding", None) or "").lower().startswith("utf")
         self.as_json = as_json
         self.live = progress and is_styled  # whether a display stands at the terminal's bottom
@@ -64,21 +65,23 @@ class Console:
     def log(self, level: str, event: str, message: str, **fields: object) -> None:
         """Write a line to standard error, if its level is shown."""
         if LEVELS[level] >= self._threshold:
-            self._log_line(f"{level}: {message}", level, event, message, **fields)
+            self._log_line(level, event, message, prefix=f"{level}: ", **fields)
 
-    def _log_line(self, text: str, level: str, event: str, message: str, **fields: object) -> None:
-        """Write a line to standard error: `text`, or with `--log-format json` an object of the other
-        arguments.
+    def _log_line(
+        self, level: str, event: str, message: str, *, prefix: str = "", **fields: object
+    ) -> None:
+        """Write a line to standard error, whatever levels are shown: the message behind `prefix`, or
+        with `--log-format json` an object of all other arguments.
         """
         if self._json_log:
             entry = {"ts": timestamp(), "level": level, "event": event, "message": message}
             self._write_line(self._err, json.dumps({**entry, **fields}, default=str))
             return
 
-        text = one_line(text, LONGEST_LINE)
+        text = one_line(prefix + message, LONGEST_LINE)
         if level in self._colours:
-            word, blank, rest = text.partition(" ")
-            text = f"{self._colours[level]}{word}{NO_COLOUR}{blank}{rest}"
+            first_word, blank, rest = text.partition(" ")
+            text = f"{self._colours[level]}{first_word}{NO_COLOUR}{blank}{rest}"
         self._write_line(self._err, text)
         hint = fields.get("hint")
         # A hint is shown once, for all failures that it helps against.
@@ -91,13 +94,13 @@ class Console:
         if outcome.error is not None:
             line = outcome.line()
             fields = {**outcome.as_json(), "hint": outcome.error.hint}
-            self._log_line(line, "error", "image_failed", line, **fields)
+            self._log_line("error", "image_failed", line, **fields)
         elif outcome.status == "synced" and not self.as_json:
-            source, target = self._common_hosts
-            if source and not self._has_shown_hosts:
-                self.line(f"{source} -> {target}")
+            source_host, target_host = self._common_hosts
+            if source_host and not self._has_shown_hosts:
+                self.line(f"{source_host} -> {target_host}")
                 self._has_shown_hosts = True
-            self.line(outcome.line(with_hosts=not source))
+            self.line(outcome.line(with_hosts=not source_host))
 
     def begin(self, hosts: Collection[tuple[str, str]]) -> None:
         """Learn from which source hosts to which target hosts a run copies.
@@ -108,14 +111,13 @@ class Console:
             (self._common_hosts,) = hosts
 
     def error(self, error: RegsyncError) -> None:
-        """Show the error that ended the command: a line for each problem, and the JSON document."""
+        """Show the error that ended the command: a line for each problem, with `--json` the document."""
         code = error.code
         hint = error.hint
-        problems = getattr(error, "problems", ())
+        problems = error.problems if isinstance(error, ConfigError) else ()
         for problem in problems or [error]:
-            line = str(problem)
-            text = f"error: {code}: {line}"
-            self._log_line(text, "error", "run_failed", line, code=code, hint=hint)
+            prefix = f"error: {code}: "
+            self._log_line("error", "run_failed", str(problem), prefix=prefix, code=code, hint=hint)
         if self.as_json:
             self.document(
                 {
@@ -132,16 +134,16 @@ class Console:
         """
         for count, cause in report.causes():
             text = f"Failed: {count} x {cause}"
-            self._log_line(text, "error", "failed_alike", text, count=count, cause=cause)
+            self._log_line("error", "failed_alike", text, count=count, cause=cause)
         if self.as_json:
             return
         if report.did_something or self._out.isatty():
             self.lines(report.summary(elapsed))
 
     def document(self, value: Mapping[str, object]) -> None:
-        """Write the one JSON document: ASCII, so that any stream takes it and no terminal obeys it.
+        """Write the one JSON document. It is ASCII: any stream takes it, and no terminal obeys it.
 
-        An iterator in it becomes an array, one item after another: no report is ever whole in memory.
+        An iterator in it becomes an array, item by item, so that no report is whole in memory.
         """
         self.clear()
         text = ""
@@ -163,7 +165,8 @@ class Console:
     def progress(self, now: Progress) -> None:
         """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""
         if not self.live:
-            self._log_line(f"still running: {now}", "info", "heartbeat", str(now), **now._asdict())
+            fields = now._asdict()
+            self._log_line("info", "heartbeat", str(now), prefix="still running: ", **fields)
             return
         columns, rows = terminal_size(self._err)
         lines = progress_lines(now, columns, self._marks)[: max(1, rows - 1)]
@@ -221,15 +224,17 @@ def timestamp() -> str:
 
 def _pieces_of(document: Mapping[str, object]) -> Iterator[str]:
     """Yield the text of a JSON object in pieces; the items of an iterator in it one by one."""
-    before = "{"
+    separator = "{"
     for key, value in document.items():
-        yield f"{before}{json.dumps(key)}: "
-        before = ", "
-        if isinstance(value, Iterator):
-            yield "["
-            for number, item in enumerate(value):
-                yield f"{', ' if number else ''}{json.dumps(item)}"
-            yield "]"
-        else:
+        yield f"{separator}{json.dumps(key)}: "
+        separator = ", "
+        if not isinstance(value, Iterator):
             yield json.dumps(value)
+            continue
+        yield "["
+        for number, item in enumerate(value):
+            if number > 0:
+                yield ", "
+            yield json.dumps(item)
+        yield "]"
     yield "}"

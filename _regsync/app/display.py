@@ -75,8 +75,9 @@ def progress_lines(now: Progress, columns: int, marks: str = "#-") -> list[str]:
     `marks` are the characters of a bar, for what is done and for what is left.
     """
     images_text = f"{now.done} of {now.known}"
-    longest = max(USUAL_TEXT, len(images_text), len(now.data))
-    width = min(LONGEST_BAR, columns - LABEL - 3 - longest)
+    text_width = max(USUAL_TEXT, len(images_text), len(now.data))
+    # Three more columns: the blanks around a bar, and the last one of the terminal, which stays free.
+    width = min(LONGEST_BAR, columns - LABEL - 3 - text_width)
 
     lines = [bar_line("images", now.done, now.known, images_text, width, marks)]
     if now.expected or now.bytes:
@@ -86,17 +87,16 @@ def progress_lines(now: Progress, columns: int, marks: str = "#-") -> list[str]:
         lines.append(f"{'saved':<{LABEL}}{now.saved}")
     lines.append(f"{duration_text(now.elapsed):<{LABEL}}{now.waiting}".rstrip())
 
-    shown = now.registries
-    if len(shown) > MOST_REGISTRIES:
-        shown = (
-            *shown[: MOST_REGISTRIES - 1],
-            f"and {len(shown) - MOST_REGISTRIES + 1} more registries",
-        )
-    lines += shown
+    registries = list(now.registries)
+    if len(registries) > MOST_REGISTRIES:
+        left_out = len(registries) - MOST_REGISTRIES + 1
+        registries[MOST_REGISTRIES - 1 :] = [f"and {left_out} more registries"]
+    lines += registries
     return [shorten(line, columns) for line in lines]
 
 
 def bar_line(label: str, part: int, total: int, text: str, width: int, marks: str) -> str:
+    """Return a line with a bar of `width` columns for the share of `part` in `total`."""
     bar = ""
     if width >= SHORTEST_BAR:
         full = width * part // max(total, 1)

@@ -124,6 +124,7 @@ class Server:
         self._clients = dict[Client, anyio.CancelScope]()  # the scope ends the client's task
 
     async def accept(self, listener: socket.socket) -> None:
+        """Begin a task for each client that comes, until cancelled."""
         with listener:
             listener.setblocking(False)
             while True:
@@ -176,46 +177,45 @@ class Client:
         Return 0 when the exchange is over, else what the socket has to become ready for.
         """
         if self._unsent is None:
-            event: object = None
-            status = 400
-            try:
-                while (event := self._framing.next_event()) is h11.NEED_DATA:
-                    count = self.stream.recv_into(self.scratch)
-                    if count < 0:  # no bytes, but what to wait for
-                        return count
-                    arrived = bytes(self.scratch[:count])
-                    if next_portion(self._framing, arrived) != arrived:
-                        break  # long runs of blanks, which h11 reads in quadratic time: 400
-                    self._framing.receive_data(arrived)
-            except h11.RemoteProtocolError as error:
-                status = error.error_status_hint
-            except ProtocolBroken:
-                pass  # 400, as above
-            self._unsent = memoryview(self._answer(event, status))
+            want, answer = self._read_request()
+            if want < 0:
+                return want
+            self._unsent = memoryview(answer)
         while self._unsent:
             sent = self.stream.send(self._unsent)
-            if sent < 0:
+            if sent < 0:  # no count, but what to wait for
                 return sent
             self._unsent = self._unsent[sent:]
         return 0
 
-    def _answer(self, event: object, status: int) -> bytes:
-        """Return the bytes of the answer to an event of h11's.
-
-        `status` is that of the answer to anything but a request.
+    def _read_request(self) -> tuple[int, bytes]:
+        """Return 0 and the answer to the request; while it is not whole, what the socket has to become
+        ready for, without an answer.
         """
-        if isinstance(event, h11.ConnectionClosed):
-            return b""
-        method = b""
-        document = dict[str, object]()
-        if isinstance(event, h11.Request):
-            method = event.method
-            status, document = self._look_up(event)
-        return self._encode(method, status, document)
+        try:
+            while (event := self._framing.next_event()) is h11.NEED_DATA:
+                count = self.stream.recv_into(self.scratch)
+                if count < 0:  # no count, but what to wait for
+                    return count, b""
+                arrived = bytes(self.scratch[:count])
+                # Of a head with long runs of blanks, which h11 reads in quadratic time, this is less.
+                if next_portion(self._framing, arrived) != arrived:
+                    return 0, self._encode(b"", 400, {})
+                self._framing.receive_data(arrived)
+        except h11.RemoteProtocolError as error:
+            return 0, self._encode(b"", error.error_status_hint, {})
+        except ProtocolBroken:
+            return 0, self._encode(b"", 400, {})
+
+        if not isinstance(event, h11.Request):
+            return 0, b""  # the client has closed without a request
+        status, document = self._look_up(event)
+        return 0, self._encode(event.method, status, document)
 
     def _look_up(self, request: h11.Request) -> tuple[int, dict[str, object]]:
         """Return status and document for a request; the document of an error is empty."""
         fields = dict(request.headers)
+        # A target may have scheme and host in front, and a query behind.
         path = re.sub(rb"(?i)^https?://[^/?]*", b"", request.target).partition(b"?")[0]
         # A proxy on the way could see another host, or another end of the message (RFC 9112
         # sections 3.2 and 6.3).
@@ -232,6 +232,7 @@ class Client:
         return self._tell(path.decode())
 
     def _encode(self, method: bytes, status: int, document: dict[str, object]) -> bytes:
+        """Return the bytes of an answer; without a document its body names the status."""
         phrase = HTTPStatus(status).phrase
         body = json.dumps(document or {"status": phrase.lower()}).encode()
         headers = [

@@ -107,12 +107,12 @@ class Pace:
     """How fast bytes move, and how long the rest takes, told so that neither jumps."""
 
     def __init__(self, began: float) -> None:
-        self.rate = 0.0  # bytes a second
-        self._samples = deque([_Sample(began, 0)])
-        self._rated_at = began
-        self._expected = 0
-        self._grew_at = began
-        self._ends_at: float | None = None
+        self.rate = 0.0  # bytes a second, as it is shown
+        self._rated_at = began  # when this rate was reckoned
+        self._samples = deque([_Sample(began, 0)])  # the oldest first
+        self._expected = 0  # bytes
+        self._grew_at = began  # when more bytes were expected the last time
+        self._ends_at: float | None = None  # when the rest is moved, as it is shown
 
     def record(self, now: float, moved: int, expected: int) -> None:
         """Note how many bytes were moved until now, and how many are to be moved in all."""
@@ -171,9 +171,10 @@ class Silences:
         bytes_now = transport.blob_bytes + transport.bytes_sent
         for host, limits in transport.gate.limits.items():
             requests = transport.requests[host].total() if host in transport.requests else 0
-            # Bytes may be those of another host. A registry is called slow late rather than wrongly.
+            # Nobody counts bytes by host: while any move, no registry is called slow.
             has_moved = requests != self._requests.get(host) or bytes_now != self._bytes
-            if has_moved or not limits.in_use:
+            is_idle = not limits.in_use
+            if has_moved or is_idle:
                 self._moved_at[host] = now
             self._requests[host] = requests
         self._bytes = bytes_now

@@ -49,11 +49,11 @@ async def run(
     lock: Lock | None = None,
     retry: Retry | None = None,
 ) -> int:
-    """Run all mappings of a configuration, or copy one image; return the exit status.
+    """Run all mappings of a configuration, or copy `image` alone; return the exit status.
 
     A plan and an analysis change nothing. With `recheck`, and for one image, artifacts are looked
     at whatever the state says of them. With a lock, names and digests of sources are the lock's.
-    `retry` is explained at `Run`.
+    With `retry`, only the images of an earlier report are tried.
     """
     began = anyio.current_time()
     started_at = utc_now()
@@ -67,7 +67,8 @@ async def run(
     report = Report()
     with closing(connect(console)) as transport:
         first_seen = None
-        if kind != "analysis":  # an analysis is also about images that are too young to be copied
+        # An analysis is also about images that are too young to be copied.
+        if kind != "analysis":
             wall = transport.machine.wall
             known = lock.first_seen_times() if lock is not None else None
             first_seen = first_seen_for(config, wall, console.log, keep=writes, known=known)
@@ -139,19 +140,11 @@ async def list_tags(
 
     kept = dict.fromkeys(tag for selection in selections for tag in selection.kept)
     dropped = {tag: why for tag, why in selections[0].dropped.items() if tag not in kept}
+    # The tags that rules name without wildcards; None stands for all patterns that have some.
+    named = dict.fromkeys(check_glob(pattern) for rule in rules for pattern in rule.glob)
+    missing = [tag for tag in named if tag and tag not in dropped and tag not in kept]
 
-    literals = dict.fromkeys(check_glob(pattern) for rule in rules for pattern in rule.glob)
-    missing = [tag for tag in literals if tag and tag not in dropped and tag not in kept]
-
-    for tag, reason in dropped.items():
-        console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
-    for tag in missing:
-        console.log("warning", "tag_missing", f"{source}: tag {tag!r} does not exist", tag=tag)
-    message = f"{source}: {_count_text(len(kept), dropped)}"
-    if kept:
-        console.log("info", "selected", message)
-    else:
-        console.log("warning", "nothing_selected", message)
+    _log_selection(str(source), len(kept), dropped, missing, console)
     for selection in selections:
         shortfall = selection.shortfall(str(source))
         if shortfall is not None:
@@ -170,6 +163,25 @@ async def list_tags(
     else:
         console.lines(kept)
     return 0
+
+
+def _log_selection(
+    repository: str,
+    kept: int,
+    dropped: Mapping[str, Reason],
+    missing: Sequence[str],
+    console: Console,
+) -> None:
+    """Log what is not selected and why, then how many tags are."""
+    for tag, reason in dropped.items():
+        console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
+    for tag in missing:
+        console.log("warning", "tag_missing", f"{repository}: tag {tag!r} does not exist", tag=tag)
+    message = f"{repository}: {_count_text(kept, dropped)}"
+    if kept:
+        console.log("info", "selected", message)
+    else:
+        console.log("warning", "nothing_selected", message)
 
 
 def _count_text(kept: int, dropped: Mapping[str, Reason]) -> str:
