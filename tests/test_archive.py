@@ -384,7 +384,7 @@ state.close()
 
 
 @pytest.mark.parametrize("action", ["SIG_DFL", "SIG_IGN"], ids=["killed", "refused"])
-@pytest.mark.parametrize("limit", [0, 400, 4096, 6000, 9000, 20_000, 24_576, 200_000])
+@pytest.mark.parametrize("limit", [0, 400, 6000, 24_576, 200_000])
 def test_where_files_may_not_grow_further_what_was_committed_before_is_there(
     tmp_path: Path, limit: int, action: str
 ) -> None:

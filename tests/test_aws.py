@@ -222,18 +222,9 @@ def test_the_services_here_take_a_good_signature_and_no_other(
 # Names of services: sections 4.1 and 4.2.
 
 REGIONS = [
-    "us-east-1",
-    "eu-west-1",
-    "ap-southeast-5",
-    "mx-central-1",
-    "us-gov-west-1",
-    "cn-north-1",
-    "eusc-de-east-1",
-    "us-iso-east-1",
-    "us-isob-east-1",
-    "eu-isoe-west-1",
-    "us-isof-south-1",
-]
+    "us-east-1", "eu-west-1", "ap-southeast-5", "mx-central-1", "us-gov-west-1", "cn-north-1",
+    "eusc-de-east-1", "us-iso-east-1", "us-isob-east-1", "eu-isoe-west-1", "us-isof-south-1",
+]  # fmt: skip
 IDS = dict(
     [("ecr",) * 2, ("ecr-public",) * 2, ("sts",) * 2, ("portal.sso", "sso"), ("oidc", "sso-oidc")]
 )

@@ -673,16 +673,10 @@ async def test_the_directory_of_the_session_is_configurable() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        b"",
-        b"{}",
-        b"{",
-        b"[]",
-        b"\xff",
-        b'{"Account": {}}',
-        b'{"Account": {"a": 5}}',
+        b"", b"{}", b"{", b"[]", b"\xff", b'{"Account": {}}', b'{"Account": {"a": 5}}',
         b'{"Account": [], "RefreshToken": {}}',
     ],
-)
+)  # fmt: skip
 async def test_a_session_without_its_tokens_is_an_error(text: bytes) -> None:
     world = World()
     by_command_line(world)

@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from _regsync.addresses import Origin
-from _regsync.auth.cloud import CloudEnvironment, CloudLogin, Clouds, Login
+from _regsync.auth.cloud import CloudEnvironment, CloudLogin, CloudModule, Clouds, Login
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
 from _regsync.config.model import Registry
@@ -88,8 +88,13 @@ class Cloud:
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
-    monkeypatch.setattr(registry_transport, "_cloud", lambda name: made)
+    monkeypatch.setattr(registry_transport, "_cloud", lambda name: made)  # in whole runs
     return made
+
+
+def module_of(name: str) -> CloudModule:
+    """Find a cloud's module as the transport does, or the test's own (`cloud`)."""
+    return registry_transport._cloud(name)
 
 
 def registry(host: str = ECR, **fields: Any) -> Registry:
@@ -115,9 +120,7 @@ def machine(**files: bytes) -> CloudEnvironment:
 def found(
     host: str = ECR, files: Mapping[str, bytes] | None = None, **fields: Any
 ) -> Credential | CloudLogin | None:
-    return Clouds(machine(), registry_transport._cloud).find(
-        registry(host, **fields), "app", (files or {}).get
-    )
+    return Clouds(machine(), module_of).find(registry(host, **fields), "app", (files or {}).get)
 
 
 def chain(**fields: Any) -> CloudLogin:
@@ -188,7 +191,7 @@ async def test_a_file_that_cannot_be_read_fails_its_own_registry_alone(
     async def fetch(*given: object) -> Any:
         raise ConnectFailed("nobody is there")
 
-    ends = Clouds(machine()._replace(read=read, fetch=fetch), registry_transport._cloud)
+    ends = Clouds(machine()._replace(read=read, fetch=fetch), module_of)
     made = ends.find(registry(host), "app", read)
     assert isinstance(made, CloudLogin)
     with pytest.raises(AuthError, match="Permission denied") as caught:
@@ -251,7 +254,7 @@ async def test_a_clouds_login_never_goes_over_plain_http(cloud: Cloud) -> None:
 async def test_a_login_is_shared_by_those_it_holds_for(
     cloud: Cloud, first: str, second: str, shared: bool
 ) -> None:
-    made = Clouds(machine(), registry_transport._cloud)
+    made = Clouds(machine(), module_of)
     chains = [made.find(registry(host), "app", {}.get) for host in (first, second, first)]
     assert (chains[0] is chains[1]) is shared
     assert chains[0] is chains[2]
@@ -375,7 +378,7 @@ async def test_an_unreadable_file_is_an_error_of_this_registry(cloud: Cloud) -> 
 
 async def test_one_guess_for_each_cloud_that_has_no_metadata_service(cloud: Cloud) -> None:
     cloud.here, cloud.takes, cloud.given = False, 1.0, [None]
-    made, told = Clouds(machine(), registry_transport._cloud), list[object]()
+    made, told = Clouds(machine(), module_of), list[object]()
 
     async def ask(host: str) -> None:
         one = made.find(registry(host), "app", {}.get)
@@ -796,7 +799,7 @@ async def test_a_metadata_service_has_the_seconds_that_it_is_given() -> None:
 
 async def test_a_metadata_service_that_comes_later_is_found_by_the_next_run(cloud: Cloud) -> None:
     cloud.here, cloud.given = False, [None]
-    made = Clouds(machine(), registry_transport._cloud)
+    made = Clouds(machine(), module_of)
     one = made.find(registry(), "app", {}.get)
     assert isinstance(one, CloudLogin)
     assert await one.credential() is None
@@ -807,7 +810,7 @@ async def test_a_metadata_service_that_comes_later_is_found_by_the_next_run(clou
 
 async def test_an_identity_that_comes_later_is_found_by_the_next_run(cloud: Cloud) -> None:
     cloud.here = False
-    made = Clouds(machine(), registry_transport._cloud)
+    made = Clouds(machine(), module_of)
     for _ in range(2):
         assert isinstance(made.find(registry(ECR), "app", IN_FILE.get), Credential)
     assert cloud.looked == 1, "once a run"

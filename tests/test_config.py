@@ -429,40 +429,23 @@ REGISTRY_PROBLEMS = [
     ("url: a.example, auth_type: basic", "auth_type: basic needs `credentials`"),
     ("url: a.example, auth_type: static_token", "auth_type: static_token needs `token`"),
     ("url: a.example, token: t", "token: is only valid with `auth_type: static_token`"),
-    (
-        "url: a.example, credentials: {username: u, password: p}",
-        "is only valid with `auth_type: basic`",
-    ),
+    ("url: a.example, credentials: {username: u, password: p}", "is only valid with `auth_type: basic`"),
     ("url: a.example, auth_type: ghcr, token: t", "token: is only valid with"),
-    (
-        "url: a.example, auth_type: basic, credentials: {username: u}",
-        "credentials.password: required",
-    ),
-    (
-        "url: a.example, auth_type: basic, credentials: {username: u:v, password: p}",
-        "username: has a colon",
-    ),
-    (
-        "url: a.example, auth_type: basic, credentials: {username: u, password: 12345}",
-        "put it in quotes",
-    ),
+    ("url: a.example, auth_type: basic, credentials: {username: u}", "credentials.password: required"),
+    ("url: a.example, auth_type: basic, credentials: {username: u:v, password: p}", "username: has a colon"),
+    ("url: a.example, auth_type: basic, credentials: {username: u, password: 12345}", "put it in quotes"),
     ('url: a.example, auth_type: static_token, token: "abc\\n"', "line break"),
     ("url: a.example, auth_type: static_token, token: a b", "blank"),
     ("url: a.example, cloud_profile: p", "cloud_profile: is only valid with `auth_type: ecr`"),
-    (
-        "url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p",
-        "aws_profile: is only valid with `auth_type: ecr`",
-    ),
-    (
-        "url: a.example, auth_type: ecr, cloud_profile: p, aws_profile: p",
-        "the same field as `cloud_profile`",
-    ),
+    ("url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p",
+        "aws_profile: is only valid with `auth_type: ecr`"),
+    ("url: a.example, auth_type: ecr, cloud_profile: p, aws_profile: p", "the same field as `cloud_profile`"),
     ("url: a.example, max_concurrent: 0", "max_concurrent: must be a whole number from 1"),
     ("url: a.example, client_key: k", "client_key: needs `client_cert`"),
     ("url: a.example, proxy: 'socks5://u:pw@h'", "socks5"),
     ("url: a.example, urll: b", "unknown key: did you mean 'url'?"),
     ("url: a.example, zzz: b", "unknown key"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -508,20 +491,14 @@ ROUTES = [
     ("{from: a, source: one, targets: []}", "targets: the list is empty"),
     ("{from: a, source: one, targets: none}", "no registry or group is named 'none'"),
     ("{from: a, source: one, targets: both}", "'both' is both a group and a registry"),
-    (
-        "{from: a, source: one, targets: [group]}",
-        "targets[0]: 'group' is a group, which can only be",
-    ),
+    ("{from: a, source: one, targets: [group]}", "targets[0]: 'group' is a group, which can only be"),
     ("{from: a, source: one, targets: one}", "the same repository of one.example"),
     ("{from: a, to: a, source: one, targets: group}", "the same repository of one.example"),
     ("{from: a, source: one, targets: alike}", "the same repository of one.example"),
-    (
-        "{from: alpine, to: library/alpine, source: hub, targets: hub}",
-        "the same repository of docker.io",
-    ),
+    ("{from: alpine, to: library/alpine, source: hub, targets: hub}", "the same repository of docker.io"),
     ("{from: a, to: b, source: tight, targets: tight}", "max_concurrent is 1: set it to 2"),
     ("{from: a, to: b, source: tight, targets: loose}", "max_concurrent is 1: set it to 2"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("body", "message"), ROUTES, ids=[row[0] for row in ROUTES])
@@ -618,56 +595,31 @@ DOUBTFUL_TAGS = [
     ("immutable_tags: 'v*+*'", "immutable_tags: 'v*+*' matches no tag"),
     ("exclude: '*'", "exclude: drops every tag that the glob '*' takes"),
     ("glob: '[ab]*', exclude: '[ab]*'", "the glob '[ab]*' takes"),
-    (
-        "glob: ['a', 'b-rc1'], exclude: '*-rc*'",
-        "glob: 'b-rc1' is never copied: the exclude rule drops it",
-    ),
-    (
-        "glob: ['1.2.3', 'latest'], semver: '>=1,<3'",
-        "glob: 'latest' is never copied: the semver rule drops",
-    ),
-    (
-        "glob: ['1.2.3-rc1'], semver: '1.x'",
-        "'1.2.3-rc1' is never copied: the prerelease rule drops it",
-    ),
-    (
-        "semver: '>=1.0'",
-        "semver: '>=1.0' has no upper bound, so that every future version is copied: add `latest`",
-    ),
+    ("glob: ['a', 'b-rc1'], exclude: '*-rc*'", "glob: 'b-rc1' is never copied: the exclude rule drops it"),
+    ("glob: ['1.2.3', 'latest'], semver: '>=1,<3'", "glob: 'latest' is never copied: the semver rule drops"),
+    ("glob: ['1.2.3-rc1'], semver: '1.x'", "'1.2.3-rc1' is never copied: the prerelease rule drops it"),
+    ("semver: '>=1.0'", "semver: '>=1.0' has no upper bound, so that every future version is copied: add `latest`"),
     ("semver: '*', glob: 'v*'", "has no upper bound"),
     ("semver: '1.x || >=3'", "has no upper bound"),
     ("glob: [latest], immutable_tags: '*'", "immutable_tags: 'latest' usually moves"),
     ("glob: ['1.27', '1.27.3'], immutable_tags: '1.*'", "immutable_tags: '1.27' usually moves"),
     ("glob: ['v1-alpine'], immutable_tags: 'v*'", "'v1-alpine' usually moves"),
     ("immutable_tags: latest", "'latest' usually moves"),
-]
+]  # fmt: skip
 ORDINARY_TAGS = [
-    "glob: '3.*', sort: semver, latest: 3",
-    "glob: ['1.27', '1.28', latest]",
-    "glob: '*', exclude: ['*-rc*', '*-beta*', latest]",
-    "glob: '1.*', exclude: '1.2*'",
-    "glob: '1.*', exclude: '1.?'",
-    "glob: '[a-z]1', exclude: '*a-z*'",
-    "glob: '{a,b}*', exclude: 'a*'",
-    "glob: ['[0-9]*.?', 'v{1,2}.*', '\\\\a*', '_x*', '[!.]*']",
-    "exclude: 'sha256-*'",
-    "semver: '>=1.0', latest: 5",
-    "semver: '>=1.2,<2'",
-    "semver: '^1.4 || ~2.1'",
-    "semver: '>=1.0', glob: '1.*'",
-    "semver: '=1.2.3'",
-    "semver: '>=1.2.3,<=1.2.3'",
-    "semver: '<1'",
-    "semver: '>1.2.3-alpha,<1.2.3'",
-    "semver: '!=1.0.0', latest: 9",
-    "semver_prerelease: only",
+    "glob: '3.*', sort: semver, latest: 3", "glob: ['1.27', '1.28', latest]",
+    "glob: '*', exclude: ['*-rc*', '*-beta*', latest]", "glob: '1.*', exclude: '1.2*'",
+    "glob: '1.*', exclude: '1.?'", "glob: '[a-z]1', exclude: '*a-z*'",
+    "glob: '{a,b}*', exclude: 'a*'", "glob: ['[0-9]*.?', 'v{1,2}.*', '\\\\a*', '_x*', '[!.]*']",
+    "exclude: 'sha256-*'", "semver: '>=1.0', latest: 5", "semver: '>=1.2,<2'",
+    "semver: '^1.4 || ~2.1'", "semver: '>=1.0', glob: '1.*'", "semver: '=1.2.3'",
+    "semver: '>=1.2.3,<=1.2.3'", "semver: '<1'", "semver: '>1.2.3-alpha,<1.2.3'",
+    "semver: '!=1.0.0', latest: 9", "semver_prerelease: only",
     "glob: ['latest', '1.2.3'], semver: 1.x, min_tags: 2",
     "glob: ['v1.2.3', latest], immutable_tags: 'v*.*.*'",
     "glob: ['1.2.3', 'sha-abc1234', '20240923', 'bookworm-20240101'], immutable_tags: '*'",
-    "immutable_tags: 'v?*'",
-    "immutable_tags: '1.2.3'",
-    "min_tags: 3",
-]
+    "immutable_tags: 'v?*'", "immutable_tags: '1.2.3'", "min_tags: 3",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("body", "message"), DOUBTFUL_TAGS, ids=[row[0] for row in DOUBTFUL_TAGS])

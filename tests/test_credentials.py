@@ -74,16 +74,12 @@ def test_each_auth_type_uses_its_own_source_only() -> None:
     ("host", "environ", "expected"),
     [
         pytest.param("ghcr.io", {"GITHUB_TOKEN": "t"}, ("regsync", "t"), id="token"),
-        pytest.param(
-            "ghcr.io", {"GITHUB_TOKEN": "t", "GITHUB_ACTOR": "me"}, ("me", "t"), id="actor"
-        ),
+        pytest.param("ghcr.io", {"GITHUB_TOKEN": "t", "GITHUB_ACTOR": "me"}, ("me", "t"), id="actor"),
         pytest.param("ghcr.io", {}, ("file", "p"), id="unset-falls-to-the-file"),
         pytest.param("registry.example", {"GITHUB_TOKEN": "t"}, None, id="never-to-another-host"),
-        pytest.param(
-            "ghcr.io.evil.example", {"GITHUB_TOKEN": "t"}, None, id="never-to-a-look-alike"
-        ),
+        pytest.param("ghcr.io.evil.example", {"GITHUB_TOKEN": "t"}, None, id="never-to-a-look-alike"),
     ],
-)
+)  # fmt: skip
 def test_absent_auth_type_gives_githubs_token_to_ghcr_only(
     host: str, environ: dict[str, str], expected: tuple[str, str] | None
 ) -> None:
@@ -113,22 +109,16 @@ HUB = "https://index.docker.io/v1/"
     [
         pytest.param("registry.example", "registry.example", 443, True, id="host"),
         pytest.param("registry.example:5000", "registry.example", 5000, True, id="host-and-port"),
-        pytest.param(
-            "registry.example:443", "registry.example", 443, True, id="default-port-written"
-        ),
+        pytest.param("registry.example:443", "registry.example", 443, True, id="default-port-written"),
         pytest.param("registry.example", "registry.example", 5000, False, id="port-differs"),
         pytest.param("registry.example:5000", "registry.example", 443, False, id="port-too-many"),
         pytest.param("https://registry.example/v2/", "registry.example", 443, True, id="url"),
         pytest.param("http://registry.example:5000", "registry.example", 5000, True, id="http-url"),
         pytest.param("Registry.Example", "registry.example", 443, True, id="case"),
-        pytest.param(
-            "registry.example/org", "registry.example", 443, False, id="path-is-not-the-host"
-        ),
+        pytest.param("registry.example/org", "registry.example", 443, False, id="path-is-not-the-host"),
         pytest.param("example", "registry.example", 443, False, id="parent-domain"),
         pytest.param("evil-registry.example", "registry.example", 443, False, id="name-ends-alike"),
-        pytest.param(
-            "https://registry.example.evil/", "registry.example", 443, False, id="name-begins-alike"
-        ),
+        pytest.param("https://registry.example.evil/", "registry.example", 443, False, id="name-begins-alike"),
         pytest.param(HUB, "docker.io", 443, True, id="hub-key"),
         pytest.param("docker.io", "docker.io", 443, True, id="hub-name"),
         pytest.param("index.docker.io", "docker.io", 443, True, id="hub-index"),
@@ -136,7 +126,7 @@ HUB = "https://index.docker.io/v1/"
         pytest.param("registry.hub.docker.com", "docker.io", 443, True, id="hub-web-name"),
         pytest.param(HUB, "registry.example", 443, False, id="hub-key-for-another-host"),
     ],
-)
+)  # fmt: skip
 def test_a_key_names_exactly_one_registry(key: str, host: str, port: int, matches: bool) -> None:
     found = find(registry(host, port), {DOCKER: {"auths": {key: pair("someone", "hunter2")}}})
     assert login(found) == (("someone", "hunter2") if matches else None)
@@ -167,35 +157,16 @@ def test_the_most_specific_of_podmans_keys_wins(repository: str | None, expected
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        pytest.param(
-            pair("user", "pass:word"),
-            ("user", "pass:word", None, None),
-            id="auth-splits-at-first-colon",
-        ),
-        pytest.param(
-            pair("user", "password\0\0"), ("user", "password", None, None), id="trailing-nulls"
-        ),
-        pytest.param(
-            {"username": "u", "password": "p"}, ("u", "p", None, None), id="in-two-fields"
-        ),
-        pytest.param(
-            {**pair("u", "p"), "username": "x", "password": "y"},
-            ("u", "p", None, None),
-            id="auth-wins",
-        ),
-        pytest.param(
-            {**pair("00000000", ""), "identitytoken": "it"},
-            ("00000000", None, "it", None),
-            id="identity-token",
-        ),
-        pytest.param(
-            {"username": "<token>", "password": "it"},
-            ("<token>", None, "it", None),
-            id="token-as-name",
-        ),
+        pytest.param(pair("user", "pass:word"), ("user", "pass:word", None, None), id="auth-splits-at-first-colon"),
+        pytest.param(pair("user", "password\0\0"), ("user", "password", None, None), id="trailing-nulls"),
+        pytest.param({"username": "u", "password": "p"}, ("u", "p", None, None), id="in-two-fields"),
+        pytest.param({**pair("u", "p"), "username": "x", "password": "y"}, ("u", "p", None, None), id="auth-wins"),
+        pytest.param({**pair("00000000", ""), "identitytoken": "it"}, ("00000000", None, "it", None),
+            id="identity-token"),
+        pytest.param({"username": "<token>", "password": "it"}, ("<token>", None, "it", None), id="token-as-name"),
         pytest.param({"registrytoken": "rt"}, (None, None, None, "rt"), id="registry-token"),
     ],
-)
+)  # fmt: skip
 def test_entries_are_read_in_all_their_forms(
     entry: dict[str, str], expected: tuple[str | None, ...]
 ) -> None:
@@ -293,15 +264,11 @@ def test_a_named_source_that_yields_nothing_names_every_place(method: str) -> No
         pytest.param({"credHelpers": "x"}, id="helpers-is-a-string"),
         pytest.param({"auths": {"registry.example": "hunter2"}}, id="entry-is-a-string"),
         pytest.param({"auths": {"registry.example": {"auth": 5}}}, id="auth-is-a-number"),
-        pytest.param(
-            {"auths": {"registry.example": {"auth": "hunter2!"}}}, id="auth-is-not-base64"
-        ),
-        pytest.param(
-            {"auths": {"registry.example": {"auth": "aHVudGVyMg=="}}}, id="auth-without-colon"
-        ),
+        pytest.param({"auths": {"registry.example": {"auth": "hunter2!"}}}, id="auth-is-not-base64"),
+        pytest.param({"auths": {"registry.example": {"auth": "aHVudGVyMg=="}}}, id="auth-without-colon"),
         pytest.param({"auths": {"registry.example": pair("", "hunter2")}}, id="auth-without-user"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("method", ["docker_config", None], ids=["asked-for", "by-default"])
 def test_a_broken_file_is_an_error_that_names_it_and_shows_nothing_of_it(
     content: object, method: str | None
@@ -329,37 +296,18 @@ def test_an_unreadable_file_is_an_error_that_names_it() -> None:
 @pytest.mark.parametrize(
     ("document", "method", "section"),
     [
-        pytest.param(
-            {"credHelpers": {"registry.example": "pass"}}, None, "credHelpers", id="for-this-host"
-        ),
-        pytest.param(
-            {
-                "credHelpers": {"registry.example": "pass"},
-                "auths": {"registry.example": pair("u", "p")},
-            },
-            None,
-            "credHelpers",
-            id="for-this-host-beats-auths",
-        ),
-        pytest.param(
-            {"credHelpers": {"elsewhere.example": "pass"}}, None, None, id="for-another-host"
-        ),
+        pytest.param({"credHelpers": {"registry.example": "pass"}}, None, "credHelpers", id="for-this-host"),
+        pytest.param({"credHelpers": {"registry.example": "pass"}, "auths": {"registry.example": pair("u", "p")}},
+            None, "credHelpers", id="for-this-host-beats-auths"),
+        pytest.param({"credHelpers": {"elsewhere.example": "pass"}}, None, None, id="for-another-host"),
         pytest.param({"credsStore": "pass"}, "docker_config", "credsStore", id="store-asked-for"),
-        pytest.param(
-            {"credsStore": "pass", "auths": {"registry.example": {}}},
-            None,
-            "credsStore",
-            id="store-left-its-mark",
-        ),
+        pytest.param({"credsStore": "pass", "auths": {"registry.example": {}}}, None, "credsStore",
+            id="store-left-its-mark"),
         pytest.param({"credsStore": "pass"}, None, None, id="store-without-mark"),
-        pytest.param(
-            {"credsStore": "pass", "auths": {"elsewhere.example": {}}},
-            None,
-            None,
-            id="mark-of-another-host",
-        ),
+        pytest.param({"credsStore": "pass", "auths": {"elsewhere.example": {}}}, None, None,
+            id="mark-of-another-host"),
     ],
-)
+)  # fmt: skip
 def test_a_credential_helper_is_named_and_never_run(
     document: object, method: str | None, section: str | None
 ) -> None:

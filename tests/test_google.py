@@ -41,6 +41,9 @@ REGISTRY = Registry(
 )
 
 
+pytestmark = pytest.mark.anyio
+
+
 @dataclass
 class Host:
     """A machine of its own: environment, files and a line to Google's services in memory."""
@@ -136,8 +139,7 @@ def by_file(host: Host, **fields: Any) -> dict[str, Any]:
 
 def by_json_file(host: Host) -> dict[str, Any]:
     host.files[FILE] = json.dumps({"other": 1, "token": subject(host)}).encode()
-    form = {"type": "json", "subject_token_field_name": "token"}
-    return host.google.external_account({"file": FILE, "format": form})
+    return host.google.external_account(json_in(FILE, "token"))
 
 
 def by_url(host: Host) -> dict[str, Any]:
@@ -180,11 +182,8 @@ KINDS: dict[str, tuple[Callable[[Host], dict[str, Any]], list[str], str]] = {
     "external_url": (by_url, ["sts"], "workload"),
     "external_json_url": (by_json_url, ["sts"], "workload"),
     "external_workforce": (workforce, ["sts"], "workload"),
-    "external_workforce_client": (
-        lambda host: workforce(host, client_id=CLIENT[0], client_secret=CLIENT[1]),
-        ["sts"],
-        "workload",
-    ),
+    "external_workforce_client": (lambda host: workforce(host, client_id=CLIENT[0], client_secret=CLIENT[1]),
+        ["sts"], "workload"),
     "external_impersonating": (
         lambda host: by_file(
             host,
@@ -202,20 +201,13 @@ KINDS: dict[str, tuple[Callable[[Host], dict[str, Any]], list[str], str]] = {
         ["oauth2", "iamcredentials"],
         "target",
     ),
-    "impersonated_by_key": (
-        lambda host: host.google.impersonated(host.google.service_account()),
-        ["oauth2", "iamcredentials"],
-        "target",
-    ),
-    "impersonated_by_external_user": (
-        lambda host: host.google.impersonated(host.google.external_user()),
-        ["sts", "iamcredentials"],
-        "target",
-    ),
-}
+    "impersonated_by_key": (lambda host: host.google.impersonated(host.google.service_account()),
+        ["oauth2", "iamcredentials"], "target"),
+    "impersonated_by_external_user": (lambda host: host.google.impersonated(host.google.external_user()),
+        ["sts", "iamcredentials"], "target"),
+}  # fmt: skip
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("place", ["named", "well-known"])
 @pytest.mark.parametrize("kind", KINDS)
 async def test_each_kind_of_file_logs_in_with_one_request_to_each_service(
@@ -328,7 +320,6 @@ def theirs(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calla
     return log_in
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("kind", KINDS)
 async def test_google_auth_asks_the_same(host: Host, theirs: Callable[[], Any], kind: str) -> None:
     host.write(KINDS[kind][0](host))
@@ -367,7 +358,6 @@ def scoped(
     return found[0], found[1]
 
 
-@pytest.mark.anyio
 async def test_google_auth_asks_the_metadata_server_the_same(
     host: Host, theirs: Callable[[], Any]
 ) -> None:
@@ -381,7 +371,6 @@ async def test_google_auth_asks_the_metadata_server_the_same(
     assert len(host.asked) > 1, "google-auth pings and asks for the project first"
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("named", "well_known", "who"),
     [
@@ -433,58 +422,30 @@ def test_without_a_home_there_is_no_well_known_file(host: Host) -> None:
 
 # Files that are of no use.
 
+
+def json_in(file: str, name: str) -> dict[str, Any]:
+    return {"file": file, "format": {"type": "json", "subject_token_field_name": name}}
+
+
 BROKEN: dict[str, tuple[Callable[[Host], Any], str]] = {
     "no-object": (lambda host: [], "type 'None' is not one of authorized_user, external"),
     "no-type": (lambda host: {}, "type 'None' is not one of"),
-    "odd-type": (
-        lambda host: {"type": "gdch_service_account"},
-        "type 'gdch_service_account' is not one of",
-    ),
+    "odd-type": (lambda host: {"type": "gdch_service_account"}, "type 'gdch_service_account' is not one of"),
     "no-key": (lambda host: host.google.service_account(private_key=""), "private_key is missing"),
-    "no-mail": (
-        lambda host: host.google.service_account(client_email=None),
-        "client_email is missing",
-    ),
+    "no-mail": (lambda host: host.google.service_account(client_email=None), "client_email is missing"),
     "mail-is-a-number": (lambda host: host.google.service_account(client_email=1), "client_email"),
     "no-pem": (lambda host: host.google.service_account(private_key="abc"), "an RSA key in PEM"),
-    "no-refresh-token": (
-        lambda host: host.google.authorized_user(refresh_token=None),
-        "refresh_token is missing",
-    ),
-    "no-client": (
-        lambda host: host.google.authorized_user(client_secret=""),
-        "client_secret is missing",
-    ),
-    "no-token-url": (
-        lambda host: host.google.external_user(token_url=None),
-        "token_url is missing",
-    ),
-    "no-source": (
-        lambda host: host.google.external_account({}),
-        "nothing is not supported: use `file` or `url`",
-    ),
-    "source-is-text": (
-        lambda host: by_file(host) | {"credential_source": "x"},
-        "nothing is not supported",
-    ),
-    "program": (
-        lambda host: host.google.external_account({"executable": {"command": "x"}}),
-        "executable is not supported",
-    ),
-    "aws": (
-        lambda host: host.google.external_account(
-            {"environment_id": "aws1", "url": "http://169.254.169.254"}
-        ),
-        "environment_id, url is not supported",
-    ),
-    "certificate": (
-        lambda host: host.google.external_account({"certificate": {}}),
-        "certificate is not supported",
-    ),
-    "token-file-gone": (
-        lambda host: host.google.external_account({"file": "/gone"}),
-        "token is missing",
-    ),
+    "no-refresh-token": (lambda host: host.google.authorized_user(refresh_token=None), "refresh_token is missing"),
+    "no-client": (lambda host: host.google.authorized_user(client_secret=""), "client_secret is missing"),
+    "no-token-url": (lambda host: host.google.external_user(token_url=None), "token_url is missing"),
+    "no-source": (lambda host: host.google.external_account({}), "nothing is not supported: use `file` or `url`"),
+    "source-is-text": (lambda host: by_file(host) | {"credential_source": "x"}, "nothing is not supported"),
+    "program": (lambda host: host.google.external_account({"executable": {"command": "x"}}),
+        "executable is not supported"),
+    "aws": (lambda host: host.google.external_account({"environment_id": "aws1", "url": "http://169.254.169.254"}),
+        "environment_id, url is not supported"),
+    "certificate": (lambda host: host.google.external_account({"certificate": {}}), "certificate is not supported"),
+    "token-file-gone": (lambda host: host.google.external_account({"file": "/gone"}), "token is missing"),
     "token-url-gone": (by_gone_url, "token is missing"),
     "json-without-field": (
         lambda host: (
@@ -492,32 +453,17 @@ BROKEN: dict[str, tuple[Callable[[Host], Any], str]] = {
         ),
         "subject_token_field_name is missing",
     ),
-    "field-gone": (
-        lambda host: (
-            by_json_file(host)
-            | {
-                "credential_source": {
-                    "file": FILE,
-                    "format": {"type": "json", "subject_token_field_name": "gone"},
-                }
-            }
-        ),
-        "gone is missing",
-    ),
-    "no-source-credentials": (
-        lambda host: host.google.impersonated({}),
-        "source_credentials: type 'None'",
-    ),
+    "field-gone": (lambda host: by_json_file(host) | {"credential_source": json_in(FILE, "gone")}, "gone is missing"),
+    "no-source-credentials": (lambda host: host.google.impersonated({}), "source_credentials: type 'None'"),
     "no-impersonation-url": (
         lambda host: host.google.impersonated(
             host.google.authorized_user(), service_account_impersonation_url=None
         ),
         "service_account_impersonation_url is missing",
     ),
-}
+}  # fmt: skip
 
 
-@pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("case", BROKEN)
 async def test_a_file_of_no_use_is_named_with_what_is_wrong(host: Host, case: str) -> None:
@@ -529,25 +475,18 @@ async def test_a_file_of_no_use_is_named_with_what_is_wrong(host: Host, case: st
 
 
 @pytest.mark.rule("R20")
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "field", ["token_uri", "token_url", "service_account_impersonation_url", "url"]
 )
 @pytest.mark.parametrize(
     "url",
     [
-        "http://oauth2.googleapis.com/token",
-        "http://127.0.0.1.example/token",
-        "http://169.254.169.254.example/token",
-        "http://10.0.0.1/token",
-        "http://localhost@evil.example/",
-        "https://you@oauth2.googleapis.com/token",
-        "https:///token",
-        "ftp://localhost/",
-        "https://a b/",
-        "file:///etc/passwd",
+        "http://oauth2.googleapis.com/token", "http://127.0.0.1.example/token",
+        "http://169.254.169.254.example/token", "http://10.0.0.1/token",
+        "http://localhost@evil.example/", "https://you@oauth2.googleapis.com/token",
+        "https:///token", "ftp://localhost/", "https://a b/", "file:///etc/passwd",
     ],
-)
+)  # fmt: skip
 async def test_secrets_go_to_no_place_that_is_not_https(host: Host, field: str, url: str) -> None:
     source: Mapping[str, Any] = host.google.authorized_user(token_uri=url)
     if field == "token_url":
@@ -564,7 +503,6 @@ async def test_secrets_go_to_no_place_that_is_not_https(host: Host, field: str, 
 
 
 @pytest.mark.rule("R20")
-@pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("field", ["token_uri", "token_url", "service_account_impersonation_url"])
 @pytest.mark.parametrize(
@@ -592,7 +530,6 @@ async def test_secrets_go_to_google_alone(host: Host, field: str, name: str) -> 
     )
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "url", ["http://localhost:8080/token", "http://127.0.0.1/token", "http://[::1]:1/t?a=b"]
 )
@@ -606,7 +543,6 @@ async def test_this_machine_may_be_asked_without_https(host: Host, url: str) -> 
     assert (login.credential.password, login.expires) == ("t", NOW + 60)
 
 
-@pytest.mark.anyio
 async def test_a_named_file_that_is_gone_is_no_reason_to_look_elsewhere(host: Host) -> None:
     host.environ["GOOGLE_APPLICATION_CREDENTIALS"] = NAMED
     host.write(host.google.authorized_user(), WELL_KNOWN)
@@ -623,36 +559,17 @@ def echo(text: bytes, status: int = 400) -> Response:
     return Response(status, [], text)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("spoil", "words", "hint"),
     [
-        pytest.param(
-            lambda host: host.google.users.clear(),
-            '400, no token {"error": "invalid_grant"',
-            "gcloud",
-            id="user",
-        ),
-        pytest.param(
-            lambda host: host.google.keys.clear(),
-            "account not found",
-            "check the key",
-            id="account",
-        ),
-        pytest.param(
-            lambda host: host.google.subjects.clear(),
-            "attribute condition",
-            "audiences",
-            id="subject",
-        ),
-        pytest.param(
-            lambda host: host.google.impersonators.clear(),
-            "PERMISSION_DENIED",
-            "serviceAccountTokenCreator",
-            id="impersonator",
-        ),
+        pytest.param(lambda host: host.google.users.clear(), '400, no token {"error": "invalid_grant"', "gcloud",
+            id="user"),
+        pytest.param(lambda host: host.google.keys.clear(), "account not found", "check the key", id="account"),
+        pytest.param(lambda host: host.google.subjects.clear(), "attribute condition", "audiences", id="subject"),
+        pytest.param(lambda host: host.google.impersonators.clear(), "PERMISSION_DENIED",
+            "serviceAccountTokenCreator", id="impersonator"),
     ],
-)
+)  # fmt: skip
 async def test_a_service_that_refuses_is_quoted_with_what_may_help(
     host: Host,
     spoil: Callable[[Host], object],
@@ -673,7 +590,6 @@ async def test_a_service_that_refuses_is_quoted_with_what_may_help(
     assert hint in (error.hint or "")
 
 
-@pytest.mark.anyio
 async def test_a_wrong_key_is_refused_by_the_service(host: Host) -> None:
     host.write(host.google.service_account(private_key=make_key(1).pem))
     assert "Invalid JWT Signature" in (await host.refused()).message
@@ -682,7 +598,6 @@ async def test_a_wrong_key_is_refused_by_the_service(host: Host) -> None:
     assert "Invalid JWT Signature" in (await host.refused()).message
 
 
-@pytest.mark.anyio
 async def test_a_clock_that_is_wrong_is_told(host: Host) -> None:
     host.google.wall = lambda: NOW + 7200
     host.write(host.google.service_account())
@@ -691,7 +606,6 @@ async def test_a_clock_that_is_wrong_is_told(host: Host) -> None:
     assert "clock" in (error.hint or "")
 
 
-@pytest.mark.anyio
 async def test_what_a_service_echoes_shows_no_secret(host: Host) -> None:
     user = host.google.impersonated(host.google.authorized_user())
     secret, token = user["source_credentials"]["refresh_token"], "the-token"
@@ -716,7 +630,6 @@ async def test_what_a_service_echoes_shows_no_secret(host: Host) -> None:
     assert (await host.refused()).message.endswith("no token bad ***.")
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "body",
     [
@@ -735,7 +648,6 @@ async def test_an_answer_without_a_token_is_an_error(host: Host, body: bytes) ->
     assert "status 200, no token" in (await host.refused()).message
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     ("life", "seconds"),
     [("60", 60.0), (60, 60.0), (None, float("inf")), ("x", float("inf")), (-1, float("inf"))],
@@ -755,7 +667,6 @@ async def test_a_life_may_be_a_number_or_a_text_or_nothing(
 # Failures that pass.
 
 
-@pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(
     "first",
@@ -778,7 +689,6 @@ async def test_a_service_is_asked_at_most_three_times(
     assert host.seconds == [None] * 6
 
 
-@pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("status", [403, 404, 503])
 async def test_a_metadata_server_that_is_not_ready_is_asked_again(host: Host, status: int) -> None:
@@ -788,7 +698,6 @@ async def test_a_metadata_server_that_is_not_ready_is_asked_again(host: Host, st
     assert all(seconds is not None and seconds <= 3 for seconds in host.seconds)
 
 
-@pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_nothing_found_names_every_place(host: Host) -> None:
     host.google.has_account = False
@@ -816,7 +725,6 @@ async def test_nothing_found_names_every_place(host: Host) -> None:
     assert host.asked == []
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", ["GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"])
 async def test_a_metadata_server_is_where_the_environment_says(host: Host, name: str) -> None:
     host.environ[name] = "metadata.google.internal"
@@ -825,14 +733,12 @@ async def test_a_metadata_server_is_where_the_environment_says(host: Host, name:
     assert [urlsplit(asked[1]).netloc for asked in host.asked] == ["metadata.google.internal"]
 
 
-@pytest.mark.anyio
 async def test_another_service_at_that_address_is_not_believed(host: Host) -> None:
     host.instead["169.254.169.254"] = echo(b'{"access_token": "t", "expires_in": 60}', 200)
     assert "not Google's" in (await host.refused()).message
     assert await host.log_in(probing_metadata=True) is None
 
 
-@pytest.mark.anyio
 async def test_a_guess_is_one_request_of_one_second_to_the_metadata_server_alone(
     host: Host,
 ) -> None:
@@ -852,7 +758,6 @@ async def test_a_guess_is_one_request_of_one_second_to_the_metadata_server_alone
     assert host.asked == []
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(("told", "life"), [("1800", 1800.0), (900, 900.0), ("soon", float("inf"))])
 async def test_an_account_is_spoken_for_as_long_as_the_file_says(
     host: Host, told: object, life: float
@@ -872,7 +777,6 @@ async def test_an_account_is_spoken_for_as_long_as_the_file_says(
     assert login.expires == NOW + life
 
 
-@pytest.mark.anyio
 async def test_a_well_known_file_that_cannot_be_read_is_no_reason_to_look_elsewhere(
     host: Host,
 ) -> None:
@@ -886,7 +790,6 @@ async def test_a_well_known_file_that_cannot_be_read_is_no_reason_to_look_elsewh
         await auth_google.log_in(machine, REGISTRY, probing_metadata=False)
 
 
-@pytest.mark.anyio
 async def test_a_subject_token_is_read_anew_each_time(host: Host) -> None:
     host.write(by_file(host))
     await host.log_in()

@@ -109,22 +109,10 @@ def test_repository_is_a_name(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "",
-        "A",
-        "a/",
-        "/a",
-        "a//b",
-        "a..b",
-        "a___b",
-        "-a",
-        "a-",
-        "a b",
-        "a\n",
-        "é",
-        "../a",
+        "", "A", "a/", "/a", "a//b", "a..b", "a___b", "-a", "a-", "a b", "a\n", "é", "../a",
         "a" * 256,
     ],
-)
+)  # fmt: skip
 def test_repository_is_not_a_name(name: str) -> None:
     assert not is_repository(name)
 
@@ -258,9 +246,7 @@ def test_reference_may_name_its_scheme(text: str, registry: str, repository: str
         pytest.param("a//b", "is not a repository", id="empty-part"),
         pytest.param("/a", "is not a repository", id="leading-slash"),
         pytest.param("a/", "is not a repository", id="trailing-slash"),
-        pytest.param(
-            "example.com/A/b", "is not a repository (lower case", id="upper-case-repository"
-        ),
+        pytest.param("example.com/A/b", "is not a repository (lower case", id="upper-case-repository"),
         pytest.param("a b", "is not a repository", id="blank"),
         pytest.param("a\x1b[2J", "is not a repository", id="escape"),
         pytest.param("example.com/a?b=c", "is not a repository", id="query"),
@@ -277,9 +263,7 @@ def test_reference_may_name_its_scheme(text: str, registry: str, repository: str
         pytest.param("[::1/a", "or [IPV6][:PORT]", id="open-bracket"),
         pytest.param("[fe80::1%eth0]/a", "or [IPV6][:PORT]", id="zone"),
         pytest.param("[zz]/a", "'[zz]/a' is not a repository", id="no-address"),
-        pytest.param(
-            "[1.2.3.4]/a", "write an IPv6 address inside the brackets", id="ipv4-in-brackets"
-        ),
+        pytest.param("[1.2.3.4]/a", "write an IPv6 address inside the brackets", id="ipv4-in-brackets"),
         pytest.param("example.com:/a", "write NAME[:PORT]", id="empty-port"),
         pytest.param("example.com:0/a", "port 0 does not exist", id="port-0"),
         pytest.param("example.com:65536/a", "port 65536 does not exist", id="port-too-high"),
@@ -288,7 +272,7 @@ def test_reference_may_name_its_scheme(text: str, registry: str, repository: str
         pytest.param("a..b/c", "'a..b' is not a registry address", id="empty-label"),
         pytest.param("a_b.c/d", "'a_b.c' is not a host", id="underscore"),
     ],
-)
+)  # fmt: skip
 def test_reference_is_refused_with_a_remedy(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         # As `copy` reads it: one grammar of addresses, for references and for the configuration's
@@ -499,11 +483,7 @@ def test_index_of_nobody_is_empty_when_go_wrote_null() -> None:
 
 ENTRY = entry()
 WRONG_DOCUMENTS = [
-    (
-        "html",
-        b"<!DOCTYPE html>\n<html>",
-        "received no content type, beginning '<!DOCTYPE html> <html>'",
-    ),
+    ("html", b"<!DOCTYPE html>\n<html>", "received no content type, beginning '<!DOCTYPE html> <html>'"),
     ("empty", b"", "received no content type, no body"),
     ("truncated", json.dumps(image()).encode()[:-1], "not JSON"),
     ("trailing", b"{} {}", "not JSON"),
@@ -524,21 +504,13 @@ WRONG_DOCUMENTS = [
     ("layers-not-a-list", image() | {"layers": {}}, "'layers' is not a list"),
     ("manifests-not-a-list", index() | {"manifests": "a"}, "'manifests' is not a list"),
     ("media-type-not-text", image(mediaType=1), "'mediaType' is not a string"),
-    (
-        "media-type-breaks-the-header",
-        image(mediaType="application/a\r\nb: c"),
-        "neither a manifest",
-    ),
+    ("media-type-breaks-the-header", image(mediaType="application/a\r\nb: c"), "neither a manifest"),
     ("annotations-not-an-object", image(annotations=[]), "'annotations' is not an object"),
     ("layer-not-an-object", image() | {"layers": [1]}, "layers[0]: not an object"),
     ("no-media-type", image(ENTRY | {"mediaType": None}), "layers[0]: '' is not a media type"),
     ("bad-media-type", image(ENTRY | {"mediaType": "a"}), "layers[0]: 'a' is not a media type"),
     ("no-digest", image(ENTRY | {"digest": None}), "layers[0]: '' is not a digest"),
-    (
-        "bad-digest",
-        image(ENTRY, ENTRY | {"digest": "sha256:../"}),
-        "layers[1]: 'sha256:../' is not a digest",
-    ),
+    ("bad-digest", image(ENTRY, ENTRY | {"digest": "sha256:../"}), "layers[1]: 'sha256:../' is not a digest"),
     ("blake3", image(ENTRY | {"digest": f"blake3:{HEX}"}), "digests of blake3 cannot be verified"),
     ("no-size", image(ENTRY | {"size": None}), "layers[0]: None is not a size"),
     ("negative-size", image(ENTRY | {"size": -1}), "layers[0]: -1 is not a size"),
@@ -552,7 +524,7 @@ WRONG_DOCUMENTS = [
     ("two-sizes", image(ENTRY, ENTRY | {"size": 2}), f"two sizes for {digest(1)}"),
     ("config-null", image(mediaType=DOCKER) | {"config": None}, "does not have the fields"),
     ("subject-wrong", image(subject=[]), "subject: not an object"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -567,32 +539,16 @@ def test_document_is_refused(document: object, words: str) -> None:
 @pytest.mark.parametrize(
     ("content_type", "document", "words"),
     [
-        pytest.param(
-            MANIFEST,
-            index(),
-            f"different types ({INDEX}, {MANIFEST}); received {MANIFEST}",
-            id="other",
-        ),
+        pytest.param(MANIFEST, index(), f"different types ({INDEX}, {MANIFEST}); received {MANIFEST}", id="other"),
         pytest.param(MANIFEST, {"manifests": []}, "does not have the fields", id="index-as-image"),
         pytest.param(INDEX, image(), "does not have the fields", id="image-as-index"),
         pytest.param(INDEX, {}, "does not have the fields", id="empty-as-index"),
-        pytest.param(
-            "text/html", image(), "neither a manifest nor an index; received text/html", id="html"
-        ),
-        pytest.param(
-            "application/a\x1b[2J", image(), "received application/a[2j", id="control-characters"
-        ),
-        pytest.param(
-            "application/vnd.docker.distribution.manifest.v1+prettyjws",
-            {},
-            "schema 1",
-            id="prettyjws",
-        ),
-        pytest.param(
-            "application/vnd.docker.distribution.manifest.v1+json", {}, "schema 1", id="schema-1"
-        ),
+        pytest.param("text/html", image(), "neither a manifest nor an index; received text/html", id="html"),
+        pytest.param("application/a\x1b[2J", image(), "received application/a[2j", id="control-characters"),
+        pytest.param("application/vnd.docker.distribution.manifest.v1+prettyjws", {}, "schema 1", id="prettyjws"),
+        pytest.param("application/vnd.docker.distribution.manifest.v1+json", {}, "schema 1", id="schema-1"),
     ],
-)
+)  # fmt: skip
 def test_header_and_document_disagree(
     content_type: str, document: dict[str, Any], words: str
 ) -> None:

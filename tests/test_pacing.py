@@ -86,10 +86,6 @@ def test_a_fifth_and_at_least_two_stay_for_short_requests(cap: int, bodies: int)
     assert filled(held, (A,)) == cap - bodies
 
 
-def test_short_requests_may_use_every_permit() -> None:
-    assert filled(limits(a=7), (A,)) == 7
-
-
 def test_transfer_inside_one_registry_takes_two_permits() -> None:
     held = limits(a=50)
     assert filled(held, (READ_A, WRITE_A)) == 20
@@ -112,13 +108,6 @@ def test_eight_large_bodies_stream_from_one_registry_and_eight_to_one() -> None:
     assert filled(held, (Demand("a", "write", True),)) == 8
     assert filled(held, (READ_A,)) == 50 - 10 - 16
     assert admit(held, (A,))
-
-
-def test_returned_permits_are_there_for_others() -> None:
-    held = limits(a=50, b=50)
-    filled(held, (LARGE_READ, LARGE_WRITE))
-    release(held, (LARGE_READ, LARGE_WRITE))
-    assert filled(held, (LARGE_READ, LARGE_WRITE)) == 1
 
 
 WANTS = st.sampled_from(
@@ -572,13 +561,6 @@ def test_a_window_of_one_request_is_not_narrowed_further() -> None:
     assert window.width == 1.0
     window.record_success(50)
     assert window.width == 2.0
-
-
-def test_a_request_with_two_meters_takes_a_token_of_each() -> None:
-    limit = RegistryLimits(50, (Pace("upload_finish", rate=100), Pace("upload_body", rate=1)))
-    want = Demand("a", meters=limit.meters_of("repository", "upload_finish", "upload_body"))
-    assert admit({"a": limit}, (want,), 10.0)
-    assert next_opening({"a": limit}, (want,), 10.0) == pytest.approx(11.0, abs=0.001)
 
 
 def test_a_registry_that_throttles_for_ten_minutes_is_given_up() -> None:

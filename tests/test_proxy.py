@@ -31,19 +31,11 @@ def is_direct(no_proxy: str, host: str, port: int = 443) -> bool:
         pytest.param("registry.example", "REGISTRY.example", 443, True, id="case-of-the-host"),
         pytest.param("try.example", "registry.example", 443, False, id="name-ends-alike"),
         pytest.param(".example", "registry.example", 443, True, id="dot-names-sub-domains"),
-        pytest.param(
-            ".registry.example", "registry.example", 443, False, id="dot-leaves-the-host-out"
-        ),
+        pytest.param(".registry.example", "registry.example", 443, False, id="dot-leaves-the-host-out"),
         pytest.param("*.example", "registry.example", 443, True, id="star-dot-names-sub-domains"),
-        pytest.param(
-            "*.registry.example", "registry.example", 443, False, id="star-dot-leaves-the-host-out"
-        ),
-        pytest.param(
-            " a.example ,, registry.example ", "registry.example", 443, True, id="blanks-and-gaps"
-        ),
-        pytest.param(
-            "a.example registry.example", "registry.example", 443, False, id="only-commas-separate"
-        ),
+        pytest.param("*.registry.example", "registry.example", 443, False, id="star-dot-leaves-the-host-out"),
+        pytest.param(" a.example ,, registry.example ", "registry.example", 443, True, id="blanks-and-gaps"),
+        pytest.param("a.example registry.example", "registry.example", 443, False, id="only-commas-separate"),
         pytest.param("registry.example:5000", "registry.example", 5000, True, id="port-matches"),
         pytest.param("registry.example:5000", "registry.example", 443, False, id="port-differs"),
         pytest.param("example:5000", "registry.example", 5000, True, id="sub-domain-with-port"),
@@ -54,9 +46,7 @@ def is_direct(no_proxy: str, host: str, port: int = 443) -> bool:
         pytest.param("192.0.2.0/24", "192.0.2.7", 443, True, id="cidr"),
         pytest.param("192.0.2.9/24", "192.0.2.7", 443, True, id="cidr-with-host-bits"),
         pytest.param("192.0.3.0/24", "192.0.2.7", 443, False, id="cidr-elsewhere"),
-        pytest.param(
-            "192.0.2.0/24", "registry.example", 443, False, id="cidr-never-resolves-names"
-        ),
+        pytest.param("192.0.2.0/24", "registry.example", 443, False, id="cidr-never-resolves-names"),
         pytest.param("192.0.2.0/99", "192.0.2.7", 443, False, id="cidr-malformed"),
         pytest.param("2001:db8::/32", "2001:db8::5", 443, True, id="cidr-v6"),
         pytest.param("2001:db8::/32", "192.0.2.7", 443, False, id="cidr-of-the-other-family"),
@@ -68,7 +58,7 @@ def is_direct(no_proxy: str, host: str, port: int = 443) -> bool:
         pytest.param("192.0.2.7", "::ffff:192.0.2.7", 443, True, id="v4-mapped"),
         pytest.param("2.7", "192.0.2.7", 443, False, id="end-of-an-address-is-no-sub-domain"),
     ],
-)
+)  # fmt: skip
 def test_no_proxy_names_origins_as_go_does(
     no_proxy: str, host: str, port: int, direct: bool
 ) -> None:
@@ -125,54 +115,21 @@ def test_loopback_and_metadata_addresses_never_see_a_proxy(host: str) -> None:
         pytest.param({}, "https", None, "https_proxy is not set", id="nothing-set"),
         pytest.param({"HTTPS_PROXY": "http://up"}, "https", "up", "HTTPS_PROXY", id="upper"),
         pytest.param({"https_proxy": "http://low"}, "https", "low", "https_proxy", id="lower"),
-        pytest.param(
-            {"https_proxy": "http://low", "HTTPS_PROXY": "http://up"},
-            "https",
-            "low",
-            "https_proxy",
-            id="both",
-        ),
-        pytest.param(
-            {"https_proxy": " ", "HTTPS_PROXY": "http://up"},
-            "https",
-            "up",
-            "HTTPS_PROXY",
-            id="empty-is-unset",
-        ),
-        pytest.param(
-            {"HTTP_PROXY": PROXY}, "https", None, "https_proxy is not set", id="other-scheme"
-        ),
-        pytest.param(
-            {"ALL_PROXY": PROXY},
-            "https",
-            None,
-            "https_proxy is not set",
-            id="all-proxy-is-not-read",
-        ),
+        pytest.param({"https_proxy": "http://low", "HTTPS_PROXY": "http://up"}, "https", "low", "https_proxy",
+            id="both"),
+        pytest.param({"https_proxy": " ", "HTTPS_PROXY": "http://up"}, "https", "up", "HTTPS_PROXY",
+            id="empty-is-unset"),
+        pytest.param({"HTTP_PROXY": PROXY}, "https", None, "https_proxy is not set", id="other-scheme"),
+        pytest.param({"ALL_PROXY": PROXY}, "https", None, "https_proxy is not set", id="all-proxy-is-not-read"),
         pytest.param({"HTTP_PROXY": "http://up"}, "http", "up", "HTTP_PROXY", id="plain-http"),
-        pytest.param(
-            {"HTTP_PROXY": "http://up", "REQUEST_METHOD": "GET"},
-            "http",
-            None,
-            "http_proxy is not set",
-            id="cgi",
-        ),
-        pytest.param(
-            {"http_proxy": "http://low", "REQUEST_METHOD": "GET"},
-            "http",
-            "low",
-            "http_proxy",
-            id="cgi-lower-case",
-        ),
-        pytest.param(
-            {"https_proxy": PROXY, "no_proxy": "registry.example", "NO_PROXY": "other.example"},
-            "https",
-            None,
-            "no_proxy names registry.example",
-            id="lower-no-proxy-first",
-        ),
+        pytest.param({"HTTP_PROXY": "http://up", "REQUEST_METHOD": "GET"}, "http", None, "http_proxy is not set",
+            id="cgi"),
+        pytest.param({"http_proxy": "http://low", "REQUEST_METHOD": "GET"}, "http", "low", "http_proxy",
+            id="cgi-lower-case"),
+        pytest.param({"https_proxy": PROXY, "no_proxy": "registry.example", "NO_PROXY": "other.example"}, "https",
+            None, "no_proxy names registry.example", id="lower-no-proxy-first"),
     ],
-)
+)  # fmt: skip
 def test_the_variable_that_decided_is_named(
     environ: dict[str, str], scheme: str, host: str | None, why: str
 ) -> None:
@@ -223,35 +180,18 @@ def test_an_empty_override_leaves_the_decision_to_the_environment() -> None:
     ("value", "expected"),
     [
         pytest.param("http://proxy.example:3128", Proxy("http", "proxy.example", 3128), id="plain"),
-        pytest.param(
-            "proxy.example:3128", Proxy("http", "proxy.example", 3128), id="without-scheme"
-        ),
+        pytest.param("proxy.example:3128", Proxy("http", "proxy.example", 3128), id="without-scheme"),
         pytest.param("proxy.example", Proxy("http", "proxy.example", 80), id="default-port"),
-        pytest.param(
-            "https://proxy.example/", Proxy("https", "proxy.example", 443), id="tls-to-the-proxy"
-        ),
+        pytest.param("https://proxy.example/", Proxy("https", "proxy.example", 443), id="tls-to-the-proxy"),
         pytest.param("HTTP://Proxy.Example:1", Proxy("http", "proxy.example", 1), id="upper-case"),
         pytest.param("http://[2001:db8::1]:3128", Proxy("http", "2001:db8::1", 3128), id="v6"),
-        pytest.param(
-            "http://u:p@proxy.example", Proxy("http", "proxy.example", 80, "u", "p"), id="user"
-        ),
-        pytest.param(
-            "u:p@proxy.example:81",
-            Proxy("http", "proxy.example", 81, "u", "p"),
-            id="user-no-scheme",
-        ),
-        pytest.param(
-            "http://do%40main:p%3A%2Fss@proxy.example",
-            Proxy("http", "proxy.example", 80, "do@main", "p:/ss"),
-            id="percent-decoded",
-        ),
-        pytest.param(
-            "http://u@proxy.example",
-            Proxy("http", "proxy.example", 80, "u"),
-            id="user-without-password",
-        ),
+        pytest.param("http://u:p@proxy.example", Proxy("http", "proxy.example", 80, "u", "p"), id="user"),
+        pytest.param("u:p@proxy.example:81", Proxy("http", "proxy.example", 81, "u", "p"), id="user-no-scheme"),
+        pytest.param("http://do%40main:p%3A%2Fss@proxy.example",
+            Proxy("http", "proxy.example", 80, "do@main", "p:/ss"), id="percent-decoded"),
+        pytest.param("http://u@proxy.example", Proxy("http", "proxy.example", 80, "u"), id="user-without-password"),
     ],
-)
+)  # fmt: skip
 def test_proxy_values_parse(value: str, expected: Proxy) -> None:
     proxy, _ = proxy_for("https", "registry.example", 443, {"HTTPS_PROXY": value})
     assert proxy == expected
@@ -261,24 +201,16 @@ def test_proxy_values_parse(value: str, expected: Proxy) -> None:
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        pytest.param(
-            "socks5://user:hunter2@proxy.example:1080", "'socks5' is not supported", id="socks"
-        ),
+        pytest.param("socks5://user:hunter2@proxy.example:1080", "'socks5' is not supported", id="socks"),
         pytest.param("ftp://user:hunter2@proxy.example", "'ftp' is not supported", id="ftp"),
         pytest.param("http://user:hunter2@", "not a proxy URL", id="no-host"),
-        pytest.param(
-            "http://user:hunter2@proxy.example:port", "not a proxy URL", id="port-is-a-word"
-        ),
-        pytest.param(
-            "http://user:hunter2@proxy.example:70000", "not a proxy URL", id="port-too-large"
-        ),
+        pytest.param("http://user:hunter2@proxy.example:port", "not a proxy URL", id="port-is-a-word"),
+        pytest.param("http://user:hunter2@proxy.example:70000", "not a proxy URL", id="port-too-large"),
         pytest.param("http://user:hunter2@[2001:db8::1:80", "not a proxy URL", id="bracket-open"),
         pytest.param("http://user:hunter2@bad host:80", "not a proxy URL", id="blank-in-host"),
-        pytest.param(
-            "http://user:12/hunter2@proxy.example:80", "not a proxy URL", id="slash-in-password"
-        ),
+        pytest.param("http://user:12/hunter2@proxy.example:80", "not a proxy URL", id="slash-in-password"),
     ],
-)
+)  # fmt: skip
 def test_an_unusable_proxy_is_an_error_that_keeps_the_password_secret(
     value: str, complaint: str
 ) -> None:

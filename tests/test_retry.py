@@ -111,22 +111,6 @@ async def test_the_images_that_failed_are_asked_for_and_no_others(scene: Scene) 
     assert "no image failed or was left undone" in again.err
 
 
-async def test_of_several_targets_those_that_failed_are_asked(scene: Scene) -> None:
-    image = scene.push("a", "v1", "v2", "v3")
-    scene.write({"from": "a", "tags": tags("v*")})
-    scene.west.app.faults.on("PUT", "manifest", reference="v2").status(403)
-    first = await scene.sync()
-    assert first.totals["images"] == {"synced": 5, "skipped": 0, "failed": 1}
-
-    scene.west.app.faults.clear()
-    ran = await scene.retry()
-    assert names(ran) == [("west.test/a:v2", "synced")]
-    source, east, west = scene.asked()
-    assert (source, east) == ({"GET manifest a": 1}, {})
-    assert west == {"HEAD manifest a": 1, "PUT manifest a": 1}
-    assert held(scene.west, "a", image)
-
-
 async def test_a_mapping_that_could_not_be_listed_is_asked_for_as_a_whole(scene: Scene) -> None:
     scene.push("a", "v1", "v2", "w1")
     scene.push("b", "v1")
@@ -302,7 +286,7 @@ async def test_an_interrupted_retry_leaves_undone_what_it_wanted_and_not_whole_m
 
 
 async def test_each_target_is_asked_for_its_own_failures(scene: Scene) -> None:
-    scene.push("a", "v1", "v2", "v3")
+    image = scene.push("a", "v1", "v2", "v3")
     scene.write({"from": "a", "tags": tags("v*")})
     scene.east.app.faults.on("PUT", "manifest", reference="v1").status(403)
     scene.west.app.faults.on("PUT", "manifest", reference="v3").status(403)
@@ -313,6 +297,7 @@ async def test_each_target_is_asked_for_its_own_failures(scene: Scene) -> None:
     assert names(ran) == [("east.test/a:v1", "synced"), ("west.test/a:v3", "synced")]
     one = {"HEAD manifest a": 1, "PUT manifest a": 1}
     assert scene.asked()[1:] == (one, one)
+    assert held(scene.west, "a", image)
 
 
 async def test_with_a_lock_no_source_is_asked_what_a_tag_names(scene: Scene) -> None:

@@ -82,22 +82,13 @@ REFUSED = {
     "no-base64": (lambda: broken(lambda lines: [*lines[:2], "-", *lines[2:]]), "does not parse"),
     "certificate": (lambda: make_key().pem.replace("PRIVATE KEY", "CERTIFICATE"), "not an RSA key"),
     "public": (lambda: openssl("rsa", "-pubout", text=make_key().pem), "not an RSA key"),
-    "elliptic": (
-        lambda: openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"),
-        "is not an RSA",
-    ),
+    "elliptic": (lambda: openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"),
+        "is not an RSA"),
     "edwards": (lambda: openssl("genpkey", "-algorithm", "ED25519"), "not an RSA key"),
-    "encrypted": (
-        lambda: openssl("pkcs8", "-topk8", "-passout", "pass:x", text=make_key().pem),
-        "is encrypted",
-    ),
-    "encrypted-older": (
-        lambda: openssl(
-            "rsa", "-traditional", "-aes128", "-passout", "pass:x", text=make_key().pem
-        ),
-        "is encrypted",
-    ),
-}
+    "encrypted": (lambda: openssl("pkcs8", "-topk8", "-passout", "pass:x", text=make_key().pem), "is encrypted"),
+    "encrypted-older": (lambda: openssl("rsa", "-traditional", "-aes128", "-passout", "pass:x", text=make_key().pem),
+        "is encrypted"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -12,43 +12,13 @@ from hypothesis import strategies as st
 from _regsync.semver import Prerelease, Version, admits, parse_range, parse_version
 
 VERSIONS = [
-    "1",
-    "v1",
-    "1.2",
-    "v1.2.3",
-    "01.002.3",
-    "20240131",
-    "1.2.3-rc.1",
-    "1.2-alpine",
-    "1.2.3_5",
-    "1.2.3+build.7",
-    "1.2.3-rc.1_b-2",
-    "1.2.3-alpine3.19",
-    "1.2.3--",
-    "1.2.3-0",
-]
+    "1", "v1", "1.2", "v1.2.3", "01.002.3", "20240131", "1.2.3-rc.1", "1.2-alpine", "1.2.3_5",
+    "1.2.3+build.7", "1.2.3-rc.1_b-2", "1.2.3-alpine3.19", "1.2.3--", "1.2.3-0",
+]  # fmt: skip
 NO_VERSIONS = [
-    "",
-    "v",
-    "latest",
-    "1.2.3.4",
-    "1.",
-    ".1",
-    "1..2",
-    "V1",
-    "vv1",
-    "1.2.3-",
-    "1.2.3-a..b",
-    "1.2.3rc1",
-    "1.x",
-    "1.2.3_",
-    " 1",
-    "1\n",
-    "-1",
-    "१.२",
-    "release-1.2",
-    "9" * 5000,
-]
+    "", "v", "latest", "1.2.3.4", "1.", ".1", "1..2", "V1", "vv1", "1.2.3-", "1.2.3-a..b",
+    "1.2.3rc1", "1.x", "1.2.3_", " 1", "1\n", "-1", "१.२", "release-1.2", "9" * 5000,
+]  # fmt: skip
 
 # SemVer 2.0.0 section 11, and what tags add to it; lowest first.
 ORDER = ["0.0.0-0", "0", "1.0.0-0", "1.0.0-2", "1.0.0-11", "1.0.0-alpha", "1.0.0-alpha.1", "1.0.0-alpha.beta",

@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 import anyio
+import jsonschema
 import pytest
 import yaml
 
@@ -124,8 +125,7 @@ def test_json_is_what_its_schema_says(source: Server) -> None:
         },
         "missing": [],
     }
-    published = schema()["$defs"]["tags"]
-    assert sorted(published["required"]) == sorted(told)
+    jsonschema.Draft202012Validator(schema()).validate(told)
 
 
 def test_log_lines_in_json_name_tag_and_reason(source: Server) -> None:
@@ -405,7 +405,7 @@ def test_schemas_are_json_on_standard_output() -> None:
     plain, told = run_regsync("schema"), run_regsync("schema", "--report")
     assert (plain.status, plain.err, told.status, told.err) == (0, "", 0, "")
     assert "mappings" in plain.report["properties"]
-    assert {"report", "error", "tags"} <= told.report["$defs"].keys()
+    assert told.report == schema()
 
 
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
