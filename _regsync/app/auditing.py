@@ -32,8 +32,8 @@ async def audit(
 ) -> int:
     """Look at what the targets of a configuration hold; return the exit status.
 
-    `read` blobs of each target are read back. `receipt` is the file that gets the list of what is
-    there. With a lock its digests and artifacts are expected, and no source is asked.
+    `read` is how many blobs of each target are downloaded and checked. `receipt` is the file that gets
+    the list of what is there. With a lock its digests and artifacts are expected, and no source is asked.
     """
     began = anyio.current_time()
     started_at = utc_now()
@@ -67,15 +67,17 @@ async def audit(
 
 
 def write_receipt(path: str, report: AuditReport, console: Console) -> None:
-    """Replace a receipt by what an audit has found; RegsyncError when it cannot be written.
-
-    An older receipt stays where a source did not tell its images: without the disk that names them
-    the new one would be empty, and the next disk would hold everything again.
-    """
-    errors = [outcome.error for outcome in report.failures]
-    unknown = [each for each in errors if isinstance(each, SyncError) and each.side is Side.SOURCE]
-    if unknown and os.path.exists(path) and os.path.getsize(path) > 0:
-        text = f"{printable(path)} is left as it was: images whose source could not be read: {len(unknown)}"
+    """Replace a receipt by what an audit has found; RegsyncError when it cannot be written."""
+    # Where a source did not tell its images, an older receipt stays. A new one would lack them, or be
+    # empty, and the next disk for the closed network would hold everything again.
+    unread = 0
+    for outcome in report.failures:
+        if isinstance(outcome.error, SyncError) and outcome.error.side is Side.SOURCE:
+            unread += 1
+    if unread and os.path.exists(path) and os.path.getsize(path) > 0:
+        text = (
+            f"{printable(path)} is left as it was: images whose source could not be read: {unread}"
+        )
         remedy = "run it again when the source can be read and its disk is mounted, or remove the file first"
         console.log("error", "receipt_kept", text, hint=remedy)
         return

@@ -121,13 +121,14 @@ class Pace:
         while self._samples[1].time <= now - FORECAST_SECONDS:
             self._samples.popleft()
 
-        if not self.rate or now - self._rated_at >= NEW_RATE_SECONDS:
+        is_rate_old = now - self._rated_at >= NEW_RATE_SECONDS
+        if is_rate_old or not self.rate:
             self.rate = self._rate_since(now - RATE_SECONDS)
             self._rated_at = now
         if expected > self._expected:
             self._grew_at = now
         self._expected = expected
-        self._forecast(now, expected - moved)
+        self._update_forecast(now, expected - moved)
 
     def _rate_since(self, moment: float) -> float:
         """Return the average rate from a moment on, or from the first sample that is kept."""
@@ -138,10 +139,12 @@ class Pace:
         )
         return (last.moved - first.moved) / max(last.time - first.time, 1e-3)
 
-    def _forecast(self, now: float, rest: int) -> None:
+    def _update_forecast(self, now: float, rest: int) -> None:
         """Reckon when the rest is moved. The forecast that is shown stays while it is about right."""
         rate = self._rate_since(now - FORECAST_SECONDS)
-        if rest <= 0 or rate <= 0 or now - self._grew_at < SETTLED_SECONDS:
+        # While images are compared, more bytes are expected with each of them.
+        is_growing = now - self._grew_at < SETTLED_SECONDS
+        if rest <= 0 or rate <= 0 or is_growing:
             self._ends_at = None
             return
         ends_at = now + rest / rate
@@ -192,8 +195,9 @@ def describe_work(work: Work, now: float) -> str:
         remaining = duration_text(max(0.0, work.drain_ends - now))
         return f"stopping in {remaining} at most, {len(names)} under way"
     if not names:
-        is_none_left = work.images_done == work.images_known  # others may be found by listing
-        return "listing tags" if is_none_left else "comparing tags"
+        # With all known images done, more can only come from repositories that are being listed.
+        all_done = work.images_done == work.images_known
+        return "listing tags" if all_done else "comparing tags"
     if len(names) == 1:
         return f"{work.doing} {names[0]}"
     return f"{len(names)} under way, first {names[0]}"

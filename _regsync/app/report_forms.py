@@ -73,8 +73,8 @@ def saved_text(run: ReportedRun) -> str:
     if not present + mounted:
         return ""
     parts = [(present, "already there"), (mounted, "mounted")]
-    detail = ", ".join(f"{size_text(count)} {word}" for count, word in parts if count)
-    return f"{size_text(present + mounted)}: {detail}"
+    details = [f"{size_text(count)} {word}" for count, word in parts if count]
+    return f"{size_text(present + mounted)}: {', '.join(details)}"
 
 
 def notes(run: ReportedRun) -> list[str]:
@@ -171,8 +171,9 @@ def _within(lines: Iterable[str], limit: int) -> str:
         kept.append(rest.popleft())
         size += len(kept[-1].encode()) + 1
     if rest:
+        # Details that were opened before the cut are closed.
         opened = [line for line in kept if line.startswith(_BEGIN_DETAILS)]
-        if len(opened) > kept.count(_END_DETAILS):  # the cut is between the two
+        if len(opened) > kept.count(_END_DETAILS):
             kept.append(_END_DETAILS)
         kept.append(f"{len(rest)} more lines are left out: they are in the report.")
     return "\n".join(kept) + "\n"
@@ -233,6 +234,7 @@ def _is_held_back(image: ReportedImage) -> bool:
 
 
 def _junit_case(image: ReportedImage) -> Iterator[str]:
+    """Give the lines of one case; its name is the image's tag or digest."""
     name = image.source.removeprefix(_repository_of(image.source)).lstrip("@:") or image.source
     group = _quoted(_repository_of(image.target))
     opening = f'    <testcase classname={group} name={_quoted(name)} time="{image.duration:.3f}"'

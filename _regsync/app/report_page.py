@@ -194,6 +194,7 @@ def _share(run: ReportedRun) -> Iterator[str]:
 
 
 def _timelines(run: ReportedRun) -> Iterator[str]:
+    """Draw a timeline for each target's registry, of the images that a run has tried to copy."""
     by_registry = defaultdict[str, list[ReportedImage]](list)
     for image in run.with_status("synced", "failed"):
         if image.started is not None:
@@ -213,6 +214,7 @@ def _timelines(run: ReportedRun) -> Iterator[str]:
 
 
 def _timeline(images: Sequence[ReportedImage], duration: float) -> Iterator[str]:
+    """Draw a bar for each image, from its start to its end; those at the same time in several lanes."""
     lanes = _in_lanes(images)
     # Many lanes are drawn thin, so that a registry's timeline fits on a screen.
     height = max(_THINNEST_BAR, min(_THICKEST_BAR, _TIMELINE_HEIGHT // len(lanes) - _GAP))

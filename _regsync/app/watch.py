@@ -121,6 +121,7 @@ class CycleLog:
         self.has_news = False  # whether this cycle has shown an image
 
     def begin(self) -> None:
+        """Begin a cycle: what this one was is the cycle before now."""
         self._said_before = self._said_now
         self._said_now = set()
         self._failures_before = self.failures
@@ -130,13 +131,15 @@ class CycleLog:
         self._console.hinted.clear()
 
     def log(self, level: str, event: str, message: str, **fields: object) -> None:
+        """Log a line, unless this cycle or the one before had the same; debugging sees all lines."""
+        line = (event, message)
+        is_repeated = line in self._said_before or line in self._said_now
         if level in ("trace", "debug"):
+            is_repeated = False
+        else:
+            self._said_now.add(line)
+        if not is_repeated:
             self._console.log(level, event, message, **fields)
-            return
-        key = (event, message)
-        if key not in self._said_before and key not in self._said_now:
-            self._console.log(level, event, message, **fields)
-        self._said_now.add(key)
 
     def outcome(self, outcome: Outcome) -> None:
         """Show an image that was copied, or that fails in another way than in the cycle before."""
@@ -153,7 +156,8 @@ class CycleLog:
         recovered = Counter[str]()
         for key in sorted(self._failures_before.keys() - self.failures.keys()):
             source, target = (name.rpartition(":")[0] for name in key)
-            # Where the listing of a mapping failed (`REPO:*`), its images were not looked at.
+            # Where the listing of a mapping failed (`REPO:*`), its images were not looked at: they
+            # count as failing.
             if (f"{source}:*", f"{target}:*") in self.failures:
                 self.failures[key] = self._failures_before[key]
             else:
@@ -220,14 +224,15 @@ class Watch:
         """Take a changed configuration or lock; keep the last good ones where one is unusable."""
         try:
             file = self._read()
-            has_changed = file.text != self._text
-            config = self._load(self._log.log, file) if has_changed else self._config
+            has_new_config = file.text != self._text
+            config = self._load(self._log.log, file) if has_new_config else self._config
             lock = self._read_lock(config)
+            has_new_lock = lock != self._lock
             self.transport.renew(config.in_use)
-            has_other_lock = lock != self._lock
-            if has_changed or has_other_lock:
+            if has_new_config or has_new_lock:
                 self._first_seen = self._first_seen_for(config, lock)
         except ConfigError as error:
+            # The file is read again before each cycle, and told again only in other words.
             self._text = None
             self._health = self._health._replace(reload_error=str(error))
             for problem in error.problems or [error]:
@@ -235,12 +240,12 @@ class Watch:
                 self._log.log("error", "reload_failed", text, code=error.code, hint=error.hint)
             return
 
-        if has_other_lock:
+        if has_new_lock:
             moved = compare(self._lock or Lock(), lock or Lock())
             text = f"images added, removed or changed in the lock: {len(moved)}"
             self._console.log("info", "lock_changed", text)
             self._lock = lock
-        if has_changed:
+        if has_new_config:
             lines = list(changes(self._config, config))
             for line in (*lines, f"configuration changes: {len(lines)}"):
                 self._console.log("info", "reloaded", line)
@@ -249,6 +254,7 @@ class Watch:
             self._health = self._health._replace(reload_error=None)
 
     async def _run_cycle(self) -> None:
+        """Copy what the configuration selects, once, and show what came of it."""
         began = anyio.current_time()
         started_at = utc_now()
         self._number += 1
@@ -309,9 +315,9 @@ class Watch:
             "images": report.totals()["images"],
         }
         status = self._health.status
-        # 0: all is well, 1: some images failed. Either way the configuration serves.
-        has_run = cycle["exit_status"] in (0, 1)
-        if status == "starting" and has_run:
+        # After 1 some images failed, but others did not: the configuration serves.
+        serves = cycle["exit_status"] in (0, 1)
+        if status == "starting" and serves:
             status = "ready"
         next_cycle = now + self._interval
         self._health = self._health._replace(status=status, cycle=cycle, due=next_cycle)

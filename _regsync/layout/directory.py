@@ -321,10 +321,11 @@ class Layout:
         """Warn of entries that may be artifacts and cannot be read; `reasons` says why, by digest."""
         if not reasons:
             return
-        shown = ", ".join(f"{digest} ({reasons[digest]})" for digest in [*reasons][:_MOST_NAMED])
-        if len(reasons) > _MOST_NAMED:
-            shown += f" and {len(reasons) - _MOST_NAMED} more"
-        text = f"entries without a name cannot be read, and are not copied if they are artifacts: {shown}"
+        named = [f"{digest} ({reason})" for digest, reason in reasons.items()][:_MOST_NAMED]
+        entries = ", ".join(named)
+        if len(reasons) > len(named):
+            entries += f" and {len(reasons) - len(named)} more"
+        text = f"entries without a name cannot be read, and are not copied if they are artifacts: {entries}"
         self._log("warning", "layout_entries", f"{self.shown}: {text}")
 
     def _read_file(self, name: str, limit: int) -> bytes | None:
@@ -495,6 +496,7 @@ class Layout:
     def add_manifest(self, digest: str, body: bytes, entry: Entry | None) -> None:
         """Put a manifest; `entry` names it in `index.json`."""
         self.begin_writing()
+        # A file of another size was cut when an earlier run wrote it.
         if self.size_of(digest) != len(body):
             self._pending.manifests[digest] = body
         if entry is not None:

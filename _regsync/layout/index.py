@@ -175,6 +175,7 @@ class Index:
 
     def find(self, repository: str, tag: str) -> Entry | None:
         """Return what a tag names in a repository; None where it names nothing."""
+        # In the order in which the forms of names count.
         for names in (self._named, self._full_named):
             if tag in names.get(repository, {}):
                 return names[repository][tag]
@@ -182,6 +183,7 @@ class Index:
 
     def tags(self, repository: str) -> dict[str, str]:
         """Return the tags of a repository, each with its digest."""
+        # A form of names that counts more replaces the entries of the others.
         entries = {
             **self._bare_if_alone(),
             **self._full_named.get(repository, {}),
@@ -219,9 +221,9 @@ class Index:
 
     def put(self, entry: Entry) -> None:
         """Add an entry; a tag that named something else is moved."""
-        named = _split_name(entry.name)
-        if named is not None:
-            old = self._named.get(named.repository, {}).get(named.tag)
+        name = _split_name(entry.name)
+        if name is not None:
+            old = self._named.get(name.repository, {}).get(name.tag)
             if old is not None:
                 self._drop(old)
         # The same entry twice would be listed twice by other tools.
@@ -272,12 +274,15 @@ class Index:
         if self.left_out:
             annotations[_LEFT_OUT] = "\n".join(dump_lines(self.left_out))
 
-        head = json.dumps({"schemaVersion": 2, "mediaType": _INDEX_TYPE}, separators=(",", ":"))
-        tail = ""
+        members = [
+            '"schemaVersion":2',
+            f'"mediaType":"{_INDEX_TYPE}"',
+            f'"manifests":[\n{lines}\n]',
+        ]
         if annotations:
             text = json.dumps(dict(sorted(annotations.items())), separators=(",", ":"))
-            tail = f',\n"annotations":{text}'
-        body = f'{head[:-1]},"manifests":[\n{lines}\n]{tail}}}\n'.encode()
+            members.append(f'\n"annotations":{text}')
+        body = f"{{{','.join(members)}}}\n".encode()
         if len(body) > LARGEST_INDEX:
             raise ContentError(f"index.json would have more than {LARGEST_INDEX} bytes")
         return body

@@ -185,6 +185,7 @@ class ReferrerLists:
 
         A target with the API makes its list itself: nothing is added, and nothing was lacking.
         """
+        # One question shows whether the area has the API, while other artifacts wait.
         async with self._first_requests[target.key.area]:
             if self.has_api(target) is None:
                 await self._list_referrers(target, subject)
@@ -193,7 +194,8 @@ class ReferrerLists:
 
         place = (target.key, referrers_tag(subject))
         async with self._writing[place]:
-            if self._listed_digests.get(place, set()) >= {entry.digest for entry in entries}:
+            listed = self._listed_digests.get(place, set())
+            if listed.issuperset(entry.digest for entry in entries):
                 return set()
             return await self._add_to_list(source, target, subject, entries)
 
@@ -218,6 +220,7 @@ class ReferrerLists:
             lacking = [entry for entry in entries if entry.digest not in listed]
             if not lacking:
                 return added
+            # The registry does not let us move the tag, and the list that it names lacks some.
             if immutable_tag is not None:
                 raise immutable_tag
             lacking = [await self._described(source, entry) for entry in lacking]

@@ -147,17 +147,21 @@ class Search(NamedTuple):
         return types.isdisjoint(rule.exclude)
 
 
-def check_name(mapping: MappingRule, source: Repository, target: Repository, *keys: bytes) -> bytes:
+def name_of_check(
+    mapping: MappingRule, source: Repository, target: Repository, *keys: bytes
+) -> bytes:
     """Return the name under which the state keeps the last look at an image's artifacts at a target.
 
-    `keys` are the keys of the image's digests at source and target. The filters are in the name: with
-    others the last look says nothing. The name is empty for a directory, of which no state is kept.
+    `keys` are the keys of the image's digests at source and target. The name is empty for a directory,
+    of which no state is kept.
     """
     if target.is_local:
         return b""
+    # With other filters the last look says nothing, so they are in the name.
     rule = mapping.artifacts
-    filters = (",".join(sorted(types)) for types in (rule.include, rule.exclude))
-    return hashed_key("artifacts", *source.key, *target.key, *(key.hex() for key in keys), *filters)
+    filters = [",".join(sorted(rule.include)), ",".join(sorted(rule.exclude))]
+    digests = [key.hex() for key in keys]
+    return hashed_key("artifacts", *source.key, *target.key, *digests, *filters)
 
 
 class Referrers:
@@ -242,11 +246,13 @@ class Referrers:
         return Look.DEEP if is_due else Look.NONE
 
     def recall_checks(self, mapping: MappingRule, copies: Sequence[ImageCopy]) -> list[ImageCopy]:
-        """Return the copies without an error, with `check_key` and `last_check` set."""
+        """Set `check_key` of the copies without an error, and `last_check` to what the state says of
+        the last look; return these copies.
+        """
         usable = [copy for copy in copies if copy.error is None]
         for copy in usable:
             keys = (key_of(copy.source_digest), key_of(copy.digest))
-            copy.check_key = check_name(mapping, copy.source, copy.target, *keys)
+            copy.check_key = name_of_check(mapping, copy.source, copy.target, *keys)
             # A look at an image that the target has lost since does not count.
             if copy.already_at_target or self._knowledge.is_committed(
                 copy.target.pool, copy.digest
@@ -260,7 +266,7 @@ class Referrers:
         """Say whether a tag that never moves may have artifacts that the target lacks. No request is
         made. `keys` are the keys of the tag's digests at source and target.
         """
-        check = self._knowledge.artifact_check(check_name(mapping, source, target, *keys))
+        check = self._knowledge.artifact_check(name_of_check(mapping, source, target, *keys))
         listed_tags = self.listed_tags(source, digest_like(keys[0]))
         return look_for_news(check, listed_tags) is not Look.NONE
 
@@ -313,7 +319,10 @@ class Referrers:
         return FoundArtifacts(tuple(found), tuple(stripped))
 
     async def of_subject(self, mapping: MappingRule, tag: str, subject: str) -> list[Artifact]:
-        """Return the artifacts of one subject in an image that a mapping takes; no target is asked."""
+        """Return the artifacts of one subject that a mapping takes; no target is asked.
+
+        The tag does not matter here, only in a lock, where each tag's image has its own artifacts.
+        """
         search = Search(mapping._replace(platforms=None), self._discovery.source_of(mapping))
         return await self._direct_artifacts(search, subject)
 
@@ -450,7 +459,7 @@ class Referrers:
         seen = set[str]()
         # An artifact of several subjects is in here several times.
         found = list[Artifact]()
-        by_reference = dict[str, Artifact]()
+        by_reference = dict[str, Artifact]()  # each once
 
         async def ask(subject: str) -> None:
             async with self._permits:
