@@ -15,8 +15,10 @@ import pytest
 from conformance.tests.fixtures import *  # noqa: F403
 from tests import ends, fuzzing
 
-# Fixtures: registries at both ends of a copy.
+# Fixtures: registries at both ends of a copy, and what is built of them.
 from tests.ends import audited, chance, serve, source, speaker, target, world  # noqa: F401
+from tests.mirrors import mirror  # noqa: F401
+from tests.watching import stage  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from conformance.client.attachments import fallback_lists
 from conformance.content.images import Image, Seed
 from conformance.server.memory import Place
@@ -95,6 +97,11 @@ class Mirror:
     def holds(self, image: Image) -> bool:
         """Whether the target has an image's manifest."""
         return image.top in self.target.app.repositories["app"].manifests
+
+
+@pytest.fixture
+def mirror(world: Virtual, tmp_path: Path) -> Mirror:
+    return Mirror(world, tmp_path)
 
 
 def asked(place: Place) -> Counter[str]:

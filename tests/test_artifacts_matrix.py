@@ -24,7 +24,7 @@ from conformance.providers.personas import PERSONAS, imitate
 from conformance.providers.referrers import LATE
 from conformance.registry.app import App
 from tests.attached import Scene
-from tests.ends import Ran, document, only, run_regsync, tags, virtual
+from tests.ends import Ran, document, only, run_regsync, tags
 from tests.thinning import thinned, thorough
 
 IN_MEMORY = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -191,27 +191,27 @@ def attach(scene: Scene, made: Family) -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize("target", ["strict", "distribution"])
-async def test_what_the_api_lists_late_is_found_when_a_look_is_due(target, tmp_path):
+@pytest.mark.parametrize("chance", [1.0])
+async def test_what_the_api_lists_late_is_found_when_a_look_is_due(world, target, tmp_path):
     """An hour after the first copy the image is looked at again (docs/design.md section 8), where
     the dice allow it.
     """
     made = family("single")
     late = Family(Sample(made.image, (Seed(82).artifact(made.image, SIGNED),)))
-    async with virtual(chance=1.0) as world:
-        scene = Scene(world, tmp_path, made, "referrers-late", target)
-        attach(scene, late)
-        await scene.succeed()
-        held = scene.target.repositories["app"]
-        assert late.sample.attached[0].top not in held.manifests, "it was not listed yet"
-        await anyio.sleep(LATE)
-        await scene.settle()
-        scene.source.journal.matching("GET", "referrers").none()
-        await anyio.sleep(3 * 3600)
-        await scene.succeed()
-        assert late.sample.attached[0].top in held.manifests
-        there = walk(scene.target, "app", made.kept)
-        assert equal(walk(scene.source, "app", made.kept), there)
-        await scene.settle()
+    scene = Scene(world, tmp_path, made, "referrers-late", target)
+    attach(scene, late)
+    await scene.succeed()
+    held = scene.target.repositories["app"]
+    assert late.sample.attached[0].top not in held.manifests, "it was not listed yet"
+    await anyio.sleep(LATE)
+    await scene.settle()
+    scene.source.journal.matching("GET", "referrers").none()
+    await anyio.sleep(3 * 3600)
+    await scene.succeed()
+    assert late.sample.attached[0].top in held.manifests
+    there = walk(scene.target, "app", made.kept)
+    assert equal(walk(scene.source, "app", made.kept), there)
+    await scene.settle()
 
 
 @on_virtual_time

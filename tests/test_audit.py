@@ -17,7 +17,7 @@ from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response
 from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
-from tests.ends import Ran, Virtual, document, only, tags, virtual
+from tests.ends import Ran, Virtual, document, only, tags
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -489,19 +489,18 @@ async def test_of_each_target_so_many_blobs_are_read_as_are_asked_for(world, tmp
 
 
 @pytest.mark.parametrize(("chance", "read"), [(0.999, "first"), (0.0, "last")])
-async def test_chance_says_which_blobs_are_read(chance, read, tmp_path):
+async def test_chance_says_which_blobs_are_read(world, read, tmp_path):
     """Whatever it says, the first ones stay or make way for later ones."""
-    async with virtual(chance=chance) as world:
-        stage = Stage(world, tmp_path)
-        for number in range(10):
-            stage.load(stage.seed.image(), f"v{number}")
-        stage.mapping["tags"] = tags("v*")
-        assert whole(await stage.audit("--read", "1")) == 10
-        journal = stage.targets[0].journal
-        answered = [entry.reference for entry in journal.matching("HEAD", "blob")]
-        [entry] = journal.matching("GET", "blob")
-        place = answered.index(entry.reference)
-        assert place < 10 if read == "first" else place >= len(answered) - 10
+    stage = Stage(world, tmp_path)
+    for number in range(10):
+        stage.load(stage.seed.image(), f"v{number}")
+    stage.mapping["tags"] = tags("v*")
+    assert whole(await stage.audit("--read", "1")) == 10
+    journal = stage.targets[0].journal
+    answered = [entry.reference for entry in journal.matching("HEAD", "blob")]
+    [entry] = journal.matching("GET", "blob")
+    place = answered.index(entry.reference)
+    assert place < 10 if read == "first" else place >= len(answered) - 10
 
 
 async def test_a_head_may_leave_out_digest_and_length(world, tmp_path):

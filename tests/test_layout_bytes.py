@@ -19,7 +19,7 @@ from _regsync.net.http1 import LARGE_PIECE
 from _regsync.sync.relay import Relay
 from conformance.content.images import Image, Seed
 from conformance.server.memory import Link, Place
-from tests.ends import Virtual, document, only, tags, virtual
+from tests.ends import Virtual, document, only, tags
 from tests.layouts import blob_path, check_layout, make_layout, names_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -96,52 +96,52 @@ def moves(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("is_layout", [False, True])
 async def test_a_worker_thread_moves_all_but_the_first_and_the_last_piece(
-    tmp_path, moves, is_layout
+    world, tmp_path, moves, is_layout
 ):
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        if is_layout:
-            scene.read_from_layout()
-        ran = await scene.sync()
-        assert ran.statuses() == ["synced"]
-        # What came with the head of an answer is a piece too.
-        assert moves == ([PIECES - 1] if is_layout else [PIECES - 2])
-        assert only(ran.images)["bytes"] == sum(map(len, scene.image.blobs.values()))
-        assert scene.asked == ([] if is_layout else [""])
-        scene.check()
+    scene = Scene(tmp_path, world)
+    if is_layout:
+        scene.read_from_layout()
+    ran = await scene.sync()
+    assert ran.statuses() == ["synced"]
+    # What came with the head of an answer is a piece too.
+    assert moves == ([PIECES - 1] if is_layout else [PIECES - 2])
+    assert only(ran.images)["bytes"] == sum(map(len, scene.image.blobs.values()))
+    assert scene.asked == ([] if is_layout else [""])
+    scene.check()
 
 
-async def test_a_worker_thread_is_given_back_after_a_short_while(tmp_path, moves, monkeypatch):
+async def test_a_worker_thread_is_given_back_after_a_short_while(
+    world, tmp_path, moves, monkeypatch
+):
     """Nobody can stop it before, and whoever cancels a copy waits for it."""
     clock = itertools.count(step=files.LONGEST_VISIT / 2)
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        scene.read_from_layout()
-        monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-        assert (await scene.sync()).statuses() == ["synced"]
-        # Between two visits the event loop moves a piece.
-        assert moves == [2, 2]
-        scene.check()
+    scene = Scene(tmp_path, world)
+    scene.read_from_layout()
+    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    assert (await scene.sync()).statuses() == ["synced"]
+    # Between two visits the event loop moves a piece.
+    assert moves == [2, 2]
+    scene.check()
 
 
-async def test_what_comes_slowly_needs_no_thread(tmp_path, moves):
-    async with virtual() as world:
-        scene = Scene(tmp_path, world, down=Link(bandwidth=1_000_000))
-        assert (await scene.sync()).statuses() == ["synced"]
-        assert moves == []
-        scene.check()
+async def test_what_comes_slowly_needs_no_thread(world, tmp_path, moves):
+    scene = Scene(tmp_path, world, down=Link(bandwidth=1_000_000))
+    assert (await scene.sync()).statuses() == ["synced"]
+    assert moves == []
+    scene.check()
 
 
-async def test_a_source_that_breaks_in_a_thread_is_gone_on_with_where_it_broke(tmp_path, moves):
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        rule = scene.place.app.faults.on("GET", "blob", reference=scene.digest).first()
-        rule.drop(after=3 * LARGE_PIECE + 7, of="response")
-        assert (await scene.sync()).statuses() == ["synced"]
-        assert scene.asked == ["", f"bytes={3 * LARGE_PIECE + 7}-"]
-        assert scene.sent == SIZE
-        assert len(moves) == 2
-        scene.check()
+async def test_a_source_that_breaks_in_a_thread_is_gone_on_with_where_it_broke(
+    world, tmp_path, moves
+):
+    scene = Scene(tmp_path, world)
+    rule = scene.place.app.faults.on("GET", "blob", reference=scene.digest).first()
+    rule.drop(after=3 * LARGE_PIECE + 7, of="response")
+    assert (await scene.sync()).statuses() == ["synced"]
+    assert scene.asked == ["", f"bytes={3 * LARGE_PIECE + 7}-"]
+    assert scene.sent == SIZE
+    assert len(moves) == 2
+    scene.check()
 
 
 def full_after(count: int) -> Callable[[BlobFile, memoryview], None]:
@@ -159,43 +159,43 @@ def full_after(count: int) -> Callable[[BlobFile, memoryview], None]:
 
 
 @pytest.mark.parametrize("count", [0, 3])
-async def test_a_disk_that_fills_costs_the_blob_that_filled_it(tmp_path, monkeypatch, count):
+async def test_a_disk_that_fills_costs_the_blob_that_filled_it(world, tmp_path, monkeypatch, count):
     """On the event loop, and in a worker thread."""
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        config = json.loads(scene.image.body)["config"]["digest"]
-        make_layout(scene.disk, {})
-        blob_path(scene.disk, config).write_bytes(scene.image.blobs[config])
-        with monkeypatch.context() as patched:
-            patched.setattr(BlobFile, "append", full_after(count))
-            ran = await scene.sync()
-        assert ran.statuses() == ["failed"]
-        error = only(ran.images)["error"]
-        assert error["code"] == "TARGET_ERROR"
-        assert "No space left" in error["message"]
-        assert not scene.partials
-        assert not names_of(scene.disk)
+    scene = Scene(tmp_path, world)
+    config = json.loads(scene.image.body)["config"]["digest"]
+    make_layout(scene.disk, {})
+    blob_path(scene.disk, config).write_bytes(scene.image.blobs[config])
+    with monkeypatch.context() as patched:
+        patched.setattr(BlobFile, "append", full_after(count))
+        ran = await scene.sync()
+    assert ran.statuses() == ["failed"]
+    error = only(ran.images)["error"]
+    assert error["code"] == "TARGET_ERROR"
+    assert "No space left" in error["message"]
+    assert not scene.partials
+    assert not names_of(scene.disk)
 
-        assert (await scene.sync()).statuses() == ["synced"]
-        scene.check()
+    assert (await scene.sync()).statuses() == ["synced"]
+    scene.check()
 
 
 @pytest.mark.parametrize("place", [LARGE_PIECE // 2, 2 * LARGE_PIECE, SIZE - 1])
-async def test_a_wrong_byte_in_whichever_piece_is_found_out(tmp_path, place):
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        path = scene.read_from_layout()
-        body = bytearray(path.read_bytes())
-        body[place] ^= 1
-        path.write_bytes(body)
-        ran = await scene.sync()
-        assert ran.statuses() == ["failed"]
-        assert only(ran.images)["error"]["code"] == "CONTENT_ERROR"
-        assert not (scene.disk / "index.json").exists()
-        assert not blob_path(scene.disk, scene.digest).exists()
+async def test_a_wrong_byte_in_whichever_piece_is_found_out(world, tmp_path, place):
+    scene = Scene(tmp_path, world)
+    path = scene.read_from_layout()
+    body = bytearray(path.read_bytes())
+    body[place] ^= 1
+    path.write_bytes(body)
+    ran = await scene.sync()
+    assert ran.statuses() == ["failed"]
+    assert only(ran.images)["error"]["code"] == "CONTENT_ERROR"
+    assert not (scene.disk / "index.json").exists()
+    assert not blob_path(scene.disk, scene.digest).exists()
 
 
-async def test_a_source_disk_that_cannot_be_read_is_named_as_the_source(tmp_path, monkeypatch):
+async def test_a_source_disk_that_cannot_be_read_is_named_as_the_source(
+    world, tmp_path, monkeypatch
+):
     """What came of the blob stays: the next run goes on behind it."""
     plain = Relay._hash_read
 
@@ -205,13 +205,12 @@ async def test_a_source_disk_that_cannot_be_read_is_named_as_the_source(tmp_path
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         return plain(self, count)
 
-    async with virtual() as world:
-        scene = Scene(tmp_path, world)
-        scene.read_from_layout()
-        with monkeypatch.context() as patched:
-            patched.setattr(Relay, "_hash_read", hash_read)
-            ran = await scene.sync()
-        assert only(ran.images)["error"]["code"] == "SOURCE_ERROR"
-        assert only(scene.partials).stat().st_size == 2 * LARGE_PIECE
-        assert (await scene.sync()).statuses() == ["synced"]
-        scene.check()
+    scene = Scene(tmp_path, world)
+    scene.read_from_layout()
+    with monkeypatch.context() as patched:
+        patched.setattr(Relay, "_hash_read", hash_read)
+        ran = await scene.sync()
+    assert only(ran.images)["error"]["code"] == "SOURCE_ERROR"
+    assert only(scene.partials).stat().st_size == 2 * LARGE_PIECE
+    assert (await scene.sync()).statuses() == ["synced"]
+    scene.check()

@@ -19,7 +19,7 @@ from tests.ends import Ran, only, run_regsync, tags
 from tests.test_lock import Mirror
 from tests.thinning import thinned
 from tests.watching import Scene as Watched
-from tests.watching import lines, scene
+from tests.watching import lines
 
 HOUR = 3600.0
 in_memory = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -50,54 +50,52 @@ async def locks(stage: Watched) -> tuple[str, str]:
 
 
 @marked
-async def test_a_watch_reads_the_lock_before_each_cycle(tmp_path):
-    async with scene(tmp_path) as stage:
-        stage.load("v2")
-        first, second = await locks(stage)
-        lock = stage.file.with_suffix(".lock")
+async def test_a_watch_reads_the_lock_before_each_cycle(stage):
+    stage.load("v2")
+    first, second = await locks(stage)
+    lock = stage.file.with_suffix(".lock")
+    lock.write_text(first)
+
+    def moved() -> None:
+        lock.write_text(second)
+
+    def broken() -> None:
+        lock.write_text(first + "<<<<<<< HEAD\n")
+
+    def gone() -> None:
+        lock.unlink()
+
+    def mended() -> None:
         lock.write_text(first)
 
-        def moved() -> None:
-            lock.write_text(second)
-
-        def broken() -> None:
-            lock.write_text(first + "<<<<<<< HEAD\n")
-
-        def gone() -> None:
-            lock.unlink()
-
-        def mended() -> None:
-            lock.write_text(first)
-
-        ran = await stage.watch(None, moved, broken, gone, mended, more=("--locked",))
-        assert ran.status == 0
-        copied, quiet, moved_on, kept, still_kept, back = stage.asked
-        assert copied[0] == {"GET manifest": 2, "GET blob": copied[0]["GET blob"]}
-        assert quiet == ({}, {"HEAD manifest": 2})
-        assert moved_on[0]["GET manifest"] == 1
-        assert kept == still_kept == quiet
-        assert back[1]["PUT manifest"] == 1
-        assert lines(ran, "images added, removed or changed in the lock: 1")
-        assert lines(ran, "CONFIG_ERROR", "conflict marks", "stays in force")
-        assert lines(ran, "mirror.lock does not exist")
-        for source, _ in stage.asked:
-            assert source.keys() <= {"GET manifest", "GET blob"}
-        tag = stage.target.app.repositories["app"].tags["v1"]
-        assert tag in first
+    ran = await stage.watch(None, moved, broken, gone, mended, more=("--locked",))
+    assert ran.status == 0
+    copied, quiet, moved_on, kept, still_kept, back = stage.asked
+    assert copied[0] == {"GET manifest": 2, "GET blob": copied[0]["GET blob"]}
+    assert quiet == ({}, {"HEAD manifest": 2})
+    assert moved_on[0]["GET manifest"] == 1
+    assert kept == still_kept == quiet
+    assert back[1]["PUT manifest"] == 1
+    assert lines(ran, "images added, removed or changed in the lock: 1")
+    assert lines(ran, "CONFIG_ERROR", "conflict marks", "stays in force")
+    assert lines(ran, "mirror.lock does not exist")
+    for source, _ in stage.asked:
+        assert source.keys() <= {"GET manifest", "GET blob"}
+    tag = stage.target.app.repositories["app"].tags["v1"]
+    assert tag in first
 
 
 @marked
-async def test_a_configuration_that_the_lock_is_not_for_leaves_the_last_good_one(tmp_path):
-    async with scene(tmp_path) as stage:
-        stage.load("v2")
-        await locks(stage)
+async def test_a_configuration_that_the_lock_is_not_for_leaves_the_last_good_one(stage):
+    stage.load("v2")
+    await locks(stage)
 
-        def change() -> None:
-            stage.write({"from": "app", "tags": tags("*")}, **{"global": {}})
+    def change() -> None:
+        stage.write({"from": "app", "tags": tags("*")}, **{"global": {}})
 
-        ran = await stage.watch(change, more=("--locked",))
-        assert lines(ran, "has changed since the lock was written", "stays in force")
-        assert stage.asked[1] == ({}, {"HEAD manifest": 2})
+    ran = await stage.watch(change, more=("--locked",))
+    assert lines(ran, "has changed since the lock was written", "stays in force")
+    assert stage.asked[1] == ({}, {"HEAD manifest": 2})
 
 
 # Ages.

@@ -13,11 +13,11 @@ import anyio
 import pytest
 
 from _regsync.sync.report import schema
-from conformance.content.images import Image, Seed
+from conformance.content.images import Seed
 from conformance.messages import Answer, Request, Response
-from conformance.server.memory import Place
-from tests.ends import Ran, Virtual, document, held, tags, virtual
-from tests.watching import lines, scene
+from tests.ends import Ran, Virtual, document, held, tags
+from tests.mirrors import Mirror, asked
+from tests.watching import lines
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -25,57 +25,33 @@ HOUR = 3600.0
 DAY = 24 * HOUR
 
 
-class Mirror:
-    """A source, a target or several, and a directory that runs share."""
-
-    def __init__(self, world: Virtual, directory: Path, *targets: str) -> None:
-        self.world = world
-        self.seed = Seed(22)
-        self.source = world.registry("source.test")
-        self.targets = {name: world.registry(f"{name}.test") for name in targets or ("target",)}
-        self.cache = directory / "cache"
-        self.file = directory / "mirror.yaml"
-
-    @property
-    def target(self) -> Place:
-        (target,) = self.targets.values()
-        return target
+class AgedMirror(Mirror):
+    """A mirror whose digests wait; nothing hangs on its images."""
 
     @property
     def seen(self) -> Path:
         return self.cache / "seen.jsonl"
 
-    def push(self, tag: str, image: Image | None = None) -> Image:
-        """Let a tag name this image at the source, or a new one."""
-        made = image or self.seed.image()
-        return made.load_into(self.source.app, "app", tag=tag)
-
-    async def run(self, *names: str, min_age: str = "3d", **rule: Any) -> Ran:
+    async def copy(self, *names: str, min_age: str = "3d", **rule: Any) -> Ran:
+        """Run one mapping of these tags once."""
         return await self.sync({"from": "app", "tags": tags(*names), "min_age": min_age, **rule})
 
     async def sync(
         self, *mappings: Any, options: tuple[str, ...] = ("--json", "-q"), **top: Any
     ) -> Ran:
-        """Run the mappings; the journals are those of this run alone."""
-        for place in (self.source, *self.targets.values()):
-            place.journal.clear()
-        ends = {"source": self.source, **self.targets}
-        top = {"global": {"cache_dir": str(self.cache)}, **top}
-        self.file.write_text(document(ends, *mappings, **top))
+        top["defaults"] = {"artifacts": {"enabled": False}, **top.get("defaults", {})}
+        self.write(*mappings, **top)
+        self.clear()
         return await self.world.run("sync", *options, "-c", str(self.file))
 
-    def asked(self) -> tuple[dict[str, int], ...]:
+    def asked(self) -> tuple[Counter[str], ...]:
         """Count what the source was asked for, then each target."""
-        return tuple(
-            dict(Counter(f"{entry.method} {entry.kind}" for entry in place.journal.entries))
-            for place in (self.source, *self.targets.values())
-        )
+        return tuple(asked(place) for place in (self.source, *self.targets.values()))
 
 
 @pytest.fixture
-async def mirror(tmp_path: Path) -> Any:
-    async with virtual() as world:
-        yield Mirror(world, tmp_path)
+def mirror(world: Virtual, tmp_path: Path) -> AgedMirror:
+    return AgedMirror(world, tmp_path)
 
 
 HELD = {"HEAD manifest": 1}
@@ -85,7 +61,7 @@ async def test_a_new_digest_waits_costs_a_head_a_side_and_goes_when_it_is_old_en
     image = mirror.push("v1")
     for hours in (0, 71):
         await anyio.sleep(hours * HOUR)
-        ran = await mirror.run("v1")
+        ran = await mirror.copy("v1")
         assert (ran.status, mirror.asked()) == (0, (HELD, HELD))
         (told,) = ran.images
         assert (told["status"], told["reason"]) == ("skipped", "min_age")
@@ -95,14 +71,14 @@ async def test_a_new_digest_waits_costs_a_head_a_side_and_goes_when_it_is_old_en
         assert mirror.cache.joinpath("seen.jsonl").stat().st_mode & 0o777 == 0o600
 
     await anyio.sleep(HOUR)
-    ran = await mirror.run("v1")
+    ran = await mirror.copy("v1")
     assert ran.statuses() == ["synced"]
     assert "until" not in ran.images[0]
     assert held(mirror.target, "app", image)
     source, _ = mirror.asked()
     assert source == {"HEAD manifest": 1, "GET manifest": 1, "GET blob": len(image.blobs)}
 
-    ran = await mirror.run("v1")
+    ran = await mirror.copy("v1")
     assert (ran.statuses(), mirror.asked()) == (["skipped"], (HELD, HELD))
     assert (ran.images[0]["reason"], "held" in ran.totals["images"]) == ("unchanged", False)
 
@@ -110,10 +86,10 @@ async def test_a_new_digest_waits_costs_a_head_a_side_and_goes_when_it_is_old_en
 async def test_what_the_target_holds_is_never_held_and_stays_until_the_new_digest_is_due(mirror):
     old = mirror.push("v1")
     old.load_into(mirror.target.app, "app", tag="v1")
-    assert (await mirror.run("v1")).images[0]["reason"] == "unchanged"
+    assert (await mirror.copy("v1")).images[0]["reason"] == "unchanged"
 
     new = mirror.push("v1")
-    ran = await mirror.run("v1")
+    ran = await mirror.copy("v1")
     assert ran.images[0]["reason"] == "min_age"
     assert (ran.images[0]["digest"], ran.images[0]["source_digest"]) == (old.top, new.top)
     assert mirror.asked() == (HELD, HELD)
@@ -122,22 +98,22 @@ async def test_what_the_target_holds_is_never_held_and_stays_until_the_new_diges
     # What came and went meanwhile is never copied, and delays nothing.
     mirror.push("v1", old)
     await anyio.sleep(3 * DAY)
-    assert (await mirror.run("v1")).images[0]["reason"] == "unchanged"
+    assert (await mirror.copy("v1")).images[0]["reason"] == "unchanged"
     mirror.push("v1", new)
-    assert (await mirror.run("v1")).statuses() == ["synced"]
+    assert (await mirror.copy("v1")).statuses() == ["synced"]
 
 
 async def test_a_moving_tag_goes_at_once_to_a_digest_that_another_tag_has_had_for_long(mirror):
     first = mirror.push("1.2.3")
     mirror.push("latest", first)
-    await mirror.run("*")
+    await mirror.copy("*")
     await anyio.sleep(3 * DAY)
-    assert (await mirror.run("*")).statuses() == ["synced", "synced"]
+    assert (await mirror.copy("*")).statuses() == ["synced", "synced"]
     second = mirror.push("1.2.4")
-    await mirror.run("*")
+    await mirror.copy("*")
     await anyio.sleep(3 * DAY)
     mirror.push("latest", second)
-    assert (await mirror.run("*")).statuses() == ["skipped", "synced", "synced"]
+    assert (await mirror.copy("*")).statuses() == ["skipped", "synced", "synced"]
 
 
 async def test_a_mapping_without_an_age_notes_what_one_with_an_age_goes_by(mirror):
@@ -178,24 +154,24 @@ async def test_two_mappings_hold_one_tag_back_for_different_times(mirror):
 
 
 async def test_one_verdict_for_all_targets_and_those_that_hold_it_are_unchanged(world, tmp_path):
-    mirror = Mirror(world, tmp_path, "east", "west")
+    mirror = AgedMirror(world, tmp_path, "east", "west")
     image = mirror.push("v1")
     image.load_into(mirror.targets["west"].app, "app", tag="v1")
     rule = {"artifacts": {"enabled": True}}
-    ran = await mirror.run("v1", **rule)
+    ran = await mirror.copy("v1", **rule)
     assert [each["reason"] for each in ran.images] == ["min_age", "unchanged"]
     signature = mirror.seed.artifact(image).load_into(mirror.source.app, "app")
 
     # The signature goes where the image is, and waits with it where it is not.
     await anyio.sleep(2 * DAY)
-    ran = await mirror.run("v1", **rule)
+    ran = await mirror.copy("v1", **rule)
     outcomes = {each["target"]: each["status"] for each in ran.images}
     assert outcomes == {"east.test/app:v1": "skipped", "west.test/app:v1": "synced"}
     assert not mirror.targets["east"].app.tags("app")
     assert held(mirror.targets["west"], "app", signature)
 
     await anyio.sleep(DAY)
-    ran = await mirror.run("v1", **rule)
+    ran = await mirror.copy("v1", **rule)
     assert ran.statuses() == ["synced", "skipped"]
     assert held(mirror.targets["east"], "app", signature)
 
@@ -204,14 +180,14 @@ async def test_an_index_that_is_trimmed_goes_by_the_digest_of_its_source(mirror)
     index = mirror.seed.index(platforms=("linux/amd64", "linux/arm64"))
     mirror.push("v1", index)
     rule = {"platforms": ["linux/arm64"]}
-    assert (await mirror.run("v1", **rule)).images[0]["reason"] == "min_age"
+    assert (await mirror.copy("v1", **rule)).images[0]["reason"] == "min_age"
     assert mirror.asked() == (HELD, HELD)
     assert index.top in mirror.seen.read_text()
     await anyio.sleep(3 * DAY)
-    ran = await mirror.run("v1", **rule)
+    ran = await mirror.copy("v1", **rule)
     assert ran.statuses() == ["synced"]
     assert ran.images[0]["digest"] != index.top
-    assert (await mirror.run("v1", **rule)).images[0]["reason"] == "unchanged"
+    assert (await mirror.copy("v1", **rule)).images[0]["reason"] == "unchanged"
     assert mirror.asked() == (HELD, HELD)
 
 
@@ -242,10 +218,10 @@ async def test_held_tags_count_in_latest_and_in_min_tags(mirror):
     for name in ("1.0.0", "1.1.0"):
         mirror.push(name)
     rule = {"tags": tags("*", sort="semver", latest=2)}
-    await mirror.run(**rule)
+    await mirror.copy(**rule)
     await anyio.sleep(3 * DAY)
     mirror.push("1.2.0")
-    ran = await mirror.run(**rule)
+    ran = await mirror.copy(**rule)
     assert [(each["source"][-5:], each["status"]) for each in ran.images] == [
         ("1.2.0", "skipped"),
         ("1.1.0", "synced"),
@@ -257,7 +233,7 @@ async def test_held_tags_count_in_latest_and_in_min_tags(mirror):
 
 async def test_the_summary_says_how_many_wait_and_until_when(mirror):
     mirror.push("v1")
-    await mirror.run("v1")
+    await mirror.copy("v1")
     await anyio.sleep(3 * DAY)
     for name in ("v2", "v3"):
         mirror.push(name)
@@ -277,7 +253,7 @@ async def test_a_mapping_of_which_all_is_held_is_a_warning(mirror):
 
     # One image of the mapping is there: its targets get something.
     await anyio.sleep(3 * DAY)
-    await mirror.run("v1")
+    await mirror.copy("v1")
     mirror.push("v2")
     ran = await mirror.sync(mapping, options=("--no-progress",))
     assert "holds back" not in ran.err
@@ -293,7 +269,7 @@ async def test_a_dry_run_says_what_waits_and_leaves_no_trace(mirror):
     assert mirror.asked() == (HELD, HELD)
     assert not mirror.cache.exists()
 
-    await mirror.run("v1")
+    await mirror.copy("v1")
     await anyio.sleep(3 * DAY)
     ran = await mirror.sync(mapping, options=("--dry-run", "--json", "-q"))
     assert ran.totals["images"] == {"synced": 0, "skipped": 0, "failed": 0, "would_sync": 1}
@@ -323,20 +299,20 @@ async def test_the_schema_names_what_is_new():
 
 async def test_without_its_file_the_age_begins_again_and_with_it_alone_it_goes_on(mirror):
     mirror.push("v1")
-    await mirror.run("v1")
+    await mirror.copy("v1")
     await anyio.sleep(3 * DAY)
     times = mirror.seen.read_bytes()
     mirror.seen.unlink()
-    assert (await mirror.run("v1")).images[0]["until"] == "2026-01-07T00:00:00Z"
+    assert (await mirror.copy("v1")).images[0]["until"] == "2026-01-07T00:00:00Z"
     mirror.seen.write_bytes(times)
     mirror.cache.joinpath("state.db").unlink()
-    assert (await mirror.run("v1")).statuses() == ["synced"]
+    assert (await mirror.copy("v1")).statuses() == ["synced"]
 
 
 async def test_a_line_that_is_damaged_is_told_and_makes_no_digest_older(mirror):
     mirror.push("v1")
     mirror.push("v2")
-    await mirror.run("v1", "v2")
+    await mirror.copy("v1", "v2")
     await anyio.sleep(3 * DAY)
     lines = mirror.seen.read_text().splitlines()
     mirror.seen.write_text("\n".join([lines[0], lines[1][:-9], lines[2], "[]"]))
@@ -351,11 +327,11 @@ async def test_a_line_that_is_damaged_is_told_and_makes_no_digest_older(mirror):
 async def test_two_configurations_share_a_directory_and_neither_drops_the_others_entries(mirror):
     mirror.push("v1")
     mirror.push("v2")
-    await mirror.run("v1")
+    await mirror.copy("v1")
     for _ in range(3):
         await anyio.sleep(DAY)
-        await mirror.run("v2")
-    assert (await mirror.run("v1")).statuses() == ["synced"]
+        await mirror.copy("v2")
+    assert (await mirror.copy("v1")).statuses() == ["synced"]
 
 
 async def test_shards_share_the_times_whatever_their_number_is(mirror):
@@ -373,13 +349,13 @@ async def test_shards_share_the_times_whatever_their_number_is(mirror):
 @pytest.mark.parametrize(("days", "status"), [(89, "synced"), (93, "skipped")])
 async def test_a_digest_that_comes_back_within_ninety_days_keeps_its_age(mirror, days, status):
     first = mirror.push("v1")
-    await mirror.run("v1")
+    await mirror.copy("v1")
     await anyio.sleep(days * DAY)
     second = mirror.push("v1")
-    await mirror.run("v1")
+    await mirror.copy("v1")
     assert second.top in mirror.seen.read_text()
     mirror.push("v1", first)
-    assert (await mirror.run("v1")).statuses() == [status]
+    assert (await mirror.copy("v1")).statuses() == [status]
 
 
 async def test_a_disk_that_is_full_at_the_end_is_told_and_fails_nothing(mirror, monkeypatch):
@@ -403,13 +379,13 @@ async def test_a_disk_that_is_full_at_the_end_is_told_and_fails_nothing(mirror, 
 class Clock:
     """A wall clock that is wrong by some seconds."""
 
-    def __init__(self, mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, mirror: AgedMirror, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wrong_by = 0.0
         monkeypatch.setattr(mirror.world, "wall", lambda: Virtual.wall() + self.wrong_by)
 
 
 @pytest.fixture
-def clock(mirror: Mirror, monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(mirror: AgedMirror, monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(mirror, monkeypatch)
 
 
@@ -417,39 +393,39 @@ async def test_a_time_later_than_now_counts_as_now(mirror, clock):
     """A clock was a year ahead when the digest was first seen: it waits as long as others, no more."""
     mirror.push("v1")
     clock.wrong_by = 365 * DAY
-    assert (await mirror.run("v1")).images[0]["until"] == "2027-01-04T00:00:00Z"
+    assert (await mirror.copy("v1")).images[0]["until"] == "2027-01-04T00:00:00Z"
     clock.wrong_by = 0
-    assert (await mirror.run("v1")).images[0]["until"] == "2026-01-04T00:00:00Z"
+    assert (await mirror.copy("v1")).images[0]["until"] == "2026-01-04T00:00:00Z"
     await anyio.sleep(2 * DAY)
-    assert (await mirror.run("v1")).images[0]["until"] == "2026-01-04T00:00:00Z"
+    assert (await mirror.copy("v1")).images[0]["until"] == "2026-01-04T00:00:00Z"
     mirror.push("v2")
-    assert (await mirror.run("v2")).images[0]["until"] == "2026-01-06T00:00:00Z"
+    assert (await mirror.copy("v2")).images[0]["until"] == "2026-01-06T00:00:00Z"
     await anyio.sleep(DAY)
-    assert (await mirror.run("v1")).statuses() == ["synced"]
+    assert (await mirror.copy("v1")).statuses() == ["synced"]
 
 
 async def test_a_clock_that_falls_back_and_recovers_makes_no_digest_older(mirror, clock):
     await anyio.sleep(10 * DAY)
     mirror.push("v1")
-    await mirror.run("v1")
+    await mirror.copy("v1")
     mirror.push("v2")
     clock.wrong_by = -9 * DAY
-    ran = await mirror.run("v1", "v2")
+    ran = await mirror.copy("v1", "v2")
     assert [each["until"] for each in ran.images] == ["2026-01-05T00:00:00Z"] * 2
     clock.wrong_by = 0
     await anyio.sleep(HOUR)
-    ran = await mirror.run("v1", "v2")
+    ran = await mirror.copy("v1", "v2")
     assert [each["until"] for each in ran.images] == ["2026-01-14T00:00:00Z"] * 2
 
 
 async def test_a_clock_that_jumps_ahead_loses_no_time_that_still_counts(mirror, clock):
     mirror.push("v1")
-    await mirror.run("v1")
+    await mirror.copy("v1")
     clock.wrong_by = 365 * DAY  # the entry expires, and begins again
-    ran = await mirror.run("v1")
+    ran = await mirror.copy("v1")
     assert ran.images[0]["until"] == "2027-01-04T00:00:00Z"
     clock.wrong_by = 0
-    assert (await mirror.run("v1")).images[0]["until"] == "2026-01-04T00:00:00Z"
+    assert (await mirror.copy("v1")).images[0]["until"] == "2026-01-04T00:00:00Z"
 
 
 # --- races
@@ -457,7 +433,7 @@ async def test_a_clock_that_jumps_ahead_loses_no_time_that_still_counts(mirror, 
 
 async def test_a_tag_that_moves_between_look_up_and_copy_waits_for_its_own_age(mirror):
     old = mirror.push("v1")
-    await mirror.run("v1")
+    await mirror.copy("v1")
     await anyio.sleep(3 * DAY)
     new = mirror.seed.image()
 
@@ -468,7 +444,7 @@ async def test_a_tag_that_moves_between_look_up_and_copy_waits_for_its_own_age(m
         return answer
 
     mirror.source.app.amend = move
-    ran = await mirror.run("v1")
+    ran = await mirror.copy("v1")
     assert (ran.images[0]["reason"], ran.images[0]["source_digest"]) == ("min_age", new.top)
     assert ran.images[0]["until"] == "2026-01-07T00:00:00Z"
 
@@ -476,7 +452,7 @@ async def test_a_tag_that_moves_between_look_up_and_copy_waits_for_its_own_age(m
 async def test_times_that_another_process_adds_meanwhile_are_kept(mirror, monkeypatch):
     mirror.push("v1")
     ours = mirror.push("v2")
-    await mirror.run("v1")
+    await mirror.copy("v1")
     (head, theirs) = mirror.seen.read_text().splitlines()
     mirror.seen.write_text(f"{head}\n")
 
@@ -485,7 +461,7 @@ async def test_times_that_another_process_adds_meanwhile_are_kept(mirror, monkey
         return answer
 
     mirror.source.app.amend = add
-    await mirror.run("v2")
+    await mirror.copy("v2")
     assert theirs in mirror.seen.read_text()
     assert ours.top in mirror.seen.read_text()
 
@@ -501,62 +477,59 @@ async def test_a_run_that_is_killed_has_saved_what_it_saw_a_minute_before(mirror
 
     mirror.source.app.faults.on(reference="v2").first().status(429, retry_after=90)
     mirror.source.app.amend = look
-    await mirror.run("v1", "v2")
+    await mirror.copy("v1", "v2")
     assert saved == [False, False, True]
 
 
 # --- watch
 
 
-async def test_watch_holds_back_and_copies_when_it_is_due(tmp_path):
-    async with scene(tmp_path) as stage:
-        image = stage.load("v1")
+async def test_watch_holds_back_and_copies_when_it_is_due(stage):
+    image = stage.load("v1")
+    stage.write(
+        {"from": "app", "tags": tags("v1"), "min_age": "3h", "artifacts": {"enabled": False}}
+    )
+    ran = await stage.watch(None, None, None, interval=HOUR, more=("--json",))
+    cycles = [json.loads(line)["images"][0] for line in ran.out.splitlines()]
+    assert [each["status"] for each in cycles] == ["skipped", "skipped", "skipped", "synced"]
+    assert stage.asked[:3] == [(HELD, HELD)] * 3
+    assert held(stage.target, "app", image)
+    # What repeats is said once.
+    until = "held back by min_age until 2026-01-01T03:00:00Z"
+    assert lines(ran, "min_age") == [
+        f"info: source.test/app:v1: {until}",
+        "warning: source.test/app -> app: min_age holds back everything that the mapping selects "
+        "(tags: 1), until 2026-01-01T03:00:00Z at the earliest",
+    ]
+
+
+async def test_watch_goes_on_with_what_it_knows_when_the_file_cannot_be_read(stage, tmp_path):
+    stage.load("v1")
+    seen = tmp_path / ".regsync" / "seen.jsonl"
+    stage.write({"from": "app", "tags": tags("v1"), "min_age": "2h"})
+    written = []
+
+    def spoil() -> None:
+        written.append(seen.read_text())
+        seen.write_text('{"seen": 9}\n')
+
+    ran = await stage.watch(spoil, None, interval=HOUR, more=("--json",))
+    cycles = [json.loads(line)["images"][0]["status"] for line in ran.out.splitlines()]
+    assert cycles == ["skipped", "skipped", "synced"]
+    assert len(lines(ran, "seen.jsonl was written by a newer version")) == 1
+    assert seen.read_text() == '{"seen": 9}\n'
+
+
+async def test_watch_keeps_the_configuration_whose_times_can_be_kept(stage, tmp_path):
+    stage.load("v1")
+    stage.write({"from": "app", "tags": tags("v1")})
+    (tmp_path / "file").write_text("no directory")
+
+    def change() -> None:
         stage.write(
-            {"from": "app", "tags": tags("v1"), "min_age": "3h", "artifacts": {"enabled": False}}
+            {"from": "app", "tags": tags("v1"), "min_age": "2h"},
+            **{"global": {"cache_dir": str(tmp_path / "file")}},
         )
-        ran = await stage.watch(None, None, None, interval=HOUR, more=("--json",))
-        cycles = [json.loads(line)["images"][0] for line in ran.out.splitlines()]
-        assert [each["status"] for each in cycles] == ["skipped", "skipped", "skipped", "synced"]
-        assert stage.asked[:3] == [(HELD, HELD)] * 3
-        assert held(stage.target, "app", image)
-        # What repeats is said once.
-        until = "held back by min_age until 2026-01-01T03:00:00Z"
-        assert lines(ran, "min_age") == [
-            f"info: source.test/app:v1: {until}",
-            "warning: source.test/app -> app: min_age holds back everything that the mapping selects "
-            "(tags: 1), until 2026-01-01T03:00:00Z at the earliest",
-        ]
 
-
-async def test_watch_goes_on_with_what_it_knows_when_the_file_cannot_be_read(tmp_path):
-    async with scene(tmp_path) as stage:
-        stage.load("v1")
-        seen = tmp_path / ".regsync" / "seen.jsonl"
-        stage.write({"from": "app", "tags": tags("v1"), "min_age": "2h"})
-        written = []
-
-        def spoil() -> None:
-            written.append(seen.read_text())
-            seen.write_text('{"seen": 9}\n')
-
-        ran = await stage.watch(spoil, None, interval=HOUR, more=("--json",))
-        cycles = [json.loads(line)["images"][0]["status"] for line in ran.out.splitlines()]
-        assert cycles == ["skipped", "skipped", "synced"]
-        assert len(lines(ran, "seen.jsonl was written by a newer version")) == 1
-        assert seen.read_text() == '{"seen": 9}\n'
-
-
-async def test_watch_keeps_the_configuration_whose_times_can_be_kept(tmp_path):
-    async with scene(tmp_path) as stage:
-        stage.load("v1")
-        stage.write({"from": "app", "tags": tags("v1")})
-        (tmp_path / "file").write_text("no directory")
-
-        def change() -> None:
-            stage.write(
-                {"from": "app", "tags": tags("v1"), "min_age": "2h"},
-                **{"global": {"cache_dir": str(tmp_path / "file")}},
-            )
-
-        ran = await stage.watch(change, None)
-        assert len(lines(ran, "error:", "File exists", "stays in force")) == 1
+    ran = await stage.watch(change, None)
+    assert len(lines(ran, "error:", "File exists", "stays in force")) == 1

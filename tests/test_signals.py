@@ -26,7 +26,7 @@ from _regsync.sync.run import DRAIN_SECONDS
 from conformance.content.images import Image, Seed
 from conformance.messages import Request, digest_of
 from conformance.server.memory import Link, Place
-from tests.ends import ROOT, Ran, Virtual, document, held, only, stopped_at, tags, virtual
+from tests.ends import ROOT, Ran, Virtual, document, held, only, stopped_at, tags
 from tests.states import entries
 from tests.works import throttle, work
 
@@ -163,26 +163,26 @@ async def test_an_image_that_starts_again_behind_a_signal_asks_nothing_new(world
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_late_look_at_artifacts_is_cut_off_too(tmp_path):
-    async with virtual(chance=0.99) as world:
-        source, target = ends(world)
-        image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
-        file = written(
-            tmp_path, {"from": "app", "tags": tags("v1")}, defaults={"artifacts": {"enabled": True}}
-        )
-        assert (await world.run("sync", "--json", "-q", "-c", file)).status == 0
+@pytest.mark.parametrize("chance", [0.99])
+async def test_a_late_look_at_artifacts_is_cut_off_too(world, tmp_path):
+    source, target = ends(world)
+    image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
+    file = written(
+        tmp_path, {"from": "app", "tags": tags("v1")}, defaults={"artifacts": {"enabled": True}}
+    )
+    assert (await world.run("sync", "--json", "-q", "-c", file)).status == 0
 
-        def later() -> float:
-            return Virtual.wall() + 8 * 86_400.0
+    def later() -> float:
+        return Virtual.wall() + 8 * 86_400.0
 
-        with mock.patch.object(world, "wall", later):
-            source.app.faults.on("GET", "referrers").stall()
-            async with stopped_at(3.0):
-                ran = await world.run("sync", "--json", "-q", "-c", file)
-            check_left(ran)
-            assert ran.seconds == pytest.approx(3.0, abs=0.01)
-            await again(world, file)
-        assert held(target, "app", image)
+    with mock.patch.object(world, "wall", later):
+        source.app.faults.on("GET", "referrers").stall()
+        async with stopped_at(3.0):
+            ran = await world.run("sync", "--json", "-q", "-c", file)
+        check_left(ran)
+        assert ran.seconds == pytest.approx(3.0, abs=0.01)
+        await again(world, file)
+    assert held(target, "app", image)
 
 
 @pytest.mark.anyio
@@ -210,7 +210,7 @@ async def test_a_transfer_that_waits_for_a_registry_is_left_when_nothing_else_go
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_manifest_put_in_a_short_back_off_is_put_again(world, tmp_path):
+async def test_a_manifest_put_in_a_short_back_off_is_put_again(world):
     source, target = ends(world)
     image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
     target.app.faults.on("PUT", "manifest").first().delay(5).status(503, retry_after=1)
@@ -264,7 +264,7 @@ async def test_a_stream_that_ends_in_time_ends_and_the_others_are_dropped(world,
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_stream_that_ends_in_time_is_not_dropped(world, tmp_path):
+async def test_a_stream_that_ends_in_time_is_not_dropped(world):
     source, target = ends(world, up=Link(bandwidth=40_000))
     image = Seed(1).image(sizes=(1_000_000,)).load_into(source.app, "app", tag="v1")
     async with stopped_at(5.0):
@@ -276,7 +276,7 @@ async def test_a_stream_that_ends_in_time_is_not_dropped(world, tmp_path):
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_stall_lasts_as_long_as_a_drain(world, tmp_path):
+async def test_a_stall_lasts_as_long_as_a_drain(world):
     source, target = ends(world)
     Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
     target.app.faults.on("PUT", "manifest").stall()
@@ -496,7 +496,7 @@ def test_a_signal_right_before_the_event_loop_waits_is_not_lost(tmp_path, number
     check_ended(process, command, number, out, err)
 
 
-def test_nor_does_it_delay_the_end_of_a_run_that_gave_up(tmp_path):
+def test_nor_does_it_delay_the_end_of_a_run_that_gave_up():
     script = _STUCK + (
         "from _regsync.net.streams import Timeouts\n"
         "hurried = Timeouts(connect=0.05, first_answer=1.0)\n"

@@ -17,7 +17,7 @@ from _regsync.registry.transport import Transport
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Link
 from tests.ends import held, tags
-from tests.watching import Scene, Step, lines, scene, tellers
+from tests.watching import Scene, Step, lines, tellers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -25,205 +25,194 @@ pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 # A new configuration.
 
 
-async def test_a_changed_file_is_taken_before_the_next_cycle(tmp_path):
-    async with scene(tmp_path) as stage:
-        for name in ("one", "two"):
-            stage.load("v1", name)
-        stage.world.registry("third.test")
-        stage.write({"from": "one", "tags": tags("v1")})
+async def test_a_changed_file_is_taken_before_the_next_cycle(stage):
+    for name in ("one", "two"):
+        stage.load("v1", name)
+    stage.world.registry("third.test")
+    stage.write({"from": "one", "tags": tags("v1")})
 
-        def change() -> None:
-            third = {"third": "http://third.test"}
-            rules = [
-                {"from": "two", "tags": tags("v1")},
-                {"from": "one", "to": "1", "tags": tags("v1")},
-            ]
-            stage.write(*rules, registries=third, **{"global": {"cache_ttl": "1h"}})
-
-        def again() -> None:
-            stage.write({"from": "two", "tags": tags("v1", "v2")})
-
-        ran = await stage.watch(change, again, None)
-        assert lines(ran, "info: registry") == [
-            "info: registry third added",
-            "info: registry third removed",
+    def change() -> None:
+        third = {"third": "http://third.test"}
+        rules = [
+            {"from": "two", "tags": tags("v1")},
+            {"from": "one", "to": "1", "tags": tags("v1")},
         ]
-        assert lines(ran, "info: mapping") == [
-            "info: mapping source/one -> one removed",
-            "info: mapping source/two -> two added",
-            "info: mapping source/one -> 1 added",
-            "info: mapping source/two -> two changed",
-            "info: mapping source/one -> 1 removed",
-        ]
-        assert lines(ran, "info: setting") == ["info: setting cache_ttl changed"] * 2
-        assert lines(ran, "configuration changes: 4")
-        assert {*stage.target.app.repositories} == {"one", "two", "1"}
+        stage.write(*rules, registries=third, **{"global": {"cache_ttl": "1h"}})
+
+    def again() -> None:
+        stage.write({"from": "two", "tags": tags("v1", "v2")})
+
+    ran = await stage.watch(change, again, None)
+    assert lines(ran, "info: registry") == [
+        "info: registry third added",
+        "info: registry third removed",
+    ]
+    assert lines(ran, "info: mapping") == [
+        "info: mapping source/one -> one removed",
+        "info: mapping source/two -> two added",
+        "info: mapping source/one -> 1 added",
+        "info: mapping source/two -> two changed",
+        "info: mapping source/one -> 1 removed",
+    ]
+    assert lines(ran, "info: setting") == ["info: setting cache_ttl changed"] * 2
+    assert lines(ran, "configuration changes: 4")
+    assert {*stage.target.app.repositories} == {"one", "two", "1"}
 
 
-async def test_clients_of_registries_that_stay_the_same_are_kept(tmp_path):
-    async with scene(tmp_path) as stage:
-        stage.load("v1")
-        rule = {"from": "app", "tags": tags("v1")}
-        stage.write(rule)
-        opened: list[tuple[int, int]] = []
+async def test_clients_of_registries_that_stay_the_same_are_kept(stage):
+    stage.load("v1")
+    rule = {"from": "app", "tags": tags("v1")}
+    stage.write(rule)
+    opened: list[tuple[int, int]] = []
 
-        def count() -> None:
-            opened.append((stage.source._connections, stage.target._connections))
+    def count() -> None:
+        opened.append((stage.source._connections, stage.target._connections))
 
-        def change() -> None:
-            count()
-            stage.write(
-                rule, registries={"target": {"url": "http://target.test", "max_concurrent": 7}}
-            )
+    def change() -> None:
+        count()
+        stage.write(rule, registries={"target": {"url": "http://target.test", "max_concurrent": 7}})
 
-        await stage.watch(change, count, count)
-        (source, target), *rest = opened
-        assert rest == [(source, target + 1)] * 2, "the changed one has a new connection, once"
+    await stage.watch(change, count, count)
+    (source, target), *rest = opened
+    assert rest == [(source, target + 1)] * 2, "the changed one has a new connection, once"
 
 
-async def test_a_shard_of_a_new_file_is_that_of_the_new_file(tmp_path):
-    async with scene(tmp_path) as stage:
-        for name in "abcd":
-            stage.load("v1", name)
-        rules = [{"from": name, "tags": tags("v1")} for name in "abcd"]
-        stage.write(*rules[:2])
-        ran = await stage.watch(lambda: stage.write(*rules), None, more=("--shard", "1/2"))
-        assert ran.status == 0
-        assert {*stage.target.app.repositories} == {"b", "d"}
-        told = [line.partition(": ")[2] for line in ran.err.splitlines() if ": shard " in line]
-        assert told == ["shard 1 of 2: 1 of 2 mappings", "shard 1 of 2: 2 of 4 mappings"]
-        assert (tmp_path / ".regsync" / "shard-1-of-2" / "state.db").exists()
+async def test_a_shard_of_a_new_file_is_that_of_the_new_file(stage, tmp_path):
+    for name in "abcd":
+        stage.load("v1", name)
+    rules = [{"from": name, "tags": tags("v1")} for name in "abcd"]
+    stage.write(*rules[:2])
+    ran = await stage.watch(lambda: stage.write(*rules), None, more=("--shard", "1/2"))
+    assert ran.status == 0
+    assert {*stage.target.app.repositories} == {"b", "d"}
+    told = [line.partition(": ")[2] for line in ran.err.splitlines() if ": shard " in line]
+    assert told == ["shard 1 of 2: 1 of 2 mappings", "shard 1 of 2: 2 of 4 mappings"]
+    assert (tmp_path / ".regsync" / "shard-1-of-2" / "state.db").exists()
 
 
-async def test_a_shard_is_not_told_in_each_cycle_in_which_a_named_file_is_gone(tmp_path):
-    async with scene(tmp_path) as stage:
-        stage.load("v1")
-        authority = tmp_path / "ca.pem"
-        stage.world.listen(stage.source.app, "source.test", scheme="https")
-        CA().cert_pem.write_to_path(str(authority))
-        secure = {"url": "https://source.test", "ca_file": str(authority)}
-        stage.write({"from": "app", "tags": tags("v1")}, registries={"source": secure})
-        ran = await stage.watch(authority.unlink, None, None, None, None, more=("--shard", "0/1"))
-        assert len(lines(ran, "error: CONFIG_ERROR: ", "ca.pem")) == 1
-        assert len(lines(ran, "info: shard 0 of 1: ")) <= 2
+async def test_a_shard_is_not_told_in_each_cycle_in_which_a_named_file_is_gone(stage, tmp_path):
+    stage.load("v1")
+    authority = tmp_path / "ca.pem"
+    stage.world.listen(stage.source.app, "source.test", scheme="https")
+    CA().cert_pem.write_to_path(str(authority))
+    secure = {"url": "https://source.test", "ca_file": str(authority)}
+    stage.write({"from": "app", "tags": tags("v1")}, registries={"source": secure})
+    ran = await stage.watch(authority.unlink, None, None, None, None, more=("--shard", "0/1"))
+    assert len(lines(ran, "error: CONFIG_ERROR: ", "ca.pem")) == 1
+    assert len(lines(ran, "info: shard 0 of 1: ")) <= 2
 
 
-async def test_a_hang_up_begins_a_cycle_with_the_new_file(tmp_path):
-    async with scene(tmp_path) as stage:
-        image = stage.load("v1", "two")
-        stage.write({"from": "one", "tags": tags("x*")})
+async def test_a_hang_up_begins_a_cycle_with_the_new_file(stage):
+    image = stage.load("v1", "two")
+    stage.write({"from": "one", "tags": tags("x*")})
 
-        async def hang_up() -> None:
-            stage.write({"from": "two", "tags": tags("v1")})
-            signal.raise_signal(signal.SIGHUP)
-            await anyio.sleep(1)
-            assert held(stage.target, "two", image)
+    async def hang_up() -> None:
+        stage.write({"from": "two", "tags": tags("v1")})
+        signal.raise_signal(signal.SIGHUP)
+        await anyio.sleep(1)
+        assert held(stage.target, "two", image)
 
-        ran = await stage.watch(hang_up, interval=250)
-        assert ran.status == 0
-        assert stage.target.journal.count("PUT", "manifest") == 1
+    ran = await stage.watch(hang_up, interval=250)
+    assert ran.status == 0
+    assert stage.target.journal.count("PUT", "manifest") == 1
 
 
 # Three cycles count as one: the last one's look at artifacts is a second question.
 @pytest.mark.provokes("tag_asked_twice", "referrers_twice")
-async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(tmp_path):
-    async with scene(tmp_path) as stage:
-        stage.load("v1")
-        stage.write({"from": "app", "tags": tags("v1")})
-        stage.source.app.faults.on("GET", "manifest").first().delay(600)
+async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(stage):
+    stage.load("v1")
+    stage.write({"from": "app", "tags": tags("v1")})
+    stage.source.app.faults.on("GET", "manifest").first().delay(600)
 
-        async def hang_up() -> None:
-            signal.raise_signal(signal.SIGHUP)
-            await anyio.sleep(400)
-            assert stage.source.journal.count("HEAD", "manifest") == 1, (
-                "the second cycle, which follows the first"
-            )
+    async def hang_up() -> None:
+        signal.raise_signal(signal.SIGHUP)
+        await anyio.sleep(400)
+        assert stage.source.journal.count("HEAD", "manifest") == 1, (
+            "the second cycle, which follows the first"
+        )
 
-        await stage.watch(hang_up, interval=1000, head=700.0)
+    await stage.watch(hang_up, interval=1000, head=700.0)
 
 
-async def test_a_mounted_configuration_is_swapped_by_its_link(tmp_path):
+async def test_a_mounted_configuration_is_swapped_by_its_link(stage, tmp_path):
     """As Kubernetes does it: the file is a link into a directory that is a link, which is replaced."""
-    async with scene(tmp_path) as stage:
-        stage.load("v1", "one")
-        image = stage.load("v1", "two")
-        real = stage.file
-        for name in ("one", "two"):
-            stage.file = tmp_path / f"..{name}" / "mirror.yaml"
-            stage.file.parent.mkdir()
-            stage.write({"from": name, "tags": tags("v1")})
-        (tmp_path / "..data").symlink_to("..one")
-        real.symlink_to("..data/mirror.yaml")
-        stage.file = real
+    stage.load("v1", "one")
+    image = stage.load("v1", "two")
+    real = stage.file
+    for name in ("one", "two"):
+        stage.file = tmp_path / f"..{name}" / "mirror.yaml"
+        stage.file.parent.mkdir()
+        stage.write({"from": name, "tags": tags("v1")})
+    (tmp_path / "..data").symlink_to("..one")
+    real.symlink_to("..data/mirror.yaml")
+    stage.file = real
 
-        def swap() -> None:
-            (tmp_path / "..new").symlink_to("..two")
-            (tmp_path / "..new").rename(tmp_path / "..data")
+    def swap() -> None:
+        (tmp_path / "..new").symlink_to("..two")
+        (tmp_path / "..new").rename(tmp_path / "..data")
 
-        ran = await stage.watch(swap, None)
-        assert held(stage.target, "two", image)
-        assert lines(ran, "mapping source/two -> two added")
-        assert (tmp_path / ".regsync" / "state.db").exists()
+    ran = await stage.watch(swap, None)
+    assert held(stage.target, "two", image)
+    assert lines(ran, "mapping source/two -> two added")
+    assert (tmp_path / ".regsync" / "state.db").exists()
 
 
-async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(tmp_path, monkeypatch):
+async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(stage, monkeypatch):
     bodies: list[dict[str, Any]] = []
     told_by = tellers(monkeypatch)
-    async with scene(tmp_path) as stage:
-        stage.load("v1")
-        stage.write({"from": "app", "tags": tags("v1")})
-        good = stage.file.read_bytes()
+    stage.load("v1")
+    stage.write({"from": "app", "tags": tags("v1")})
+    good = stage.file.read_bytes()
 
-        def step(content: bytes | None) -> Step:
-            def replace() -> None:
-                bodies.append(told_by[0]("/healthz")[1])
-                if content is None:
-                    stage.file.unlink()
-                else:
-                    stage.file.write_bytes(content)
+    def step(content: bytes | None) -> Step:
+        def replace() -> None:
+            bodies.append(told_by[0]("/healthz")[1])
+            if content is None:
+                stage.file.unlink()
+            else:
+                stage.file.write_bytes(content)
 
-            return replace
+        return replace
 
-        bad = b"mappings: []\ndefaults:\n  sorce: x\nregistres: {}\n"
-        steps = [step(bad), step(bad), step(None), step(good), step(good)]
-        ran = await stage.watch(*steps)
-        assert stage.asked[1:] == [({"HEAD manifest": 1}, {"HEAD manifest": 1})] * 5
-        wrong = lines(ran, "error: CONFIG_ERROR: ", "mirror.yaml:3:3", "stays in force")
-        assert len(wrong) == 1
-        assert len(lines(ran, "mirror.yaml:4:1")) == 1
-        assert len(lines(ran, "cannot be read")) == 1
-        assert len(lines(ran, "configuration changes: 0")) == 1
-        told = [body["reload_error"] for body in bodies]
-        assert told[0] is None
-        assert "mirror.yaml:3:3" in told[1]
-        assert "mirror.yaml:3:3" in told[2], "also where nothing has changed since"
-        assert "cannot be read" in told[3]
-        assert told[4] is None
-        assert all(body["status"] == "ready" for body in bodies)
-
-
-async def test_an_empty_file_after_a_wrong_one_is_told(tmp_path):
-    async with scene(tmp_path) as stage:
-        stage.load("v1")
-        stage.write({"from": "app", "tags": tags("v1")})
-
-        def write(text: str) -> Step:
-            def replace() -> None:
-                stage.file.write_text(text)
-
-            return replace
-
-        ran = await stage.watch(write("- x\n"), write(""), more=("--log-format", "json"))
-        wrong = [
-            each
-            for each in map(json.loads, ran.err.splitlines())
-            if each["event"] == "reload_failed"
-        ]
-        assert len(wrong) == len({each["message"] for each in wrong}) == 2
-        assert all(each["code"] == "CONFIG_ERROR" and "hint" in each for each in wrong)
+    bad = b"mappings: []\ndefaults:\n  sorce: x\nregistres: {}\n"
+    steps = [step(bad), step(bad), step(None), step(good), step(good)]
+    ran = await stage.watch(*steps)
+    assert stage.asked[1:] == [({"HEAD manifest": 1}, {"HEAD manifest": 1})] * 5
+    wrong = lines(ran, "error: CONFIG_ERROR: ", "mirror.yaml:3:3", "stays in force")
+    assert len(wrong) == 1
+    assert len(lines(ran, "mirror.yaml:4:1")) == 1
+    assert len(lines(ran, "cannot be read")) == 1
+    assert len(lines(ran, "configuration changes: 0")) == 1
+    told = [body["reload_error"] for body in bodies]
+    assert told[0] is None
+    assert "mirror.yaml:3:3" in told[1]
+    assert "mirror.yaml:3:3" in told[2], "also where nothing has changed since"
+    assert "cannot be read" in told[3]
+    assert told[4] is None
+    assert all(body["status"] == "ready" for body in bodies)
 
 
-async def test_files_that_the_configuration_names_are_read_again_each_cycle(tmp_path, clean_env):
+async def test_an_empty_file_after_a_wrong_one_is_told(stage):
+    stage.load("v1")
+    stage.write({"from": "app", "tags": tags("v1")})
+
+    def write(text: str) -> Step:
+        def replace() -> None:
+            stage.file.write_text(text)
+
+        return replace
+
+    ran = await stage.watch(write("- x\n"), write(""), more=("--log-format", "json"))
+    wrong = [
+        each for each in map(json.loads, ran.err.splitlines()) if each["event"] == "reload_failed"
+    ]
+    assert len(wrong) == len({each["message"] for each in wrong}) == 2
+    assert all(each["code"] == "CONFIG_ERROR" and "hint" in each for each in wrong)
+
+
+async def test_files_that_the_configuration_names_are_read_again_each_cycle(
+    world, tmp_path, clean_env
+):
     services: list[TokenService] = []
 
     def auth() -> TokenService:
@@ -237,16 +226,16 @@ async def test_files_that_the_configuration_names_are_read_again_each_cycle(tmp_
         }
         (clean_env / ".docker" / "config.json").write_text(json.dumps({"auths": logins}))
 
-    async with scene(tmp_path, auth=auth) as stage:
-        image = stage.load("v1")
-        stage.write({"from": "app", "tags": tags("v1")})
-        log_in("old")
-        ran = await stage.watch(lambda: log_in("p"), None)
-        assert len(lines(ran, "failed", "AUTH_ERROR")) == 1
-        assert held(stage.target, "app", image)
+    stage = Scene(world, tmp_path, auth=auth)
+    image = stage.load("v1")
+    stage.write({"from": "app", "tags": tags("v1")})
+    log_in("old")
+    ran = await stage.watch(lambda: log_in("p"), None)
+    assert len(lines(ran, "failed", "AUTH_ERROR")) == 1
+    assert held(stage.target, "app", image)
 
 
-async def test_logins_that_have_been_replaced_are_not_kept(tmp_path, clean_env, monkeypatch):
+async def test_logins_that_have_been_replaced_are_not_kept(world, tmp_path, clean_env, monkeypatch):
     """A rotated password makes a client of its own; months of them would be kept with their
     secrets.
     """
@@ -265,101 +254,96 @@ async def test_logins_that_have_been_replaced_are_not_kept(tmp_path, clean_env, 
         (clean_env / ".docker" / "config.json").write_text(json.dumps({"auths": logins}))
 
     monkeypatch.setattr(Transport, "begin", counted)
-    async with scene(
-        tmp_path, auth=lambda: TokenService(users, anonymous=False, now=anyio.current_time)
-    ) as stage:
-        stage.load("v1")
-        stage.write({"from": "app", "tags": tags("v1")})
-        log_in("user0")
-        ran = await stage.watch(*(partial(log_in, user) for user in [*users][1:]), None, None, None)
-        assert not lines(ran, "failed ", "AUTH_ERROR")
-        assert kept[-1] == 2
-        assert max(kept) <= 4
+    auth = partial(TokenService, users, anonymous=False, now=anyio.current_time)
+    stage = Scene(world, tmp_path, auth=auth)
+    stage.load("v1")
+    stage.write({"from": "app", "tags": tags("v1")})
+    log_in("user0")
+    ran = await stage.watch(*(partial(log_in, user) for user in [*users][1:]), None, None, None)
+    assert not lines(ran, "failed ", "AUTH_ERROR")
+    assert kept[-1] == 2
+    assert max(kept) <= 4
 
 
-async def test_a_named_file_that_is_gone_is_as_if_it_were_there(tmp_path, monkeypatch):
+async def test_a_named_file_that_is_gone_is_as_if_it_were_there(stage, tmp_path, monkeypatch):
     told_by, errors = tellers(monkeypatch), list[str | None]()
-    async with scene(tmp_path) as stage:
-        stage.load("v1")
-        authority = tmp_path / "ca.pem"
-        stage.world.listen(stage.source.app, "source.test", scheme="https")
-        secure = {"url": "https://source.test", "ca_file": str(authority)}
-        CA().cert_pem.write_to_path(str(authority))
-        stage.write({"from": "app", "tags": tags("v1")}, registries={"source": secure})
-        text = authority.read_text()
+    stage.load("v1")
+    authority = tmp_path / "ca.pem"
+    stage.world.listen(stage.source.app, "source.test", scheme="https")
+    secure = {"url": "https://source.test", "ca_file": str(authority)}
+    CA().cert_pem.write_to_path(str(authority))
+    stage.write({"from": "app", "tags": tags("v1")}, registries={"source": secure})
+    text = authority.read_text()
 
-        def step(content: str | None) -> Step:
-            def replace() -> None:
-                errors.append(told_by[0]("/readyz")[1]["reload_error"])
-                if content is None:
-                    authority.unlink()
-                else:
-                    authority.write_text(content)
+    def step(content: str | None) -> Step:
+        def replace() -> None:
+            errors.append(told_by[0]("/readyz")[1]["reload_error"])
+            if content is None:
+                authority.unlink()
+            else:
+                authority.write_text(content)
 
-            return replace
+        return replace
 
-        ran = await stage.watch(step(None), step(text), step(text))
-        assert (ran.status, ran.out.count("synced ")) == (0, 1)
-        assert not lines(ran, "failed ")
-        assert len(lines(ran, "error: CONFIG_ERROR: ", "ca.pem", "stays in force")) == 1
-        assert [error is None for error in errors] == [True, False, True]
+    ran = await stage.watch(step(None), step(text), step(text))
+    assert (ran.status, ran.out.count("synced ")) == (0, 1)
+    assert not lines(ran, "failed ")
+    assert len(lines(ran, "error: CONFIG_ERROR: ", "ca.pem", "stays in force")) == 1
+    assert [error is None for error in errors] == [True, False, True]
 
 
 # What probes are told.
 
 
-async def test_a_long_wait_is_no_illness_until_its_end_is_missed(tmp_path, monkeypatch):
+async def test_a_long_wait_is_no_illness_until_its_end_is_missed(stage, monkeypatch):
     told_by, states = tellers(monkeypatch), list[int]()
-    async with scene(tmp_path) as stage:
-        stage.load("v1")
-        stage.write({"from": "app", "tags": tags("v1")})
+    stage.load("v1")
+    stage.write({"from": "app", "tags": tags("v1")})
 
-        async def look() -> None:
-            await anyio.sleep(1900)
-            states.append(told_by[0]("/healthz")[0])
-            with monkeypatch.context() as later:
-                now = anyio.current_time()
-                for seconds in (950.0, 1050.0):  # the loop is stuck, and this is another's clock
-                    later.setattr(anyio, "current_time", lambda seconds=seconds: now + seconds)
-                    states.append(told_by[0]("/healthz")[0])
+    async def look() -> None:
+        await anyio.sleep(1900)
+        states.append(told_by[0]("/healthz")[0])
+        with monkeypatch.context() as later:
+            now = anyio.current_time()
+            for seconds in (950.0, 1050.0):  # the loop is stuck, and this is another's clock
+                later.setattr(anyio, "current_time", lambda seconds=seconds: now + seconds)
+                states.append(told_by[0]("/healthz")[0])
 
-        ran = await stage.watch(look, interval=4000)
+    ran = await stage.watch(look, interval=4000)
     assert (ran.status, states) == (0, [200, 200, 503])
 
 
-async def test_a_first_cycle_in_which_all_fails_makes_nobody_ready(tmp_path, monkeypatch):
+async def test_a_first_cycle_in_which_all_fails_makes_nobody_ready(stage, monkeypatch):
     told_by = tellers(monkeypatch)
-    async with scene(tmp_path) as stage:
-        stage.write({"from": "app", "tags": tags("v1")})
-        seen: list[dict[str, Any]] = []
-        ready: list[int] = []
+    stage.write({"from": "app", "tags": tags("v1")})
+    seen: list[dict[str, Any]] = []
+    ready: list[int] = []
 
-        def look() -> None:
-            seen.append(told_by[0]("/healthz")[1])
-            ready.append(told_by[0]("/readyz")[0])
-            stage.load("v1")
-
-        await stage.watch(look, look)
-        assert ready == [503, 200]
-        assert [body["cycle"]["exit_status"] for body in seen] == [2, 0]
-        assert [body["cycle"]["number"] for body in seen] == [1, 2]
-        assert seen[1]["cycle"]["images"] == {"synced": 1, "skipped": 0, "failed": 0}
-        assert seen[1].keys() == {"status", "version", "cycle", "reload_error"}
-        assert told_by[0]("/readyz")[1]["status"] == "stopping"
-
-
-async def test_a_first_cycle_in_which_not_all_fails_makes_ready(tmp_path, monkeypatch):
-    told_by, seen = tellers(monkeypatch), list[tuple[int, int]]()
-    async with scene(tmp_path) as stage:
+    def look() -> None:
+        seen.append(told_by[0]("/healthz")[1])
+        ready.append(told_by[0]("/readyz")[0])
         stage.load("v1")
-        stage.write({"from": "app", "tags": tags("v1", "missing")})
 
-        def look() -> None:
-            status, body = told_by[0]("/readyz")
-            seen.append((status, body["cycle"]["exit_status"]))
+    await stage.watch(look, look)
+    assert ready == [503, 200]
+    assert [body["cycle"]["exit_status"] for body in seen] == [2, 0]
+    assert [body["cycle"]["number"] for body in seen] == [1, 2]
+    assert seen[1]["cycle"]["images"] == {"synced": 1, "skipped": 0, "failed": 0}
+    assert seen[1].keys() == {"status", "version", "cycle", "reload_error"}
+    assert told_by[0]("/readyz")[1]["status"] == "stopping"
 
-        await stage.watch(look)
-        assert seen == [(200, 1)]
+
+async def test_a_first_cycle_in_which_not_all_fails_makes_ready(stage, monkeypatch):
+    told_by, seen = tellers(monkeypatch), list[tuple[int, int]]()
+    stage.load("v1")
+    stage.write({"from": "app", "tags": tags("v1", "missing")})
+
+    def look() -> None:
+        status, body = told_by[0]("/readyz")
+        seen.append((status, body["cycle"]["exit_status"]))
+
+    await stage.watch(look)
+    assert seen == [(200, 1)]
 
 
 async def test_a_cycle_is_ill_when_nothing_moves_and_not_when_it_is_long(

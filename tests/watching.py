@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import pytest
 from _regsync.app import health, watch
 from conformance.content.images import Image, Seed
 from conformance.registry.app import App
-from tests.ends import Ran, Virtual, document, virtual
+from tests.ends import Ran, Virtual, document
 
 INTERVAL = 30.0
 ARTIFACTS = {"artifacts": {"enabled": True}}
@@ -98,10 +98,9 @@ class Scene:
         return ran
 
 
-@asynccontextmanager
-async def scene(directory: Path, chance: float = 0.0, **options: Any) -> AsyncIterator[Scene]:
-    async with virtual(chance) as world:
-        yield Scene(world, directory, **options)
+@pytest.fixture
+def stage(world: Virtual, tmp_path: Path) -> Scene:
+    return Scene(world, tmp_path)
 
 
 def lines(ran: Ran, *words: str) -> list[str]:
