@@ -9,7 +9,6 @@ writes nothing.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from pathlib import Path
 
 import anyio
@@ -26,8 +25,6 @@ from conformance.registry.app import App
 from tests.attached import Scene
 from tests.ends import Ran, document, only, run_regsync, tags
 from tests.thinning import thinned, thorough
-
-IN_MEMORY = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 KINDS = [name for name in PERSONAS if name.startswith(("referrers-", "unknown-"))] + [
     "strict",
@@ -51,13 +48,6 @@ def cells() -> list[tuple[str, str, str]]:
     return list(dict.fromkeys([*whole, *others]))
 
 
-def on_virtual_time(test: Callable[..., object]) -> Callable[..., object]:
-    for mark in IN_MEMORY:
-        test = mark(test)
-    return test
-
-
-@on_virtual_time
 @pytest.mark.parametrize(("source", "target", "name"), thinned(cells()))
 async def test_a_cell(world, source, target, name, tmp_path):
     scene = Scene(world, tmp_path, family(name), source, target)
@@ -77,7 +67,6 @@ UNLISTED = [
 ]
 
 
-@on_virtual_time
 @pytest.mark.parametrize(
     ("source", "target", "name"),
     thinned(itertools.product(("strict", "distribution"), ("strict", "distribution"), UNLISTED)),
@@ -93,7 +82,6 @@ async def test_a_tag_that_is_named_needs_no_listing(world, source, target, name,
     await scene.settle()
 
 
-@on_virtual_time
 @pytest.mark.parametrize("name", ["cosign-tags", "cosign-recursive", "everything"])
 async def test_cosigns_tags_are_probed_where_there_is_no_api_and_no_listing(world, name, tmp_path):
     scene = Scene(world, tmp_path, family(name), "distribution", "strict", listed=False)
@@ -109,7 +97,6 @@ SBOM, SIGNED = "application/spdx+json", "application/vnd.cncf.notary.signature"
 SIMPLE = "application/vnd.dev.cosign.simplesigning.v1+json"
 
 
-@on_virtual_time
 @pytest.mark.parametrize(
     "source", ["strict", "referrers-in-pages", "referrers-unfiltered", "distribution"]
 )
@@ -147,7 +134,6 @@ async def test_types_are_wanted_or_not(world, rule, wanted, source, tmp_path):
 BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 
 
-@on_virtual_time
 @pytest.mark.parametrize("source", ["strict", "referrers-in-pages", "distribution"])
 @pytest.mark.parametrize(
     ("rule", "is_wanted"),
@@ -189,7 +175,6 @@ def attach(scene: Scene, made: Family) -> None:
     assert put.status == 201
 
 
-@on_virtual_time
 @pytest.mark.parametrize("target", ["strict", "distribution"])
 @pytest.mark.parametrize("chance", [1.0])
 async def test_what_the_api_lists_late_is_found_when_a_look_is_due(world, target, tmp_path):
@@ -214,7 +199,6 @@ async def test_what_the_api_lists_late_is_found_when_a_look_is_due(world, target
     await scene.settle()
 
 
-@on_virtual_time
 @pytest.mark.parametrize("target", ["strict", "distribution"])
 async def test_a_new_tag_in_the_listing_is_a_late_signature(world, target, tmp_path):
     """The listing that is made anyway shows it at once: cosign's tag, or the fallback tag."""
@@ -338,7 +322,6 @@ def test_copy_does_the_same(name, kind, options, source, serve):
 # Wire counts: what three referrers add to the copy of an image (docs/design.md section 6, rule 15).
 
 
-@on_virtual_time
 @pytest.mark.parametrize(
     ("source", "counts"),
     [
@@ -365,7 +348,6 @@ async def test_what_a_source_is_asked(world, source, counts, tmp_path):
     assert scene.target.journal.summary() == {"HEAD manifest": 1}
 
 
-@on_virtual_time
 async def test_what_a_target_without_the_api_is_asked_and_told(world, tmp_path):
     """Four manifests and one list, which is read and read back; the API is asked for once."""
     scene = Scene(world, tmp_path, family("single"), target="distribution")

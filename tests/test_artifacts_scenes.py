@@ -19,8 +19,6 @@ from conformance.registry.tokens import TokenService
 from tests.attached import MOVES, Scene
 from tests.ends import Ran, Virtual, document, only, tags
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 KINDS = ("strict", "distribution")
 DAY = 86_400
 

@@ -19,8 +19,6 @@ from conformance.registry.app import App
 from conformance.registry.tokens import TokenService
 from tests.ends import Ran, Virtual, document, only, tags
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 SBOM = "application/spdx+json"
 SIGNED = "application/vnd.cncf.notary.signature"
 WRITES = "POST PUT PATCH DELETE"

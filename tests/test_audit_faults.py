@@ -28,22 +28,12 @@ from tests.test_audit import Stage, found, lose_blob, lose_manifest, whole
 from tests.test_signals import stopped_at
 from tests.thinning import thinned
 
-VIRTUAL = [pytest.mark.anyio, pytest.mark.virtual_time]
-
-
-def on_virtual_time(test: Callable[..., object]) -> Callable[..., object]:
-    for mark in VIRTUAL:
-        test = mark(test)
-    return test
-
-
 # Registries of every kind.
 
 KINDS = ("strict", "referrers-in-pages", "distribution", "unknown-referrers-announced", "old")
 WITHOUT_API = ("distribution", "old")
 
 
-@on_virtual_time
 @pytest.mark.parametrize(
     ("source", "target", "name"),
     thinned(
@@ -86,7 +76,6 @@ async def test_what_a_run_has_brought_is_whole_and_what_is_lost_of_it_is_missed(
 CLOSED = ("gar", "gcr", "acr-io", "acr-cn", "acr-us")
 
 
-@on_virtual_time
 @pytest.mark.parametrize("name", sorted(PERSONAS))
 async def test_a_target_of_any_kind_is_looked_at_whole(world, name, tmp_path):
     """Without a login: where that is refused, an image that may be there is no finding."""
@@ -108,7 +97,6 @@ async def test_a_target_of_any_kind_is_looked_at_whole(world, name, tmp_path):
         target.journal.matching("HEAD", "blob", status=200).exactly(len(image.blobs))
 
 
-@on_virtual_time
 async def test_an_artifact_that_a_target_does_not_list_is_found_and_mended(world, tmp_path):
     scene = Scene(world, tmp_path, family("single"), "strict", "distribution")
     await scene.succeed()
@@ -125,7 +113,6 @@ async def test_an_artifact_that_a_target_does_not_list_is_found_and_mended(world
     assert whole(await world.run("audit", "--json", "-q", "-c", file)) == 1
 
 
-@on_virtual_time
 @pytest.mark.parametrize("part", ["blob", "manifest", "child"])
 async def test_what_the_recipe_says_mends_an_image(world, part, tmp_path):
     """README.md, "After an incident": the tag is deleted, the state removed, then a run brings it."""
@@ -152,7 +139,6 @@ async def test_what_the_recipe_says_mends_an_image(world, part, tmp_path):
 # Registries that do not answer as one would like.
 
 
-@on_virtual_time
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_repository_that_is_hidden_is_a_failure(world, status, tmp_path):
     stage = Stage(world, tmp_path)
@@ -164,7 +150,6 @@ async def test_a_repository_that_is_hidden_is_a_failure(world, status, tmp_path)
     assert ran.totals["images"] == {"whole": 0, "flawed": 0, "failed": 1}
 
 
-@on_virtual_time
 async def test_a_blob_that_may_not_be_asked_for_is_a_failure_and_the_rest_is_told(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.load(stage.seed.image(sizes=(100, 200)), "v1")
@@ -177,7 +162,6 @@ async def test_a_blob_that_may_not_be_asked_for_is_a_failure_and_the_rest_is_tol
     assert len(ran.failed) == 1
 
 
-@on_virtual_time
 async def test_a_source_that_cannot_be_listed_fails_its_mapping_alone(world, tmp_path):
     stage = Stage(world, tmp_path, "one", "two")
     stage.mapping["tags"] = tags("v*")
@@ -191,7 +175,6 @@ async def test_a_source_that_cannot_be_listed_fails_its_mapping_alone(world, tmp
         place.journal.matching().none()
 
 
-@on_virtual_time
 async def test_a_tag_that_the_source_lost_is_a_failure(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.seed.image().load_into(stage.target, "app", "v1")
@@ -201,7 +184,6 @@ async def test_a_tag_that_the_source_lost_is_a_failure(world, tmp_path):
     assert only(ran.report["failures"])["error"]["code"] == "SOURCE_ERROR"
 
 
-@on_virtual_time
 async def test_an_index_that_has_no_end_is_a_failure(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.seed.image().load_into(stage.source.app, "app", "v1")
@@ -216,7 +198,6 @@ async def test_an_index_that_has_no_end_is_a_failure(world, tmp_path):
     assert "nested more than 4 deep" in error["message"]
 
 
-@on_virtual_time
 async def test_a_nested_index_that_was_trimmed_is_not_asked_about_at_the_source(world, tmp_path):
     """Here a 404 to that would look like a source without the referrers API."""
     stage = Stage(world, tmp_path)
@@ -230,7 +211,6 @@ async def test_a_nested_index_that_was_trimmed_is_not_asked_about_at_the_source(
     assert [entry.reference for entry in asked] == [children[0].top]
 
 
-@on_virtual_time
 async def test_throttling_is_obeyed(world, tmp_path):
     stage = Stage(world, tmp_path)
     for number in range(20):
@@ -243,7 +223,6 @@ async def test_throttling_is_obeyed(world, tmp_path):
     assert ran.seconds > 5
 
 
-@on_virtual_time
 async def test_a_target_that_is_away_fails_alone(world, tmp_path):
     stage = Stage(world, tmp_path, "one", "two")
     for number in range(100):
@@ -261,7 +240,6 @@ async def test_a_target_that_is_away_fails_alone(world, tmp_path):
     assert asked[-1].time - asked[0].time < 1
 
 
-@on_virtual_time
 async def test_an_outage_that_ends_costs_no_finding(world, tmp_path):
     stage = Stage(world, tmp_path, target={"up": Link(latency=0.1)})
     for number in range(100):
@@ -282,7 +260,6 @@ async def test_an_outage_that_ends_costs_no_finding(world, tmp_path):
     assert ran.seconds > 20
 
 
-@on_virtual_time
 async def test_an_audit_shows_how_far_it_is(world, tmp_path):
     stage = Stage(world, tmp_path)
     stage.load(stage.seed.image(), "v1")
@@ -298,7 +275,6 @@ async def test_an_audit_shows_how_far_it_is(world, tmp_path):
 # The process.
 
 
-@on_virtual_time
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
 async def test_a_signal_ends_an_audit_at_once_and_what_was_found_is_told(world, number, tmp_path):
     stage = Stage(world, tmp_path)
@@ -319,7 +295,6 @@ async def test_a_signal_ends_an_audit_at_once_and_what_was_found_is_told(world, 
     assert receipt.read_text() == "as it was"
 
 
-@on_virtual_time
 async def test_a_receipt_names_what_is_there(world, tmp_path):
     stage = Stage(world, tmp_path)
     image = stage.seed.image(sizes=(100, 200))

@@ -11,8 +11,6 @@ from conformance.registry.tokens import TokenService
 from tests.ends import Ran, document, only, tags
 from tests.test_audit import SBOM, SIGNED, Stage, found, lose_manifest, whole
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 DAY = 86_400
 
 

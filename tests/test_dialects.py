@@ -24,8 +24,6 @@ from conformance.server.exchange import Reception
 from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, document, held, only, tags
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 MIB = 1 << 20
 CHUNK = 16 * MIB
 BIG = 35 * MIB + 7

@@ -24,8 +24,6 @@ from conformance.registry.tokens import TokenService
 from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, document, held, tags
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 LARGE = 70_000
 HOUR = 3600.0
 

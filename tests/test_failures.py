@@ -161,7 +161,6 @@ def test_a_run_keeps_a_bounded_number_of_manifests(source, target, monkeypatch):
     assert max(kept) == 3
 
 
-@pytest.mark.anyio
 async def test_what_fails_is_asked_once_by_all_that_want_it():
     once = discovery.Once[int]()
     asked: list[str] = []

@@ -22,8 +22,6 @@ from conformance.registry.app import App
 from conformance.server.memory import Link, Place
 from tests.ends import Ran, Virtual, held, tags, virtual
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 MIB = 1 << 20
 OFF = {"global": {"staging_size_limit": 0}}
 
@@ -237,11 +235,13 @@ async def test_a_source_that_breaks_for_good_is_read_again_for_all_at_once(world
 
 
 @pytest.mark.parametrize("most", [2, 5])
+@pytest.mark.virtual_time
 async def test_many_blobs_and_tags_share_their_readings_whatever_may_run_at_once(most):
     await copy_many(most)
 
 
 @pytest.mark.provokes("blob_pulled_twice")
+@pytest.mark.virtual_time
 async def test_where_one_request_may_run_at_once_all_arrive_too():
     """Then targets keep each other waiting for so long that some go by themselves."""
     await copy_many(1)
@@ -312,6 +312,7 @@ async def drink(feed: Feed, body: FeedBody, seconds: float, into: bytearray) -> 
     feed.remove(body)
 
 
+@pytest.mark.virtual_time
 async def test_a_piece_stays_until_the_slowest_has_taken_it_and_there_is_one_at_a_time():
     reading = Reading(b"one", b"three", b"five")
     feed = Feed(reading, 0, 12)  # type: ignore[arg-type]
@@ -327,6 +328,7 @@ async def test_a_piece_stays_until_the_slowest_has_taken_it_and_there_is_one_at_
     assert anyio.current_time() == 40
 
 
+@pytest.mark.virtual_time
 async def test_who_takes_nothing_is_left_behind_unless_nobody_waits_for_it():
     reading = Reading(b"one", b"two")
     feed = Feed(reading, 0, 6)  # type: ignore[arg-type]
@@ -349,6 +351,7 @@ async def test_who_takes_nothing_is_left_behind_unless_nobody_waits_for_it():
     assert bytes(into) == b"onetwo"
 
 
+@pytest.mark.virtual_time
 async def test_a_failure_of_the_source_ends_all_requests_with_its_place():
     feed = Feed(Reading(b"one"), 0, 3)  # type: ignore[arg-type]
     parts = [feed.body(0), feed.body(0)]
@@ -438,6 +441,7 @@ async def test_targets_that_take_chunks_share_a_reading_as_far_as_memory_goes(wo
 # Who shares a reading, without a wire.
 
 
+@pytest.mark.virtual_time
 async def test_a_reading_serves_one_upload_for_each_registry():
     """A small `max_concurrent` may never admit two at once."""
     gate = Gate()

@@ -15,8 +15,6 @@ from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
 from tests.ends import Ran, Virtual, document, held, tags
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 HOUR = 3600
 NAMES = tuple(f"v{number}" for number in range(5))
 

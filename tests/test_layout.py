@@ -35,8 +35,6 @@ from tests.layouts import (
     names_of,
 )
 
-virtually = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 
 @pytest.fixture
 def seed() -> Seed:
@@ -322,7 +320,6 @@ def test_a_manifest_that_many_entries_name_is_read_once(seed, tmp_path, monkeypa
     assert reads.count(sbom.top) == 1
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("change", [linked, piped, a_folder, a_device])
 async def test_what_lies_beside_the_place_of_a_blob_is_no_way_out(tmp_path, change):
     body = b"a" * 100
@@ -343,7 +340,6 @@ async def test_what_lies_beside_the_place_of_a_blob_is_no_way_out(tmp_path, chan
     assert not outside.exists() or outside.read_bytes() == body[:50]
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("name", ["index.json.partial", "oci-layout.partial"])
 async def test_no_file_of_the_layout_is_written_through_a_link(seed, tmp_path, name):
     outside = tmp_path / "outside"
@@ -358,7 +354,6 @@ async def test_no_file_of_the_layout_is_written_through_a_link(seed, tmp_path, n
     check_layout(disk)
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("folder", ["blobs", "blobs/sha256"])
 async def test_no_blob_is_written_through_a_link(tmp_path, folder):
     disk = make_layout(tmp_path / "disk", {})
@@ -407,7 +402,6 @@ async def put_image(layout: Layout, image: Image, tag: str = "v1") -> None:
     layout.add_manifest(manifest.digest, manifest.body, entry)
 
 
-@pytest.mark.anyio
 async def test_what_is_put_is_there_after_a_commit_and_names_nothing_before(seed, tmp_path):
     image = seed.image()
     layout = open_layout(tmp_path / "disk")
@@ -424,7 +418,6 @@ async def test_what_is_put_is_there_after_a_commit_and_names_nothing_before(seed
     assert files_of(tmp_path / "disk") == {"oci-layout", "index.json", *blobs}
 
 
-@pytest.mark.anyio
 async def test_others_may_read_what_is_carried_to_them(seed, tmp_path):
     before = os.umask(0o077)
     try:
@@ -440,7 +433,6 @@ async def test_others_may_read_what_is_carried_to_them(seed, tmp_path):
             assert os.stat(os.path.join(folder, name)).st_mode & 0o777 == 0o644
 
 
-@pytest.mark.anyio
 async def test_nothing_put_is_nothing_written(seed, tmp_path):
     make_layout(tmp_path / "disk", {"v1": seed.image()})
     before = {name: os.stat(tmp_path / "disk" / name) for name in files_of(tmp_path / "disk")}
@@ -454,7 +446,6 @@ async def test_nothing_put_is_nothing_written(seed, tmp_path):
     }
 
 
-@pytest.mark.anyio
 async def test_a_second_writer_is_refused_and_may_write_later(seed, tmp_path):
     first = open_layout(tmp_path / "disk")
     second = open_layout(tmp_path / "disk")
@@ -472,7 +463,6 @@ async def test_a_second_writer_is_refused_and_may_write_later(seed, tmp_path):
     assert set(names_of(tmp_path / "disk")) == {"app:v1", "app:v2"}, "what the first wrote stays"
 
 
-@pytest.mark.anyio
 async def test_a_file_system_without_locks_is_told_once(seed, tmp_path, monkeypatch):
     def no_locks(_: int) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
@@ -486,7 +476,6 @@ async def test_a_file_system_without_locks_is_told_once(seed, tmp_path, monkeypa
     assert "no locks" in said[0]
 
 
-@pytest.mark.anyio
 async def test_a_disk_that_is_not_mounted_is_not_made_up(tmp_path):
     layout = open_layout(tmp_path / "media" / "disk")
     with pytest.raises(LayoutError, match="No such file"):
@@ -494,7 +483,6 @@ async def test_a_disk_that_is_not_mounted_is_not_made_up(tmp_path):
     assert not (tmp_path / "media").exists()
 
 
-@pytest.mark.anyio
 async def test_a_blob_for_which_there_is_no_room_is_refused_before_its_first_byte(
     tmp_path, monkeypatch
 ):
@@ -512,7 +500,6 @@ async def test_a_blob_for_which_there_is_no_room_is_refused_before_its_first_byt
     assert not list((tmp_path / "disk" / "blobs" / "sha256").iterdir())
 
 
-@pytest.mark.anyio
 async def test_a_blob_too_large_for_the_file_system_is_refused_before_its_first_byte(
     tmp_path, monkeypatch
 ):
@@ -531,7 +518,6 @@ async def test_a_blob_too_large_for_the_file_system_is_refused_before_its_first_
     assert not list((tmp_path / "disk" / "blobs" / "sha256").iterdir())
 
 
-@pytest.mark.anyio
 async def test_a_manifest_that_was_cut_is_written_again(seed, tmp_path):
     image = seed.image()
     disk = make_layout(tmp_path / "disk", {"app:v1": image})
@@ -543,7 +529,6 @@ async def test_a_manifest_that_was_cut_is_written_again(seed, tmp_path):
     check_layout(disk)
 
 
-@pytest.mark.anyio
 async def test_a_writing_that_could_not_begin_may_begin_later(seed, tmp_path, monkeypatch):
     """The lock that it took is its own, not another process's."""
     layout = open_layout(tmp_path / "disk")
@@ -572,7 +557,6 @@ def fat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", no_links)
 
 
-@pytest.mark.anyio
 @pytest.mark.usefixtures("fat")
 async def test_the_old_index_is_kept_where_replacement_is_not_atomic(seed, tmp_path):
     disk = tmp_path / "disk"
@@ -595,7 +579,6 @@ async def test_the_old_index_is_kept_where_replacement_is_not_atomic(seed, tmp_p
         assert [line.partition(":")[0] for line in said] == ["warning"]
 
 
-@pytest.mark.anyio
 async def test_no_old_index_is_left_where_replacement_is_atomic(seed, tmp_path):
     layout = open_layout(tmp_path / "disk")
     for tag in ("v1", "v2"):
@@ -607,7 +590,6 @@ async def test_no_old_index_is_left_where_replacement_is_atomic(seed, tmp_path):
 # Errors of the disk.
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize("call", ["fsync", "replace"])
 @pytest.mark.parametrize("trouble", [errno.EIO, errno.ENOSPC, errno.EROFS])
 async def test_a_commit_that_fails_leaves_the_index_as_it_was_and_nothing_is_written_after(
@@ -644,7 +626,6 @@ async def test_a_commit_that_fails_leaves_the_index_as_it_was_and_nothing_is_wri
     assert names_of(tmp_path / "disk") == {"app:v1": first.top}
 
 
-@pytest.mark.anyio
 async def test_a_directory_that_is_another_one_by_now_is_not_written(seed, tmp_path):
     """A disk was taken away: the path leads to the folder below it."""
     image = seed.image()
@@ -662,7 +643,6 @@ async def test_a_directory_that_is_another_one_by_now_is_not_written(seed, tmp_p
     assert names_of(tmp_path / "away").keys() == {"app:v1"}
 
 
-@pytest.mark.anyio
 async def test_what_is_put_while_a_group_fails_fails_with_it(seed, tmp_path, monkeypatch):
     """The index would name what the first group could not write."""
     layout = open_layout(tmp_path / "disk")
@@ -700,7 +680,6 @@ def test_a_read_only_directory_is_told(tmp_path, monkeypatch):
         open_layout(tmp_path / "disk").begin_writing()
 
 
-@pytest.mark.anyio
 async def test_what_is_not_whole_is_removed_in_the_end_unless_somebody_goes_on_with_it(tmp_path):
     for sweep in (False, True):
         layout = open_layout(tmp_path / "disk")

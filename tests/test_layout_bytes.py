@@ -22,8 +22,6 @@ from conformance.server.memory import Link, Place
 from tests.ends import Virtual, document, only, tags
 from tests.layouts import blob_path, check_layout, make_layout, names_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 PIECES = 6
 SIZE = PIECES * LARGE_PIECE + 5
 

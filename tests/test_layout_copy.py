@@ -112,8 +112,6 @@ def test_a_relative_path_and_a_repository_of_another_name(source, seed, tmp_path
     assert again.statuses() == ["skipped"]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_other_tools_read_the_long_name_of_an_image_of_docker_hubs(world, seed, tmp_path):
     """containerd takes an image by this name, and knows no `docker.io/alpine`."""
     hub = world.listen(App(), "registry-1.docker.io", scheme="https")

@@ -18,8 +18,6 @@ from tests.ends import Virtual, document, held, tags
 from tests.layouts import blob_path, check_layout, make_layout
 from tests.test_signals import stopped_at
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 SIZE = 3_000_000
 HALF = SIZE // 2
 

@@ -66,8 +66,6 @@ async def sync(world: Virtual, directory: Path, *more: str) -> Any:
     return await world.run("sync", "--json", "-q", "-c", str(file), *more)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_an_image_for_which_there_is_no_room_costs_no_byte(world, tmp_path, disk):
     """Each of its blobs would fit, and one of a smaller image does."""
     seed = Seed(90)
@@ -86,8 +84,6 @@ async def test_an_image_for_which_there_is_no_room_costs_no_byte(world, tmp_path
     assert not list(disk.path.rglob("*.partial"))
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_images_under_way_keep_their_room(world, tmp_path, disk):
     """The later one fails at once, where it would have filled the disk for both."""
     seed = Seed(91)
@@ -113,8 +109,6 @@ async def test_images_under_way_keep_their_room(world, tmp_path, disk):
     assert sorted(ran.statuses()) == ["skipped", "skipped", "synced"]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_an_image_that_fails_gives_its_room_back(world, tmp_path, disk):
     seed = Seed(92)
     place = world.registry("source.test")
@@ -128,8 +122,6 @@ async def test_an_image_that_fails_gives_its_room_back(world, tmp_path, disk):
     assert check_layout(disk.path) >= set(whole.contents())
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_what_is_there_and_what_a_killed_run_has_left_needs_no_room(world, tmp_path, disk):
     seed = Seed(93)
     place = world.registry("source.test")
@@ -143,8 +135,6 @@ async def test_what_is_there_and_what_a_killed_run_has_left_needs_no_room(world,
     assert disk.least > 0
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.usefixtures("disk")
 async def test_a_dry_run_compares_the_whole(world, tmp_path):
     """None of its images is too large by itself."""
@@ -159,7 +149,6 @@ async def test_a_dry_run_compares_the_whole(world, tmp_path):
     assert room["to_write"] > room["free"] == 1_000_000
 
 
-@pytest.mark.anyio
 async def test_a_leftover_needs_room_for_its_rest_alone(tmp_path, monkeypatch):
     body = b"x" * 900
     blob = Descriptor("a/b", digest_of(body), len(body))

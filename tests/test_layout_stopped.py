@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import signal
 
-import pytest
-
 from conformance.content.images import Seed
 from tests.ends import document, tags
 from tests.layouts import check_layout, names_of
 from tests.test_signals import stopped_at
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_what_was_put_when_a_signal_came_is_safe_and_reported(world, tmp_path):
     seed = Seed(51)
     place = world.registry("source.test")

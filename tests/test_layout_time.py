@@ -14,8 +14,6 @@ from conformance.server.memory import Link
 from tests.ends import Virtual, document, tags
 from tests.layouts import check_layout, names_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 
 class Replacements:
     """The moments at which `index.json` was replaced, and how many names it had then."""

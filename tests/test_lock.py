@@ -25,8 +25,6 @@ from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, document, tags
 from tests.test_report import check
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 SBOM = "application/spdx+json"
 SIGNATURE = "application/vnd.example.signature"
 DAY = 86_400.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -22,16 +21,6 @@ from tests.watching import Scene as Watched
 from tests.watching import lines
 
 HOUR = 3600.0
-in_memory = [pytest.mark.anyio, pytest.mark.virtual_time]
-
-
-def marked(test: Callable[..., object]) -> Callable[..., object]:
-    """Let a test run on the virtual clock."""
-    for mark in in_memory:
-        test = mark(test)
-    return test
-
-
 # Cycles.
 
 
@@ -49,7 +38,6 @@ async def locks(stage: Watched) -> tuple[str, str]:
     return texts[0], texts[1]
 
 
-@marked
 async def test_a_watch_reads_the_lock_before_each_cycle(stage):
     stage.load("v2")
     first, second = await locks(stage)
@@ -85,7 +73,6 @@ async def test_a_watch_reads_the_lock_before_each_cycle(stage):
     assert tag in first
 
 
-@marked
 async def test_a_configuration_that_the_lock_is_not_for_leaves_the_last_good_one(stage):
     stage.load("v2")
     await locks(stage)
@@ -101,7 +88,6 @@ async def test_a_configuration_that_the_lock_is_not_for_leaves_the_last_good_one
 # Ages.
 
 
-@marked
 async def test_a_lock_tells_ages_where_nothing_is_kept(world, tmp_path):
     """A job without a directory that stays: what the lock has seen three days ago is old enough."""
     mirror = Mirror(world, tmp_path)
@@ -127,7 +113,6 @@ async def test_a_lock_tells_ages_where_nothing_is_kept(world, tmp_path):
         await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
 
 
-@marked
 async def test_a_lock_takes_the_times_that_runs_have_seen(world, tmp_path):
     mirror = Mirror(world, tmp_path)
     mirror.load("v1")
@@ -167,7 +152,6 @@ class LockedScene(Scene):
 CELLS = itertools.product(("strict", "distribution"), ("strict", "distribution"), FAMILIES)
 
 
-@marked
 @pytest.mark.parametrize(("source", "target", "name"), thinned(CELLS))
 async def test_what_hangs_on_an_image_comes_from_a_lock_as_it_comes_without(
     world, source, target, name, tmp_path

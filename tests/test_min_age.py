@@ -19,8 +19,6 @@ from tests.ends import Ran, Virtual, document, held, tags
 from tests.mirrors import Mirror, asked
 from tests.watching import lines
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 HOUR = 3600.0
 DAY = 24 * HOUR
 
@@ -287,6 +285,7 @@ async def test_an_analysis_is_about_all_that_is_selected(mirror):
     assert (ran.status, ran.report["blobs"]["unique"]) == (0, len(image.blobs))
 
 
+@pytest.mark.virtual_time
 async def test_the_schema_names_what_is_new():
     image = schema()["$defs"]["image"]["properties"]
     assert "min_age" in image["reason"]["enum"]

@@ -113,7 +113,6 @@ def first_seen(directory: Path, now: float, **more: Any) -> FirstSeen:
     return made
 
 
-@pytest.mark.anyio
 async def test_of_two_sources_the_earlier_time_counts(tmp_path):
     known = {SeenKey(WHERE, DIGEST): 1000}
     assert first_seen(tmp_path, 5000, known=known).held_until(WHERE, DIGEST, 4001) == 5001
@@ -126,7 +125,6 @@ async def test_of_two_sources_the_earlier_time_counts(tmp_path):
     await alone.save()
 
 
-@pytest.mark.anyio
 async def test_what_is_written_is_read_again_and_nothing_else_is_left(tmp_path):
     one = first_seen(tmp_path, 5000)
     one.held_until(WHERE, DIGEST, 10)
@@ -158,7 +156,6 @@ ENTRY = {
 JANUARY = 1767225600
 
 
-@pytest.mark.anyio
 @pytest.mark.parametrize(
     "line",
     [
@@ -198,7 +195,6 @@ async def test_a_line_that_is_no_entry_is_skipped_and_goes(tmp_path, line):
 
 
 @pytest.mark.virtual_time
-@pytest.mark.anyio
 async def test_a_saving_waits_for_another_one_and_not_for_ever(tmp_path):
     lock = os.open(tmp_path / "seen.lock", os.O_WRONLY | os.O_CREAT)
     try:

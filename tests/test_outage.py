@@ -183,8 +183,6 @@ PLACES = ("source", "target", "token", "blobs")
 WAYS = ("refused", "reset", "502", "503", "504", "silent", "lost")
 KIB = 1 << 10
 
-virtually = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 # What an outage makes a correct client do: ask again, read a rest again, leave a session behind.
 excused = pytest.mark.provokes(
     "refused_login_again",
@@ -341,8 +339,6 @@ def thorough(name: str, how: str, seconds: float) -> Any:
 
 
 @excused
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("name", "how", "seconds"),
     [
@@ -363,8 +359,6 @@ async def test_an_outage_is_waited_out(world, name, how, seconds):
 
 
 @excused
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("name", ["target", "blobs", "token", "source"])
 @pytest.mark.parametrize("how", ["refused", "503"])
 async def test_one_probe_at_a_time_and_none_when_it_is_back(world, name, how):
@@ -381,8 +375,6 @@ async def test_one_probe_at_a_time_and_none_when_it_is_back(world, name, how):
         assert not [entry for entry in place.journal.entries if entry.target == "/v2/"]
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize(("how", "seconds"), [("refused", 15.0), ("silent", 15.0), ("503", 15.0)])
 @pytest.mark.parametrize("name", ["source", "target", "token"])
 async def test_what_was_never_there_is_said_within_twenty_seconds(world, name, how, seconds):
@@ -398,8 +390,6 @@ async def test_what_was_never_there_is_said_within_twenty_seconds(world, name, h
     assert len(times) == (2 if how == "silent" else 5), "one contact and its probes, for all"
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_a_name_that_does_not_exist_is_said_at_once(world):
     scene = World(world, images=4)
     scene.places["target"].host = "nobody.test"
@@ -410,8 +400,6 @@ async def test_a_name_that_does_not_exist_is_said_at_once(world):
 
 
 @excused
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["refused", "503"])
 async def test_a_registry_that_stays_away_is_given_up_after_two_minutes(world, how):
     """Each image fails once, and the other target has them all."""
@@ -429,8 +417,6 @@ async def test_a_registry_that_stays_away_is_given_up_after_two_minutes(world, h
 
 
 @excused
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_an_outage_is_said_once_and_so_is_its_end(world):
     scene = World(world, images=16)
     async with scene.away("target", "refused", 2.0, 20.0):
@@ -443,8 +429,6 @@ async def test_an_outage_is_said_once_and_so_is_its_end(world):
 
 
 @excused
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_the_heartbeat_says_for_whom_a_run_waits(world):
     scene = World(world, images=16)
     async with scene.away("target", "refused", 2.0, 40.0):
@@ -453,8 +437,6 @@ async def test_the_heartbeat_says_for_whom_a_run_waits(world):
     assert beat.endswith("; waiting for target.test (Connection refused), 28s")
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["refused", "503", "lost"])
 async def test_a_signal_ends_the_waiting_at_once(world, how):
     scene = World(world, images=16)
@@ -471,8 +453,6 @@ async def test_a_signal_ends_the_waiting_at_once(world, how):
 
 
 @excused
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["refused", "503"])
 async def test_a_mount_that_an_outage_met_is_asked_for_again(world, how):
     """What is there in another repository is not uploaded because its host was away."""
@@ -485,8 +465,6 @@ async def test_a_mount_that_an_outage_met_is_asked_for_again(world, how):
 
 
 @excused
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize(("times", "uploads"), [(1, 1), (2, 2)])
 async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(world, times, uploads):
     """A registry that always breaks at a mount gets the blob by upload."""
@@ -510,8 +488,6 @@ async def test_a_mount_that_may_have_met_an_outage_is_asked_for_once_more(world,
 
 @excused
 @pytest.mark.provokes("ping")  # a shared reading can be no probe
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("how", ["refused", "503"])
 @pytest.mark.parametrize("settings", [{"staging_size_limit": 0}, {}], ids=["shared", "staged"])
 async def test_a_reading_for_several_targets_goes_on_where_it_broke(world, how, settings, tmp_path):
@@ -545,8 +521,6 @@ async def test_a_reading_for_several_targets_goes_on_where_it_broke(world, how, 
 
 
 @excused
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_an_upload_goes_on_through_as_many_outages_as_it_meets(world):
     """Five of 10 s each, in an upload of 64 s."""
     source = world.registry("source.test")
@@ -605,7 +579,6 @@ def failure_at(waiting: Recovery, peer: Peer) -> SyncError:
     return error
 
 
-@pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("address", "cause"),
@@ -632,7 +605,6 @@ async def test_who_is_waited_for_is_named_once(address, cause):
     assert said == [f"waiting for r.test ({cause}), for 15s at most"]
 
 
-@pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_where_only_bodies_wait_a_host_is_asked_for_anything():
     async with recovery(answers_at=3.0) as (waiting, peer, pings):
@@ -644,7 +616,6 @@ async def test_where_only_bodies_wait_a_host_is_asked_for_anything():
         assert peer.outage.reach is Reach.UP
 
 
-@pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_the_first_request_that_can_be_repeated_is_the_probe():
     async with recovery(answers_at=0.0) as (waiting, peer, pings):
@@ -669,7 +640,6 @@ async def test_the_first_request_that_can_be_repeated_is_the_probe():
         assert (probed, pings) == (["first"], [])
 
 
-@pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_what_was_sent_in_an_outage_and_fails_behind_it_begins_no_other():
     """Nor does it use up an attempt: nobody waits for its host any more."""
@@ -685,7 +655,6 @@ async def test_what_was_sent_in_an_outage_and_fails_behind_it_begins_no_other():
         assert (anyio.current_time(), peer.outage.reach) == (back, Reach.UP)
 
 
-@pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_probe_that_is_cancelled_is_given_back():
     async with recovery(answers_at=0.0) as (waiting, peer, pings):

@@ -29,8 +29,6 @@ from tests.ends import document, held, tags
 from tests.wires import Blob, plain_registry, transport_of
 from tools.benches import rates
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 NEAR = Link(latency=0.02)
 LATER = [("Retry-After", "30")]
 
@@ -71,6 +69,7 @@ def is_manifest_put(request: Request) -> bool:
 # Documented rates.
 
 
+@pytest.mark.virtual_time
 async def test_ecrs_published_rates_are_kept_and_used():
     found = await rates.measure(images=60, layers=2, latency=0.02)
     assert found.refused == 0
@@ -312,6 +311,7 @@ def drawing(gate: Gate, host: str) -> Demand:
     return Demand(host, meters=gate.limits[host].meters_of("app", "x"))
 
 
+@pytest.mark.virtual_time
 async def test_who_waits_for_a_token_holds_no_permit_and_goes_by_age():
     gate = gate_of(a=Pace("x", rate=1))
     order: list[tuple[int, float]] = []
@@ -333,6 +333,7 @@ async def test_who_waits_for_a_token_holds_no_permit_and_goes_by_age():
     ]
 
 
+@pytest.mark.virtual_time
 async def test_the_next_in_line_is_let_in_on_time_when_the_first_gives_up():
     gate = gate_of(a=Pace("x", rate=1))
     entered: list[float] = []
@@ -351,6 +352,7 @@ async def test_the_next_in_line_is_let_in_on_time_when_the_first_gives_up():
     assert not gate._queues
 
 
+@pytest.mark.virtual_time
 async def test_no_action_starves_another_in_a_window_that_they_share():
     """Younger work keeps coming, of both sorts; who came before is served before."""
     gate = gate_of(a=Pace("x y", 1, rate=10))
@@ -370,6 +372,7 @@ async def test_no_action_starves_another_in_a_window_that_they_share():
     assert max(waited) < 2
 
 
+@pytest.mark.virtual_time
 async def test_a_transfer_gives_back_what_it_holds_before_it_waits_for_its_next_request():
     gate = gate_of(a=Pace("x", rate=1), b=Pace("x"))
     inside: list[str] = []
@@ -401,6 +404,7 @@ async def narrow(world_of: Any = None) -> AsyncIterator[Any]:
     yield transport, host
 
 
+@pytest.mark.virtual_time
 async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_its_permit():
     body = Call("upload_body", "PUT", "/v2/app/blobs/uploads/1", "app")
     entered: list[float] = []
@@ -432,6 +436,7 @@ async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_it
     assert entered == [0.0, pytest.approx(1.0, abs=1e-3), pytest.approx(1.3)]
 
 
+@pytest.mark.virtual_time
 async def test_a_body_well_under_way_wakes_those_who_wait_once(monkeypatch):
     body = Call("upload_body", "PUT", "/v2/app/blobs/uploads/1", "app")
     async with narrow() as (transport, host):

@@ -245,8 +245,6 @@ def samples() -> Iterator[str]:
             yield from block.replace("\n    ", " ").splitlines()
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_the_output_that_is_shown_is_the_programs(world, tmp_path):
     source = world.listen(App(), "ghcr.io", scheme="https")
     auth = BasicAuth({"mirror": "right"})

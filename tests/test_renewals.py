@@ -18,8 +18,6 @@ from conformance.registry.tokens import Challenge, TokenService
 from conformance.server.memory import Link, Place
 from tests.ends import Virtual, held, tags
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 LOGIN = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
 
 

@@ -30,8 +30,6 @@ from conformance.server.exchange import Reception
 from conformance.server.memory import Link, Place
 from tests.ends import Ran, held, only, tags, virtual
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 MIB = 1 << 20
 SIZE = 3 * MIB + 5
 
@@ -571,6 +569,7 @@ def _broken(data: st.DataObject, place: Place, method: str, kind: str, size: int
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), resumable=st.booleans(), size=st.sampled_from([1, 70_000, 300_000, MIB + 3]))
+@pytest.mark.virtual_time
 async def test_whatever_breaks_the_target_has_the_right_bytes_or_none(
     monkeypatch, data, resumable, size
 ):
@@ -639,6 +638,7 @@ async def _cancelled(monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
     return scope.cancelled_caught
 
 
+@pytest.mark.virtual_time
 async def test_a_cancelled_resumption_holds_nothing(monkeypatch):
     """I9, at every third step of a run in which source and target break: permits, connections and
     claims are free.

@@ -22,7 +22,7 @@ from _regsync.sync.claims import Claims, ImageClaims, Step
 from _regsync.sync.image import BlobResult, Image, ImageCopy, Tree
 from _regsync.sync.schedule import Scheduler
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+pytestmark = pytest.mark.virtual_time
 
 
 class At(Repository):

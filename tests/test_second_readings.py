@@ -14,8 +14,6 @@ from conformance.registry.app import App
 from conformance.server.memory import Place
 from tests.ends import Virtual, held, only, tags
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 MIB = 1 << 20
 PULLED_TWICE = pytest.mark.provokes("blob_pulled_twice", "second_session")
 

@@ -30,7 +30,6 @@ from tests.ends import ROOT, Ran, Virtual, document, held, only, stopped_at, tag
 from tests.states import entries
 from tests.works import throttle, work
 
-on_a_clock = [pytest.mark.anyio, pytest.mark.virtual_time]
 SIGNALS = pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name
 )
@@ -79,8 +78,6 @@ def check_left(ran: Ran, number: signal.Signals = signal.SIGTERM) -> None:
     ],
 )
 @pytest.mark.parametrize("how", ["stalls", "is ill", "is throttled"])
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_a_signal_ends_what_only_asks_at_once(
     world, tmp_path, number, side, method, kind, how
 ):
@@ -106,8 +103,6 @@ async def test_a_signal_ends_what_only_asks_at_once(
     assert all(held(target, "app", image) for image in images)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("command", ["copy", "sync --dry-run", "analyze"])
 async def test_so_do_a_copy_and_what_changes_nothing(world, tmp_path, command):
     source, target = ends(world)
@@ -123,8 +118,6 @@ async def test_so_do_a_copy_and_what_changes_nothing(world, tmp_path, command):
     assert ran.seconds == pytest.approx(3.0, abs=0.01)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.provokes("manifest_names_absent")
 async def test_an_image_that_starts_again_behind_a_signal_asks_nothing_new(world, tmp_path):
     """The questions that wait would be asked by a worker that no signal has cancelled."""
@@ -161,8 +154,6 @@ async def test_an_image_that_starts_again_behind_a_signal_asks_nothing_new(world
     assert all(held(target, "app", image) for image in images)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize("chance", [0.99])
 async def test_a_late_look_at_artifacts_is_cut_off_too(world, tmp_path):
     source, target = ends(world)
@@ -185,8 +176,6 @@ async def test_a_late_look_at_artifacts_is_cut_off_too(world, tmp_path):
     assert held(target, "app", image)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 @pytest.mark.parametrize(
     ("method", "kind"),
     [("POST", "upload_start"), ("PUT", "upload"), ("PUT", "manifest"), ("GET", "blob")],
@@ -208,8 +197,6 @@ async def test_a_transfer_that_waits_for_a_registry_is_left_when_nothing_else_go
     assert held(target, "app", image)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_a_manifest_put_in_a_short_back_off_is_put_again(world):
     source, target = ends(world)
     image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
@@ -221,8 +208,6 @@ async def test_a_manifest_put_in_a_short_back_off_is_put_again(world):
     assert target.app.tags("app") == {"v1": image.top}
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_images_that_have_not_begun_do_not_begin(world, tmp_path):
     """Eight images wait to mount what one brings: it ends, and none of them starts."""
     source, target = ends(world, up=Link(bandwidth=10_000))
@@ -244,8 +229,6 @@ async def test_images_that_have_not_begun_do_not_begin(world, tmp_path):
 # What can end.
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_a_stream_that_ends_in_time_ends_and_the_others_are_dropped(world, tmp_path):
     """Both share a line."""
     source, target = ends(world, up=Link(bandwidth=20_000))
@@ -262,8 +245,6 @@ async def test_a_stream_that_ends_in_time_ends_and_the_others_are_dropped(world,
     await again(world, file)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_a_stream_that_ends_in_time_is_not_dropped(world):
     source, target = ends(world, up=Link(bandwidth=40_000))
     image = Seed(1).image(sizes=(1_000_000,)).load_into(source.app, "app", tag="v1")
@@ -274,8 +255,6 @@ async def test_a_stream_that_ends_in_time_is_not_dropped(world):
     assert held(target, "app", image)
 
 
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_a_stall_lasts_as_long_as_a_drain(world):
     source, target = ends(world)
     Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
@@ -290,8 +269,6 @@ async def test_a_stall_lasts_as_long_as_a_drain(world):
 
 
 @SIGNALS
-@pytest.mark.anyio
-@pytest.mark.virtual_time
 async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(world, tmp_path, number):
     source, target = ends(world, up=Link(bandwidth=10_000))
     image = Seed(1).image(sizes=(10_000, 200_000)).load_into(source.app, "app", tag="v1")
@@ -312,7 +289,6 @@ async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(world, t
     assert held(target, "app", image)
 
 
-@pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_the_display_says_that_a_run_stops():
     shown: list[Progress] = []

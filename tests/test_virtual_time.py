@@ -23,8 +23,6 @@ from conformance.registry.app import App
 from conformance.server.memory import End, Link, Place, network
 from tests.ends import document, held, only, tags
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
 
 @pytest.fixture
 def seed() -> Seed:
@@ -55,6 +53,7 @@ PING = b"GET /v2/ HTTP/1.1\r\nHost: r.test\r\n\r\n"
 # The network.
 
 
+@pytest.mark.virtual_time
 async def test_an_answer_takes_both_latencies_and_the_bandwidth():
     async with network() as net:
         net.listen(App(), "r.test", up=Link(latency=0.5), down=Link(latency=1.5, bandwidth=10))
@@ -65,6 +64,7 @@ async def test_an_answer_takes_both_latencies_and_the_bandwidth():
         assert (await read(end, 10), now()) == (b"00 OK\r\nCon", 6.0)
 
 
+@pytest.mark.virtual_time
 async def test_bandwidth_is_shared_by_the_connections_of_a_place():
     async with network() as net:
         app = App()
@@ -85,6 +85,7 @@ async def test_bandwidth_is_shared_by_the_connections_of_a_place():
         assert round(max(ended), 1) == 18.0
 
 
+@pytest.mark.virtual_time
 async def test_a_full_window_makes_the_writer_wait_until_the_reader_reads():
     async with network() as net:
         place = net.listen(App(), "r.test", up=Link(window=100))
@@ -99,6 +100,7 @@ async def test_a_full_window_makes_the_writer_wait_until_the_reader_reads():
         assert scope.cancelled_caught
 
 
+@pytest.mark.virtual_time
 async def test_a_close_arrives_behind_what_was_written_and_a_reset_at_once():
     async with network() as net:
         place = net.listen(App(), "r.test", down=Link(latency=3.0))
@@ -123,6 +125,7 @@ async def test_a_close_arrives_behind_what_was_written_and_a_reset_at_once():
             other.write(PING)
 
 
+@pytest.mark.virtual_time
 async def test_an_answer_that_a_reset_destroys_is_a_failure_in_the_journal():
     async with network() as net:
         place = net.listen(App(), "r.test", down=Link(latency=3.0))
@@ -139,6 +142,7 @@ async def test_an_answer_that_a_reset_destroys_is_a_failure_in_the_journal():
         assert (kept.is_failure, lost.is_failure) == (False, True)
 
 
+@pytest.mark.virtual_time
 async def test_nobody_listens_under_another_name_or_port_or_in_an_outage():
     async with network() as net:
         place = net.listen(App(), "r.test")

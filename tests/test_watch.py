@@ -25,9 +25,6 @@ from tests.ends import Virtual, held, tags
 from tests.states import entries
 from tests.watching import INTERVAL, Scene, Step, lines
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
-
 # What a cycle costs, and what it says.
 
 

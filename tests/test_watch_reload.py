@@ -19,9 +19,6 @@ from conformance.server.memory import Link
 from tests.ends import held, tags
 from tests.watching import Scene, Step, lines, tellers
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
-
 # A new configuration.
 
 
