@@ -28,7 +28,7 @@ from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
 from _regsync.state.knowledge import Knowledge
-from _regsync.sync.discovery import Discovery, gather
+from _regsync.sync.discovery import Discovery, Once, gather
 from _regsync.sync.report import error_json
 from _regsync.text import printable, time_text
 
@@ -164,13 +164,12 @@ class AccessCheck:
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
-        # By registry: held while it is shown the credential, or asked for its account.
-        self._locks = defaultdict[RegistryClient, anyio.Lock](anyio.Lock)
+        # By registry that was shown the credential: whether it asks for a login at all.
+        self._asks_for_login = dict[RegistryClient, Once[bool]]()
 
-        # By registry: whether it asks for a login at all, or how it refused the credential.
-        self._asks_for_login = dict[RegistryClient, bool | SyncError]()
-
-        self._accounts: dict[RegistryClient, EcrAccount] = {}  # by registry
+        self._accounts: dict[RegistryClient, EcrAccount] = {}  # by registry in ECR
+        # By registry: held while it is asked for its account.
+        self._account_locks = defaultdict[RegistryClient, anyio.Lock](anyio.Lock)
 
     async def try_repository(self, repository: RemoteRepository) -> Access:
         """Try what a run would do in a repository, and the credential it would do it with."""
@@ -256,7 +255,7 @@ class AccessCheck:
         login = host.authenticator.cloud_login
         if login is None:
             return EcrAccount(reason="only AWS's own credentials can read the account's settings")
-        async with self._locks[host]:
+        async with self._account_locks[host]:
             if host not in self._accounts:
                 self._accounts[host] = await read_account(login.machine, host.registry)
         return self._accounts[host]
@@ -267,19 +266,15 @@ class AccessCheck:
 
         Returns whether the registry asks for a login at all. A refusal is raised for each repository.
         """
-        login = host.authenticator
-        async with self._locks[host]:
-            if host not in self._asks_for_login:
-                if login.is_proven:
-                    return True
-                try:
-                    self._asks_for_login[host] = await self._show_credential(host, repository)
-                except SyncError as error:
-                    self._asks_for_login[host] = error.without_place()
-        asks_or_error = self._asks_for_login[host]
-        if isinstance(asks_or_error, SyncError):
-            raise asks_or_error.without_place()
-        return asks_or_error
+        if host not in self._asks_for_login:
+            if host.authenticator.is_proven:
+                return True
+            self._asks_for_login[host] = Once()
+        try:
+            show = partial(self._show_credential, host, repository)
+            return await self._asks_for_login[host].get(show)
+        except SyncError as error:
+            raise error.without_place() from error.__cause__
 
     async def _show_credential(self, host: RegistryClient, repository: RemoteRepository) -> bool:
         """Ask `/v2/`, and return whether the registry asks for a login; RegistryError where it refuses

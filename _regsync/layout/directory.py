@@ -120,13 +120,13 @@ class Layout:
     ) -> None:
         """Prepare to use a directory; `on_put` is called when something waits for `commit`."""
         self.path = path
-        self.on_put = on_put
+        self._on_put = on_put
         self.shown = printable(path)
         self._log = log
 
         # The entries of `index.json` and those that were put since; None before it was read.
         self._index: Index | None = None
-        # The stamp and the bytes of `index.json` as it was last read or written.
+        # The stamp of `index.json` when it was read, and its bytes when it was last read or written.
         self._index_stamp: Stamp | None = None
         self._index_bytes = b""
 
@@ -491,7 +491,7 @@ class Layout:
         self.partials.discard(blob.path)
         self.index().left_out.pop(digest, None)
         self._pending.blobs[digest] = blob
-        self.on_put()
+        self._on_put()
 
     def add_manifest(self, digest: str, body: bytes, entry: Entry | None) -> None:
         """Put a manifest; `entry` names it in `index.json`."""
@@ -502,7 +502,7 @@ class Layout:
         if entry is not None:
             self.index().put(entry)
             self._pending.changes_index = True
-        self.on_put()
+        self._on_put()
 
     def add_left_out(self, digest: str, repository: str) -> None:
         """Note a blob that is left out of the layout because a repository at the far side has it."""
@@ -510,7 +510,7 @@ class Layout:
         if digest not in left_out:
             left_out[digest] = repository
             self._pending.changes_index = True
-            self.on_put()
+            self._on_put()
 
     def has_unsafe(self) -> bool:
         """Say whether something was put that `index.json` does not name yet."""

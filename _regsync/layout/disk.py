@@ -51,26 +51,27 @@ class DirectoryLock:
 
     def __init__(self, path: str) -> None:
         """Lock a directory; LayoutError where another process has locked it."""
-        self._path = path
         self.is_held = False
-        # The directory itself is locked: a file for the lock would stay on the disk. None on Windows,
-        # which opens no directories.
+        self.suffix = f".{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
+        self._path = path
+        # The open directory. It is locked itself, because a file for the lock would stay on the disk.
         self._folder: int | None = None
 
-        with contextlib.suppress(OSError):
+        try:
             self._folder = os.open(path, os.O_RDONLY)
-        if self._folder is not None:
-            try:
-                lock(self._folder)
-                self.is_held = True
-            except BlockingIOError as error:
-                self.release()
-                busy = LayoutError(f"another process is writing {printable(path)}")
-                busy.hint = "wait until it has ended, or copy to another directory"
-                raise busy from error
-            except OSError:  # no locks here
-                pass
-        self.suffix = PARTIAL_SUFFIX if self.is_held else f".{os.urandom(6).hex()}{PARTIAL_SUFFIX}"
+        except OSError:
+            return  # Windows opens no directories
+        try:
+            lock(self._folder)
+        except BlockingIOError as error:
+            self.release()
+            busy = LayoutError(f"another process is writing {printable(path)}")
+            busy.hint = "wait until it has ended, or copy to another directory"
+            raise busy from error
+        except OSError:
+            return  # the file system has no locks
+        self.is_held = True
+        self.suffix = PARTIAL_SUFFIX
 
     def check_path(self) -> None:
         """Raise LayoutError where the path leads to another directory than the locked one: the disk was

@@ -211,7 +211,7 @@ class LockedReferrers(Referrers):
         return True
 
     def _locked_artifacts(self, mapping: MappingRule, lookup: TagLookup) -> list[LockedArtifact]:
-        """Return the artifacts in an image's line, but for those that a mapping is known to refuse."""
+        """Return the artifacts in an image's line that a mapping takes, as far as the lock says it."""
         image = self._discovery.locked_image(mapping, lookup.reference)
         return _wanted(image.artifacts, Search(mapping, lookup.source), takes_unknown=True)
 
@@ -228,9 +228,8 @@ class LockedReferrers(Referrers):
         digest = artifact.digest
         known_to_lack = [target.repository for target in search.targets if target.is_new]
         if artifact.tag is None:
-            return _artifact(
-                artifact, await self.look_up_digest(search, digest, known_to_lack=known_to_lack)
-            )
+            by_digest = await self.look_up_digest(search, digest, known_to_lack=known_to_lack)
+            return _artifact(artifact, by_digest)
         # At the source the digest is fetched, whatever the tag names there now.
         tags = self._discovery.tags_at(search.repositories, search.mapping, digest, artifact.tag)
         self._discovery.recall(tags)
@@ -262,7 +261,8 @@ def _wanted(
     refused = set[str]()
     wanted = list[LockedArtifact]()
     for artifact in artifacts:  # each stands behind its subject
-        is_taken = search.wants(frozenset(artifact.types)) or (takes_unknown and not artifact.types)
+        has_no_types = len(artifact.types) == 0
+        is_taken = search.wants(frozenset(artifact.types)) or (has_no_types and takes_unknown)
         if is_taken and artifact.subject not in refused:
             wanted.append(artifact)
         else:

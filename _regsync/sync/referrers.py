@@ -327,8 +327,9 @@ class Referrers:
         return await self._direct_artifacts(search, subject)
 
     def is_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
-        """Say whether an artifact in an image is asked about as a subject. What cosign's tag names is
-        one only where a listing shows artifacts of it.
+        """Say whether an artifact in an image may have artifacts itself, so that it is asked about.
+
+        What cosign's tag names may have some only where a listing shows their tags.
         """
         source = self._discovery.source_of(mapping)
         return artifact.entry is not None or bool(self.listed_tags(source, artifact.source_digest))
