@@ -59,15 +59,19 @@ def is_private(host: str) -> bool:
     try:
         address = ip_address(host)
     except ValueError:
-        return is_address_in_disguise(host) or re.fullmatch(_LOCAL_NAMES, host) is not None
+        is_local_name = re.fullmatch(_LOCAL_NAMES, host) is not None
+        return is_local_name or is_address_in_disguise(host)
 
     if isinstance(address, IPv6Address):
         address = _ipv4_inside(address) or address
-    return not address.is_global or address.is_multicast  # which Python calls global
+    # Python counts multicast addresses among the global ones.
+    return not address.is_global or address.is_multicast
 
 
 def is_address_in_disguise(host: str) -> bool:
-    """Return whether the resolver would take a lower-case name for an IPv4 address, as `127.1`."""
+    """Return whether a lower-case host is no address as people write it, but is one to the resolver,
+    as `127.1`.
+    """
     try:
         ip_address(host)
     except ValueError:

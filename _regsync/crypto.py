@@ -71,10 +71,8 @@ def hmac_bytes(key: bytes, data: bytes) -> bytes:
 
 
 def sign_rs256(key: str, message: bytes) -> bytes:
-    """Return the RSASSA-PKCS1-v1_5 signature over SHA-256 by a private key in PEM.
-
-    ValueError says why the key cannot be used. The libcrypto of TLS computes the signature, and its
-    list of errors is emptied, or TLS would report them (docs/protocol-facts.md section 5.4).
+    """Return the RSASSA-PKCS1-v1_5 signature over SHA-256 by a private key in PEM (docs/protocol-facts.md
+    section 5.4). ValueError says why the key cannot be used.
     """
     _check_rsa_key(key)
     if IS_STATIC:
@@ -113,7 +111,7 @@ def _sign_by_ctypes(pem: bytes, message: bytes) -> bytes:
         crypto.EVP_MD_CTX_free(context)
         crypto.EVP_PKEY_free(private_key)
         crypto.BIO_free(pem_source)
-        crypto.ERR_clear_error()
+        crypto.ERR_clear_error()  # TLS runs on this library too, and would report our errors as its own
 
 
 def _check_rsa_key(key: str) -> None:
@@ -123,6 +121,7 @@ def _check_rsa_key(key: str) -> None:
     text = pem["text"] if pem else ""
     if "ENCRYPTED" in label + text:
         raise ValueError("is encrypted: use one without a pass phrase")
-    is_pkcs8_rsa = label == "PRIVATE KEY" and _RSA_IN_BASE64 in text
-    if label != "RSA PRIVATE KEY" and not is_pkcs8_rsa:
+    is_pkcs1 = label == "RSA PRIVATE KEY"
+    is_pkcs8 = label == "PRIVATE KEY" and _RSA_IN_BASE64 in text
+    if not is_pkcs1 and not is_pkcs8:
         raise ValueError("is not an RSA key in PEM (PKCS#8)")

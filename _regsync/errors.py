@@ -112,7 +112,10 @@ class SyncError(RegsyncError):
         return self
 
     def without_place(self) -> SyncError:
-        """Return a copy for another caller, which adds its own place."""
+        """Return a copy for another caller, who adds a place of its own: one failed login may fail the
+        requests of many images.
+        """
+        # The classes' own `__init__` would want arguments that are attributes by now.
         copy = type(self).__new__(type(self), *self.args)
         copy.__dict__.update(self.__dict__, side=None, operation=None, reference=None, retries=0)
         return copy
@@ -246,27 +249,23 @@ class ListingBroken(SyncError):
 
 
 def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
-    """Return what to do about an error status, where that is known.
+    """Return what to do about an error status, None where nobody knows.
 
     `reference` is `HOST/REPOSITORY[:TAG][@DIGEST]`.
     """
-    tagged, _, digest = reference.partition("@")
-    host, _, name = tagged.partition("/")
-    repository, _, tag = name.partition(":")
     if status == 429:
         return "run again later, or log in with an account that has a higher limit"
     if status >= 500:
         return "see the registry's logs or status page; the next run copies only what is missing"
-    if side is Side.SOURCE:
-        # A digest is named by an image, not by the user: it is not missing because of its name.
-        if status != 404 or digest:
-            return None
-        if tag:
-            return f"check the name: `regsync tags {host}/{repository}` lists what is there"
-        return "check the name of the repository"
-
     if status == 404:
-        return _remedy_for_missing_repository(host, repository)
+        tagged, _, digest = reference.partition("@")
+        host, _, name = tagged.partition("/")
+        repository, _, tag = name.partition(":")
+        if side is Side.TARGET:
+            return _remedy_for_missing_repository(host, repository)
+        return _remedy_for_missing_image(host, repository, tag, digest)
+    if side is Side.SOURCE:
+        return None
     if status == 405:
         return "name a registry that accepts pushes: this one may be read-only, or a cache"
     if status == 413:
@@ -275,6 +274,14 @@ def _remedy_for_status(status: int, side: Side, reference: str) -> str | None:
             " (nginx: client_max_body_size)"
         )
     return None
+
+
+def _remedy_for_missing_image(host: str, repository: str, tag: str, digest: str) -> str | None:
+    if digest:
+        return None  # an image has named it, not the user: its name cannot be wrong
+    if tag:
+        return f"check the name: `regsync tags {host}/{repository}` lists what is there"
+    return "check the name of the repository"
 
 
 def _remedy_for_missing_repository(host: str, repository: str) -> str:

@@ -72,7 +72,9 @@ def remove_if_possible(path: str) -> None:
 
 
 async def hash_rest(file: io.FileIO, running: _Hash) -> int:
-    """Hash what follows in a file, in worker threads; return how many bytes these are."""
+    """Hash a file from its present position to its end, in worker threads; return how many bytes that
+    was.
+    """
     import anyio.to_thread  # most commands hash no file
 
     total = 0
@@ -81,20 +83,31 @@ async def hash_rest(file: io.FileIO, running: _Hash) -> int:
     return total
 
 
+def _hash_for_a_while(file: io.FileIO, running: _Hash) -> int:
+    """Hash the next bytes of a file until `LONGEST_VISIT` has passed; return how many, 0 at the end."""
+    until = time.monotonic() + LONGEST_VISIT
+    count = 0
+    while piece := file.read(_PIECE):
+        running.update(piece)
+        count += len(piece)
+        if time.monotonic() >= until:
+            break
+    return count
+
+
 class DiskPace:
     """How fast a disk has been. After a slow piece a worker thread reads or writes the next one, so that
     the event loop does not wait for the disk.
 
-    A piece that the system has in memory, or only takes there, costs less than the way to a thread.
+    Usually the system has a piece in memory. To read it there costs less than the way to a thread.
     """
 
     def __init__(self) -> None:
-        # Whether the last piece was slow.
-        self.is_slow = False
+        self.is_slow = False  # of the last piece
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[None]:
-        """Note whether a piece is slow that is read or written in the block."""
+        """Note whether reading or writing a piece, in the block, is slow."""
         import anyio  # most commands need no disk
 
         began = anyio.current_time()
@@ -112,17 +125,6 @@ class DiskPace:
             result = act(piece)
         self.is_slow = anyio.current_time() - began > _SLOW_PIECE
         return result
-
-
-def _hash_for_a_while(file: io.FileIO, running: _Hash) -> int:
-    until = time.monotonic() + LONGEST_VISIT
-    count = 0
-    while piece := file.read(_PIECE):
-        running.update(piece)
-        count += len(piece)
-        if time.monotonic() >= until:
-            break
-    return count
 
 
 class _Nothing(io.RawIOBase):
@@ -169,10 +171,10 @@ def lock(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str, mode: int = 0o600) -> Iterator[int]:
-    """Give the descriptor of a new file, which replaces the one at `path` when the block ends well.
+    """Give the block the descriptor of a new file, which replaces the one at `path` when the block ends
+    well. When it fails, nothing has changed at `path`.
 
-    The block closes the descriptor. When it fails, nothing has changed at `path`. `mode` is what the
-    file permits, whatever the umask.
+    The block has to close the descriptor. `mode` is what the file permits, whatever the umask.
     """
     # Two runs may write the same file, so each has a name of its own. O_EXCL follows no link.
     partial = f"{path}.{os.urandom(6).hex()}{PARTIAL_SUFFIX}"

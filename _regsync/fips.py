@@ -114,7 +114,8 @@ def _activate() -> CDLL:
     A host in FIPS mode is taken as it is. Elsewhere its provider is added to what OPENSSL_CONF or
     the system says of OpenSSL.
     """
-    is_late = not sys.modules.keys().isdisjoint({"_hashlib", "_ssl"})
+    # An OpenSSL that was loaded before has its settings already.
+    was_loaded_before = not sys.modules.keys().isdisjoint({"_hashlib", "_ssl"})
     crypto = libcrypto()
     if crypto.OpenSSL_version_num() < _OLDEST_OPENSSL:
         raise ValueError("needs OpenSSL 3.0 or newer")
@@ -123,7 +124,7 @@ def _activate() -> CDLL:
         _check_loads(crypto, own_settings_path)
     if _is_in_fips_mode(crypto):
         return crypto
-    if is_late:
+    if was_loaded_before:
         raise ValueError(
             "comes too late: OpenSSL was loaded before regsync began; start it with `python3 -I -S`"
         )
@@ -142,6 +143,7 @@ def _check_loads(crypto: CDLL, own_settings_path: str) -> None:
 
 
 def _is_in_fips_mode(crypto: CDLL) -> bool:
+    """Return whether the host's own settings have the FIPS provider active."""
     # The setting is asked first: asking for a provider that nobody named would load the built-in
     # one.
     if crypto.EVP_default_properties_is_fips_enabled(None) != 1:
@@ -150,7 +152,9 @@ def _is_in_fips_mode(crypto: CDLL) -> bool:
 
 
 def _find(crypto: CDLL, own_settings_path: str | None) -> _Module:
-    """Return the module that OpenSSL would find, and the settings nearest to it."""
+    """Return the module that OpenSSL would find, and the settings of the first place that has any;
+    ValueError where there is no module.
+    """
     from ctypes import c_char_p
 
     crypto.OPENSSL_info.restype = c_char_p
@@ -165,9 +169,10 @@ def _find(crypto: CDLL, own_settings_path: str | None) -> _Module:
     module_dir = dirs_with_module[0]
     module = f"{module_dir}/fips.so"
 
-    candidates = [named_dir, os.path.dirname(own_settings_path) if own_settings_path else None]
-    candidates += [module_dir, config_dir, *_MORE_SETTINGS_DIRS]
-    settings_dirs = [place for place in dict.fromkeys(candidates) if place]
+    # What the user has named goes first.
+    own_settings_dir = os.path.dirname(own_settings_path or "")
+    places = [named_dir, own_settings_dir, module_dir, config_dir, *_MORE_SETTINGS_DIRS]
+    settings_dirs = [place for place in dict.fromkeys(places) if place]
     for place in settings_dirs:
         path = f"{place}/fipsmodule.cnf"
         if os.path.isfile(path):
@@ -235,6 +240,9 @@ def _random_generator(crypto: CDLL) -> c_void_p | None:
 
 
 def _provider_of(crypto: CDLL, function: str, algorithm: c_void_p | None) -> bytes | None:
+    """Return the name of the provider that an algorithm is of, which a `function` of OpenSSL tells;
+    None for no algorithm.
+    """
     from ctypes import c_char_p
 
     if not algorithm:
@@ -285,6 +293,7 @@ def libcrypto() -> CDLL:
             crypto = CDLL(place)
         except (OSError, TypeError):
             continue
+        # Another version is another copy of the library, which TLS does not run on.
         version = getattr(crypto, "OpenSSL_version_num", None)
         if version is not None and version() == _ssl.OPENSSL_VERSION_NUMBER:
             return crypto

@@ -236,10 +236,7 @@ def kind_of(host: str, auth_type: str | None = None) -> Kind:
     for kind, row in ROWS.items():
         if row.hosts is not None and re.fullmatch(row.hosts, name):
             return kind
-    for kind in ROWS:
-        if kind == auth_type:
-            return kind
-    return "unknown"
+    return next((kind for kind in ROWS if kind == auth_type), "unknown")
 
 
 def canonical_host(host: str) -> str:

@@ -60,7 +60,7 @@ def parse_version(tag: str) -> Version | None:
 
 
 def _version(numbers: Sequence[int], prerelease: str | None = None) -> Version:
-    """Return the version of one to three numbers."""
+    """Return the version of up to three numbers; missing ones are 0."""
     major, minor, patch = (*numbers, 0, 0, 0)[:3]
     release = (major, minor, patch)
     if prerelease is None:
@@ -105,32 +105,33 @@ Range = tuple[tuple[Comparator, ...], ...]
 
 
 def admits(range_: Range, version: Version, prerelease: Prerelease = "exclude") -> bool:
-    """Ask whether a range, under the rule for pre-releases, takes a version."""
+    """Return whether a range, under the rule for pre-releases, takes a version."""
     if prerelease == "only" and not version.is_prerelease:
         return False
     return any(_all_admit(comparators, version, prerelease) for comparators in range_)
 
 
 def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: Prerelease) -> bool:
-    """Ask whether a version satisfies all comparators of one alternative, as in node-semver.
+    """Return whether a version satisfies all comparators of one alternative, as in node-semver.
 
-    A comparator that names a pre-release of 1.2.0 opens the range to all pre-releases of 1.2.0,
-    which are compared as they are. Any other pre-release is refused under `exclude`; under the other
-    two rules its release is compared in its place: 1.3.0 for 1.3.0-rc.1.
+    `>=1.2.0-rc.1` opens the range to all pre-releases of 1.2.0, which are compared as they are. Other
+    pre-releases are refused under `exclude`. Under the other two rules their release is compared in
+    their place: 1.3.0 for 1.3.0-rc.1.
     """
     opened_releases = [
         comparator.prerelease_of for comparator in comparators if not comparator.is_negated
     ]
-    compared = version
-    if version.is_prerelease and version.release not in opened_releases:
+    counts_as = version
+    is_closed_to_it = version.is_prerelease and version.release not in opened_releases
+    if is_closed_to_it:
         if prerelease == "exclude":
             return False
-        compared = Version(version.release)
+        counts_as = Version(version.release)
 
     for comparator in comparators:
         # `!=1.2.0-rc.1` opens nothing, but excludes that pre-release and no other of 1.2.0.
         names_this_release = comparator.prerelease_of == version.release
-        if not comparator.admits(version if names_this_release else compared):
+        if not comparator.admits(version if names_this_release else counts_as):
             return False
     return True
 
@@ -146,6 +147,7 @@ def parse_range(text: str) -> Range:
 
 
 def _comparator(word: str) -> Comparator:
+    """Read one comparator, such as `>=1.2`; ValueError says what is wrong with it."""
     match = re.fullmatch(_COMPARATOR, word)
     if match is None:
         raise ValueError(_trouble_with(word))
@@ -158,26 +160,24 @@ def _comparator(word: str) -> Comparator:
             f"{word!r} names a pre-release of a partial version: write all three numbers"
         )
 
+    # What is written spells versions from `start` to below `end`: all of 1.2.x for `1.2`.
     version = _version(numbers, prerelease)
     operator = match["operator"]
-    low = version if numbers else _LOWEST
-    high = _end_of_span(version, numbers, operator)
-    if operator == ">":
-        low = high
-        high = _HIGHEST
-    elif operator == ">=":
-        high = _HIGHEST
-    elif operator == "<":
-        high = low
-        low = _LOWEST
-    elif operator == "<=":
-        low = _LOWEST
-
+    start = version if numbers else _LOWEST
+    end = _end_of_span(version, numbers, operator)
+    bounds = {
+        ">": (end, _HIGHEST),
+        ">=": (start, _HIGHEST),
+        "<": (_LOWEST, start),
+        "<=": (_LOWEST, end),
+    }
+    low, high = bounds.get(operator, (start, end))
     prerelease_of = version.release if version.is_prerelease else None
     return Comparator(low, high, operator == "!=", prerelease_of)
 
 
 def _trouble_with(word: str) -> str:
+    """Return what to say of a word that is no comparator."""
     hyphen = re.fullmatch(_HYPHEN_RANGE, word)
     if hyphen is not None:
         instead = f">={hyphen['low']},<={hyphen['high']}"
@@ -192,18 +192,18 @@ def _end_of_span(version: Version, numbers: list[int], operator: str | None) -> 
     `1.2` spells all that begin with 1.2, `^1.2.3` all from 1.2.3 and below 2, `~1.2.3` all from
     1.2.3 and below 1.3; `1.2.3` spells itself alone.
     """
+    fixed_numbers = numbers  # those that all versions which it spells have in common
     if operator == "^":
         # The leftmost number that is not zero stays: 0.2.x for ^0.2.3, 0.0.x for ^0.0.
         leading_zeros = len([*takewhile(lambda number: number == 0, numbers)])
-        fixed = numbers[: leading_zeros + 1]
+        fixed_numbers = numbers[: leading_zeros + 1]
     elif operator == "~":
-        fixed = numbers[:2]
+        fixed_numbers = numbers[:2]
     elif len(numbers) == 3:
         # No tag spells a version between this one and the one that is returned.
         return version._replace(identifiers=version.identifiers + "\0")
-    else:
-        fixed = numbers
 
-    if not fixed:
+    if not fixed_numbers:  # `*`
         return _HIGHEST
-    return _version([*fixed[:-1], fixed[-1] + 1])
+    *first, last = fixed_numbers
+    return _version([*first, last + 1])

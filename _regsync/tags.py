@@ -83,15 +83,15 @@ def _parse_glob(pattern: str) -> _Pattern:
         raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
 
     tokens: list[_Token] = []
-    depth = 0  # how many alternatives are open
+    open_braces = 0
     for match in _WRITTEN_TOKEN.finditer(pattern):
-        token = _token(pattern, match, depth)  # ValueError for a '}' that closes nothing
+        token = _token(pattern, match, is_in_braces=open_braces > 0)
         if token is _Mark.OPEN:
-            depth += 1
+            open_braces += 1
         elif token is _Mark.CLOSE:
-            depth -= 1
+            open_braces -= 1
         tokens.append(token)
-    if depth > 0:
+    if open_braces > 0:
         raise ValueError(f"{pattern!r} has a '{{' without '}}'")
 
     tokens = _with_texts_joined(tokens)
@@ -108,8 +108,10 @@ def _parse_glob(pattern: str) -> _Pattern:
     return _Pattern((literal,), literal)
 
 
-def _token(pattern: str, match: re.Match[str], depth: int) -> _Token:
-    """Return the token that one match of `_WRITTEN_TOKEN` means within `depth` alternatives."""
+def _token(pattern: str, match: re.Match[str], *, is_in_braces: bool) -> _Token:
+    """Return the token that one match of `_WRITTEN_TOKEN` is; ValueError names the trouble with the
+    pattern.
+    """
     if match["members"] is not None:
         return _character_set(pattern, match["members"], match["negated"] == "!")
     if match["unfinished"]:
@@ -122,14 +124,15 @@ def _token(pattern: str, match: re.Match[str], depth: int) -> _Token:
         return match["escaped"] or match["literal"]
     if special == "?":
         return _ANY_CHARACTER
-    if special == "," and not depth:
-        return ","
-    if special == "}" and not depth:
+    if special == "," and not is_in_braces:
+        return ","  # outside of braces it is a character like any other
+    if special == "}" and not is_in_braces:
         raise ValueError(f"{pattern!r} has a '}}' without '{{'")
     return _Mark(special)
 
 
 def _character_set(pattern: str, members: str, is_negated: bool) -> _CharacterSet:
+    """Return the set that `[MEMBERS]` or `[!MEMBERS]` is in a pattern."""
     if not members:
         raise ValueError(f"{pattern!r} has an empty set of characters")
     if members.startswith("^") and not is_negated:
@@ -145,6 +148,7 @@ def _character_set(pattern: str, members: str, is_negated: bool) -> _CharacterSe
 
 
 def _with_texts_joined(tokens: Sequence[_Token]) -> list[_Token]:
+    """Return tokens with neighbouring characters as one text, which is matched in one step."""
     joined: list[_Token] = []
     for token in tokens:
         if joined and isinstance(token, str) and isinstance(joined[-1], str):
@@ -163,12 +167,12 @@ class _Choice:
 
 
 def _matches(tokens: Sequence[_Token], tag: str) -> bool:
-    """Ask whether tokens match a whole tag.
+    """Return whether tokens match a whole tag.
 
     All ways to match are followed at once: `places` is the set of places in the tag (0: before its
     first character) where the tokens so far can end. Each token looks at each place at most once, so
-    that no pattern can hang the program. A regular expression cannot promise that for alternatives
-    of different lengths: it would try each alternative anew for each way that leads to it.
+    that no pattern can hang the program. A regular expression could: it tries alternatives of
+    different lengths anew for each way that leads to them.
     """
     places = {0}
     choices: list[_Choice] = []
@@ -235,8 +239,8 @@ class TagRule(NamedTuple):
 
     @property
     def order(self) -> _Order | None:
-        """How the result is sorted, None for the order of the listing; ValueError where `latest` is
-        set without an order.
+        """How the result is sorted, None for the order of the listing. ValueError where `latest` has no
+        order to go by.
         """
         if self.latest and not (self.sort or self.semver):
             raise ValueError("latest needs `sort` or `semver`, to say which tags are the highest")
@@ -274,14 +278,17 @@ class Selection(NamedTuple):
 
 
 def select_literals(rule: TagRule) -> Selection | None:
-    """Select without a listing where a rule names its tags one by one; None for another rule."""
-    if not rule.glob or rule.exclude or rule.drops_versions or rule.latest:
+    """Return the tags that a rule names one by one, so that no listing is needed; None for any other
+    rule.
+    """
+    needs_listing = not rule.glob or rule.exclude or rule.drops_versions or rule.latest
+    if needs_listing:
         return None
     literals: list[str] = []
     for pattern in rule.glob:
         literal = check_glob(pattern)
         if literal is None:
-            return None
+            return None  # it has wildcards
         literals.append(literal)
     return select(literals, rule)
 
@@ -318,7 +325,7 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
             tag for tag, reason in dropped.items() if tests.may_come_back(tag, reason)
         ]
         spare = (*beyond_latest, *_ordered(dropped_by_version, order, tests.version_of))
-        if spare:
+        if spare:  # otherwise the order of the listing stays
             kept = _ordered((*kept, *spare[:missing]), order, tests.version_of)
 
     dropped |= dict.fromkeys(beyond_latest, "latest")
@@ -328,8 +335,8 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
 
 
 def selectable(tags: Iterable[str], rule: TagRule) -> tuple[str, ...]:
-    """Return those of some tags that a rule may select, as far as a tag alone tells: what `latest` cuts
-    off and `min_tags` brings back depends on all others.
+    """Return those of some tags that a rule may select when it sees the whole listing. What `latest`
+    cuts off and `min_tags` brings back depends on all other tags.
     """
     tests = _Tests(rule)
     kept = list[str]()
@@ -371,18 +378,21 @@ class _Tests:
         return reason in ("semver", "prerelease") and not self.is_excluded(tag)
 
     def _reason_by_version(self, tag: str) -> Reason | None:
+        """Return whether the range (`semver`) or the rule for pre-releases drops a tag; None where
+        neither does.
+        """
         if self.range is None and self.prerelease == "include":
             return None
         version = self.version_of(tag)
         if self.range is None:
             is_prerelease = version is not None and version.is_prerelease
-            is_wanted = is_prerelease == (self.prerelease == "only")
-            return None if is_wanted else "prerelease"
+            wants_prereleases = self.prerelease == "only"
+            return None if is_prerelease == wants_prereleases else "prerelease"
         if version is None:
             return "semver"
         if admits(self.range, version, self.prerelease):
             return None
-        # Where the range takes it under "include", the rule for pre-releases is the reason.
+        # Where the range alone would take it, the rule for pre-releases is the reason.
         return "prerelease" if admits(self.range, version, "include") else "semver"
 
 

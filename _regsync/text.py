@@ -52,8 +52,9 @@ def one_line(text: str, limit: int = 500) -> str:
     """Return `text` on one line, without control characters, at most `limit` characters long, `…`
     where it was cut. Secrets stay in it.
     """
-    shown = text[: 4 * limit].translate(_PRINTABLE).strip()
-    if len(shown) <= limit and len(text) <= 4 * limit:
+    looked_at = text[: 4 * limit]  # the text may be huge
+    shown = looked_at.translate(_PRINTABLE).strip()
+    if len(shown) <= limit and len(looked_at) == len(text):
         return shown
     return shown[: limit - 1] + "…"
 
@@ -106,17 +107,18 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     """
     if not text:
         return text
-    forms = {form for secret in secrets for form in _written_forms(secret)}
-    # The longest first: one secret may be the beginning of another.
-    ordered = sorted(forms, key=lambda form: (-len(form), form))
     is_cut = len(text) > _MOST_SEARCHED
     text = text[:_MOST_SEARCHED].replace("\\/", "/")
     text = _without_controls(unquote(unquote(text)))
-    for form in ordered:
+
+    forms = {form for secret in secrets for form in _written_forms(secret)}
+    # The longest first: one secret may be the beginning of another.
+    longest_first = sorted(forms, key=lambda form: (-len(form), form))
+    for form in longest_first:
         text = text.replace(form, _MASK)
     if is_cut:
-        # The end may be the beginning of a secret.
-        longest = max(map(len, ordered), default=0)
+        # The last characters may be the beginning of a secret, as long as the longest one at most.
+        longest = max(map(len, longest_first), default=0)
         text = f"{text[: max(0, len(text) - longest)]}…"
     return text
 
@@ -124,20 +126,24 @@ def redact(text: str, secrets: Iterable[str]) -> str:
 # All texts of a run are searched for the same secrets. A login remembers half as many as fit here.
 @lru_cache(maxsize=1024)
 def _written_forms(secret: str) -> frozenset[str]:
-    """Return what a secret may look like in a text that `redact` has percent-decoded twice."""
+    """Return what a secret may look like in a text that `redact` has percent-decoded twice. A secret
+    that has a percent sign of its own was decoded with the text.
+    """
     forms: set[str] = set()
-    writings = (
+    spellings = (
         secret,
         json.dumps(secret)[1:-1],
         secret.lower(),  # in the name of a host
     )
-    for writing in writings:
-        once = unquote(writing)
-        forms |= {_without_controls(form) for form in (writing, once, unquote(once))}
+    for spelling in spellings:
+        decoded_once = unquote(spelling)
+        decoded_twice = unquote(decoded_once)
+        forms |= {_without_controls(form) for form in (spelling, decoded_once, decoded_twice)}
     return frozenset(filter(None, forms))
 
 
 def _without_controls(text: str) -> str:
+    """Return a text as `one_line` does, but of any length."""
     if text.isprintable():
         return text.strip()
     return text.translate(_PRINTABLE).strip()
@@ -146,9 +152,9 @@ def _without_controls(text: str) -> str:
 def strip_userinfo(text: str) -> str:
     """Return a text without `user:password@`, wherever it was written by mistake."""
 
-    def mask(match: re.Match[str]) -> str:
-        has_password = ":" in match[0]
-        return "***@" if has_password else match[0]
+    def mask(word_before_at: re.Match[str]) -> str:
+        has_password = ":" in word_before_at[0]
+        return "***@" if has_password else word_before_at[0]
 
     # A digest follows an `@` too.
     return re.sub(r"""(?<![^\s'"])[^\s'"]*@(?!sha(?:256|512):)""", mask, text)

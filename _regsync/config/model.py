@@ -140,10 +140,10 @@ class Config(NamedTuple):
 
 
 def registry_for(written: str, config: Config | None) -> Registry:
-    """Return the first configured registry for `[SCHEME://]HOST[:PORT]`, else one with no settings.
+    """Return the first configured registry that is at `[SCHEME://]HOST[:PORT]`, else one without
+    settings.
 
-    Without scheme and port, it matches a registry of its host at the default port of that
-    registry's scheme. ConfigError where it is no address, or has another scheme than its registry.
+    ConfigError where `written` is no address, or has another scheme than its registry.
     """
     try:
         address = parse_registry_url(written)
@@ -171,9 +171,10 @@ def registry_for(written: str, config: Config | None) -> Registry:
 
 
 def _is_at(registry: Registry, written: str, address: RegistryAddress) -> bool:
-    """Say whether an address, which was `written` so, is that of a registry, whatever its scheme."""
+    """Return whether an address, which was `written` so, is that of a registry, whatever its scheme."""
     if registry.is_layout or address.scheme == LAYOUT_SCHEME:
         return registry.authority == written
+    # A host alone is at the usual port of the scheme that the configuration gives it.
     says_port = "://" in written or re.search(r":[0-9]+$", written) is not None
     port = address.port if says_port else DEFAULT_PORTS[registry.scheme]
     return registry.host == address.host and registry.port == port
