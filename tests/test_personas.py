@@ -14,7 +14,7 @@ import pytest
 from conformance.content.images import Seed
 from conformance.providers.personas import persona
 from conformance.server.names import Names, names
-from tests.ends import Virtual, document, held, only, program, run_regsync, sync, tags
+from tests.ends import Virtual, document, held, only, program, sync, tags
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -61,24 +61,6 @@ async def test_regsync_copies_from_hub_by_its_short_name_in_memory(
     assert hub.tokens is not None
     assert not {entry.kind for entry in hub.journal.entries} & {"token"}
     assert {entry.kind for entry in hub.tokens.journal.entries} == {"token"}
-
-
-def test_regsync_follows_to_the_storage_without_its_credential(seed: Seed) -> None:
-    with persona("redirecting") as source, persona("strict") as target:
-        image = seed.image(sizes=(100, 300_000)).load_into(source.app, "app", tag="v1")
-        ran = run_regsync(
-            "copy",
-            "--no-artifacts",
-            "--json",
-            f"{source.address}/app:v1",
-            f"{target.address}/app:v1",
-        )
-        assert (ran.status, ran.err) == (0, "")
-        assert held(target, "app", image)
-        storage = source.servers["storage"]
-        assert storage.journal.count("GET") == source.journal.count("GET", "blob", status=307) == 3
-        source.check()
-        target.check()
 
 
 @pytest.mark.slow

@@ -319,18 +319,6 @@ def test_a_wrong_password_is_status_4_with_its_remedy(
 
 
 @pytest.mark.slow
-def test_no_login_where_one_is_needed_is_status_4(
-    docker_registries: Registries, seed: Seed
-) -> None:
-    source, target = docker_registries(htpasswd=HTPASSWD), docker_registries()
-    push_http(seed.image(), source, "app", "v1", authorization=LOGIN)
-    ran = copy(source, target)
-    assert ran.status == 4
-    assert "none are configured" in only(ran.failed)
-    assert "hint: " in ran.err
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("trust", ["ca_file", "SSL_CERT_FILE", "none"])
 def test_tls_with_an_authority_of_ones_own(
     docker_registries: Registries, seed: Seed, tmp_path: Path, ca: trustme.CA, trust: str
@@ -360,27 +348,6 @@ def test_tls_with_an_authority_of_ones_own(
     assert (ran.status, ran.err) == (0, "")
     assert identical(fetch_http(target, "app", "v1", context=context), image.contents())
     judged(image, target, "app:v1", tmp_path)
-
-
-@pytest.mark.slow
-def test_a_plain_registry_where_tls_was_configured_is_said(docker_registries: Registries) -> None:
-    source, target = docker_registries(), docker_registries()
-    config = {"registries": {"s": {"url": f"https://{source}"}}, "mappings": []}
-    ran = copy(source, target, "-c", "-", stdin=json.dumps(config))
-    assert ran.status == 2
-    assert "speak TLS" in only(ran.failed)
-    assert "http://" in ran.err
-
-
-@pytest.mark.slow
-def test_a_tag_that_is_not_there_is_said_in_the_registrys_words(
-    docker_registries: Registries,
-) -> None:
-    source, target = docker_registries(), docker_registries()
-    ran = copy(source, target, where="none/app:v1")
-    assert ran.status == 2
-    assert "MANIFEST_UNKNOWN" in only(ran.failed)
-    assert ran.totals["requests"][target] == {"manifest_head": 1}
 
 
 @pytest.mark.slow

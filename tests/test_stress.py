@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -65,7 +65,7 @@ class Ill:
     def __init__(self, place: Place, random: Random, share: float, most: int) -> None:
         self.on, self._random, self._share, self._most = True, random, share, most
         self._seen: Counter[tuple[str, ...]] = Counter()
-        app = app_of(place)
+        app = place.app
         self._by_patch = (
             place.host == "ghcr.io" or place.scheme == "http"
         ) and random.random() < 0.4
@@ -186,8 +186,8 @@ def scene_of(
         origin, repository = random.randrange(len(places)), f"from/r{number}"
         kept = {f"t{number}-{n}": random.choice(images) for n in range(random.randint(1, 5))}
         for tag, image in kept.items():
-            image.load_into(app_of(places[origin]), repository, tag=tag)
-        source, listed, hung = app_of(places[origin]), random.random() < 0.5, list[Image]()
+            image.load_into(places[origin].app, repository, tag=tag)
+        source, listed, hung = places[origin].app, random.random() < 0.5, list[Image]()
         for each in {image.top: image for image in kept.values()}.values() if artifacts else ():
             hung += attach(random, seed, each, source, repository, listed=listed)
         for to in random.sample([f"to/r{number}", "to/all", f"x/{number}"], random.randint(1, 2)):
@@ -204,10 +204,6 @@ def scene_of(
     limits = {"max_concurrent_transfers": random.choice([1, 2, 50])}
     rest = {"defaults": {"artifacts": {"enabled": artifacts}}, "global": limits}
     return json.dumps({"registries": registries, "mappings": mappings, **rest}), wanted
-
-
-def app_of(place: Place) -> App:
-    return place.app
 
 
 def narrow(random: Random) -> dict[Kind, Any]:
@@ -257,12 +253,18 @@ def check_stored_once(places: list[Place]) -> None:
 
 
 def ill_scene(
-    world: Virtual, random: Random, number: int, share: float, directory: Path
+    world: Virtual,
+    random: Random,
+    number: int,
+    share: float,
+    directory: Path,
+    lock_up: Callable[[list[Place], Random], None] = lambda places, random: None,
 ) -> tuple[list[Place], Wanted, Path, list[Ill]]:
     """Make registries of which a share of the answers is ill, and a configuration of copies between
-    them; with them comes which image has to be where.
+    them; with them comes which image has to be where. `lock_up` has them ask for logins.
     """
     places, names = places_of(world, random)
+    lock_up(places, random)
     seed = Seed(number)
     text, wanted = scene_of(random, pool(random, seed), places, names, seed)
     file = directory / "mirror.yaml"
@@ -353,7 +355,7 @@ async def test_targets_that_lose_things_behind_our_back_converge_in_the_next_run
                 each.on = False
             for _ in range(2):
                 for n, to in sorted({(n, to) for n, to, _ in wanted}):
-                    lose(app_of(places[n]), to, random)
+                    lose(places[n].app, to, random)
                 ran = await world.run("sync", "--json", "-q", "--recheck", "-c", str(file))
                 assert (ran.status, ran.failed) == (0, [])
                 assert all(held(places[n], to, image) for (n, to, _), image in wanted.items())

@@ -42,7 +42,7 @@ from tests.test_stress import (
     PATIENCE,
     Ill,
     Wanted,
-    app_of,
+    ill_scene,
     narrow,
     places_of,
     pool,
@@ -131,7 +131,7 @@ def lock_up(places: list[Place], random: Random) -> None:
         if random.random() < 0.5:
             life = random.choice([60.0, 300.0])
             told = int(life) if random.random() < 0.5 else None
-            app_of(place).auth = TokenService(
+            place.app.auth = TokenService(
                 grants=lambda user, access: True,
                 expires_in=told,
                 lifetime=life,
@@ -154,7 +154,7 @@ def check_outcomes(ran: Ran, places: list[Place], wanted: Wanted) -> None:
         or any(each.endswith(":*") for each in outcomes)
     )
     for (n, to, tag), image in wanted.items():
-        there = app_of(places[n]).repositories.get(to)
+        there = places[n].app.repositories.get(to)
         assert there is None or tag not in there.tags or held(places[n], to, image)
 
 
@@ -170,15 +170,7 @@ async def test_a_run_that_is_stopped_ends_in_time_and_the_next_completes_it(
     share = random.choice([0, 0.1, 0.3])
     async with virtual(chance=random.random()) as world:
         Noted.world, Noted.over = world, anyio.Event()
-        places, names = places_of(world, random)
-        lock_up(places, random)
-        seed = Seed(number)
-        text, wanted = scene_of(random, pool(random, seed), places, names, seed)
-        ills = [
-            Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places
-        ]
-        file = tmp_path / "mirror.yaml"
-        file.write_text(text)
+        places, wanted, file, ills = ill_scene(world, random, number, share, tmp_path, lock_up)
 
         async def run() -> Ran:
             return await world.run("sync", "--json", "-q", "-c", str(file))
@@ -240,14 +232,14 @@ class _Times:
 
     def revoke(self) -> None:
         for place in self.places:
-            if isinstance(auth := app_of(place).auth, TokenService):
+            if isinstance(auth := place.app.auth, TokenService):
                 auth.revoke()
 
     def move(self, image: Image) -> None:
         """Let a tag name another image."""
         rule = self._random.choice(self._whole["mappings"])
         name, number = rule["from"], int(rule["source"][1:])
-        app = app_of(self.places[number])
+        app = self.places[number].app
         tag = self._random.choice(
             [tag for tag in app.repositories[name].tags if tag.startswith("t")]
         )
@@ -273,7 +265,7 @@ class _Times:
         read, listed = set[tuple[str, str]](), set[tuple[str, str]]()
         for rule in self._whole["mappings"]:
             source = (rule["source"], rule["from"])
-            names = app_of(self.places[int(rule["source"][1:])]).repositories[rule["from"]].tags
+            names = self.places[int(rule["source"][1:])].app.repositories[rule["from"]].tags
             selected = sum(name.startswith("t") for name in names)
             # The source is asked for each of its tags once, whichever mappings want it.
             heads += selected * len(rule["targets"]) + (0 if source in read else selected)
@@ -320,7 +312,7 @@ async def test_a_watch_converges_when_all_is_well(
             Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places
         ]
         for place, ill in zip(places, ills, strict=True):
-            app_of(place).intercept = _both(times, ill)
+            place.app.intercept = _both(times, ill)
 
         async def cycles(count: int) -> None:
             """Let so many more cycles begin and end."""
