@@ -9,12 +9,22 @@ Follows: docs/specification.md section 1.1, "Tag skip decision", "head_first" an
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from functools import cache, partial
 from typing import Generic, NamedTuple, TypeVar
 
 import anyio
+import anyio.abc
 
 from _regsync import tags as tags_module
 from _regsync.config.model import MappingRule, Registry
@@ -108,6 +118,30 @@ class Once(Generic[_T]):
                 self._end = None
 
 
+class LateEvent:
+    """An event that is made when somebody has to wait for it, because most have no waiter."""
+
+    __slots__ = ("_event", "_is_set")
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._event: anyio.Event | None = None
+
+    def set(self) -> None:
+        """Let all waiters go on, those who come later too."""
+        self._is_set = True
+        if self._event is not None:
+            self._event.set()
+
+    async def wait(self) -> None:
+        """Wait until `set` is called."""
+        if self._is_set:
+            return
+        if self._event is None:
+            self._event = anyio.Event()
+        await self._event.wait()
+
+
 async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
     """Call all of `asks`, up to 64 at the same time; return their answers in the same order.
 
@@ -155,7 +189,16 @@ class TargetTag:
     """What one target holds under a tag or digest. A look-up fills it in."""
 
     # A run has one for each tag and target, so its size counts.
-    __slots__ = ("digest", "error", "reference", "snapshot_entry", "snapshot_key", "target")
+    __slots__ = (
+        "answered",
+        "digest",
+        "error",
+        "reference",
+        "settled",
+        "snapshot_entry",
+        "snapshot_key",
+        "target",
+    )
 
     def __init__(self, target: Repository, reference: str, snapshot_key: bytes) -> None:
         self.target = target
@@ -168,6 +211,10 @@ class TargetTag:
         # absent, and where the answer is an error.
         self.digest: str | None = None
         self.error: SyncError | None = None
+        # Set when the target has answered.
+        self.answered = LateEvent()
+        # Set when no other look-up has to wait for what the answer shows.
+        self.settled = LateEvent()
 
     def is_up_to_date(self, named: Named) -> bool:
         """Say whether nothing has to be copied to the target, as far as digests alone can tell.
@@ -216,6 +263,46 @@ class TagLookup(NamedTuple):
     def at(self, target: Repository) -> TargetTag | None:
         """Return what one target holds, None for a target that is not in this look-up."""
         return next((tag for tag in self.targets if tag.target is target), None)
+
+
+class Askers:
+    """Tasks that ask targets what they hold, one question after another.
+
+    A task and a group for each question would cost a twentieth of the CPU of a run without changes.
+    """
+
+    def __init__(self, ask: Callable[[TargetTag], Awaitable[None]]) -> None:
+        self._ask = ask
+        self._questions = deque[TargetTag]()
+        self._tasks: anyio.abc.TaskGroup | None = None
+        # The events that idle tasks wait for.
+        self._idle = list[anyio.Event]()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Return a block in which questions are asked. Its end drops those without an answer."""
+        async with anyio.create_task_group() as self._tasks:
+            yield
+            self._tasks.cancel_scope.cancel()
+
+    def add(self, tag: TargetTag) -> None:
+        """Have a target asked, by an idle task or by a new one."""
+        self._questions.append(tag)
+        if self._idle:
+            self._idle.pop().set()
+        else:
+            assert self._tasks is not None
+            self._tasks.start_soon(self._work)
+
+    async def _work(self) -> None:
+        while True:
+            while self._questions:
+                tag = self._questions.popleft()
+                await self._ask(tag)
+                tag.answered.set()
+            question_event = anyio.Event()
+            self._idle.append(question_event)
+            await question_event.wait()
 
 
 class _Manifests:
@@ -303,9 +390,9 @@ class Discovery:
         # bring such a tag; any other one has a single source (`mappings.assign`).
         self._target_signatures: dict[tuple[RepositoryKey, str], Once[str | None]] = {}
 
-        # The tags whose answers are awaited, by target host. Each has the event that `_settle` sets,
-        # or None as long as no other look-up waits for it.
-        self._awaited = defaultdict[str, dict[TargetTag, anyio.Event | None]](dict)
+        self.askers = Askers(self._look_at_target)
+        # The tags that are not settled, by target host, in the order in which they were asked for.
+        self._awaited = defaultdict[str, dict[TargetTag, None]](dict)
         # Tags whose indexes lack wanted platforms, by source and the text of these platforms.
         self._missing_platforms = defaultdict[tuple[str, str], set[str]](set)
 
@@ -465,15 +552,16 @@ class Discovery:
         for tag in tags:
             self._awaited[tag.target.host.key][tag] = None
         try:
-            async with anyio.create_task_group() as group:
-                for tag in tags:
-                    if tag.target not in known_to_lack:
-                        group.start_soon(self._look_at_target, tag)
-                # The manifest of an image that may be held back is fetched only when it is due.
-                may_be_held = first_seen is not None and mapping.min_age > 0
-                by_head = may_be_held or self._should_head_first(mapping, tags)
-                # The source's error is raised when the targets have answered.
-                named = await _or_error(self.name_at_source(mapping, reference, by_head=by_head))
+            asked = [tag for tag in tags if tag.target not in known_to_lack]
+            for tag in asked:
+                self.askers.add(tag)
+            # The manifest of an image that may be held back is fetched only when it is due.
+            may_be_held = first_seen is not None and mapping.min_age > 0
+            by_head = may_be_held or self._should_head_first(mapping, tags)
+            # The source's error is raised when the targets have answered.
+            named = await _or_error(self.name_at_source(mapping, reference, by_head=by_head))
+            for tag in asked:
+                await tag.answered.wait()
             if isinstance(named, SyncError):
                 raise named
             self._learn_at_hand(source, tags)
@@ -735,9 +823,8 @@ class Discovery:
 
     def _settle(self, tag: TargetTag) -> None:
         """Let other look-ups wait no longer for the answer of a tag."""
-        settled = self._awaited[tag.target.host.key].pop(tag, None)
-        if settled is not None:
-            settled.set()
+        self._awaited[tag.target.host.key].pop(tag, None)
+        tag.settled.set()
 
     async def _wait_for_answers(self, hosts: Collection[str]) -> None:
         """Wait for the answers under way from these hosts. They may show that another repository of
@@ -745,20 +832,13 @@ class Discovery:
 
         An answer that takes too long is settled, so that no other look-up waits for it.
         """
-        under_way = list[tuple[TargetTag, anyio.Event]]()
-        for host in hosts:
-            if self._knowledge.mounts(host) is False:
-                continue  # it never mounts, so the answers show nothing of use
-            tags = self._awaited[host]
-            for tag in tags:
-                settled = tags[tag] or anyio.Event()
-                tags[tag] = settled
-                under_way.append((tag, settled))
-
+        # Where a host never mounts, the answers show nothing of use.
+        mounting = [host for host in hosts if self._knowledge.mounts(host) is not False]
+        under_way = [tag for host in mounting for tag in self._awaited[host]]
         with anyio.move_on_after(_ANSWER_PATIENCE):
-            for _, settled in under_way:
-                await settled.wait()
-        for tag, _ in under_way:
+            for tag in under_way:
+                await tag.settled.wait()
+        for tag in under_way:
             self._settle(tag)
 
     # Manifests.

@@ -220,7 +220,10 @@ class Run:
                 # copies end after the work.
                 async with anyio.create_task_group() as self._endings:
                     with work:
-                        async with anyio.create_task_group() as self._tasks:
+                        async with (
+                            self._discovery.askers.running(),
+                            anyio.create_task_group() as self._tasks,
+                        ):
                             for source, lookups in self._lookups.items():
                                 for _ in lookups:
                                     self._start_worker(source)
