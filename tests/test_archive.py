@@ -459,9 +459,7 @@ def test_a_reader_gives_up_when_the_file_stays_locked(
         assert blobs(reader) == {1}
         with closing(sqlite3.connect(path, isolation_level=None)) as writer:
             writer.execute("BEGIN EXCLUSIVE")
-            began = time.monotonic()
             assert blobs(reader) == set()
-            assert 0.15 < time.monotonic() - began < 2
             again = Said()
             with opened(tmp_path, again, keep=False) as second:
                 assert not second.is_used

@@ -563,6 +563,13 @@ def test_a_window_of_one_request_is_not_narrowed_further() -> None:
     assert window.width == 2.0
 
 
+def test_a_request_with_two_meters_takes_a_token_of_each() -> None:
+    limit = RegistryLimits(50, (Pace("upload_finish", rate=100), Pace("upload_body", rate=1)))
+    want = Demand("a", meters=limit.meters_of("repository", "upload_finish", "upload_body"))
+    assert admit({"a": limit}, (want,), 10.0)
+    assert next_opening({"a": limit}, (want,), 10.0) == pytest.approx(11.0, abs=0.001)
+
+
 def test_a_registry_that_throttles_for_ten_minutes_is_given_up() -> None:
     budget = RetryBudget(5)
     for moment in range(0, 601, 30):
