@@ -369,13 +369,6 @@ async def test_the_old_login_serves_while_it_lives_when_there_is_no_new_one(clou
     assert await one.credential() == cloud.credential(5)
 
 
-async def test_an_unreadable_file_is_an_error_of_this_registry(cloud: Cloud) -> None:
-    cloud.given = [ConfigError("/x cannot be read: Permission denied", hint="h")]
-    with pytest.raises(AuthError, match="/x cannot be read") as caught:
-        await chain().credential()
-    assert (caught.value.fatal, caught.value.hint) == (True, "h")
-
-
 async def test_one_guess_for_each_cloud_that_has_no_metadata_service(cloud: Cloud) -> None:
     cloud.here, cloud.takes, cloud.given = False, 1.0, [None]
     made, told = Clouds(machine(), module_of), list[object]()
@@ -613,7 +606,7 @@ async def test_a_password_that_is_refused_twice_stops_the_registry(cloud: Cloud)
         ran = await sync(world, ECR, "one", "two")
         assert len(cloud.asked) == 2
         assert {each["error"]["code"] for each in ran.images} == {"AUTH_ERROR"}
-        assert "refused the credentials (a cloud of the tests)" in ran.err
+        assert "(a cloud of the tests)" in ran.err
 
 
 async def test_a_refused_password_that_a_cloud_gives_again_serves_nobody(cloud: Cloud) -> None:
@@ -632,7 +625,7 @@ async def test_a_refused_password_that_a_cloud_gives_again_serves_nobody(cloud: 
     cloud.takes = 10.0
     with anyio.move_on_after(1):
         await login.on_unauthorized(["Basic"], used, "app", "pull")
-    with pytest.raises(AuthError, match="refused the credentials") as caught:
+    with pytest.raises(AuthError, match="a cloud of the tests") as caught:
         await login.authorization("app", "pull")
     assert caught.value.fatal
     assert len(cloud.asked) == 3
@@ -691,21 +684,6 @@ async def test_a_refresh_token_that_ended_early_is_got_anew_once(cloud: Cloud) -
         serve(world, Turning(tokens, 4, turn), ACR, "app")
         ran = await sync(world, ACR, "app")
         assert (ran.status, len(cloud.asked), len(tokens.issued)) == (0, 2, 2)
-
-
-async def test_a_refused_login_at_a_token_service_is_named(cloud: Cloud) -> None:
-    cloud.given = [refresh(1)]
-    async with virtual() as world:
-        serve(
-            world,
-            App(auth=TokenService(anonymous=False, now=anyio.current_time)),
-            ACR,
-            "one",
-            "two",
-        )
-        ran = await sync(world, ACR, "one", "two")
-        assert (ran.status, len(cloud.asked)) == (4, 1)
-        assert "refresh1" not in ran.out + ran.err
 
 
 async def test_a_chain_that_finds_nothing_is_told_once_and_stops_its_registry(cloud: Cloud) -> None:
