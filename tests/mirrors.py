@@ -7,15 +7,19 @@ a test file that needs more than a class here has adds it by a class of its own.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
+from _regsync.sync.report import schema
 from conformance.client.attachments import fallback_lists
 from conformance.content.images import Image, Seed
+from conformance.registry.app import App
 from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, document, tags
 
@@ -120,3 +124,89 @@ class SignedMirror(Mirror):
         """Sync all of them; `rule` is about artifacts."""
         self.write({"from": "app", "tags": tag_rule or tags("v*"), "artifacts": rule})
         return await self.run("sync", *more)
+
+
+class LockedMirror(Mirror):
+    """A mirror with a lock."""
+
+    async def succeed(self, *words: str) -> Ran:
+        ran = await self.run(*words)
+        assert (ran.status, ran.err) == (0, ""), ran.err + ran.out
+        return ran
+
+    async def skip_all(self, count: int, *options: str) -> None:
+        """Run from the lock where all is there: each tag costs a HEAD at the target, and nothing at
+        the source.
+        """
+        ran = await self.succeed("sync", "--locked", *options)
+        assert ran.statuses() == ["skipped"] * len(ran.images)
+        assert asked(self.source) == {}
+        assert asked(self.target) == {"HEAD manifest": count}
+
+    def lines(self) -> dict[str, dict[str, Any]]:
+        """Return the images of the lock by tag."""
+        read = [json.loads(line) for line in self.lock.read_text().splitlines()]
+        return {each["source"].rpartition(":")[2]: each for each in read if "source" in each}
+
+    def digests(self) -> dict[str, str]:
+        return {tag: line["digest"] for tag, line in self.lines().items()}
+
+    def held(self, place: Place | None = None, repository: str = "app") -> dict[str, str]:
+        """Return what tags name at a target."""
+        found = (place or self.target).app.repositories.get(repository)
+        return dict(found.tags) if found is not None else {}
+
+
+class AuditedMirror(Mirror):
+    """One mapping, which the targets hold as the source does, until a test takes something away."""
+
+    def __init__(self, world: Virtual, directory: Path, *names: str, **options: Any) -> None:
+        super().__init__(world, directory, *names, **options)
+        self.mapping: dict[str, Any] = {"from": "app", "tags": tags("v1")}
+        self.others = list[dict[str, Any]]()
+        self.registries = dict[str, Any]()
+
+    def load(self, image: Image, *names: str, artifacts: tuple[Image, ...] = ()) -> Image:
+        """Hold an image and its artifacts at the source and at all targets."""
+        for place in (self.source, *self.targets.values()):
+            image.load_into(place.app, "app", *names)
+            for artifact in artifacts:
+                artifact.load_into(place.app, "app")
+        return image
+
+    async def run(self, command: str, *options: str, **top: Any) -> Ran:
+        self.write(self.mapping, *self.others, registries=self.registries, **top)
+        return await super().run(command, *options)
+
+    async def audit(self, *options: str, **top: Any) -> Ran:
+        """Run an audit, which writes nothing and whose document is as the schema says."""
+        ran = await self.run("audit", *options, **top)
+        Draft202012Validator(schema()).validate(ran.report)
+        for place in (self.source, *self.targets.values()):
+            place.journal.matching(WRITES).none()
+        counted = Counter(finding["finding"] for finding in ran.report["findings"])
+        assert ran.status == (2 if ran.report["failures"] else min(1, len(counted)))
+        return ran
+
+
+def found(ran: Ran) -> list[tuple[str, str | None]]:
+    """Return the kinds of an audit's findings, with the digests."""
+    return sorted((each["finding"], each["digest"]) for each in ran.report["findings"])
+
+
+def whole(ran: Ran) -> int:
+    """Return how many images are whole, of an audit that has found nothing."""
+    assert (ran.status, ran.report["findings"], ran.report["failures"]) == (0, [], [])
+    return int(ran.totals["images"]["whole"])
+
+
+def lose_manifest(registry: App, digest: str) -> None:
+    """Forget a manifest, and the tags that name it."""
+    held = registry.repositories["app"]
+    del held.manifests[digest]
+    for tag in [tag for tag, named in held.tags.items() if named == digest]:
+        del held.tags[tag]
+
+
+def lose_blob(registry: App, digest: str) -> None:
+    del registry.repositories["app"].blobs[digest]

@@ -23,9 +23,8 @@ from conformance.content.images import Seed
 from conformance.providers.personas import PERSONAS
 from conformance.server.memory import Link
 from tests.attached import MOVES, Scene
-from tests.ends import Ran, document, only, run_regsync, tags
-from tests.test_audit import Stage, found, lose_blob, lose_manifest, whole
-from tests.test_signals import stopped_at
+from tests.ends import Ran, document, only, run_regsync, stopped_at, tags
+from tests.mirrors import AuditedMirror, found, lose_blob, lose_manifest, whole
 from tests.thinning import thinned
 
 # Registries of every kind.
@@ -79,14 +78,14 @@ CLOSED = ("gar", "gcr", "acr-io", "acr-cn", "acr-us")
 @pytest.mark.parametrize("name", sorted(PERSONAS))
 async def test_a_target_of_any_kind_is_looked_at_whole(world, name, tmp_path):
     """Without a login: where that is refused, an image that may be there is no finding."""
-    stage = Stage(world, tmp_path)
+    mirror = AuditedMirror(world, tmp_path)
     target = world.persona(name)
     repository = "library/app" if name == "dockerhub" else "team/a/app"
-    image = stage.seed.index().load_into(stage.source.app, "app", "v1")
+    image = mirror.seed.index().load_into(mirror.source.app, "app", "v1")
     image.load_into(target, repository, "v1")
-    stage.registries["target"] = {"url": f"https://{target.row.hosts['registry']}"}
-    stage.mapping["to"] = repository
-    ran = await stage.run("--read", "2")
+    mirror.registries["target"] = {"url": f"https://{target.row.hosts['registry']}"}
+    mirror.mapping["to"] = repository
+    ran = await mirror.run("audit", "--read", "2")
     target.journal.matching(MOVES).none()
     if name in CLOSED:
         assert (ran.status, ran.report["findings"]) == (2, [])
@@ -116,24 +115,24 @@ async def test_an_artifact_that_a_target_does_not_list_is_found_and_mended(world
 @pytest.mark.parametrize("part", ["blob", "manifest", "child"])
 async def test_what_the_recipe_says_mends_an_image(world, part, tmp_path):
     """README.md, "After an incident": the tag is deleted, the state removed, then a run brings it."""
-    stage = Stage(world, tmp_path)
-    child = stage.seed.image()
-    top = stage.seed.index([child, stage.seed.image(architecture="arm64")])
-    top.load_into(stage.source.app, "app", "v1", "v2")
-    stage.mapping["tags"] = tags("v1", "v2")
-    await stage.run(command="sync")
+    mirror = AuditedMirror(world, tmp_path)
+    child = mirror.seed.image()
+    top = mirror.seed.index([child, mirror.seed.image(architecture="arm64")])
+    top.load_into(mirror.source.app, "app", "v1", "v2")
+    mirror.mapping["tags"] = tags("v1", "v2")
+    await mirror.run("sync")
     if part == "blob":
-        lose_blob(stage.target, next(iter(child.blobs)))
+        lose_blob(mirror.target.app, next(iter(child.blobs)))
     else:
-        lose_manifest(stage.target, child.top if part == "child" else top.top)
-    assert {each for each, _ in found(await stage.audit())} == {
+        lose_manifest(mirror.target.app, child.top if part == "child" else top.top)
+    assert {each for each, _ in found(await mirror.audit())} == {
         "missing" if part == "manifest" else "incomplete"
     }
 
-    stage.target.repositories["app"].tags.clear()
+    mirror.target.app.repositories["app"].tags.clear()
     (tmp_path / ".regsync" / "state.db").unlink()
-    assert (await stage.run(command="sync")).status == 0
-    assert whole(await stage.audit()) == 2
+    assert (await mirror.run("sync")).status == 0
+    assert whole(await mirror.audit()) == 2
 
 
 # Registries that do not answer as one would like.
@@ -141,57 +140,57 @@ async def test_what_the_recipe_says_mends_an_image(world, part, tmp_path):
 
 @pytest.mark.parametrize("status", [401, 403])
 async def test_a_repository_that_is_hidden_is_a_failure(world, status, tmp_path):
-    stage = Stage(world, tmp_path)
-    stage.load(stage.seed.image(), "v1")
-    stage.targets[0].app.faults.on("GET", "manifest").status(status)
-    ran = await stage.audit()
+    mirror = AuditedMirror(world, tmp_path)
+    mirror.load(mirror.seed.image(), "v1")
+    mirror.target.app.faults.on("GET", "manifest").status(status)
+    ran = await mirror.audit()
     assert (ran.status, ran.report["findings"]) == (2, [])
     assert only(ran.report["failures"])["error"]["code"] == "AUTH_ERROR"
     assert ran.totals["images"] == {"whole": 0, "flawed": 0, "failed": 1}
 
 
 async def test_a_blob_that_may_not_be_asked_for_is_a_failure_and_the_rest_is_told(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    image = stage.load(stage.seed.image(sizes=(100, 200)), "v1")
+    mirror = AuditedMirror(world, tmp_path)
+    image = mirror.load(mirror.seed.image(sizes=(100, 200)), "v1")
     hidden, lost, *_ = image.blobs
-    lose_blob(stage.target, lost)
-    stage.targets[0].app.faults.on("HEAD", "blob", reference=hidden).status(403)
-    ran = await stage.audit()
+    lose_blob(mirror.target.app, lost)
+    mirror.target.app.faults.on("HEAD", "blob", reference=hidden).status(403)
+    ran = await mirror.audit()
     assert (ran.status, found(ran)) == (2, [("incomplete", lost)])
     assert only(ran.report["failures"])["target"] == "target.test/app:v1"
     assert len(ran.failed) == 1
 
 
 async def test_a_source_that_cannot_be_listed_fails_its_mapping_alone(world, tmp_path):
-    stage = Stage(world, tmp_path, "one", "two")
-    stage.mapping["tags"] = tags("v*")
-    stage.source.app.faults.on("GET", "tag_list").status(403)
-    ran = await stage.audit()
+    mirror = AuditedMirror(world, tmp_path, "one", "two")
+    mirror.mapping["tags"] = tags("v*")
+    mirror.source.app.faults.on("GET", "tag_list").status(403)
+    ran = await mirror.audit()
     assert sorted(each["target"] for each in ran.report["failures"]) == [
         "one.test/app:*",
         "two.test/app:*",
     ]
-    for place in stage.targets:
+    for place in mirror.targets.values():
         place.journal.matching().none()
 
 
 async def test_a_tag_that_the_source_lost_is_a_failure(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    stage.seed.image().load_into(stage.target, "app", "v1")
-    stage.seed.image().load_into(stage.source.app, "app", "v2")
-    ran = await stage.audit()
+    mirror = AuditedMirror(world, tmp_path)
+    mirror.seed.image().load_into(mirror.target.app, "app", "v1")
+    mirror.seed.image().load_into(mirror.source.app, "app", "v2")
+    ran = await mirror.audit()
     assert (ran.status, ran.report["findings"]) == (2, [])
     assert only(ran.report["failures"])["error"]["code"] == "SOURCE_ERROR"
 
 
 async def test_an_index_that_has_no_end_is_a_failure(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    stage.seed.image().load_into(stage.source.app, "app", "v1")
-    nested = stage.seed.image()
+    mirror = AuditedMirror(world, tmp_path)
+    mirror.seed.image().load_into(mirror.source.app, "app", "v1")
+    nested = mirror.seed.image()
     for _ in range(5):
-        nested = stage.seed.index([nested])
-    nested.load_into(stage.target, "app", "v1")
-    ran = await stage.audit()
+        nested = mirror.seed.index([nested])
+    nested.load_into(mirror.target.app, "app", "v1")
+    ran = await mirror.audit()
     assert found(ran) == [("differs", nested.top)]
     error = only(ran.report["failures"])["error"]
     assert error["code"] == "CONTENT_ERROR"
@@ -200,52 +199,52 @@ async def test_an_index_that_has_no_end_is_a_failure(world, tmp_path):
 
 async def test_a_nested_index_that_was_trimmed_is_not_asked_about_at_the_source(world, tmp_path):
     """Here a 404 to that would look like a source without the referrers API."""
-    stage = Stage(world, tmp_path)
-    children = [stage.seed.image(architecture=name) for name in ("amd64", "arm64")]
-    nested = stage.seed.index(children)
-    stage.seed.index([nested]).load_into(stage.source.app, "app", "v1")
-    stage.mapping["platforms"] = ["linux/amd64"]
-    assert (await stage.run(command="sync")).statuses() == ["synced"]
-    assert whole(await stage.audit()) == 1
-    asked = stage.source.journal.matching("GET", "referrers")
+    mirror = AuditedMirror(world, tmp_path)
+    children = [mirror.seed.image(architecture=name) for name in ("amd64", "arm64")]
+    nested = mirror.seed.index(children)
+    mirror.seed.index([nested]).load_into(mirror.source.app, "app", "v1")
+    mirror.mapping["platforms"] = ["linux/amd64"]
+    assert (await mirror.run("sync")).statuses() == ["synced"]
+    assert whole(await mirror.audit()) == 1
+    asked = mirror.source.journal.matching("GET", "referrers")
     assert [entry.reference for entry in asked] == [children[0].top]
 
 
 async def test_throttling_is_obeyed(world, tmp_path):
-    stage = Stage(world, tmp_path)
+    mirror = AuditedMirror(world, tmp_path)
     for number in range(20):
-        stage.load(stage.seed.image(), f"v{number}")
-    stage.mapping["tags"] = tags("v*")
-    stage.targets[0].app.faults.on("GET HEAD").throttle(requests=10, seconds=1)
-    ran = await stage.audit()
+        mirror.load(mirror.seed.image(), f"v{number}")
+    mirror.mapping["tags"] = tags("v*")
+    mirror.target.app.faults.on("GET HEAD").throttle(requests=10, seconds=1)
+    ran = await mirror.audit()
     assert whole(ran) == 20
     assert ran.totals["throttled"]["target.test"] > 0
     assert ran.seconds > 5
 
 
 async def test_a_target_that_is_away_fails_alone(world, tmp_path):
-    stage = Stage(world, tmp_path, "one", "two")
+    mirror = AuditedMirror(world, tmp_path, "one", "two")
     for number in range(100):
-        stage.load(stage.seed.image(), f"v{number}")
-    stage.mapping["tags"] = tags("v*")
-    stage.targets[0].fail("refused")
-    ran = await stage.audit()
+        mirror.load(mirror.seed.image(), f"v{number}")
+    mirror.mapping["tags"] = tags("v*")
+    mirror.target.fail("refused")
+    ran = await mirror.audit()
     assert (ran.status, ran.report["findings"]) == (2, [])
     failures = ran.report["failures"]
     assert {each["error"]["code"] for each in failures} == {"NETWORK_ERROR"}
     assert len(failures) == 100
     assert ran.totals["images"]["whole"] == 100
     # The other one does not wait until the first is given up.
-    asked = stage.targets[1].journal.entries
+    asked = mirror.targets["two"].journal.entries
     assert asked[-1].time - asked[0].time < 1
 
 
 async def test_an_outage_that_ends_costs_no_finding(world, tmp_path):
-    stage = Stage(world, tmp_path, target={"up": Link(latency=0.1)})
+    mirror = AuditedMirror(world, tmp_path, of={"target": {"up": Link(latency=0.1)}})
     for number in range(100):
-        stage.load(stage.seed.image(sizes=(2000,)), f"v{number}")
-    stage.mapping["tags"] = tags("v*")
-    place = stage.targets[0]
+        mirror.load(mirror.seed.image(sizes=(2000,)), f"v{number}")
+    mirror.mapping["tags"] = tags("v*")
+    place = mirror.target
 
     async def go_away() -> None:
         await anyio.sleep(1.5)
@@ -255,16 +254,16 @@ async def test_an_outage_that_ends_costs_no_finding(world, tmp_path):
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(go_away)
-        ran = await stage.audit()
+        ran = await mirror.audit()
     assert whole(ran) == 100
     assert ran.seconds > 20
 
 
 async def test_an_audit_shows_how_far_it_is(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    stage.load(stage.seed.image(), "v1")
-    await stage.audit()
-    stage.targets[0].app.faults.on("HEAD", "blob").delay(40)
+    mirror = AuditedMirror(world, tmp_path)
+    mirror.load(mirror.seed.image(), "v1")
+    await mirror.audit()
+    mirror.target.app.faults.on("HEAD", "blob").delay(40)
     file = str(tmp_path / "mirror.yaml")
     ran = await world.run("audit", "-c", file)
     [line] = ran.err.splitlines()
@@ -277,16 +276,16 @@ async def test_an_audit_shows_how_far_it_is(world, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda each: each.name)
 async def test_a_signal_ends_an_audit_at_once_and_what_was_found_is_told(world, number, tmp_path):
-    stage = Stage(world, tmp_path)
-    image = stage.load(stage.seed.image(), "v1", "v2")
-    stage.mapping["tags"] = tags("v1", "v2", "v3")
-    stage.seed.image().load_into(stage.source.app, "app", "v3")
+    mirror = AuditedMirror(world, tmp_path)
+    image = mirror.load(mirror.seed.image(), "v1", "v2")
+    mirror.mapping["tags"] = tags("v1", "v2", "v3")
+    mirror.seed.image().load_into(mirror.source.app, "app", "v3")
     receipt = tmp_path / "there.txt"
     receipt.write_text("as it was")
-    faults = stage.targets[0].app.faults
+    faults = mirror.target.app.faults
     faults.on("HEAD", "blob", reference=next(iter(image.blobs))).stall()
     async with stopped_at(5.0, number=number):
-        ran = await stage.run("--receipt", str(receipt))
+        ran = await mirror.run("audit", "--receipt", str(receipt))
     assert ran.status == 128 + number
     assert ran.seconds == pytest.approx(5.0, abs=0.01)
     assert ran.report["interrupted"]
@@ -296,15 +295,15 @@ async def test_a_signal_ends_an_audit_at_once_and_what_was_found_is_told(world, 
 
 
 async def test_a_receipt_names_what_is_there(world, tmp_path):
-    stage = Stage(world, tmp_path)
-    image = stage.seed.image(sizes=(100, 200))
-    bill = stage.seed.artifact(image, "application/spdx+json")
-    stage.load(image, "v1", artifacts=(bill,))
+    mirror = AuditedMirror(world, tmp_path)
+    image = mirror.seed.image(sizes=(100, 200))
+    bill = mirror.seed.artifact(image, "application/spdx+json")
+    mirror.load(image, "v1", artifacts=(bill,))
     lost, wrong, *_ = image.blobs
-    lose_blob(stage.target, lost)
-    stage.targets[0].app.faults.on("GET", "blob", reference=wrong).corrupt()
+    lose_blob(mirror.target.app, lost)
+    mirror.target.app.faults.on("GET", "blob", reference=wrong).corrupt()
     receipt = tmp_path / "there.txt"
-    ran = await stage.audit("--read", "99", "--receipt", str(receipt))
+    ran = await mirror.audit("--read", "99", "--receipt", str(receipt))
     assert found(ran) == sorted([("incomplete", lost), ("corrupt", wrong)])
     there = {*image.contents(), *bill.contents()} - {lost, wrong}
     lines = receipt.read_text().splitlines()

@@ -14,9 +14,8 @@ from conformance.content.images import Image, Seed
 from conformance.registry.app import App
 from conformance.server.exchange import Answer, Reception, Request
 from conformance.server.memory import Link, Place
-from tests.ends import Virtual, document, held, tags
+from tests.ends import Virtual, document, held, stopped_at, tags
 from tests.layouts import blob_path, check_layout, make_layout
-from tests.test_signals import stopped_at
 
 SIZE = 3_000_000
 HALF = SIZE // 2

@@ -6,9 +6,8 @@ import json
 import signal
 
 from conformance.content.images import Seed
-from tests.ends import document, tags
+from tests.ends import document, stopped_at, tags
 from tests.layouts import check_layout, names_of
-from tests.test_signals import stopped_at
 
 
 async def test_what_was_put_when_a_signal_came_is_safe_and_reported(world, tmp_path):

@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
@@ -17,113 +14,27 @@ from _regsync.app import locking
 from _regsync.errors import RegsyncError
 from _regsync.sync.lockfile import Lock
 from _regsync.text import parse_time
-from conformance.client.attachments import fallback_lists, referrers_tag
-from conformance.content.images import Image, Seed
+from conformance.client.attachments import referrers_tag
 from conformance.messages import Answer, Request, Response
 from conformance.registry.tokens import TokenService
-from conformance.server.memory import Place
-from tests.ends import Ran, Virtual, document, tags
+from tests.ends import Virtual, tags
+from tests.mirrors import SBOM, SIGNATURE, LockedMirror, asked
 from tests.test_report import check
 
-SBOM = "application/spdx+json"
-SIGNATURE = "application/vnd.example.signature"
 DAY = 86_400.0
 
 
-class Mirror:
-    """A source, targets, a configuration with its lock, and what the last command asked."""
-
-    def __init__(
-        self, world: Virtual, directory: Path, *targets: str, state: bool = True, **options: Any
-    ) -> None:
-        self.world = world
-        self.directory = directory
-        self.file = directory / "mirror.yaml"
-        self.lock = directory / "mirror.lock"
-        self.seed = Seed(11)
-        self.source = world.registry("source.example", **options)
-        names = targets or ("target.example",)
-        self.targets = [world.registry(name, **options) for name in names]
-        self.target = self.targets[0]
-        self.attached: list[Image] = []
-        self._state = state
-
-    def load(self, tag: str, image: Image | None = None, repository: str = "app") -> Image:
-        made = image or self.seed.image()
-        return made.load_into(self.source.app, repository, tag)
-
-    def attach(self, subject: Image, kind: str = SIGNATURE, tag: str | None = None) -> Image:
-        """Attach an artifact as a client does; under a tag of cosign's where one is given."""
-        made = self.seed.artifact(subject, kind)
-        made.load_into(self.source.app, "app", *([tag] if tag else []))
-        self.attached.append(made)
-        if not self.source.app.referrers_api:
-            for name, listed in fallback_lists(self.attached).items():
-                listed.load_into(self.source.app, "app", name)
-        return made
-
-    def write(self, *mappings: Mapping[str, Any], **top: Any) -> None:
-        """Write the configuration; artifacts are copied unless it says otherwise."""
-        registries: dict[str, Any] = {"source": self.source}
-        registries.update({f"target{n}": place for n, place in enumerate(self.targets)})
-        registries.update(top.pop("registries", {}))
-        if self._state:
-            top.setdefault("global", {"cache_dir": str(self.directory / "state")})
-        else:
-            top.setdefault("global", {"cache_dir": "/dev/null/none"})
-        defaults = {"artifacts": {}, **top.pop("defaults", {})}
-        self.file.write_text(document(registries, *mappings, defaults=defaults, **top))
-
-    async def run(self, *words: str) -> Ran:
-        """Run a command quietly, with its report in JSON, on journals that are empty before."""
-        for place in (self.source, *self.targets):
-            place.journal.clear()
-        command, *options = words
-        return await self.world.run(command, "--json", "-q", *options, "-c", str(self.file))
-
-    async def succeed(self, *words: str) -> Ran:
-        ran = await self.run(*words)
-        assert (ran.status, ran.err) == (0, ""), ran.err + ran.out
-        return ran
-
-    async def skip_all(self, count: int, *options: str) -> None:
-        """Run from the lock where all is there: each tag costs a HEAD at the target, and nothing at
-        the source.
-        """
-        ran = await self.succeed("sync", "--locked", *options)
-        assert ran.statuses() == ["skipped"] * len(ran.images)
-        assert asked(self.source) == {}
-        assert asked(self.target) == {"HEAD manifest": count}
-
-    def lines(self) -> dict[str, dict[str, Any]]:
-        """Return the images of the lock by tag."""
-        read = [json.loads(line) for line in self.lock.read_text().splitlines()]
-        return {each["source"].rpartition(":")[2]: each for each in read if "source" in each}
-
-    def digests(self) -> dict[str, str]:
-        return {tag: line["digest"] for tag, line in self.lines().items()}
-
-    def held(self, place: Place | None = None, repository: str = "app") -> dict[str, str]:
-        """Return what tags name at a target."""
-        found = (place or self.target).app.repositories.get(repository)
-        return dict(found.tags) if found is not None else {}
-
-
-def asked(*places: Place) -> Counter[str]:
-    """Count what was asked, by method and kind."""
-    counts: Counter[str] = Counter()
-    for place in places:
-        counts.update(place.journal.summary())
-    return counts
+@pytest.fixture
+def mirror(world: Virtual, tmp_path: Path) -> LockedMirror:
+    return LockedMirror(world, tmp_path)
 
 
 # What a lock costs, and what is in it.
 
 
-async def test_a_first_lock_and_an_unchanged_one(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    images = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
-    mirror.load("nightly")
+async def test_a_first_lock_and_an_unchanged_one(mirror):
+    images = {f"v{number}": mirror.push(f"v{number}") for number in range(3)}
+    mirror.push("nightly")
     mirror.write({"from": "app", "tags": tags("v*")})
     ran = await mirror.succeed("lock")
 
@@ -141,14 +52,13 @@ async def test_a_first_lock_and_an_unchanged_one(world, tmp_path):
     assert mirror.lock.stat() == before
 
 
-async def test_one_image_that_moves_is_one_line(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
+async def test_one_image_that_moves_is_one_line(mirror):
     for number in range(3):
-        mirror.load(f"v{number}")
+        mirror.push(f"v{number}")
     mirror.write({"from": "app", "tags": tags("v*")})
     await mirror.succeed("lock")
     before = mirror.lock.read_text().splitlines()
-    moved = mirror.load("v1")
+    moved = mirror.push("v1")
     signature = mirror.attach(moved)
 
     ran = await mirror.succeed("lock", "--diff")
@@ -175,10 +85,9 @@ async def test_one_image_that_moves_is_one_line(world, tmp_path):
     ]
 
 
-async def test_two_platforms_of_one_source_have_lines_of_their_own(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
+async def test_two_platforms_of_one_source_have_lines_of_their_own(mirror):
     child = mirror.seed.image()
-    index = mirror.load("v1", mirror.seed.index([child, mirror.seed.image(architecture="arm64")]))
+    index = mirror.push("v1", mirror.seed.index([child, mirror.seed.image(architecture="arm64")]))
     signature = mirror.attach(child)
     mirror.attach(index)
     mirror.write(
@@ -209,9 +118,8 @@ async def test_two_platforms_of_one_source_have_lines_of_their_own(world, tmp_pa
     await mirror.skip_all(2)
 
 
-async def test_artifacts_that_one_mapping_excludes_are_the_other_ones(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    image = mirror.load("v1")
+async def test_artifacts_that_one_mapping_excludes_are_the_other_ones(mirror):
+    image = mirror.push("v1")
     sbom = mirror.attach(image, SBOM)
     signature = mirror.attach(image)
     of_sbom = mirror.attach(sbom)
@@ -235,25 +143,23 @@ async def test_artifacts_that_one_mapping_excludes_are_the_other_ones(world, tmp
     await mirror.skip_all(3)
 
 
-async def test_without_artifacts_and_platforms_a_head_a_tag_is_enough(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    images = [mirror.load(tag) for tag in ("v1", "v2")]
+async def test_without_artifacts_and_platforms_a_head_a_tag_is_enough(mirror):
+    images = [mirror.push(tag) for tag in ("v1", "v2")]
     mirror.write({"from": "app", "tags": tags("v1", "v2"), "artifacts": {"enabled": False}})
     await mirror.succeed("lock")
     assert asked(mirror.source) == {"HEAD manifest": 2}
     assert list(mirror.digests().values()) == [image.top for image in images]
 
 
-async def test_a_tag_that_moves_to_a_digest_of_another_line_costs_its_head_alone(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    image = mirror.load("v1")
+async def test_a_tag_that_moves_to_a_digest_of_another_line_costs_its_head_alone(mirror):
+    image = mirror.push("v1")
     mirror.attach(image)
-    mirror.load("latest")
+    mirror.push("latest")
     mirror.write({"from": "app", "tags": tags("v1", "latest")})
     await mirror.succeed("lock")
     seen = mirror.lines()["v1"]["first_seen"]
     await anyio.sleep(DAY)
-    mirror.load("latest", image)
+    mirror.push("latest", image)
     await mirror.succeed("lock")
     assert asked(mirror.source) == {"HEAD manifest": 2}
     lines = mirror.lines()
@@ -261,24 +167,22 @@ async def test_a_tag_that_moves_to_a_digest_of_another_line_costs_its_head_alone
     assert lines["latest"]["first_seen"] == seen
 
 
-async def test_first_seen_changes_with_the_digest_alone(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    mirror.load("v1")
-    mirror.load("v2")
+async def test_first_seen_changes_with_the_digest_alone(mirror):
+    mirror.push("v1")
+    mirror.push("v2")
     mirror.write({"from": "app", "tags": tags("v*")})
     await mirror.succeed("lock")
     before = mirror.lines()
     await anyio.sleep(DAY)
-    mirror.load("v2")
+    mirror.push("v2")
     await mirror.succeed("lock", "--recheck")
     after = mirror.lines()
     assert after["v1"] == before["v1"]
     assert parse_time(after["v2"]["first_seen"]) - parse_time(before["v2"]["first_seen"]) == DAY
 
 
-async def test_digests_in_a_listing_spare_the_heads(world, tmp_path):
+async def test_digests_in_a_listing_spare_the_heads(mirror, world):
     """Google's registries tell them."""
-    mirror = Mirror(world, tmp_path)
     provider = world.persona("gcr_open")
     images = {tag: mirror.seed.image() for tag in ("v1", "v2")}
     for tag, image in images.items():
@@ -301,13 +205,12 @@ async def test_digests_in_a_listing_spare_the_heads(world, tmp_path):
     assert provider.journal.summary() == {"GET tag_list": 1}
 
 
-async def test_signatures_that_come_later(world, tmp_path):
+async def test_signatures_that_come_later(mirror):
     """One under a tag of cosign's is in the listing; what the API alone could tell is asked for with
     --recheck.
     """
-    mirror = Mirror(world, tmp_path)
-    image = mirror.load("v1")
-    mirror.load("v2")
+    image = mirror.push("v1")
+    mirror.push("v2")
     mirror.write({"from": "app", "tags": tags("v*")})
     await mirror.succeed("lock")
 
@@ -319,7 +222,7 @@ async def test_signatures_that_come_later(world, tmp_path):
     assert asked(mirror.source)["GET referrers"] == 3  # of both images and the signature
 
     tag = referrers_tag(image.top) + ".sig"
-    cosign = mirror.load(tag)
+    cosign = mirror.push(tag)
     (change,) = (await mirror.succeed("lock")).report["changes"]
     assert sorted(change["after"]["artifacts"]) == sorted([late.top, cosign.top])
     assert [each.get("tag") for each in mirror.lines()["v1"]["artifacts"]] == [tag, None]
@@ -330,35 +233,33 @@ async def test_signatures_that_come_later(world, tmp_path):
 # What fails while a lock is made.
 
 
-async def test_a_mapping_that_fails_keeps_its_lines(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
+async def test_a_mapping_that_fails_keeps_its_lines(mirror):
     for repository in ("app", "other"):
-        mirror.load("v1", repository=repository)
+        mirror.push("v1", repository=repository)
     mirror.write({"from": "app", "tags": tags("v*")}, {"from": "other", "tags": tags("v*")})
     await mirror.succeed("lock")
     before = mirror.lock.read_text().splitlines()
-    mirror.load("v1")
-    mirror.load("v1", repository="other")
+    mirror.push("v1")
+    mirror.push("v1", repository="other")
     mirror.source.app.faults.on("GET", "tag_list", repository="app").status(403)
 
     ran = await mirror.run("lock")
     assert ran.status == 1
     (failure,) = ran.report["failed"]
-    assert (failure["source"], failure["keeps_lines"]) == ("source.example/app", True)
+    assert (failure["source"], failure["keeps_lines"]) == ("source.test/app", True)
     assert failure["error"]["code"] == "AUTH_ERROR"
-    assert "failed source.example/app: AUTH_ERROR" in ran.err
+    assert "failed source.test/app: AUTH_ERROR" in ran.err
     check("lock", ran.report)
     after = mirror.lock.read_text().splitlines()
     moved = [new for old, new in zip(before, after, strict=True) if old != new]
     assert len(moved) == 1
-    assert "source.example/other:v1" in moved[0]
+    assert "source.test/other:v1" in moved[0]
 
 
-async def test_a_registry_that_fails_half_way_writes_no_first_lock(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
+async def test_a_registry_that_fails_half_way_writes_no_first_lock(mirror, world):
     for number in range(3):
-        mirror.load(f"v{number}")
-    mirror.load("v1", repository="other")
+        mirror.push(f"v{number}")
+    mirror.push("v1", repository="other")
     mirror.write({"from": "app", "tags": tags("v*")}, {"from": "other", "tags": tags("v*")})
     fault = mirror.source.app.faults.on("GET", "manifest", reference="v1", repository="app")
     fault.status(401)
@@ -367,20 +268,19 @@ async def test_a_registry_that_fails_half_way_writes_no_first_lock(world, tmp_pa
     assert not mirror.lock.exists()
     assert not ran.report["written"]
     (failure,) = ran.report["failed"]
-    assert (failure["source"], failure["keeps_lines"]) == ("source.example/app", False)
+    assert (failure["source"], failure["keeps_lines"]) == ("source.test/app", False)
     said = await mirror.world.run("lock", "-c", str(mirror.file))
-    assert f"{mirror.lock} was not written: it would lack source.example/app" in said.err
+    assert f"{mirror.lock} was not written: it would lack source.test/app" in said.err
 
 
-async def test_a_registry_that_fails_half_way_leaves_the_old_lines(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
+async def test_a_registry_that_fails_half_way_leaves_the_old_lines(mirror):
     for number in range(3):
-        mirror.load(f"v{number}")
+        mirror.push(f"v{number}")
     mirror.write({"from": "app", "tags": tags("v*")})
     await mirror.succeed("lock")
     before = mirror.lock.read_text()
-    mirror.load("v0")
-    mirror.load("v9")
+    mirror.push("v0")
+    mirror.push("v9")
     mirror.source.app.faults.on("HEAD", "manifest", reference="v2").status(403)
     ran = await mirror.run("lock")
     assert ran.status == 1
@@ -388,39 +288,36 @@ async def test_a_registry_that_fails_half_way_leaves_the_old_lines(world, tmp_pa
     assert ran.report["failed"][0]["keeps_lines"]
 
 
-async def test_everything_that_fails_for_want_of_a_login_is_status_4(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    mirror.load("v1")
+async def test_everything_that_fails_for_want_of_a_login_is_status_4(mirror):
+    mirror.push("v1")
     mirror.write({"from": "app", "tags": tags("v*")})
     mirror.source.app.faults.on("GET", "tag_list").status(403)
     assert (await mirror.run("lock")).status == 4
 
 
-async def test_an_image_that_is_itself_at_fault_fails_alone(world, tmp_path):
+async def test_an_image_that_is_itself_at_fault_fails_alone(mirror):
     """No such tag, no such platform: the others are locked, and what was known of it stays."""
-    mirror = Mirror(world, tmp_path)
-    index = mirror.load("v1", mirror.seed.index())
-    mirror.load("v2", mirror.seed.index())
+    index = mirror.push("v1", mirror.seed.index())
+    mirror.push("v2", mirror.seed.index())
     mapping = {"from": "app", "tags": tags("v1", "v2", "v3"), "platforms": ["linux/amd64"]}
     mirror.write(mapping)
     ran = await mirror.run("lock")
     assert ran.status == 1
-    assert [each["source"] for each in ran.report["failed"]] == ["source.example/app:v3"]
+    assert [each["source"] for each in ran.report["failed"]] == ["source.test/app:v3"]
     assert mirror.digests().keys() == {"v1", "v2"}
 
-    mirror.load("v1", mirror.seed.index(platforms=("linux/s390x", "linux/arm64")))
+    mirror.push("v1", mirror.seed.index(platforms=("linux/s390x", "linux/arm64")))
     ran = await mirror.run("lock")
     failed = {each["source"]: each["keeps_lines"] for each in ran.report["failed"]}
-    assert failed == {"source.example/app:v1": True, "source.example/app:v3": False}
+    assert failed == {"source.test/app:v1": True, "source.test/app:v3": False}
     assert mirror.digests()["v1"] == index.top
 
 
-async def test_a_tag_that_moves_while_it_is_looked_at_is_locked_as_it_is_then(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    mirror.load("v1")
+async def test_a_tag_that_moves_while_it_is_looked_at_is_locked_as_it_is_then(mirror):
+    mirror.push("v1")
     mirror.write({"from": "app", "tags": tags("v1")})
     await mirror.succeed("lock")
-    between = mirror.load("v1")
+    between = mirror.push("v1")
     newest = mirror.seed.image()
 
     def move(request: Request) -> Answer | None:
@@ -434,20 +331,19 @@ async def test_a_tag_that_moves_while_it_is_looked_at_is_locked_as_it_is_then(wo
     assert mirror.digests() == {"v1": newest.top}
 
 
-async def test_only_some_repositories(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
+async def test_only_some_repositories(mirror):
     for repository in ("app", "other"):
-        mirror.load("v1", repository=repository)
+        mirror.push("v1", repository=repository)
     mapping = {"tags": tags("v1")}
     mirror.write({"from": "app", **mapping}, {"from": "other", **mapping})
     await mirror.succeed("lock")
     before = mirror.lock.read_text().splitlines()
-    mirror.load("v1")
-    mirror.load("v1", repository="other")
+    mirror.push("v1")
+    mirror.push("v1", repository="other")
 
     ran = await mirror.succeed("lock", "--only", "other", "--diff")
-    assert [each["source"] for each in ran.report["changes"]] == ["source.example/other:v1"]
-    await mirror.succeed("lock", "--only", "source.example/other")
+    assert [each["source"] for each in ran.report["changes"]] == ["source.test/other:v1"]
+    await mirror.succeed("lock", "--only", "source.test/other")
     assert mirror.source.journal.count(repository="app") == 0
     after = mirror.lock.read_text().splitlines()
     moved = [new for old, new in zip(before, after, strict=True) if old != new]
@@ -459,10 +355,9 @@ async def test_only_some_repositories(world, tmp_path):
     assert "--only nothing: no mapping has this repository as `from`" in ran.err
 
 
-async def test_what_the_configuration_no_longer_names_leaves_the_lock(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
+async def test_what_the_configuration_no_longer_names_leaves_the_lock(mirror):
     for repository in ("app", "other"):
-        mirror.load("v1", repository=repository)
+        mirror.push("v1", repository=repository)
     mapping = {"tags": tags("v1")}
     mirror.write({"from": "app", **mapping}, {"from": "other", **mapping})
     await mirror.succeed("lock")
@@ -472,10 +367,9 @@ async def test_what_the_configuration_no_longer_names_leaves_the_lock(world, tmp
     assert "other" not in mirror.lock.read_text()
 
 
-async def test_other_artifacts_are_looked_for_when_the_mapping_takes_others(world, tmp_path):
+async def test_other_artifacts_are_looked_for_when_the_mapping_takes_others(mirror):
     """Other tags alone cost no look at what stays."""
-    mirror = Mirror(world, tmp_path)
-    image = mirror.load("v1")
+    image = mirror.push("v1")
     signature = mirror.attach(image)
     mirror.write({"from": "app", "tags": tags("v*"), "artifacts": {"include": [SBOM]}})
     await mirror.succeed("lock")
@@ -492,9 +386,8 @@ async def test_other_artifacts_are_looked_for_when_the_mapping_takes_others(worl
 # The file.
 
 
-async def test_a_lock_is_readable_for_all_and_a_link_stays_one(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    mirror.load("v1")
+async def test_a_lock_is_readable_for_all_and_a_link_stays_one(mirror, tmp_path):
+    mirror.push("v1")
     mirror.write({"from": "app", "tags": tags("v1")})
     await mirror.succeed("lock")
     assert mirror.lock.stat().st_mode & 0o777 == 0o644
@@ -502,20 +395,19 @@ async def test_a_lock_is_readable_for_all_and_a_link_stays_one(world, tmp_path):
     mirror.lock.rename(elsewhere)
     mirror.lock.symlink_to(elsewhere)
     elsewhere.chmod(0o600)
-    mirror.load("v1")
+    mirror.push("v1")
     await mirror.succeed("lock")
     assert mirror.lock.is_symlink()
     assert elsewhere.stat().st_mode & 0o777 == 0o600
     assert not any(name.endswith(".partial") for name in os.listdir(tmp_path))
 
 
-async def test_a_full_disk_leaves_the_old_lock(world, tmp_path, monkeypatch):
-    mirror = Mirror(world, tmp_path)
-    mirror.load("v1")
+async def test_a_full_disk_leaves_the_old_lock(mirror, tmp_path, monkeypatch):
+    mirror.push("v1")
     mirror.write({"from": "app", "tags": tags("v1")})
     await mirror.succeed("lock")
     before = mirror.lock.read_text()
-    mirror.load("v1")
+    mirror.push("v1")
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -528,9 +420,8 @@ async def test_a_full_disk_leaves_the_old_lock(world, tmp_path, monkeypatch):
     assert [name for name in os.listdir(tmp_path) if "lock" in name] == ["mirror.lock"]
 
 
-async def test_of_two_processes_one_writes(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    mirror.load("v1")
+async def test_of_two_processes_one_writes(mirror):
+    mirror.push("v1")
     mirror.write({"from": "app", "tags": tags("v1")})
     file = locking.open_lock(str(mirror.lock))
     await mirror.succeed("lock")
@@ -546,8 +437,7 @@ async def test_of_two_processes_one_writes(world, tmp_path):
         locking.write(file, Lock())
 
 
-async def test_a_lock_that_cannot_be_read_is_a_configuration_error(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
+async def test_a_lock_that_cannot_be_read_is_a_configuration_error(mirror):
     mirror.write({"from": "app", "tags": tags("v1")})
     mirror.lock.write_text('{"lock": 1}\n<<<<<<< HEAD\n')
     for command in (["lock"], ["sync", "--locked"]):
@@ -563,25 +453,24 @@ async def test_a_lock_that_cannot_be_read_is_a_configuration_error(world, tmp_pa
 # What is shown.
 
 
-async def test_what_changed_is_a_line_each_or_a_table(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    old = {tag: mirror.load(tag) for tag in ("v1", "v2")}
+async def test_what_changed_is_a_line_each_or_a_table(mirror, world):
+    old = {tag: mirror.push(tag) for tag in ("v1", "v2")}
     mirror.write({"from": "app", "tags": tags("v*")})
     said = await world.run("lock", "-c", str(mirror.file))
     assert said.out.splitlines() == [
-        *(f"came source.example/app:{tag} {image.top}" for tag, image in old.items()),
+        *(f"came source.test/app:{tag} {image.top}" for tag, image in old.items()),
         "changed the mappings, or their rules",
     ]
     assert (await world.run("lock", "-c", str(mirror.file))).out == ""
     assert (await world.run("lock", "--markdown", "-c", str(mirror.file))).out == ""
 
-    new = mirror.load("v1")
+    new = mirror.push("v1")
     signature = mirror.attach(old["v2"])
     options = ("lock", "--diff", "--recheck", "-c", str(mirror.file))
     said = await world.run(*options)
     assert said.out.splitlines() == [
-        f"moved source.example/app:v1 {old['v1'].top} -> {new.top}",
-        f"changed source.example/app:v2 {old['v2'].top} (artifacts: 1 came, 0 gone)",
+        f"moved source.test/app:v1 {old['v1'].top} -> {new.top}",
+        f"changed source.test/app:v2 {old['v2'].top} (artifacts: 1 came, 0 gone)",
     ]
     said = await world.run(*options, "--markdown")
     assert said.out.splitlines() == [
@@ -589,8 +478,8 @@ async def test_what_changed_is_a_line_each_or_a_table(world, tmp_path):
         "",
         "| | image | was | is | artifacts |",
         "|---|---|---|---|---|",
-        f"| moved | `source.example/app:v1` | `{old['v1'].top[:19]}` | `{new.top[:19]}` | 0 |",
-        f"| changed | `source.example/app:v2` | `{old['v2'].top[:19]}` | `{old['v2'].top[:19]}` | 1 |",
+        f"| moved | `source.test/app:v1` | `{old['v1'].top[:19]}` | `{new.top[:19]}` | 0 |",
+        f"| changed | `source.test/app:v2` | `{old['v2'].top[:19]}` | `{old['v2'].top[:19]}` | 1 |",
     ]
     assert signature.top not in mirror.lock.read_text()
 
@@ -598,14 +487,13 @@ async def test_what_changed_is_a_line_each_or_a_table(world, tmp_path):
 # A run from a lock.
 
 
-async def test_a_run_from_a_lock_copies_what_was_reviewed_and_asks_nothing_else(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    reviewed = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
+async def test_a_run_from_a_lock_copies_what_was_reviewed_and_asks_nothing_else(mirror):
+    reviewed = {f"v{number}": mirror.push(f"v{number}") for number in range(3)}
     signature = mirror.attach(reviewed["v0"])
     mirror.write({"from": "app", "tags": tags("v*")})
     await mirror.succeed("lock")
-    mirror.load("v1")
-    mirror.load("v9")
+    mirror.push("v1")
+    mirror.push("v9")
     late = mirror.attach(reviewed["v2"])
 
     ran = await mirror.succeed("sync", "--locked")
@@ -624,11 +512,8 @@ async def test_a_run_from_a_lock_copies_what_was_reviewed_and_asks_nothing_else(
     await mirror.skip_all(3)
 
 
-async def test_a_lock_that_is_not_for_this_configuration_stops_the_run_before_any_request(
-    world, tmp_path
-):
-    mirror = Mirror(world, tmp_path)
-    mirror.load("v1")
+async def test_a_lock_that_is_not_for_this_configuration_stops_the_run_before_any_request(mirror):
+    mirror.push("v1")
     mirror.write({"from": "app", "tags": tags("v*")})
     ran = await mirror.run("sync", "--locked")
     assert ran.status == 3
@@ -645,18 +530,17 @@ async def test_a_lock_that_is_not_for_this_configuration_stops_the_run_before_an
         for command in ("sync", "analyze"):
             ran = await mirror.run(command, "--locked")
             assert ran.status == 3
-            assert "mappings[1], from source.example/app" in ran.err
-            assert asked(mirror.source, mirror.target) == {}
+            assert "mappings[1], from source.test/app" in ran.err
+            assert asked(mirror.source) == asked(mirror.target) == {}
 
 
-async def test_a_path_for_the_lock_means_a_run_from_it(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    image = mirror.load("v1")
+async def test_a_path_for_the_lock_means_a_run_from_it(mirror, world, tmp_path):
+    image = mirror.push("v1")
     mirror.write({"from": "app", "tags": tags("v*")})
     elsewhere = str(tmp_path / "elsewhere.lock")
     await mirror.succeed("lock", "--lock", elsewhere)
     assert not mirror.lock.exists()
-    mirror.load("v1")
+    mirror.push("v1")
     await mirror.succeed("sync", "--lock", elsewhere)
     assert mirror.held() == {"v1": image.top}
     ran = await world.run("sync", "--locked", "-c", "-", stdin=mirror.file.read_text())
@@ -664,29 +548,27 @@ async def test_a_path_for_the_lock_means_a_run_from_it(world, tmp_path):
     assert "--lock PATH is required" in ran.err
 
 
-async def test_a_digest_that_is_gone_fails_its_image_alone(world, tmp_path):
+async def test_a_digest_that_is_gone_fails_its_image_alone(mirror):
     """What the tag names now has not been reviewed, so it is not copied."""
-    mirror = Mirror(world, tmp_path)
-    kept = mirror.load("v1")
-    gone = mirror.load("v2")
+    kept = mirror.push("v1")
+    gone = mirror.push("v2")
     mirror.write({"from": "app", "tags": tags("v*")})
     await mirror.succeed("lock")
-    mirror.load("v2")
+    mirror.push("v2")
     del mirror.source.app.repositories["app"].manifests[gone.top]
 
     ran = await mirror.run("sync", "--locked")
     assert ran.status == 1
     assert mirror.held() == {"v1": kept.top}
     (failed,) = (each for each in ran.images if each["status"] == "failed")
-    assert failed["source"] == "source.example/app:v2"
+    assert failed["source"] == "source.test/app:v2"
     assert failed["error"]["code"] == "SOURCE_ERROR"
     assert "regsync lock" in failed["error"]["hint"]
     assert mirror.source.journal.count("HEAD", "manifest") == 0
 
 
-async def test_an_artifact_that_is_gone_fails_its_image(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    image = mirror.load("v1")
+async def test_an_artifact_that_is_gone_fails_its_image(mirror):
+    image = mirror.push("v1")
     signature = mirror.attach(image)
     mirror.write({"from": "app", "tags": tags("v1")})
     await mirror.succeed("lock")
@@ -699,21 +581,20 @@ async def test_an_artifact_that_is_gone_fails_its_image(world, tmp_path):
     assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
 
 
-async def test_the_rules_choose_among_the_tags_in_the_lock(world, tmp_path):
+async def test_the_rules_choose_among_the_tags_in_the_lock(mirror):
     """`latest` and `min_tags` mean what they meant when the lock was made, whatever came since, and a
     line that a reviewer takes out is not copied.
     """
-    mirror = Mirror(world, tmp_path)
     for version in ("1.0.0", "1.1.0", "1.2.0", "1.3.0", "2.0.0"):
-        mirror.load(version)
+        mirror.push(version)
     mirror.write(
         {"from": "app", "to": "latest", "tags": {"semver": "1.x", "latest": 3}},
         {"from": "app", "to": "floor", "tags": {"semver": ">=2", "min_tags": 2}},
     )
     await mirror.succeed("lock")
     assert mirror.digests().keys() == {"1.1.0", "1.2.0", "1.3.0", "2.0.0"}
-    mirror.load("1.4.0")
-    mirror.load("2.1.0")
+    mirror.push("1.4.0")
+    mirror.push("2.1.0")
     ran = await mirror.succeed("sync", "--locked")
     assert mirror.held(repository="latest").keys() == {"1.1.0", "1.2.0", "1.3.0"}
     assert mirror.held(repository="floor").keys() == {"1.3.0", "2.0.0"}
@@ -726,22 +607,21 @@ async def test_the_rules_choose_among_the_tags_in_the_lock(world, tmp_path):
 
 
 async def test_several_targets_have_one_head_each_a_tag(world, tmp_path):
-    mirror = Mirror(world, tmp_path, "one.example", "two.example")
-    images = {f"v{number}": mirror.load(f"v{number}") for number in range(4)}
+    mirror = LockedMirror(world, tmp_path, "one", "two")
+    images = {f"v{number}": mirror.push(f"v{number}") for number in range(4)}
     mirror.attach(images["v1"])
     mirror.write({"from": "app", "tags": tags("v*")})
     await mirror.succeed("lock")
     await mirror.succeed("sync", "--locked")
-    assert [mirror.held(place).keys() for place in mirror.targets] == [images.keys()] * 2
+    assert [mirror.held(place).keys() for place in mirror.targets.values()] == [images.keys()] * 2
     await mirror.succeed("sync", "--locked")
     assert asked(mirror.source) == {}
-    assert [asked(place) for place in mirror.targets] == [{"HEAD manifest": 4}] * 2
+    assert [asked(place) for place in mirror.targets.values()] == [{"HEAD manifest": 4}] * 2
 
 
-async def test_a_job_without_state_has_one_head_a_tag_too(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
+async def test_a_job_without_state_has_one_head_a_tag_too(mirror, tmp_path):
     for number in range(4):
-        mirror.load(f"v{number}")
+        mirror.push(f"v{number}")
     mirror.write({"from": "app", "tags": tags("v*")}, **{"global": {"cache_dir": "kept"}})
     await mirror.succeed("lock")
     await mirror.succeed("sync", "--locked")
@@ -752,12 +632,12 @@ async def test_a_job_without_state_has_one_head_a_tag_too(world, tmp_path):
 
 async def test_an_unchanged_run_asks_the_source_for_no_token(world, tmp_path):
     service = TokenService({"captain": "secret"}, now=anyio.current_time)
-    mirror = Mirror(world, tmp_path, auth=service)
-    mirror.load("v1")
+    mirror = LockedMirror(world, tmp_path, auth=service)
+    mirror.push("v1")
     login = {"auth_type": "basic", "credentials": {"username": "captain", "password": "secret"}}
     registries = {
         "source": {"url": mirror.source.url, **login},
-        "target0": {"url": mirror.target.url, **login},
+        "target": {"url": mirror.target.url, **login},
     }
     mirror.write({"from": "app", "tags": tags("v1")}, registries=registries)
     for command in (["lock"], ["sync", "--locked"], ["sync", "--locked"]):
@@ -771,16 +651,16 @@ async def test_an_unchanged_run_asks_the_source_for_no_token(world, tmp_path):
 @pytest.mark.parametrize("api", [True, False], ids=["referrers API", "fallback tags"])
 async def test_artifacts_come_by_their_locked_digests(world, tmp_path, api):
     """Tags of cosign's and lists under fallback tags may have moved since."""
-    mirror = Mirror(world, tmp_path, referrers_api=api)
-    image = mirror.load("v1")
+    mirror = LockedMirror(world, tmp_path, referrers_api=api)
+    image = mirror.push("v1")
     signature = mirror.attach(image)
     tag = referrers_tag(image.top) + ".sig"
-    cosign = mirror.load(tag)
+    cosign = mirror.push(tag)
     mirror.write({"from": "app", "tags": tags("v*")})
     await mirror.succeed("lock")
 
     late = mirror.attach(image)
-    mirror.load(tag)
+    mirror.push(tag)
     ran = await mirror.succeed("sync", "--locked")
     assert ran.images[0]["artifacts"]["synced"] == 2
     held = mirror.target.app.repositories["app"]
@@ -801,8 +681,8 @@ async def test_a_list_at_the_target_is_mended_from_the_manifest_of_an_artifact(w
     """The target holds the artifact and does not list it: its entry is made of the manifest, which is
     asked for by digest.
     """
-    mirror = Mirror(world, tmp_path, referrers_api=False)
-    image = mirror.load("v1")
+    mirror = LockedMirror(world, tmp_path, referrers_api=False)
+    image = mirror.push("v1")
     signature = mirror.attach(image)
     mirror.write({"from": "app", "tags": tags("v1")})
     await mirror.succeed("lock")
@@ -815,9 +695,8 @@ async def test_a_list_at_the_target_is_mended_from_the_manifest_of_an_artifact(w
     assert mirror.source.journal.entries[0].reference == signature.top
 
 
-async def test_recheck_asks_targets_for_what_the_lock_has(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    image = mirror.load("v1")
+async def test_recheck_asks_targets_for_what_the_lock_has(mirror):
+    image = mirror.push("v1")
     signature = mirror.attach(image)
     mirror.write({"from": "app", "tags": tags("v1")})
     await mirror.succeed("lock")
@@ -831,10 +710,9 @@ async def test_recheck_asks_targets_for_what_the_lock_has(world, tmp_path):
     assert late.top not in mirror.target.app.repositories["app"].manifests
 
 
-async def test_an_artifact_that_a_new_lock_adds_arrives(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    image = mirror.load("v1")
-    mirror.load("v2")
+async def test_an_artifact_that_a_new_lock_adds_arrives(mirror):
+    image = mirror.push("v1")
+    mirror.push("v2")
     mirror.write({"from": "app", "tags": tags("v*")})
     await mirror.succeed("lock")
     await mirror.succeed("sync", "--locked")
@@ -848,9 +726,8 @@ async def test_an_artifact_that_a_new_lock_adds_arrives(world, tmp_path):
     assert asked(mirror.target) == {"HEAD manifest": 2}
 
 
-async def test_what_an_unlocked_run_has_copied_is_not_copied_again(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    images = [mirror.load(f"v{number}") for number in range(3)]
+async def test_what_an_unlocked_run_has_copied_is_not_copied_again(mirror):
+    images = [mirror.push(f"v{number}") for number in range(3)]
     mirror.attach(images[0])
     mirror.write({"from": "app", "tags": tags("v*")})
     await mirror.succeed("sync")
@@ -858,9 +735,8 @@ async def test_what_an_unlocked_run_has_copied_is_not_copied_again(world, tmp_pa
     await mirror.skip_all(3)
 
 
-async def test_an_index_that_is_trimmed_otherwise_fails_its_image(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    mirror.load("v1", mirror.seed.index())
+async def test_an_index_that_is_trimmed_otherwise_fails_its_image(mirror):
+    mirror.push("v1", mirror.seed.index())
     mirror.write({"from": "app", "tags": tags("v1"), "platforms": ["linux/amd64"]})
     await mirror.succeed("lock")
     pushed = mirror.lines()["v1"]["pushed"]
@@ -879,10 +755,9 @@ async def test_an_index_that_is_trimmed_otherwise_fails_its_image(world, tmp_pat
     assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
 
 
-async def test_tags_that_never_move_are_skipped_by_the_targets_listing(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
+async def test_tags_that_never_move_are_skipped_by_the_targets_listing(mirror):
     for number in range(3):
-        mirror.load(f"v{number}")
+        mirror.push(f"v{number}")
     mirror.write({"from": "app", "tags": tags("v*", immutable_tags="v*")})
     await mirror.succeed("lock")
     await mirror.succeed("sync", "--locked")
@@ -892,9 +767,8 @@ async def test_tags_that_never_move_are_skipped_by_the_targets_listing(world, tm
     assert asked(mirror.target) == {"GET tag_list": 1}
 
 
-async def test_an_image_that_requires_an_artifact_and_has_none_in_the_lock_fails(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    image = mirror.load("v1")
+async def test_an_image_that_requires_an_artifact_and_has_none_in_the_lock_fails(mirror):
+    image = mirror.push("v1")
     mirror.write({"from": "app", "tags": tags("v1"), "artifacts": {"require_artifacts": True}})
     await mirror.succeed("lock")
     mirror.attach(image)
@@ -905,9 +779,8 @@ async def test_an_image_that_requires_an_artifact_and_has_none_in_the_lock_fails
     assert (await mirror.succeed("sync", "--locked")).statuses() == ["synced"]
 
 
-async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    images = {name: mirror.load("v1", repository=name) for name in ("app", "other")}
+async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(mirror):
+    images = {name: mirror.push("v1", repository=name) for name in ("app", "other")}
     mirror.attach(images["app"])
     mapping = {"tags": tags("v*"), "artifacts": {"exclude": [SIGNATURE]}}
     mirror.write(
@@ -917,8 +790,8 @@ async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(world, tm
     )
     await mirror.succeed("lock")
     for name in images:
-        mirror.load("v1", repository=name)
-        mirror.load("v2", repository=name)
+        mirror.push("v1", repository=name)
+        mirror.push("v2", repository=name)
 
     def source_was_asked_by_digest_alone() -> bool:
         asked_for = {str(entry.reference) for entry in mirror.source.journal.entries}
@@ -927,7 +800,7 @@ async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(world, tm
     ran = await mirror.succeed("sync", "--locked", "--dry-run")
     assert ran.statuses() == ["would_sync"] * 3
     stripped = {each["target"]: each["artifacts"]["stripped"] for each in ran.images}
-    assert stripped["target.example/bare:v1"] == 1
+    assert stripped["target.test/bare:v1"] == 1
     assert sum(stripped.values()) == 1
     assert source_was_asked_by_digest_alone()
     assert mirror.source.journal.count(kind="referrers") == 0
@@ -942,12 +815,11 @@ async def test_a_dry_run_an_analysis_and_a_shard_are_from_the_lock_too(world, tm
     assert mirror.held(repository="other") == {"v1": images["other"].top}
 
 
-async def test_what_failed_is_asked_for_again_from_the_lock(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    images = {f"v{number}": mirror.load(f"v{number}") for number in range(3)}
+async def test_what_failed_is_asked_for_again_from_the_lock(mirror, tmp_path):
+    images = {f"v{number}": mirror.push(f"v{number}") for number in range(3)}
     mirror.write({"from": "app", "tags": tags("v*")})
     await mirror.succeed("lock")
-    mirror.load("v1")
+    mirror.push("v1")
     mirror.target.app.faults.on("PUT", "manifest", reference="v1").status(403)
     ran = await mirror.run("sync", "--locked")
     assert ran.status == 1

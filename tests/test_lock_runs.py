@@ -15,7 +15,7 @@ from conformance.client.copies import fetch_http, identical, push_http
 from conformance.content.images import Seed
 from tests.attached import Scene
 from tests.ends import Ran, only, run_regsync, tags
-from tests.test_lock import Mirror
+from tests.mirrors import LockedMirror
 from tests.thinning import thinned
 from tests.watching import Scene as Watched
 from tests.watching import lines
@@ -90,13 +90,13 @@ async def test_a_configuration_that_the_lock_is_not_for_leaves_the_last_good_one
 
 async def test_a_lock_tells_ages_where_nothing_is_kept(world, tmp_path):
     """A job without a directory that stays: what the lock has seen three days ago is old enough."""
-    mirror = Mirror(world, tmp_path)
-    old = mirror.load("v1")
+    mirror = LockedMirror(world, tmp_path)
+    old = mirror.push("v1")
     mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
     mirror.write(mapping, **{"global": {}})
     await mirror.succeed("lock")
     await anyio.sleep(72 * HOUR)
-    mirror.load("v2")
+    mirror.push("v2")
     await mirror.succeed("lock")
 
     text = mirror.file.read_text()
@@ -105,8 +105,8 @@ async def test_a_lock_tells_ages_where_nothing_is_kept(world, tmp_path):
     )
     assert ran.status == 0, ran.err
     assert {each["source"]: each["status"] for each in ran.images} == {
-        "source.example/app:v1": "synced",
-        "source.example/app:v2": "skipped",
+        "source.test/app:v1": "synced",
+        "source.test/app:v2": "skipped",
     }
     assert mirror.held() == {"v1": old.top}
     with pytest.raises(ConfigError, match="this run keeps nothing"):
@@ -114,8 +114,8 @@ async def test_a_lock_tells_ages_where_nothing_is_kept(world, tmp_path):
 
 
 async def test_a_lock_takes_the_times_that_runs_have_seen(world, tmp_path):
-    mirror = Mirror(world, tmp_path)
-    mirror.load("v1")
+    mirror = LockedMirror(world, tmp_path)
+    mirror.push("v1")
     mapping = {"from": "app", "tags": tags("v*"), "min_age": "3d"}
     mirror.write(mapping)
     ran = await mirror.run("sync")
@@ -126,7 +126,7 @@ async def test_a_lock_takes_the_times_that_runs_have_seen(world, tmp_path):
     (line,) = mirror.lines().values()
     (entry,) = (
         json.loads(line)
-        for line in (tmp_path / "state" / "seen.jsonl").read_text().splitlines()
+        for line in (mirror.cache / "seen.jsonl").read_text().splitlines()
         if "digest" in line
     )
     assert line["first_seen"] == entry["first_seen"]
