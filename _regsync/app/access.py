@@ -207,6 +207,7 @@ class AccessCheck:
             await self._try_push(access)
 
     async def _try_pull(self, access: Access) -> None:
+        """List tags; SyncError where that is refused and a push cannot be tried either."""
         repository = access.repository
         call = repository.call("tag_list", "GET", "tags/list?n=1")
         try:

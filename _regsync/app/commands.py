@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from _regsync.app.console import Console
-    from _regsync.config.model import Config
+    from _regsync.config.model import ArtifactRule, Config, MappingRule
     from _regsync.config.reader import ConfigFile
+    from _regsync.oci.manifest import Platform
     from _regsync.oci.reference import Reference
     from _regsync.sync.lockfile import Lock
     from _regsync.sync.retry import Retry
@@ -156,8 +157,7 @@ def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Con
 def run_copy(arguments: Namespace, console: Console) -> int:
     from _regsync.app.environment import run_async
     from _regsync.app.running import SingleImage, run
-    from _regsync.config.model import ArtifactRule, MappingRule, registry_for
-    from _regsync.tags import TagRule
+    from _regsync.config.model import ArtifactRule
 
     config = read_config(arguments.config)
     source = read_reference(arguments.src)
@@ -179,7 +179,26 @@ def run_copy(arguments: Namespace, console: Console) -> int:
             hint="give DST a tag, or leave the digest out",
         )
 
-    # One mapping of one image, as a configuration could have it.
+    artifacts = ArtifactRule(enabled=not arguments.no_artifacts)
+    mapping = mapping_between(source, target, config, platforms, artifacts)
+    image = SingleImage(mapping, reference, target.digest or target.tag or reference)
+    config = config._replace(mappings=(mapping,))
+    return run_async(partial(run, config, console, image=image))
+
+
+def mapping_between(
+    source: Reference,
+    target: Reference,
+    config: Config,
+    platforms: tuple[Platform, ...],
+    artifacts: ArtifactRule,
+) -> MappingRule:
+    """Return a mapping between two repositories, as a configuration could have it; ConfigError where it
+    could never be carried out.
+    """
+    from _regsync.config.model import MappingRule, registry_for
+    from _regsync.tags import TagRule
+
     mapping = MappingRule(
         index=0,
         source=registry_for(source.registry, config),
@@ -188,19 +207,17 @@ def run_copy(arguments: Namespace, console: Console) -> int:
         target_repository=target.repository,
         tags=TagRule(),
         platforms=platforms or None,
-        artifacts=ArtifactRule(enabled=not arguments.no_artifacts),
+        artifacts=artifacts,
     )
     is_within_registry = mapping.source.address == mapping.targets[0].address
     if is_within_registry and mapping.source.max_concurrent == 1:
-        # It would never begin: it reserves the reading and the writing request in one step (I8).
+        # A copy takes a permit for reading and one for writing in one step, and there is only one (I8).
         raise ConfigError(
             f"{mapping.source.authority}: max_concurrent is 1, but a copy within one registry reads"
             " and writes at the same time",
             hint="set max_concurrent to 2 or more",
         )
-    image = SingleImage(mapping, reference, target.digest or target.tag or reference)
-    config = config._replace(mappings=(mapping,))
-    return run_async(partial(run, config, console, image=image))
+    return mapping
 
 
 def run_sync(arguments: Namespace, console: Console) -> int:

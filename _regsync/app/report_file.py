@@ -158,6 +158,7 @@ def read_report(data: bytes, name: str) -> ReportedRun:
 
 
 def _reason(data: bytes, error: Exception) -> str:
+    """Say why a file is not one JSON document."""
     lines = data.strip().split(b"\n")
     if len(lines) > 1 and all(line.startswith(b"{") for line in lines[:2]):
         return "it has a document on each line, as `watch` writes them; use one of the lines"
@@ -217,7 +218,7 @@ class _Value:
         # A bool is an int to Python.
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong("a number")
-        if not 0 <= value < _LARGEST_NUMBER:  # NaN is not either
+        if not 0 <= value < _LARGEST_NUMBER:  # `json` reads NaN, of which this is false too
             raise self.wrong("a number of seconds")
         return float(value)
 

@@ -208,6 +208,7 @@ class Watch:
         self._wake.set()
 
     async def run_cycles(self) -> None:
+        """Run a cycle, wait, and read the configuration again, until a signal stops the watch."""
         while not self._stop.is_set():
             self._wake = anyio.Event()
             self._log.begin()

@@ -397,10 +397,21 @@ class Audit:
         return await once.get(partial(self._check_below, image, top))
 
     async def _check_below(self, image: _AuditedImage, top: Manifest) -> _Contents:
-        """Check all manifests below one, level by level, then the blobs of all of them."""
+        """Check all manifests below one, then the blobs of all of them."""
         check = _Check(image)
+        manifests, entries = await self._read_tree(check, top)
+        blobs = {blob.digest: blob for manifest in manifests for blob in manifest.blobs}
+        await gather(partial(self._check_blob, check, blob) for blob in blobs.values())
+        return _Contents(check, entries)
+
+    async def _read_tree(
+        self, check: _Check, top: Manifest
+    ) -> tuple[list[Manifest], list[Descriptor]]:
+        """Read what is below a manifest, level by level. Return all manifests that are there and right,
+        the top among them, and those below it as indexes name them.
+        """
         manifests = list[Manifest]()
-        present = list[Descriptor]()
+        entries = list[Descriptor]()
         named = dict[str, Descriptor]()
         depth = 0
         level = [top]
@@ -408,7 +419,7 @@ class Audit:
             depth += 1
             manifests += level
             self._report.manifests_present.update(
-                (manifest.digest, image.target.key) for manifest in level
+                (manifest.digest, check.image.target.key) for manifest in level
             )
 
             children = {
@@ -424,18 +435,15 @@ class Audit:
                 if children and depth > MAX_INDEX_DEPTH:
                     raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
             except ContentError as error:
-                check.error = error.with_place(Side.TARGET, "read", image.target_name)
+                check.error = error.with_place(Side.TARGET, "read", check.image.target_name)
                 break
 
             answers = await gather(
                 partial(self._read_child, check, child) for child in children.values()
             )
             level = list(chain.from_iterable(answers))
-            present += [children[manifest.digest] for manifest in level]
-
-        blobs = {blob.digest: blob for manifest in manifests for blob in manifest.blobs}
-        await gather(partial(self._check_blob, check, blob) for blob in blobs.values())
-        return _Contents(check, present)
+            entries += [children[manifest.digest] for manifest in level]
+        return manifests, entries
 
     async def _read_child(self, check: _Check, child: Descriptor) -> list[Manifest]:
         """Return the manifest that an index names; none where it is not there or not right."""
