@@ -138,7 +138,7 @@ def read_report(data: bytes, name: str) -> ReportedRun:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise ConfigError(
-            f"{name} is not a JSON document: {_reason(data, error)}", hint=_HINT
+            f"{name} is not a JSON document: {_why_not_json(data, error)}", hint=_HINT
         ) from error
 
     report = _Value(document, name)
@@ -154,10 +154,10 @@ def read_report(data: bytes, name: str) -> ReportedRun:
         raise ConfigError(
             f"{name} has no images: its command ended before it tried any: {error_text}", hint=_HINT
         )
-    return _run(report)
+    return _read_run(report)
 
 
-def _reason(data: bytes, error: Exception) -> str:
+def _why_not_json(data: bytes, error: Exception) -> str:
     """Say why a file is not one JSON document."""
     lines = data.strip().split(b"\n")
     if len(lines) > 1 and all(line.startswith(b"{") for line in lines[:2]):
@@ -234,13 +234,13 @@ class _Value:
         return {key: value.count() for key, value in self.items()}
 
 
-def _run(report: _Value) -> ReportedRun:
+def _read_run(report: _Value) -> ReportedRun:
     totals = report["totals"]
     layers = totals["layers"]
     saved = totals["saved"]
-    images = [_image(image) for image in report["images"].elements()]
+    images = [_read_image(image) for image in report["images"].elements()]
     if "undone" in report:
-        images += [_undone(image) for image in report["undone"].elements()]
+        images += [_read_undone(image) for image in report["undone"].elements()]
     return ReportedRun(
         run_id=report["run_id"].text(),
         started_at=report["started_at"].text(),
@@ -248,7 +248,7 @@ def _run(report: _Value) -> ReportedRun:
         is_interrupted=report["interrupted"].flag(),
         is_dry_run=report["dry_run"].flag(),
         images=tuple(images),
-        mappings=tuple(_mapping(mapping) for mapping in report["mappings"].elements()),
+        mappings=tuple(_read_mapping(mapping) for mapping in report["mappings"].elements()),
         counts=totals["images"].counts(),
         blobs_transferred=layers["transferred"].count(),
         blobs_unique=layers["unique"].count(),
@@ -261,7 +261,7 @@ def _run(report: _Value) -> ReportedRun:
     )
 
 
-def _image(image: _Value) -> ReportedImage:
+def _read_image(image: _Value) -> ReportedImage:
     status = image["status"].text()
     if status not in _STATUSES:
         raise image["status"].wrong("a status that this version knows")
@@ -272,7 +272,7 @@ def _image(image: _Value) -> ReportedImage:
         status=status,
         reason=image["reason"].optional_text(),
         until=image["until"].optional_text(),
-        failure=_failure(image["error"]),
+        failure=_read_failure(image["error"]),
         bytes=image["bytes"].count(),
         started=image["started_s"].seconds() if "started_s" in image else None,
         duration=image["duration_s"].seconds(),
@@ -282,23 +282,23 @@ def _image(image: _Value) -> ReportedImage:
     )
 
 
-def _undone(image: _Value) -> ReportedImage:
+def _read_undone(image: _Value) -> ReportedImage:
     return ReportedImage(
         source=image["source"].text(), target=image["target"].text(), status="undone"
     )
 
 
-def _mapping(mapping: _Value) -> ReportedMapping:
+def _read_mapping(mapping: _Value) -> ReportedMapping:
     return ReportedMapping(
         source=mapping["from"].text(),
         target=mapping["to"].text(),
         selected=mapping["selected"].count(),
         dropped=mapping["dropped"].counts(),
-        failure=_failure(mapping["error"]),
+        failure=_read_failure(mapping["error"]),
     )
 
 
-def _failure(error: _Value) -> Failure | None:
+def _read_failure(error: _Value) -> Failure | None:
     if error.value is None:
         return None
     return Failure(

@@ -106,43 +106,43 @@ def as_page(run: ReportedRun) -> str:
         f"<h1>{escape(headline(run).capitalize())}</h1>",
         f'<p class="soft">regsync, {escape(run.started_at)}, run {escape(run.run_id)}</p>',
         *(f"<p><strong>{escape(note)}</strong></p>" for note in notes(run)),
-        *_figures(run),
-        *_causes(run.causes()),
-        *_share(run),
-        *_timelines(run),
-        *_requests(run),
-        *_images(run),
-        *_mappings(run),
+        *_figures_section(run),
+        *_causes_section(run.causes()),
+        *_share_section(run),
+        *_timelines_section(run),
+        *_requests_section(run),
+        *_images_section(run),
+        *_mappings_section(run),
         "</body>",
         "</html>",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _figures(run: ReportedRun) -> Iterator[str]:
+def _figures_section(run: ReportedRun) -> Iterator[str]:
     """Show the run's figures in a row of boxes."""
     yield '<dl class="facts">'
     for status, count in run.counts.items():
         # Nothing synced is news, no other status without images is.
         if status in STATUS_WORDS and (count or status == "synced"):
             style = ' class="failed"' if status == "failed" else ""
-            yield _figure(STATUS_WORDS[status].capitalize(), str(count), style)
-    yield _figure("Moved", size_text(run.bytes))
+            yield _figure_box(STATUS_WORDS[status].capitalize(), str(count), style)
+    yield _figure_box("Moved", size_text(run.bytes))
     # Reports of earlier versions do not say what was saved.
     saved = (run.bytes_present or 0) + (run.bytes_mounted or 0)
     if saved:
-        yield _figure("Saved", size_text(saved))
-    yield _figure("Time", duration_text(run.duration))
+        yield _figure_box("Saved", size_text(saved))
+    yield _figure_box("Time", duration_text(run.duration))
     requests = sum(sum(by_action.values()) for by_action in run.requests.values())
-    yield _figure("Requests", str(requests))
+    yield _figure_box("Requests", str(requests))
     yield "</dl>"
 
 
-def _figure(name: str, value: str, style: str = "") -> str:
+def _figure_box(name: str, value: str, style: str = "") -> str:
     return f"<div><dt>{escape(name)}</dt><dd{style}>{escape(value)}</dd></div>"
 
 
-def _causes(causes: Sequence[Cause]) -> Iterator[str]:
+def _causes_section(causes: Sequence[Cause]) -> Iterator[str]:
     if not causes:
         return
     yield "<h2>Why images failed</h2>"
@@ -157,7 +157,7 @@ def _causes(causes: Sequence[Cause]) -> Iterator[str]:
         yield "</section>"
 
 
-def _share(run: ReportedRun) -> Iterator[str]:
+def _share_section(run: ReportedRun) -> Iterator[str]:
     """Show how much of what the targets have got was moved."""
     parts = [
         ("moved", run.bytes),
@@ -193,7 +193,7 @@ def _share(run: ReportedRun) -> Iterator[str]:
 # The timeline.
 
 
-def _timelines(run: ReportedRun) -> Iterator[str]:
+def _timelines_section(run: ReportedRun) -> Iterator[str]:
     """Draw a timeline for each target's registry, of the images that a run has tried to copy."""
     by_registry = defaultdict[str, list[ReportedImage]](list)
     for image in run.with_status("synced", "failed"):
@@ -262,7 +262,7 @@ def _end(image: ReportedImage) -> float:
 # Tables.
 
 
-def _mappings(run: ReportedRun) -> Iterator[str]:
+def _mappings_section(run: ReportedRun) -> Iterator[str]:
     if not run.mappings:
         return
     yield "<h2>Mappings</h2>"
@@ -280,7 +280,7 @@ def _mappings(run: ReportedRun) -> Iterator[str]:
     yield "</table></div></details>"
 
 
-def _requests(run: ReportedRun) -> Iterator[str]:
+def _requests_section(run: ReportedRun) -> Iterator[str]:
     if not run.requests:
         return
     yield "<h2>Requests</h2>"
@@ -295,7 +295,7 @@ def _requests(run: ReportedRun) -> Iterator[str]:
     yield "</table></div>"
 
 
-def _images(run: ReportedRun) -> Iterator[str]:
+def _images_section(run: ReportedRun) -> Iterator[str]:
     yield "<h2>Images</h2>"
     columns = ("Source", "Target", "Bytes", "Time", "Blobs")
     for status in ("undone", "synced", "would_sync"):

@@ -191,13 +191,12 @@ class Audit:
         # says of the content of targets is not believed: that is what an audit checks.
         self._state = StateFile(config.cache_dir, machine.log)
         self._state.load(keep=False)
-        knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
-        self._knowledge = knowledge
+        self._knowledge = Knowledge(self._state, now=machine.wall, ttl=config.cache_ttl)
         make_discovery = Discovery if lock is None else partial(LockedDiscovery, lock)
         make_referrers = Referrers if lock is None else LockedReferrers
-        self._discovery = make_discovery(transport, knowledge, reads_only=True)
+        self._discovery = make_discovery(transport, self._knowledge, reads_only=True)
         self._referrers = make_referrers(
-            self._discovery, knowledge, machine.wall, has_state=self._state.is_used
+            self._discovery, self._knowledge, machine.wall, has_state=self._state.is_used
         )
 
         # The checks of what manifests name, by target and digest: several tags may name one manifest.

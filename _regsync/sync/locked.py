@@ -164,7 +164,7 @@ class LockedReferrers(Referrers):
             for artifact in self._locked_artifacts(mapping, lookup)
         )
         wanted = _wanted(artifacts, search)  # now by all types
-        found = await gather(partial(self._look_at_locked, search, artifact) for artifact in wanted)
+        found = await gather(partial(self._examine_locked, search, artifact) for artifact in wanted)
         if not found:
             fail_without_artifact(mapping, lookup, copies)
         return FoundArtifacts(tuple(found))
@@ -176,7 +176,9 @@ class LockedReferrers(Referrers):
         image = self._discovery.locked_image(mapping, lookup.reference)
         wanted = self._locked_artifacts(mapping, lookup) if mapping.artifacts.enabled else []
         return tuple(
-            _artifact(artifact, None) for artifact in image.artifacts if artifact not in wanted
+            _found_artifact(artifact, None)
+            for artifact in image.artifacts
+            if artifact not in wanted
         )
 
     async def of_subject(self, mapping: MappingRule, tag: str, subject: str) -> list[Artifact]:
@@ -186,6 +188,7 @@ class LockedReferrers(Referrers):
         found = list[Artifact]()
         for artifact in _wanted(image.artifacts, Search(mapping, source), takes_unknown=True):
             if artifact.subject == subject:
+                # The lock says the digest, and no target is asked here.
                 lookup = TagLookup(
                     source,
                     reference=artifact.tag or artifact.digest,
@@ -194,7 +197,7 @@ class LockedReferrers(Referrers):
                     source_digest=artifact.digest,
                     targets=(),
                 )
-                found.append(_artifact(artifact, lookup))
+                found.append(_found_artifact(artifact, lookup))
         return found
 
     def is_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
@@ -223,23 +226,23 @@ class LockedReferrers(Referrers):
         types = types_of(manifest) if artifact.tag is None else types_of_parts(manifest)
         return artifact._replace(types=tuple(types))
 
-    async def _look_at_locked(self, search: Search, artifact: LockedArtifact) -> Artifact:
+    async def _examine_locked(self, search: Search, artifact: LockedArtifact) -> Artifact:
         """Find out which targets lack an artifact. Targets that lack the image are not asked."""
         digest = artifact.digest
         known_to_lack = [target.repository for target in search.targets if target.is_new]
         if artifact.tag is None:
             by_digest = await self.look_up_digest(search, digest, known_to_lack=known_to_lack)
-            return _artifact(artifact, by_digest)
+            return _found_artifact(artifact, by_digest)
         # At the source the digest is fetched, whatever the tag names there now.
         tags = self._discovery.tags_at(search.repositories, search.mapping, digest, artifact.tag)
         self._discovery.recall(tags)
         lookup = await self._discovery.look_up(
             search.mapping, digest, tags, known_to_lack=known_to_lack
         )
-        return _artifact(artifact, lookup)
+        return _found_artifact(artifact, lookup)
 
 
-def _artifact(artifact: LockedArtifact, lookup: TagLookup | None) -> Artifact:
+def _found_artifact(artifact: LockedArtifact, lookup: TagLookup | None) -> Artifact:
     """Return a locked artifact in the form in which a search at the source finds artifacts."""
     entry: Descriptor | None = None
     if artifact.tag is None:

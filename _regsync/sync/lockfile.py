@@ -164,20 +164,20 @@ class Lock:
 
     def check(self, mappings: Iterable[MappingRule]) -> None:
         """Raise ConfigError unless the lock was made under the rules of all these mappings."""
-        known = {mapping.source for mapping in self.mappings}
-        troubles = list[str]()
+        locked_sources = {mapping.source for mapping in self.mappings}
+        problems = list[str]()
         for rule in mappings:
-            locked = locked_mapping(rule)
-            if locked in self.mappings:
+            mapping = locked_mapping(rule)
+            if mapping in self.mappings:
                 continue
-            trouble = "is not in the lock"
-            if locked.source in known:
-                trouble = "has changed since the lock was written"
-            troubles.append(f"mappings[{rule.index}], from {locked.source}, {trouble}")
+            problem = "is not in the lock"
+            if mapping.source in locked_sources:
+                problem = "has changed since the lock was written"
+            problems.append(f"mappings[{rule.index}], from {mapping.source}, {problem}")
 
-        if troubles:
-            more = f" (and {len(troubles) - 1} more)" if len(troubles) > 1 else ""
-            raise ConfigError(f"{troubles[0]}{more}", hint=f"{_REMEDY} with this configuration")
+        if problems:
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise ConfigError(f"{problems[0]}{more}", hint=f"{_REMEDY} with this configuration")
 
 
 def source_key(rule: MappingRule) -> SourceKey:
@@ -343,17 +343,17 @@ class _Reading:
             raise _Unreadable("conflict marks of a merge: take one side of each conflict")
         if not line.strip():
             return
-        fields = _fields_of(line)
+        fields = _parse_line(line)
 
         if not self.has_head:
             _check_head(fields)
             self.has_head = True
         elif "mapping" in fields:
-            mapping = self._mapping(fields)
+            mapping = self._parse_mapping(fields)
             self._check_new(mapping, number)
             self.mappings.add(mapping)
         elif "source" in fields:
-            image = self._image(fields)
+            image = self._parse_image(fields)
             self._check_new((image.source, image.tag), number)
             self.images.append(image)
         else:
@@ -365,13 +365,13 @@ class _Reading:
         if first != number:
             raise _WrongLine(f"the same as line {first}")
 
-    def _mapping(self, fields: Mapping[str, Any]) -> LockedMapping:
+    def _parse_mapping(self, fields: Mapping[str, Any]) -> LockedMapping:
         _check_names(fields, _MAPPING_FIELDS)
-        source = self._source(_text(fields, "mapping"), fields)
+        source = self._parse_source(_text(fields, "mapping"), fields)
         artifacts = _checked_hash(fields, "artifacts") if "artifacts" in fields else None
         return LockedMapping(source, _checked_hash(fields, "rules"), artifacts)
 
-    def _image(self, fields: Mapping[str, Any]) -> LockedImage:
+    def _parse_image(self, fields: Mapping[str, Any]) -> LockedImage:
         _check_names(fields, _IMAGE_FIELDS)
         repository, _, tag = _text(fields, "source").rpartition(":")
         if not is_tag(tag):
@@ -382,18 +382,19 @@ class _Reading:
             raise _WrongLine("`artifacts` is not a list")
         pushed = check_digest(_text(fields, "pushed")) if "pushed" in fields else None
         return LockedImage(
-            source=self._source(repository, fields),
+            source=self._parse_source(repository, fields),
             tag=tag,
             digest=check_digest(_text(fields, "digest")),
             pushed=pushed,
-            artifacts=tuple(_artifact(each) for each in artifacts),
+            artifacts=tuple(_parse_artifact(each) for each in artifacts),
             first_seen=parse_time(_text(fields, "first_seen")),
         )
 
-    def _source(self, repository: str, fields: Mapping[str, Any]) -> SourceKey:
+    def _parse_source(self, repository: str, fields: Mapping[str, Any]) -> SourceKey:
+        """Return the source of a line, made once for all lines that write it in the same way."""
         written = (repository, str(fields.get("platforms")))
         if written not in self._sources:
-            self._sources[written] = SourceKey(repository, _platforms_of(fields))
+            self._sources[written] = SourceKey(repository, _parse_platforms(fields))
         return self._sources[written]
 
     def images_without_mapping(self) -> Iterator[_Problem]:
@@ -417,7 +418,7 @@ def _distinct_fields(pairs: list[tuple[str, object]]) -> dict[str, object]:
 _DECODER = json.JSONDecoder(object_pairs_hook=_distinct_fields)
 
 
-def _fields_of(line: bytes) -> Mapping[str, Any]:
+def _parse_line(line: bytes) -> Mapping[str, Any]:
     try:
         fields = _DECODER.decode(line.decode())
     except json.JSONDecodeError as error:
@@ -463,13 +464,13 @@ def _checked_hash(fields: Mapping[str, Any], name: str) -> str:
     return text
 
 
-def _artifact(fields: object) -> LockedArtifact:
+def _parse_artifact(fields: object) -> LockedArtifact:
     if not isinstance(fields, dict):
         raise _WrongLine("an artifact is not a JSON object")
     _check_names(fields, _ARTIFACT_FIELDS)
 
     types = fields.get("type", [])
-    if isinstance(types, str):
+    if isinstance(types, str):  # the usual case, of one type
         types = [types]
     if not (isinstance(types, list) and all(isinstance(each, str) for each in types)):
         raise _WrongLine("`type` of an artifact is neither a text nor a list of texts")
@@ -485,7 +486,7 @@ def _artifact(fields: object) -> LockedArtifact:
     )
 
 
-def _platforms_of(fields: Mapping[str, Any]) -> Platforms:
+def _parse_platforms(fields: Mapping[str, Any]) -> Platforms:
     if "platforms" not in fields:
         return None
     platforms = fields["platforms"]

@@ -132,21 +132,23 @@ class Locking:
         self._resolved = 0
         self._failed_images = dict[str, Failure]()
 
-        # By source: one mapping for each set of artifacts that mappings take. They are looked for as
-        # if every mapping selected every tag, so that a line does not depend on who selects it.
-        self._takers: dict[SourceKey, dict[ArtifactRule, MappingRule]] = defaultdict(dict)
+        # By source and rule of artifacts: the first mapping that has them. Artifacts are looked for by
+        # each of these rules, so that a line does not depend on the mapping that selects its tag.
+        self._mappings_by_artifacts: dict[SourceKey, dict[ArtifactRule, MappingRule]] = defaultdict(
+            dict
+        )
         for rule in mappings:
-            self._takers[source_key(rule)].setdefault(artifact_rule(rule), rule)
+            self._mappings_by_artifacts[source_key(rule)].setdefault(artifact_rule(rule), rule)
 
         # The old lock's line of each digest, under whichever tag, by source and digest.
         self._old_lines = dict[tuple[SourceKey, str], LockedImage]()
         for image in old:
             self._old_lines.setdefault((image.source, image.digest), image)
-        self._old_ages = old.first_seen_times()
-        # Sources of which mappings take the same artifacts as when the old lock was made.
+        self._old_times = old.first_seen_times()
+        # Those of which mappings take the same artifacts as when the old lock was made.
         taken_before = _artifacts_taken(old.mappings)
         taken_now = _artifacts_taken(map(locked_mapping, mappings))
-        self._settled = {
+        self._unchanged_sources = {
             source for source in taken_now if taken_now[source] == taken_before[source]
         }
 
@@ -241,10 +243,10 @@ class Locking:
         same = self._old_lines.get((source, digest))
         if old is not None and old.digest == digest:
             same = old
-        if same is not None and self._still_holds(rule, same):
+        if same is not None and self._keeps_line(rule, same):
             content = _Content(digest, pushed=same.pushed, artifacts=same.artifacts)
         else:
-            ask = partial(self._look_at, rule, tag, digest)
+            ask = partial(self._ask_content, rule, tag, digest)
             content = await self._contents[source, digest].get(ask)
 
         if old is not None and old.digest == content.digest:
@@ -263,19 +265,19 @@ class Locking:
     def _first_seen_at(self, source: SourceKey, digest: str) -> int:
         """Return when a digest was first seen in a repository, under whichever tag."""
         key = source.seen_key(digest)
-        times = [self._now, self._old_ages.get(key)]
+        times = [self._now, self._old_times.get(key)]
         if self._first_seen is not None:
             times.append(self._first_seen.time_of(key))
         return min(time for time in times if time is not None)
 
     def _needs_manifest(self, rule: MappingRule) -> bool:
         """Say whether the line of a new digest says more than the digest."""
-        takers = self._takers[source_key(rule)]
-        return rule.platforms is not None or any(each.enabled for each in takers)
+        artifact_rules = self._mappings_by_artifacts[source_key(rule)]
+        return rule.platforms is not None or any(each.enabled for each in artifact_rules)
 
-    def _still_holds(self, rule: MappingRule, line: LockedImage) -> bool:
-        """Say whether what the old lock says of a digest is taken over without a request."""
-        if self._recheck or line.source not in self._settled:
+    def _keeps_line(self, rule: MappingRule, line: LockedImage) -> bool:
+        """Say whether the new lock takes over the old line of a digest without a request."""
+        if self._recheck or line.source not in self._unchanged_sources:
             return False
 
         # A listing that was made anyway may show that a signature has come. It is asked about only if
@@ -284,7 +286,7 @@ class Locking:
         is_trimmed = line.pushed is not None
         has_unfiltered_rule = any(
             artifacts.enabled and not (artifacts.include or artifacts.exclude)
-            for artifacts in self._takers[line.source]
+            for artifacts in self._mappings_by_artifacts[line.source]
         )
         if is_trimmed or not has_unfiltered_rule:
             return True
@@ -292,16 +294,16 @@ class Locking:
         listed = self._referrers.listed_cosign_tags(self._discovery.source_of(rule), line.digest)
         return known_tags.issuperset(listed)
 
-    async def _look_at(self, rule: MappingRule, tag: str, digest: str) -> _Content:
+    async def _ask_content(self, rule: MappingRule, tag: str, digest: str) -> _Content:
         """Ask what the line of a digest says."""
         if not self._needs_manifest(rule):
             return _Content(digest, pushed=None, artifacts=())
 
         lookup = await self._discovery.name_whole(rule, tag, digest)
         artifacts = dict[str, LockedArtifact]()
-        for taker in self._takers[source_key(rule)].values():
-            if taker.artifacts.enabled:
-                for artifact in await self._referrers.list_all(taker, lookup):
+        for mapping in self._mappings_by_artifacts[source_key(rule)].values():
+            if mapping.artifacts.enabled:
+                for artifact in await self._referrers.list_all(mapping, lookup):
                     artifacts.setdefault(artifact.reference, _locked(artifact))
         pushed = lookup.digest if lookup.digest != lookup.source_digest else None
         return _Content(lookup.source_digest, pushed, tuple(artifacts.values()))
@@ -340,7 +342,7 @@ class Locking:
 
     def _mappings_of_others(self) -> list[LockedMapping]:
         """Return the old lock's mappings from repositories that are not resolved now."""
-        repositories = {source.repository for source in self._takers}
+        repositories = {source.repository for source in self._mappings_by_artifacts}
         return [
             mapping
             for mapping in self._old.mappings

@@ -33,8 +33,8 @@ _LONGEST_KEPT_LIST = 64 * 1024  # characters
 # What an entry counts for, beside its annotations.
 _CHARACTERS_OF_ENTRY = 100
 
-# Refusals that say nothing about the API.
-_REFUSALS = (401, 403)
+# Statuses that say nothing about the API, only about our rights.
+_ACCESS_REFUSED = (401, 403)
 
 # A registry without the API answers with one of these statuses (docs/design.md section 6, rule 15):
 # 200 is a page of HTML.
@@ -127,21 +127,21 @@ class ReferrerLists:
             # Other questions to the area wait: where there is no API, one request shows it for all.
             async with self._first_requests[where.key.area]:
                 if self.has_api(where) is None:
-                    return await self._list_referrers(where, subject)
+                    return await self._try_api(where, subject)
         if not self.has_api(where):
             return None
-        return await self._list_referrers(where, subject)
+        return await self._try_api(where, subject)
 
-    async def _list_referrers(
-        self, where: Repository, subject: str
-    ) -> tuple[Descriptor, ...] | None:
-        """Ask the referrers API, and learn whether there is one (rule 15). None where there is none, or
-        it refuses this digest; raises what says nothing about either.
+    async def _try_api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
+        """Ask the referrers API, and learn whether there is one (rule 15).
+
+        None where there is none, or where it refuses this digest. An error that may be another one next
+        time is raised.
         """
         try:
             entries = await where.list_referrers(subject)
         except RegistryError as error:
-            if error.retryable or error.status in _REFUSALS:
+            if error.retryable or error.status in _ACCESS_REFUSED:
                 raise
             if self.has_api(where):
                 # It has answered before. So a 200 that is no index is a broken answer, and any other
@@ -188,7 +188,7 @@ class ReferrerLists:
         # One question shows whether the area has the API, while other artifacts wait.
         async with self._first_requests[target.key.area]:
             if self.has_api(target) is None:
-                await self._list_referrers(target, subject)
+                await self._try_api(target, subject)
         if self.has_api(target):
             return set()
 

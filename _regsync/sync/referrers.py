@@ -253,10 +253,9 @@ class Referrers:
         for copy in usable:
             keys = (key_of(copy.source_digest), key_of(copy.digest))
             copy.check_key = name_of_check(mapping, copy.source, copy.target, *keys)
+            is_in_state = self._knowledge.is_committed(copy.target.pool, copy.digest)
             # A look at an image that the target has lost since does not count.
-            if copy.already_at_target or self._knowledge.is_committed(
-                copy.target.pool, copy.digest
-            ):
+            if copy.already_at_target or is_in_state:
                 copy.last_check = self._knowledge.artifact_check(copy.check_key)
         return usable
 
@@ -521,13 +520,13 @@ class Referrers:
             text = f"{source}: no artifacts found (no referrers API, no fallback tag); images are copied without"
             self._discovery.say("info", "no_referrers", text)
 
-        look_at = partial(self._look_at, search, subject)
+        examine = partial(self._examine, search, subject)
         questions = [
-            partial(look_at, entry.digest, entry)
+            partial(examine, entry.digest, entry)
             for entry in entries
             if entry.digest != subject  # a list may name its own subject, which is no artifact
         ]
-        questions += [partial(look_at, tag, None) for tag in tags]
+        questions += [partial(examine, tag, None) for tag in tags]
         artifacts = await gather(questions)
         return [artifact for artifact in artifacts if artifact is not None]
 
@@ -560,16 +559,16 @@ class Referrers:
         answers = await gather(partial(ask, tag) for tag in tags)
         return [tag for tag in answers if tag]
 
-    async def _look_at(
+    async def _examine(
         self, search: Search, subject: str, reference: str, entry: Descriptor | None
     ) -> Artifact | None:
-        """Find out what an artifact is and which targets lack it; None where the filters refuse the
-        artifact, or the source does not hold it. `entry` is None for a tag of cosign's.
+        """Find out what an artifact is and which targets lack it. None where the filters refuse it, or
+        the source does not hold it. `entry` is None for a tag of cosign's.
         """
         try:
             if entry is not None:
-                return await self._look_at_entry(search, subject, entry)
-            return await self._look_at_tag(search, subject, reference)
+                return await self._examine_entry(search, subject, entry)
+            return await self._examine_tag(search, subject, reference)
         except RegistryError as error:
             if error.status != 404:
                 raise
@@ -580,7 +579,7 @@ class Referrers:
             self._discovery.say("warning", "referrer_missing", f"{search.source}: {text}")
         return None
 
-    async def _look_at_entry(
+    async def _examine_entry(
         self, search: Search, subject: str, entry: Descriptor
     ) -> Artifact | None:
         """Find out which targets lack an entry of a list of referrers; None where the filters refuse
@@ -654,7 +653,7 @@ class Referrers:
         # look found all artifacts there.
         return target.is_complete and self._knowledge.is_committed(pool, digest)
 
-    async def _look_at_tag(self, search: Search, subject: str, tag: str) -> Artifact | None:
+    async def _examine_tag(self, search: Search, subject: str, tag: str) -> Artifact | None:
         """Find out which targets lack what a tag of cosign's names; None where the filters refuse it."""
         known_to_lack = [
             target.repository
