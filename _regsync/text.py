@@ -89,7 +89,7 @@ class redacting:  # read as a verb, as those of contextlib are
         self._outer = _SECRETS_IN_USE.get()
         _SECRETS_IN_USE.set((*self._outer, self._secrets))
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
         _SECRETS_IN_USE.set(self._outer)
 
 

@@ -62,9 +62,13 @@ class Console:
         self._common_hosts = ("", "")
         self._has_shown_hosts = False
 
+    def shows(self, level: str) -> bool:
+        """Say whether lines of a level are shown."""
+        return LEVELS[level] >= self._threshold
+
     def log(self, level: str, event: str, message: str, **fields: object) -> None:
         """Write a line to standard error, if its level is shown."""
-        if LEVELS[level] >= self._threshold:
+        if self.shows(level):
             self._log_line(level, event, message, prefix=f"{level}: ", **fields)
 
     def _log_line(

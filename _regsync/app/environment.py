@@ -40,6 +40,7 @@ def connect(console: Console, log: Callable[..., None] | None = None) -> Transpo
             chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48,
             wall=time.time,
             log=log or console.log,
+            traces=console.shows("trace"),
             open_files=raise_file_limit(),
         )
     )

@@ -180,47 +180,34 @@ class Response:
         # Whether the answer came before the whole body of its request was sent.
         self.early = False
 
-        declared = self.headers.get("content-length")
-        coded = self.headers.get("transfer-encoding")
+        has_content = method != "HEAD" and self.status not in (204, 304)
+        if has_content and self.status in (200, 206):
+            _check_not_coded(self.headers)
+
         # How many bytes the body is said to have; None where that is not said. A transfer coding
         # overrides the length (RFC 9112 section 6.3).
         self.length: int | None = None
-        if declared and not coded and method != "HEAD":
-            self.length = int(declared)
-        self._check_coding(method)
-
-        # Whether the connection is fit for another exchange, as far as is known. Both framings at
-        # once can smuggle an answer: h11 follows the coding, and the connection is closed (R17).
-        is_closing = False
-        if "connection" in self.headers:
-            is_closing = "close" in ",".join(self.headers.all("connection")).lower()
-        has_both_framings = bool(coded and declared)
-        self.is_reusable = head.http_version == b"1.1" and not is_closing and not has_both_framings
+        if method != "HEAD" and not self.headers.get("transfer-encoding"):
+            declared = self.headers.get("content-length")
+            self.length = int(declared) if declared else None
 
         # How many bytes of the body are still to come; None while h11 frames it, then 0. Where an
         # error's body is cut short, h11 still gives what has come.
         self.left: int | None = None
-        if method == "HEAD" or self.status in (204, 304) or self.length == 0:
+        if not has_content or self.length == 0:
             self.left = 0
         elif self.status in (200, 206):
             self.left = self.length
 
         # What has come of the body and was not given to the caller yet.
         self._tail = memoryview(b"")
+        # Whether the connection is fit for another exchange, as far as is known.
+        self.is_reusable = head.http_version == b"1.1" and _keeps_connection(self.headers)
         if self.left is not None:
             unread = connection.unread()
-            self._tail = memoryview(unread)[: self.left]
-            self.is_reusable = self.is_reusable and len(unread) <= self.left
-
-    def _check_coding(self, method: str) -> None:
-        """Refuse content in a coding, which was not asked for (R15)."""
-        coding = self.headers.get("content-encoding")
-        if coding is None or coding.lower() in ("", "identity"):
-            return
-        if self.status in (200, 206) and method != "HEAD":
-            raise ProtocolBroken(
-                f"the answer has Content-Encoding {printable(coding, 40)!r}, which was not asked for"
-            )
+            if unread:
+                self._tail = memoryview(unread)[: self.left]
+                self.is_reusable = self.is_reusable and len(unread) <= self.left
 
     async def read_into(self, buffer: memoryview) -> int:
         """Fill `buffer` from the body and return how many bytes it got, 0 at the end of the body.
@@ -313,6 +300,29 @@ class Response:
                     budget -= await self.read_into(scratch)
         except WireError:
             self.is_reusable = False
+
+
+def _check_not_coded(headers: Headers) -> None:
+    """Refuse content in a coding, which was not asked for (R15)."""
+    coding = headers.get("content-encoding")
+    if coding is None or coding.lower() in ("", "identity"):
+        return
+    raise ProtocolBroken(
+        f"the answer has Content-Encoding {printable(coding, 40)!r}, which was not asked for"
+    )
+
+
+def _keeps_connection(headers: Headers) -> bool:
+    """Say whether another request may follow an answer over HTTP/1.1.
+
+    An answer with both framings at once may smuggle another one in: h11 follows the coding, and the
+    connection is closed (R17).
+    """
+    if headers.get("transfer-encoding") and headers.get("content-length"):
+        return False
+    if "connection" not in headers:
+        return True
+    return "close" not in ",".join(headers.all("connection")).lower()
 
 
 class _Outgoing:
@@ -575,6 +585,7 @@ class Connection:
         """Read what there is of the answer, and wait for its first byte; nothing at the end of the
         stream.
         """
+        # Where processors are busy, the answer is often there already; to wait for it would cost more.
         while (count := self._stream.recv_into(self._scratch)) < 0:
             if in_body:
                 await self._wait_in_body(count)

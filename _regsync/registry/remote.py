@@ -117,20 +117,17 @@ class _Pages:
         return ListingBroken(text)
 
 
-class _Place:
+class _Place(redacting):
     """A block that adds side, operation and reference to each error raised in it, without secrets."""
 
     def __init__(self, repository: RemoteRepository, operation: str, reference: str) -> None:
+        super().__init__(repository.host.secrets)
         self._repository = repository
         self._operation = operation
         self._reference = reference
-        self._redacting = redacting(repository.host.secrets)
-
-    def __enter__(self) -> None:
-        self._redacting.__enter__()
 
     def __exit__(self, _type: object, error: BaseException | None, _traceback: object) -> None:
-        self._redacting.__exit__()
+        super().__exit__(_type, error, _traceback)
         if isinstance(error, SyncError):
             error.with_place(self._repository.side, self._operation, self._reference)
             # A malformed answer may repeat our request with its login; a traceback shows causes.

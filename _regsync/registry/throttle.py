@@ -48,6 +48,12 @@ DISCOVERY = ("tag_list", "manifest_head", "manifest_get")
 # Seconds until a quota is back, where a registry does not say.
 _USUAL_QUOTA = 60.0
 
+# The headers by which registries tell a quota: what is left of it, how large it is, when it is back.
+_QUOTA_HEADERS = (
+    ("ratelimit-remaining", "ratelimit-limit", "ratelimit-reset"),
+    ("x-ratelimit-remaining", "x-ratelimit-limit", "x-ratelimit-reset"),
+)
+
 # A moment in seconds since 1970 is larger than this, a duration is smaller.
 _LEAST_MOMENT = 1e9
 
@@ -436,12 +442,12 @@ def backoff(attempt: int, chance: float) -> float:
 
 def parse_quota(header: Callable[[str], str | None], wall_now: float) -> Remaining | None:
     """Read what is left of a quota from an answer's headers; None where nothing is said."""
-    for name in ("ratelimit", "x-ratelimit"):
-        value = header(f"{name}-remaining")
+    for remaining_name, limit_name, reset_name in _QUOTA_HEADERS:
+        value = header(remaining_name)
         remaining = re.match(_QUOTA, value) if value else None
         if remaining is not None:
-            limit = re.match(_QUOTA, header(f"{name}-limit") or "")
-            reset = re.match(_QUOTA, header(f"{name}-reset") or "")
+            limit = re.match(_QUOTA, header(limit_name) or "")
+            reset = re.match(_QUOTA, header(reset_name) or "")
             seconds = _seconds_of(reset, remaining, limit, wall_now)
             return Remaining(int(remaining["count"]), seconds)
     return None

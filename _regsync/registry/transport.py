@@ -96,6 +96,7 @@ class Machine(NamedTuple):
     log: Callable[..., None]
     timeouts: Timeouts = Timeouts()
     open_files: int = 65536  # how many the process may have; permits are clamped to it
+    traces: bool = True  # whether `log` shows lines of the level "trace", one for each request
 
     def __repr__(self) -> str:
         return "<Machine>"  # it holds secrets
@@ -524,8 +525,9 @@ class Transport:
         )
         if is_home:
             host.has_answered = True
-        trace = f"{call.method} {hop.peer.url}{call.shown_path} -> {response.status}"
-        self.machine.log("trace", "request", trace)
+        if self.machine.traces:
+            trace = f"{call.method} {hop.peer.url}{call.shown_path} -> {response.status}"
+            self.machine.log("trace", "request", trace)
         if response.status == 401 and hop.has_left and body is None:
             raise ProtocolBroken(
                 f"{hop.origin.authority}, to which the registry redirects, asks for a login"
@@ -862,9 +864,8 @@ class Transport:
 
     def _check_open(self, host: RegistryClient, want: Demand) -> None:
         """Raise the error for which nothing more is asked of a registry, or of discovery there."""
-        closed = self._closed.get(want)
-        if closed is not None:
-            until, error = closed
+        if want in self._closed:
+            until, error = self._closed[want]
             if anyio.current_time() < until:
                 raise error.without_place()
         if host.stopped is not None:
