@@ -12,6 +12,7 @@ answer but a body of known length, which goes straight from the stream into the 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, lru_cache
@@ -247,7 +248,7 @@ class Response:
         # h11 may hold the next part already, and then nothing below lets other tasks run.
         await anyio.lowlevel.checkpoint()
         while self.left is None and not self._tail:
-            event = await self._connection.next_event(in_body=True)
+            event = await self._connection.next_event()
             if isinstance(event, h11.Data):
                 self._tail = memoryview(event.data)
             else:  # the end of the body: one that is cut short is an error of `next_event`
@@ -390,8 +391,10 @@ class Connection:
         self._has_heard = False
         self._outgoing = _Outgoing(length)
         self._pace = _Pace()
-        # The wait for the answer's head. Its deadline is set when nothing more is sent.
-        self._answering = anyio.CancelScope()
+        # When the answer's head has to be there, known once nothing more is sent; and the wait for
+        # it, which may have begun before.
+        self._answer_until = math.inf
+        self._answering: anyio.CancelScope | None = None
 
     def close(self) -> None:
         """Close the stream at once; whoever waits for it gets Disconnected."""
@@ -533,36 +536,63 @@ class Connection:
         self._outgoing.offered = memoryview(b"")
         self._outgoing.error = error
         self.used_at = anyio.current_time() if now is None else now
-        self._answering.deadline = self.used_at + seconds
+        self._answer_until = self.used_at + seconds
+        if self._answering is not None:
+            self._answering.deadline = self._answer_until
 
     async def _await_head(self, method: str, seconds: float) -> Response | WireError:
         """Return the final answer, whenever its head comes, or why there is none."""
         try:
-            with self._answering:
-                event = await self.next_event(in_body=False)
-                while not isinstance(event, h11.Response):
-                    # A flood of interim answers must not keep the deadline from passing.
-                    await anyio.lowlevel.checkpoint()
-                    event = await self.next_event(in_body=False)
-                response = Response(self, event, method)
-                if self.state is not State.WAITING:
-                    response.early = True
-                    response.is_reusable = False
-                self.state = State.ANSWERED
-                return response
+            # Where processors are busy, the answer is often there already, and needs no deadline.
+            event = self._read_event()
+            if not isinstance(event, h11.Response):
+                event = await self._wait_for_head(event)
+            if event is None:
+                origin = self.origin
+                return TimedOut(
+                    f"no answer from {origin.authority} within {seconds:g} s",
+                    address=(origin.host, origin.port),
+                    brief=f"no answer within {seconds:g} s",
+                )
+            response = Response(self, event, method)
         except WireError as error:
             return error
-        origin = self.origin
-        return TimedOut(
-            f"no answer from {origin.authority} within {seconds:g} s",
-            address=(origin.host, origin.port),
-            brief=f"no answer within {seconds:g} s",
-        )
 
-    async def next_event(self, *, in_body: bool) -> object:
-        """Return h11's next event of the answer, and read as much as it needs.
+        if self.state is not State.WAITING:
+            response.early = True
+            response.is_reusable = False
+        self.state = State.ANSWERED
+        return response
 
-        In a body the policy's time-outs hold; the wait for a head is bounded by its deadline.
+    async def _wait_for_head(self, event: object) -> h11.Response | None:
+        """Return the final answer's head, None when its time has passed.
+
+        `event` is what `_read_event` has returned before.
+        """
+        with anyio.CancelScope(deadline=self._answer_until) as self._answering:
+            while not isinstance(event, h11.Response):
+                if isinstance(event, int):
+                    await self._stream.wait(event)
+                else:
+                    # A flood of interim answers must not keep the deadline from passing.
+                    await anyio.lowlevel.checkpoint()
+                event = self._read_event()
+            return event
+        return None
+
+    async def next_event(self) -> object:
+        """Return h11's next event of a body, and read as much as it needs; TimedOut when that takes
+        longer than the policy allows.
+        """
+        event = self._read_event()
+        while isinstance(event, int):
+            await self._wait_in_body(event)
+            event = self._read_event()
+        return event
+
+    def _read_event(self) -> object:
+        """Return h11's next event of the answer, as far as that has come; WANT_... where the stream has
+        to be waited for.
         """
         try:
             # At the beginning h11 has nothing: to ask it then costs 1 % of a request's CPU.
@@ -571,7 +601,12 @@ class Connection:
                 event = self._framing.next_event()
             while event is h11.NEED_DATA:
                 if not self._arrived:
-                    await self._receive(in_body=in_body)
+                    count = self._stream.recv_into(self._scratch)
+                    if count < 0:
+                        return count
+                    self._has_heard = self._has_heard or count > 0
+                    self._pace.moved += count
+                    self._arrived = bytes(self._scratch[:count])
                 # At the end of the stream this is empty, as h11 wants it.
                 portion = next_portion(self._framing, self._arrived)
                 self._arrived = self._arrived[len(portion) :]
@@ -580,21 +615,6 @@ class Connection:
         except h11.RemoteProtocolError as error:
             raise self._broken(error) from error
         return event
-
-    async def _receive(self, *, in_body: bool) -> None:
-        """Read what there is of the answer, and wait for its first byte; nothing at the end of the
-        stream.
-        """
-        # Where processors are busy, the answer is often there already; to wait for it would cost more.
-        while (count := self._stream.recv_into(self._scratch)) < 0:
-            if in_body:
-                await self._wait_in_body(count)
-            else:
-                await self._stream.wait(count)
-        self._has_heard = self._has_heard or count > 0
-        if in_body:
-            self._pace.moved += count
-        self._arrived = bytes(self._scratch[:count])
 
     def _broken(self, error: h11.RemoteProtocolError) -> WireError:
         """Say what h11 does not like about an answer."""
