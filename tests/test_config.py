@@ -1002,7 +1002,7 @@ def test_every_field_of_the_table_says_what_it_means_and_reads_into_the_model() 
     for rows in SECTIONS.values():
         for row in rows:
             assert row.meaning
-            assert not row.of or row.of in SECTIONS
+            assert not row.section or row.section in SECTIONS
     assert {row.name for row in SECTIONS["tags"]} == set(TagRule._fields)
     assert {row.name for row in SECTIONS["artifacts"]} == set(ArtifactRule._fields)
     assert {row.name for row in SECTIONS["global"]} <= set(Config._fields)

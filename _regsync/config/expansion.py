@@ -48,7 +48,7 @@ class _Expansion:
             raise ConfigError(f"the configuration expands to more than {_MAX_EXPANDED:,} values")
         match field.type:
             case "section":
-                return self.plain_section(node, field)
+                return self.plain_section(node, field.section)
             case "names":
                 entries = node.entries.items()
                 return {name: self.plain(entry.value, REGISTRY) for name, entry in entries}
@@ -63,11 +63,11 @@ class _Expansion:
             case _:
                 return self.plain_scalar(node, field)
 
-    def plain_section(self, node: Node, section_field: Field) -> dict[str, Any]:
-        nodes = self.field_nodes(node, section_field.of)
+    def plain_section(self, node: Node, section_name: str) -> dict[str, Any]:
+        nodes = self.field_nodes(node, section_name)
         return {
             field.name: self.plain(nodes[field.name], field)
-            for field in SECTIONS[section_field.of]
+            for field in SECTIONS[section_name]
             if field.name in nodes
         }
 
@@ -97,6 +97,7 @@ class _Expansion:
         return nodes
 
     def plain_scalar(self, node: Node, field: Field) -> Any:
+        """Return a scalar with its variables replaced, unless that would show a secret."""
         text = substitute(node.text, self.reader.file.environ)
         is_secret = field.is_secret(text)
         shares_secret = bool(variable_names(node.text) & self.reader.secret_variables)
@@ -106,20 +107,20 @@ class _Expansion:
         # What is written out is read again: there `$$` is a `$`.
         if field.type not in ("flag", "count", "path"):
             return text.replace("$", "$$")
-        value = self.reader.meaning(text, field)
+        value = self.reader.meaning(text, field)  # a truth value, a number, an absolute path
         return value.replace("$", "$$") if isinstance(value, str) else value
 
     def hidden(self, written: str, field: Field, is_secret: bool) -> str:
-        """Return a text with its variables as they were written; the rest of a secret is masked."""
+        """Return a text with its variables as they were written. Of a secret, all else is masked."""
         if not is_secret:
             return mask_values(written, "")
         if field.name != "proxy":
             return mask_values(written, _MASK)
 
-        # Only the user of a proxy is a secret, where that can be told apart.
+        # Of a proxy's URL the user and password are masked, where an `@` shows their end.
         match = re.match(r"\w+://", written)
         scheme = match[0] if match else ""
-        _, user, host = mask_values(written, "").rpartition("@")
-        if user:
+        _, at, host = mask_values(written, "").rpartition("@")
+        if at:
             return f"{scheme}{_MASK}@{host}"
         return scheme + mask_values(written[len(scheme) :], _MASK)

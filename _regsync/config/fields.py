@@ -200,15 +200,15 @@ class Field(NamedTuple):
     meaning: str
     default: str = ""  # as it would be written
     required: bool = False
-    of: str = ""  # the name of its section, or of the section that its list or names hold
+    section: str = ""  # of a section its name; of a list, or of names, that of what they hold
     choices: tuple[str, ...] = ()
     parse: Callable[[str], object] | None = None  # returns the value of a text; raises ValueError
     check: Callable[[str], object] | None = None  # raises ValueError; the text itself is the value
     refuses: Refusal | None = None
     least: int = 0  # of a count
-    empty: str = ""  # the remedy for an empty list, if it is an error
-    auth: str = ""  # the one `auth_type` that has the field
-    needs: tuple[str, ...] = ()  # other fields, of which one has to be given
+    if_empty: str = ""  # the remedy for an empty list, where that is an error
+    auth_type: str = ""  # the one `auth_type` that has the field
+    needs_one_of: tuple[str, ...] = ()  # other fields, of which one has to be given
     secret: bool = False
     example: str = ""  # as it would be written
 
@@ -272,10 +272,10 @@ _INHERITED = (
         "targets",
         "the registries to copy to: a group or alias, or a list of aliases; required here or in "
         "`defaults`",
-        empty="name at least one registry",
+        if_empty="name at least one registry",
         example='["mine"]',
     ),
-    Field("tags", "section", "which tags to copy; absent: all", of="tags"),
+    Field("tags", "section", "which tags to copy; absent: all", section="tags"),
     Field(
         "min_age",
         "amount",
@@ -291,14 +291,14 @@ _INHERITED = (
         "Signatures of the whole index then stay behind",
         parse=parse_platform,
         refuses=Refusal("^all$", "'all' is not a platform: omit the field to copy every platform"),
-        empty="omit it to copy all platforms",
+        if_empty="omit it to copy all platforms",
         example='["linux/amd64", "linux/arm/v7"]',
     ),
     Field(
         "artifacts",
         "section",
         "which signatures, SBOMs and attestations to copy with an image",
-        of="artifacts",
+        section="artifacts",
     ),
 )
 
@@ -311,7 +311,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "registries",
             "names",
             "the registries, each under the alias by which mappings name it",
-            of="registry",
+            section="registry",
             default="{}",
         ),
         Field(
@@ -319,23 +319,23 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "names",
             "lists of registries, each under a name for `targets`",
             default="{}",
-            empty="name at least one registry",
+            if_empty="name at least one registry",
             example='{"all": ["mine"]}',
         ),
         Field(
             "defaults",
             "section",
             "what applies to each mapping that does not set it itself",
-            of="defaults",
+            section="defaults",
         ),
         Field(
             "mappings",
             "list",
             "what to copy: each mapping copies one repository to its targets",
-            of="mapping",
+            section="mapping",
             required=True,
         ),
-        Field("global", "section", "settings of the whole run", of="global"),
+        Field("global", "section", "settings of the whole run", section="global"),
     ),
     "registry": (
         Field(
@@ -357,15 +357,15 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "credentials",
             "section",
             "user name and password, for `auth_type: basic`",
-            of="credentials",
-            auth="basic",
+            section="credentials",
+            auth_type="basic",
         ),
         Field(
             "token",
             "text",
             "bearer token, for `auth_type: static_token`",
             secret=True,
-            auth="static_token",
+            auth_type="static_token",
             refuses=Refusal(
                 "[^!-~]", "has a blank or a character outside ASCII, which a token cannot have"
             ),
@@ -375,9 +375,9 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "cloud_profile",
             "text",
             "the AWS profile to log in with; only with `auth_type: ecr`",
-            auth="ecr",
+            auth_type="ecr",
         ),
-        Field("aws_profile", "text", "another name for `cloud_profile`", auth="ecr"),
+        Field("aws_profile", "text", "another name for `cloud_profile`", auth_type="ecr"),
         Field(
             "head_first",
             "flag",
@@ -403,7 +403,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "client_key",
             "path",
             "PEM file of its private key, if that is not in `client_cert`",
-            needs=("client_cert",),
+            needs_one_of=("client_cert",),
         ),
         Field(
             "proxy",
@@ -418,7 +418,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "one_or_texts",
             "for an `oci-layout` as target: paths of receipts (`audit --receipt`) and of other layouts. "
             "The far side has the blobs that they name, so that these are left out",
-            empty="omit it to leave nothing out",
+            if_empty="omit it to leave nothing out",
             example='["far.txt"]',
         ),
     ),
@@ -466,7 +466,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "keep only tags that match one of the patterns",
             check=check_glob,
             default="*",
-            empty="omit it to take every tag",
+            if_empty="omit it to take every tag",
             example='["3.*.*", "latest"]',
         ),
         Field(
@@ -496,7 +496,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
             "count",
             "keep only the N highest; needs `sort` or `semver`",
             least=1,
-            needs=("sort", "semver"),
+            needs_one_of=("sort", "semver"),
             example="5",
         ),
         Field(
@@ -586,6 +586,7 @@ def _section_schema(fields: tuple[Field, ...]) -> dict[str, Any]:
 
 
 def _field_schema(field: Field) -> dict[str, Any]:
+    """Return the schema of one field: what it means, and which values it may have."""
     schema: dict[str, Any] = {"description": field.meaning}
     if field.default:
         schema["default"] = json_value(field.default)
@@ -594,7 +595,7 @@ def _field_schema(field: Field) -> dict[str, Any]:
 
     shapes = _shapes(field)
     if not field.required:
-        shapes.append({"type": "null"})
+        shapes.append({"type": "null"})  # counts as not set
     if len(shapes) == 1:
         schema.update(shapes[0])
     else:
@@ -606,9 +607,9 @@ def _shapes(field: Field) -> list[dict[str, Any]]:
     """Return the schemas of which a field's value has to match one."""
     text = {"type": "string", "minLength": 1}
     lone_variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}  # may become anything
-    section = {"$ref": f"#/$defs/{field.of}"}
+    section = {"$ref": f"#/$defs/{field.section}"}
     texts: dict[str, Any] = {"type": "array", "items": text}
-    if field.empty:
+    if field.if_empty:
         texts["minItems"] = 1
 
     if field.choices:
@@ -633,7 +634,7 @@ def _shapes(field: Field) -> list[dict[str, Any]]:
         case "list":
             return [{"type": "array", "items": section}]
         case "names":
-            return [{"type": "object", "additionalProperties": section if field.of else texts}]
+            return [{"type": "object", "additionalProperties": section if field.section else texts}]
         case _:
             return [text]
 

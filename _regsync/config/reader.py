@@ -54,10 +54,10 @@ _SCALAR_FORMS = {
 _LONE_VARIABLE = r"\$\{[^{}]*\}"
 
 # Fields that stand in no section: the document itself, and the items of lists and named things.
-DOCUMENT = Field("", "section", "", of="config")
-MAPPING = Field("", "section", "", of="mapping")
-REGISTRY = Field("", "section", "", of="registry")
-_ALIAS = Field("", "alias", "", empty="name at least one registry")
+DOCUMENT = Field("", "section", "", section="config")
+MAPPING = Field("", "section", "", section="mapping")
+REGISTRY = Field("", "section", "", section="registry")
+_ALIAS = Field("", "alias", "", if_empty="name at least one registry")
 
 # Values of `auth_type` that need fields of their own.
 _LOGINS_WITH_FIELDS = ("basic", "static_token")
@@ -180,18 +180,17 @@ class Reader:
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
 
-        # By alias. None stands for a registry that is wrong: its uses are no further problems.
-        self.registries: dict[str, Registry | None] = {}
-
-        # By name: the registries of a group; None for a group that is wrong.
-        self.groups: dict[str, tuple[Registry, ...] | None] = {}
+        # What sections have named so far. None stands for one that is wrong: its uses are no further
+        # problems.
+        self.registries: dict[str, Registry | None] = {}  # by alias
+        self.groups: dict[str, tuple[Registry, ...] | None] = {}  # by name
         self.defaults = Section(Node("map", 0, 0), "", {}, {})
 
         # Variables that are part of a secret somewhere.
         self.secret_variables: set[str] = set()
 
-        # The value of a node, by the identities of the node and of its field. A node that aliases
-        # repeat is read once.
+        # What nodes mean, by the identities of the node and of its field: YAML aliases may repeat one
+        # node thousands of times, and it is read once.
         self.values_read: dict[tuple[int, int], object] = {}
 
     def read(self) -> Section:
@@ -258,7 +257,9 @@ class Reader:
     # Reading by the type of a field.
 
     def value(self, node: Node, field: Field, path: str) -> Any:
-        """Return what a node means as a field; None where it is wrong, which is noted."""
+        """Return what a node means as a field; None where it is wrong. `read_value` is called once for
+        each node.
+        """
         key = (id(node), id(field))
         if key not in self.values_read:
             self.values_read[key] = self.read_value(node, field, path)
@@ -270,10 +271,10 @@ class Reader:
         """
         match field.type:
             case "section":
-                return self.read_section(node, field, path)
+                return self.read_section(node, field.section, path)
             case "list":
                 return self.read_mappings(node, path)
-            case "names" if field.of == "registry":
+            case "names" if field.section == "registry":
                 self.read_registries(node, path)
                 return None
             case "names":
@@ -302,9 +303,8 @@ class Reader:
         except ValueError:  # noted when the text is read
             return False
 
-    def read_section(self, node: Node, section_field: Field, path: str) -> Any:
+    def read_section(self, node: Node, section_name: str, path: str) -> Any:
         """Read the fields of a section, and return what `build` makes of them."""
-        section_name = section_field.of
         remedy = ""
         if section_name == "tags" and node.tag != "map":
             remedy = f": write {_example_of_tags(node)}"
@@ -322,8 +322,8 @@ class Reader:
             value = self.value(field_node, field, f"{prefix}{field.name}")
             if value is not None:
                 section.values[field.name] = value
-            if field.needs and section.nodes.keys().isdisjoint(field.needs):
-                self.note_field(section, field.name, f"needs `{'` or `'.join(field.needs)}`")
+            if field.needs_one_of and section.nodes.keys().isdisjoint(field.needs_one_of):
+                self.note_field(section, field.name, f"needs `{'` or `'.join(field.needs_one_of)}`")
         return self.build(section_name, section)
 
     def present_fields(self, node: Node, section_name: str, prefix: str) -> dict[str, Node]:
@@ -385,9 +385,9 @@ class Reader:
             return None if value is None else (value,)
         if not self.require(node, "seq", path):
             return None
-        may_be_empty = not field.empty
+        may_be_empty = not field.if_empty
         if not node.items and not may_be_empty:
-            self.note(node, path, f"the list is empty: {field.empty}")
+            self.note(node, path, f"the list is empty: {field.if_empty}")
             return None
         values = [
             self.read_scalar(item, field, f"{path}[{index}]")
@@ -519,6 +519,7 @@ class Reader:
         return rule
 
     def build_artifacts(self, section: Section) -> ArtifactRule:
+        """Return a rule for artifacts; warn where it leaves them all behind."""
         rule = ArtifactRule(**section.values)
         if not rule.enabled:
             if rule.require_artifacts:
@@ -590,12 +591,12 @@ class Reader:
         if is_wrong:
             return
         for field in SECTIONS["registry"]:
-            if not field.auth:
+            if not field.auth_type:
                 continue  # goes with every login
             is_there = field.name in section.nodes
-            is_of_this_login = field.auth == auth_type
+            is_of_this_login = field.auth_type == auth_type
             if is_there and not is_of_this_login:
-                message = f"is only valid with `auth_type: {field.auth}`"
+                message = f"is only valid with `auth_type: {field.auth_type}`"
                 self.note_field(section, field.name, message)
             is_needed = is_of_this_login and auth_type in _LOGINS_WITH_FIELDS
             if is_needed and not is_there:

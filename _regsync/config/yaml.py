@@ -157,6 +157,7 @@ class _Composer:
         self.merged = 0  # values that `<<` has repeated so far
 
     def document(self) -> Node | None:
+        """Return the root of the stream's one document, None where it has none."""
         root: Node | None = None
         for event in self.events_before(yaml.StreamEndEvent):
             if isinstance(event, yaml.DocumentStartEvent) and root is not None:
