@@ -427,7 +427,7 @@ def test_each_option_that_changes_what_is_printed_has_canaries() -> None:
     options = {
         action.option_strings[-1]
         for name in cli.COMMANDS
-        for action in cli.parser_of(name)._actions
+        for action in cli.command_parser(name, cli.COMMANDS[name])._actions
         if isinstance(action, argparse._StoreTrueAction)
     } - {"-q", "--no-progress"}
     run = {word for words in COMMANDS.values() for word in words}

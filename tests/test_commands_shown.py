@@ -271,7 +271,7 @@ class Reader:
         if words[0] != "regsync" or is_built:
             ran = self._run_in_shell(command)
         elif words[-1] == "--help":
-            assert cli.parser_of(words[1]).format_help()
+            assert cli.command_parser(words[1], cli.COMMANDS[words[1]]).format_help()
             return Ran(0, "", "")
         elif words[1] == "watch":
             async with stopped_at(60.0):

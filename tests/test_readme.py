@@ -64,7 +64,7 @@ SECRETS = {"MIRROR_PASSWORD": "secret"}
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of every command."""
-    return {name: cli.parser_of(name) for name in cli.COMMANDS}
+    return {name: cli.command_parser(name, cli.COMMANDS[name]) for name in cli.COMMANDS}
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -303,7 +303,9 @@ OWN_STATUSES = {
 
 @pytest.mark.parametrize("name", OWN_STATUSES)
 def test_the_help_of_a_command_says_what_its_own_statuses_mean(name):
-    _, _, statuses = cli.parser_of(name).format_help().partition("exit status:\n")
+    _, _, statuses = (
+        cli.command_parser(name, cli.COMMANDS[name]).format_help().partition("exit status:\n")
+    )
     for line in OWN_STATUSES[name]:
         assert f"  {line}" in statuses
 
@@ -404,7 +406,7 @@ def test_the_schema_is_named_as_editors_want_it():
 
 
 def run_regsync_help(name: str) -> str:
-    return cli.parser_of(name).format_help()
+    return cli.command_parser(name, cli.COMMANDS[name]).format_help()
 
 
 # --- tag rules
@@ -604,7 +606,11 @@ def test_every_invariant_is_cited_by_tests():
     "name", [name for name, parser in commands().items() if "-c" in options_of(parser)]
 )
 def test_help_offers_standard_input_where_it_is_read(name):
-    helped = next(each.help for each in cli.parser_of(name)._actions if "-c" in each.option_strings)
+    helped = next(
+        each.help
+        for each in cli.command_parser(name, cli.COMMANDS[name])._actions
+        if "-c" in each.option_strings
+    )
     assert helped is not None
     if name == "watch":
         assert "standard input" not in helped
