@@ -422,7 +422,7 @@ def _outage(side: str, how: Any, request: str) -> Strike:
 def _disk(where: str) -> Strike:
     """Fill the disk: writes of staged blobs, their names or reads fail.
 
-    What a full disk does to the state is tests/test_archive.py's.
+    What a full disk does to the state is tests/test_database.py's.
     """
 
     @contextlib.asynccontextmanager

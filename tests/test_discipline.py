@@ -1,7 +1,7 @@
 """The request discipline (docs/design.md section 6), counted on the wire: what a path costs, and
 what it must not.
 
-Rules 1 (no ping, one bare request), 2 (tokens) and 3 (pages) have their files: test_auth,
+Rules 1 (no ping, one bare request), 2 (tokens) and 3 (pages) have their files: test_tokens,
 test_sync, test_bad_input. What a broken body and a lost answer cost (rule 16) is in test_resume, a
 full disk in test_errors_told. Every run is audited besides (`tests.ends`), so that no request of a
 kind that was known to be unnecessary goes unnoticed.

@@ -441,7 +441,7 @@ def test_a_target_that_lies_about_every_blob_gets_no_tag(world: World) -> None:
 
 # Token services.
 
-# What tests/test_auth.py tells of words and lifetimes is not repeated here.
+# What tests/test_tokens.py tells of words and lifetimes is not repeated here.
 TOKENS: dict[str, tuple[Answer, str, int]] = {
     "a page": (HTML, "usable token", 4),
     "not found": (Response(404), "404", 4),

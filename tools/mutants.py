@@ -90,7 +90,7 @@ class Mutant(NamedTuple):
     file: str  # below _regsync/
     old: str  # stands exactly once in the file
     new: str
-    tests: tuple[str, ...]  # `auth` for tests/test_auth.py, the likeliest first
+    tests: tuple[str, ...]  # `tokens` for tests/test_tokens.py, the likeliest first
 
 
 class Verdict(NamedTuple):
