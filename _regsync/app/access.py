@@ -93,7 +93,9 @@ class Access:
         """Where the credential that the registry took was found; None where it took none."""
         login = self.repository.host.authenticator
         is_taken = login.is_proven and not login.is_anonymous and self.asks_for_login
-        return login.credential.found_at if is_taken else None
+        if not is_taken:
+            return None
+        return login.credential.found_at
 
     @property
     def expires(self) -> str | None:

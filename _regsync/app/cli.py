@@ -214,11 +214,6 @@ def add_config(
     parser.add_argument("-c", "--config", metavar="FILE", required=required, help=meaning)
 
 
-def add_optional_config(parser: Parser) -> None:
-    meaning = "a configuration to take registries and global settings from; - reads standard input"
-    add_config(parser, meaning, required=False)
-
-
 def add_config_file(parser: Parser) -> None:
     """Take a configuration as FILE, or as other commands do with -c."""
     forms = parser.add_mutually_exclusive_group(required=True)
@@ -286,7 +281,8 @@ def add_copy_arguments(parser: Parser) -> None:
         action="store_true",
         help="leave signatures, SBOMs and attestations behind",
     )
-    add_optional_config(parser)
+    meaning = "a configuration to take registries and global settings from; - reads standard input"
+    add_config(parser, meaning, required=False)
     add_json(parser)
 
 

@@ -10,7 +10,7 @@ Follows: docs/design.md section 12 ("Lock").
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import NamedTuple
@@ -98,13 +98,15 @@ def write(file: LockFile, lock: Lock) -> None:
     # A link stays one: what it leads to is replaced.
     path = os.path.realpath(file.path)
     try:
-        is_there = os.path.exists(path)
-        stamp = stamp_of(path) if is_there else None
+        stamp: Stamp | None = None
+        mode = MODE
+        if os.path.exists(path):
+            stamp = stamp_of(path)
+            mode = os.stat(path).st_mode & 0o777
         if stamp != file.stamp:
             text = f"{shown} was not written: something else changed it in the meantime"
             raise RegsyncError(text, hint="run `regsync lock` again")
 
-        mode = os.stat(path).st_mode & 0o777 if is_there else MODE
         with replacing(path, mode) as descriptor, open(descriptor, "wb") as stream:
             stream.writelines(f"{line}\n".encode() for line in lines_of(lock))
             stream.flush()
@@ -137,6 +139,7 @@ async def resolve(
     transport: Transport, old: Lock, config: Config, wishes: Wishes, console: Console
 ) -> NewLock:
     """Ask sources for a new lock."""
+    # An unusable file of a registry stops all before any request.
     for registry in dict.fromkeys(rule.source for rule in wishes.mappings):
         transport.prepare(registry)
 
@@ -175,17 +178,20 @@ def mappings_from(names: Sequence[str], config: Config) -> Sequence[MappingRule]
     """
     if not names:
         return config.mappings
-    names_of = {
-        rule.index: {rule.source_repository, source_key(rule).repository}
-        for rule in config.mappings
-    }
+    mappings_of = defaultdict[str, list[MappingRule]](list)
+    for rule in config.mappings:
+        for name in {rule.source_repository, source_key(rule).repository}:
+            mappings_of[name].append(rule)
+
+    chosen = dict[int, MappingRule]()
     for name in names:
-        if not any(name in known for known in names_of.values()):
+        if name not in mappings_of:
             raise ConfigError(
                 f"--only {printable(name)}: no mapping has this repository as `from`",
                 hint="write the repository as the mapping's `from` has it",
             )
-    return [rule for rule in config.mappings if names_of[rule.index].intersection(names)]
+        chosen.update((rule.index, rule) for rule in mappings_of[name])
+    return [chosen[index] for index in sorted(chosen)]
 
 
 # What is shown.

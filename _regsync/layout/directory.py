@@ -268,9 +268,8 @@ class Layout:
         return folder
 
     def _read_index(self, *, may_be_new: bool) -> Index:
-        """Return what `index.json` names.
-
-        With `may_be_new` a directory without it is an empty layout; else it is none, and an error.
+        """Return what `index.json` names. A directory without one is an error, or with `may_be_new` a
+        layout without images.
         """
         version = self._read_file(_VERSION_FILE, _LARGEST_VERSION_FILE)
         body = self._read_file(_INDEX_FILE, LARGEST_INDEX)

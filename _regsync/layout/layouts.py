@@ -49,11 +49,11 @@ class Layouts:
     def _host(self, registry: Registry) -> LayoutHost:
         path = registry.host
         if path not in self._hosts:
-            from _regsync.layout.repository import open_layout
+            from _regsync.layout.repository import LayoutHost
 
-            host = open_layout(registry, self._transport, self._on_put)
-            host.is_rechecked = self._recheck
-            self._hosts[path] = host
+            self._hosts[path] = LayoutHost(
+                registry, self._transport, self._on_put, is_rechecked=self._recheck
+            )
         return self._hosts[path]
 
     def _on_put(self) -> None:

@@ -56,37 +56,40 @@ _ROW = Row(
 )
 
 
-def open_layout(registry: Registry, transport: Transport, on_put: Callable[[], None]) -> LayoutHost:
-    """Return the layout that a registry of the configuration is; `on_put` is called when something
-    was put that is not safe yet.
-    """
-    limits = RegistryLimits(_CONCURRENCY, _ROW.paces)
-    transport.gate.limits[registry.authority] = limits
-    demand = Demand(registry.authority, meters=limits.meters_of("", "blob_get", "upload_body"))
-    layout = Layout(registry.host, transport.machine.log, on_put)
-    return LayoutHost(registry, layout, demand, transport.count_sent)
-
-
 class LayoutHost:
-    """A layout as copies see it, where registries have their host."""
+    """The layout that a registry of the configuration is. Copies see it as they see another registry's
+    host (`registry.host.Host`).
+    """
 
     def __init__(
-        self, registry: Registry, layout: Layout, demand: Demand, count_sent: Callable[[int], None]
+        self,
+        registry: Registry,
+        transport: Transport,
+        on_put: Callable[[], None],
+        *,
+        is_rechecked: bool,
     ) -> None:
+        """`on_put` is called when something was put that is not safe yet."""
         self.registry = registry
-        self.demand = demand
+        self.layout = Layout(registry.host, transport.machine.log, on_put)
         # Called with how many bytes of a blob were written.
-        self.count_sent = count_sent
-        self.layout = layout
+        self.count_sent = transport.count_sent
+        # Whether a target's images count as there only with all that they name.
+        self.is_rechecked = is_rechecked
+
         self.key = registry.authority
         self.origin = Origin(registry.scheme, registry.host, registry.port)
+        limits = RegistryLimits(_CONCURRENCY, _ROW.paces)
+        transport.gate.limits[self.key] = limits
+        # What one blob on its way to or from the layout takes of these limits.
+        self.demand = Demand(self.key, meters=limits.meters_of("", "blob_get", "upload_body"))
+
         # A disk has no outages and asks for no pause.
-        self.peer = layout
+        self.peer = self.layout
         self.stopped: SyncError | None = None
         self.reopens = -math.inf
         self.resumes = True
-        # Whether a target's images count as there only with all that they name.
-        self.is_rechecked = False
+
         # By digest, a repository at the far side that holds the blob.
         self.assumed = dict[str, str]()
         # By digest, the bytes of blobs that were not written because the far side has them.
@@ -163,8 +166,11 @@ class LayoutRepository:
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return every tag whose manifest is there, with its digest; None where there is no tag."""
         with self.adding_place("list tags of", str(self)):
-            digests = self._index().tags(self.name)
-            return {tag: digest for tag, digest in digests.items() if self._is_there(tag)} or None
+            present = dict[str, str | None]()
+            for tag, digest in self._index().tags(self.name).items():
+                if self._find_present(tag) is not None:
+                    present[tag] = digest
+            return present or None
 
     def _index(self) -> Index:
         # A target need not be a layout yet: the first write makes it one.
@@ -178,18 +184,19 @@ class LayoutRepository:
         entries = index.entries_of(reference)
         return entries[0] if entries else None
 
-    def _is_there(self, reference: str) -> bool:
-        """Say whether `index.json` names an image, and its manifest is in the layout.
+    def _find_present(self, reference: str) -> Entry | None:
+        """Return the entry of an image whose manifest is in the layout, None where it is not.
 
         At a target that is rechecked, all that the manifest names has to be there too: the disk may
         have lost files.
         """
         entry = self._find(reference)
         if entry is None or not self._holds(entry.descriptor):
-            return False
-        if self.side is Side.TARGET and self.host.is_rechecked:
-            return self._has_all_of(entry.descriptor)
-        return True
+            return None
+        is_rechecked = self.side is Side.TARGET and self.host.is_rechecked
+        if is_rechecked and not self._has_all_of(entry.descriptor):
+            return None
+        return entry
 
     def _has_all_of(self, image: Descriptor) -> bool:
         """Say whether all that an image names is here, but for blobs that this run leaves out.
@@ -215,9 +222,9 @@ class LayoutRepository:
     async def head_manifest(self, reference: str) -> str | None:
         """Return the digest of the manifest that a tag or digest names, None where there is none."""
         with self.adding_place("look up", self.reference(reference)):
-            if self._is_there(reference):
-                entry = self._find(reference)
-                return entry.descriptor.digest if entry is not None else None
+            entry = self._find_present(reference)
+            if entry is not None:
+                return entry.descriptor.digest
             # `index.json` does not name it, but another index may. At a target such a manifest counts as
             # absent: a killed run may have written it without that index.
             if self.side is Side.SOURCE and ":" in reference:

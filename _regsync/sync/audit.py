@@ -263,7 +263,9 @@ class Audit:
         for conflict in conflicts:
             text = f"mappings[{conflict.owner.index}] writes this tag too, from another source"
             self._fail_tag(conflict.wanted, MappingConflict(text))
-        return [image for wanted in tags for image in self._images_of(wanted)]
+        images = [image for wanted in tags for image in self._images_of(wanted)]
+        self.images_known += len(images)
+        return images
 
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
         """Return the tags that a mapping selects. Where its source cannot be listed, one failed image
@@ -279,10 +281,9 @@ class Audit:
         return selection.kept
 
     def _images_of(self, wanted: WantedTag) -> list[_AuditedImage]:
-        """Return the images of a tag, one for each target, and count them for the display."""
+        """Return the images of a tag, one for each target."""
         mapping = wanted.mapping
         source = self._discovery.source_of(mapping)
-        self.images_known += len(wanted.targets)
         return [
             _AuditedImage(
                 wanted,
@@ -295,6 +296,7 @@ class Audit:
     def _fail_tag(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that can be checked at none of its targets."""
         for image in self._images_of(wanted):
+            self.images_known += 1
             self._report.images_done += 1
             self._fail(image, error)
 

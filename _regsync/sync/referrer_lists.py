@@ -102,10 +102,9 @@ class ReferrerLists:
         key = (source.key, subject)
         answer = await self._lists[key].get(partial(self._ask, source, subject))
 
-        characters = sum(
-            _CHARACTERS_OF_ENTRY + sum(len(value) for value in entry.annotations.values())
-            for entry in answer.entries
-        )
+        characters = len(answer.entries) * _CHARACTERS_OF_ENTRY
+        for entry in answer.entries:
+            characters += sum(len(value) for value in entry.annotations.values())
         if characters > _LONGEST_KEPT_LIST:
             self._lists.pop(key, None)
         return answer

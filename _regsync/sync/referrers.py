@@ -585,7 +585,7 @@ class Referrers:
         """Find out which targets lack an entry of a list of referrers; None where the filters refuse
         the entry, by the type in the list or by that in its manifest.
         """
-        types = frozenset[str]()
+        types = frozenset[str]()  # not known
         if entry.artifact_type is not None and entry.artifact_type != _EMPTY_CONFIG:
             types = frozenset({entry.artifact_type})
         elif search.is_filtered:
