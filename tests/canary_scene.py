@@ -682,3 +682,38 @@ def arranged(
     else:
         everywhere(scene)
     return scene
+
+
+# What is run in it.
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "sync": ("sync", "-vv", "--json", "-c", "FILE"),
+    "sync, its log": ("sync", "--recheck", "-vv", "--log-format", "json", "-c", "FILE"),
+    "sync --dry-run": ("sync", "--dry-run", "-vv", "--json", "-c", "FILE"),
+    "analyze": ("analyze", "-vv", "-c", "FILE"),
+    "lock": ("lock", "-vv", "--recheck", "-c", "FILE"),
+    "lock --diff": ("lock", "-vv", "--recheck", "--diff", "--markdown", "-c", "FILE"),
+    "sync --locked": ("sync", "--locked", "-vv", "--json", "-c", "FILE"),
+    "audit": ("audit", "-vv", "--json", "--read", "3", "-c", "FILE"),
+    "auth": ("auth", "check", "-vv", "-c", "FILE"),
+    "auth, json": ("auth", "check", "-vv", "--json", "-c", "FILE"),
+    "tags": ("tags", "-vv", "-c", "FILE", "REGISTRY/app"),
+    "copy": ("copy", "-vv", "-c", "FILE", "REGISTRY/app:v1", "target.test/copied:v1"),
+    "validate": ("validate", "-vv", "FILE"),
+    "expand": ("expand", "-vv", "FILE"),
+    "schema": ("schema", "-vv"),
+    "version": ("version", "-vv", "--json"),
+}
+# `watch` has tests of its own (test_canary_failures.py); `report` reads no configuration and asks nobody.
+ELSEWHERE = {"watch", "report"}
+
+
+def words(scene: Scene, command: str, registry: str = "written.test") -> list[str]:
+    """Return the words of one of COMMANDS."""
+    file = str(scene.directory / "mirror.yaml")
+    return [word.replace("FILE", file).replace("REGISTRY", registry) for word in COMMANDS[command]]
+
+
+def said(ran: Ran) -> dict[str, str]:
+    """Return what a run said, by channel."""
+    return {"standard output": ran.out, "standard error": ran.err}

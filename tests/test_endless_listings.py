@@ -175,7 +175,7 @@ async def test_a_later_page_that_is_not_there_is_no_answer(
         assert ran.statuses() == ["failed"]
         assert "status 404" in ran.err
         assert [each["error"]["code"] for each in ran.images] == ["SOURCE_ERROR"]
-        assert "no such repository" not in ran.err
+        assert "such repository" not in ran.err
         assert not rows(mirror.cache)["look"]
         assert "has_referrers_api" not in str(rows(mirror.cache)["fact"])
 

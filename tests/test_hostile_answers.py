@@ -216,7 +216,7 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
             given(MANIFEST, found(Docker_Content_Digest=NOWHERE)),
         ),
         "a digest header that is no digest": (
-            "is not a digest",
+            "digest",
             given(MANIFEST, found(Docker_Content_Digest="sha256:../../etc")),
         ),
         "a manifest longer than its length": (
@@ -228,19 +228,16 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
             given(MANIFEST, raw("200 OK", b" " * 10_000_000, Connection="close")),
         ),
         "a longer blob without a length": (
-            "longer than the",
+            "longer",
             blobs(lambda data: raw("200 OK", bytes(len(data)) + data, Connection="close")),
         ),
-        "a page in the place of a listing": ("the tag listing", listed(HTML)),
-        "a listing of something else": (
-            "is not a list",
-            listed(Response(200, [], b'{"tags": {"a": 1}}')),
-        ),
+        "a page in the place of a listing": ("listing", listed(HTML)),
+        "a listing of something else": ("a list", listed(Response(200, [], b'{"tags": {"a": 1}}'))),
         "tags that are no tags": (
-            "an invalid tag",
+            "invalid tag",
             listed(Response(200, [], json.dumps({"tags": ["v1", "../../etc\x1b[1m"]}).encode())),
         ),
-        "tags that are numbers": ("an invalid tag", listed(Response(200, [], b'{"tags": [1]}'))),
+        "tags that are numbers": ("invalid tag", listed(Response(200, [], b'{"tags": [1]}'))),
         "a listing without end": ("8388608", listed(Response(200, [], b" " * 9_000_000))),
     },
     ("source", SOURCE): {
@@ -255,11 +252,11 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
     },
     ("source", NETWORK): {
         "a manifest cut short": (
-            "bytes too early",
+            "too early",
             given(MANIFEST, lambda image: raw("200 OK", image.body[:50], Content_Length="900")),
         ),
         "a blob that breaks every time": (
-            "bytes too early",
+            "too early",
             blobs(lambda data: raw("200 OK", data[:9], Content_Length=str(len(data)))),
         ),
         "a shorter blob without a length": (
@@ -267,12 +264,9 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
             blobs(lambda data: raw("200 OK", data[:-1], Connection="close")),
         ),
         "a redirect to nowhere": ("without a Location", given(MANIFEST, Response(307))),
-        "a head without end": (
-            "head of the answer",
-            peer(endless(b"HTTP/1.1 200 OK\r\nX: ", b"y" * 9999)),
-        ),
+        "a head without end": ("head of", peer(endless(b"HTTP/1.1 200 OK\r\nX: ", b"y" * 9999))),
         "headers without end": (
-            "head of the answer",
+            "head of",
             peer(endless(b"HTTP/1.1 200 OK\r\n", b"X-A: y\r\n" * 99)),
         ),
         "interim answers without end": (
@@ -295,7 +289,7 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
     },
     ("target", CONTENT): {
         "a target's digest that is none": (
-            "is not a digest",
+            "digest",
             taken(HEAD, Response(200, [("Docker-Content-Digest", "x\x7f")])),
         ),
         "a blob stored as another": (
@@ -331,12 +325,9 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
     },
     ("target", NETWORK): {
         "an upload without a location": ("without a Location", taken(START, Response(202))),
-        "an upload to spaces": (
-            "no URL may have",
-            taken(START, Response(202, [("Location", "/v2/a b")])),
-        ),
+        "an upload to spaces": ("no URL", taken(START, Response(202, [("Location", "/v2/a b")]))),
         "a blob accepted before it was sent": (
-            "answered before the blob was sent",
+            "before the blob",
             big_layer(taken(BODY, Response(201, early=True))),
         ),
     },
@@ -623,7 +614,7 @@ def test_an_answer_is_one_answer_or_none(speaker: Any, target: Server, name: str
         {"source": f"http://{speaker(script)}", "t": target}, {"from": "app"}, {"from": "app/two"}
     )
     ran = run_regsync("sync", "-q", "--dry-run", "--json", "-c", "-", stdin=text)
-    failed = [line for line in ran.err.splitlines() if "list tags of" in line]
+    failed = [line for line in ran.err.splitlines() if "/app:*" in line]
     if words:
         assert words in only(failed)
         assert "/app:" in only(failed)

@@ -152,17 +152,6 @@ def lead(kind: str, place: str) -> Callable[[Request], Answer | None]:
     return intercept
 
 
-REFUSALS = (
-    "refused",
-    "not followed",
-    "http or https URL",
-    "is not https",
-    "is not a URL",
-    "not in this repository",
-    "which is not https",
-)
-
-
 @pytest.mark.rule("R2", "R3", "R4", "R6", "R20")
 @pytest.mark.parametrize("kind", ["manifest", "blob", "upload", "realm", "link"])
 @pytest.mark.parametrize("place", PLACES)
@@ -171,9 +160,8 @@ async def test_nobody_is_asked_where_it_is_not_safe(place: str, kind: str) -> No
         world.app.intercept = lead(kind, place)
         ran = await world.run(up=kind == "upload", listing=kind == "link")
         assert world.strangers_saw() == [], PLACES[place]
-        line = only(ran.failed)
-        assert any(words in line for words in REFUSALS), line
-        assert ran.status in (2, 4)
+        code = only(ran.images)["error"]["code"]
+        assert (code, ran.status) in (("NETWORK_ERROR", 2), ("AUTH_ERROR", 4)), ran.err
         for secret in (SECRET, basic(USER, SECRET)):
             assert secret not in ran.out + ran.err
 
@@ -280,7 +268,7 @@ async def test_a_next_page_elsewhere_is_not_asked_for(place: str) -> None:
         ):  # its own name, as it is called behind a proxy that ends TLS
             assert ran.status == 0
         else:
-            assert "not in this repository" in only(ran.failed)
+            assert "this repository" in only(ran.failed)
             assert len(asked) == 2
 
 

@@ -54,7 +54,7 @@ async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open() -> None:
     here = b"HTTP/1.1 302 Round\r\nLocation: /v2/again\r\nContent-Length: 0\r\n\r\n"
     wire = Wire(answers=((here,),) * 20)
     transport = transport_of({REGISTRY: [wire]})
-    with pytest.raises(ProtocolBroken, match="more than 10 redirects"):
+    with pytest.raises(ProtocolBroken, match="10 redirects"):
         async with await transport.exchange(transport.host(plain_registry()), GET, (200,)):
             pass
     assert (len(wire.requests), wire.dialled) == (11, "at home")
@@ -64,8 +64,8 @@ async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open() -> None:
 @pytest.mark.parametrize(
     ("host", "end", "words"),
     [
-        ("registry.test", "http://other.test/x", "from https to http"),
-        ("10.0.0.1", "https://10.0.0.2/x", "to a private address"),
+        ("registry.test", "http://other.test/x", "https to"),
+        ("10.0.0.1", "https://10.0.0.2/x", "private address"),
     ],
 )
 async def test_each_hop_is_judged_by_the_one_before_it(host: str, end: str, words: str) -> None:

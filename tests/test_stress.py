@@ -1,13 +1,10 @@
 """Many small syncs at random over registries that fail at random, on a clock that jumps: what holds
 must hold in all of them, and none may stand still.
 
-Each seed makes registries of every kind that the program knows, with its windows, dialects and
-rates; repositories whose images share layers and children, mappings (several targets, aliases,
-within one registry, several into one repository), permits and windows as narrow as one. Lines are
-slow, requests are refused, answered with 429 and 5xx, dropped and cut. Then every image has one
-outcome, what is synced is whole, no blob was stored twice, and the next run, undisturbed, completes
-the rest. Where nothing can go on any more the clock jumps to the end of this test's patience. In
-two of three seeds time also passes between two looks at the clock.
+The scene of each seed is tests/stressing.py's. Every image has one outcome, what is synced is whole,
+no blob was stored twice, and the next run, undisturbed, completes the rest. Where nothing can go on
+any more the clock jumps to the end of this test's patience. In two of three seeds time also passes
+between two looks at the clock.
 
     STRESS=1000:500 pytest tests/test_stress.py      five hundred other seeds
 """
@@ -15,9 +12,8 @@ two of three seeds time also passes between two looks at the clock.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,194 +22,14 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync.providers import ROWS, Kind
-from conformance.client.attachments import referrers_tag
-from conformance.content.images import Image, Seed
-from conformance.messages import Answer, Request, Response, error
+from _regsync.providers import ROWS
 from conformance.registry.app import App
-from conformance.server.memory import Link, Place
-from tests.ends import Ran, Virtual, held, virtual
+from conformance.server.memory import Place
+from tests.ends import Ran, held, virtual
+from tests.stressing import KINDS, NOT_YET, PATIENCE, Wanted, ill_scene, narrow
 from tests.thinning import seeds
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
-
-# A manifest may be asked for by its digest while another tag's answer with the same bytes is under
-# way; how a blob comes to its place is decided when its image is promoted, and not again when it may
-# start.
-NOT_YET = ("manifest_fetched_twice", "blob_pulled_twice", "upload_without_mount")
-
-# One host name of each kind, and what a configuration calls it.
-KINDS = {
-    "ghcr.io": "ghcr.io",
-    "europe-docker.pkg.dev": "europe-docker.pkg.dev",
-    "registry-1.docker.io": "docker.io",
-    "public.ecr.aws": "public.ecr.aws",
-    "012345678901.dkr.ecr.eu-west-1.amazonaws.com": "012345678901.dkr.ecr.eu-west-1.amazonaws.com",
-    "mine.azurecr.io": "mine.azurecr.io",
-    **{f"{letter}.test": f"http://{letter}.test" for letter in "abc"},
-}
-# Of any run: a pause that a registry asks for is a second, ours are half a minute at most, and some
-# are in a row.
-PATIENCE = 3 * 3600.0
-
-Wanted = dict[tuple[int, str, str], Image]
-
-
-class Ill:
-    """What a registry does wrong, each request only so often."""
-
-    def __init__(self, place: Place, random: Random, share: float, most: int) -> None:
-        self.on, self._random, self._share, self._most = True, random, share, most
-        self._seen: Counter[tuple[str, ...]] = Counter()
-        app = place.app
-        self._by_patch = (
-            place.host == "ghcr.io" or place.scheme == "http"
-        ) and random.random() < 0.4
-        app.intercept, app.amend = self._intercept, self._amend
-
-    def _strikes(self, request: Request, share: float, *which: str) -> bool:
-        if not self.on or self._random.random() > share:
-            return False
-        key = (*which, request.method, request.kind, request.repository, request.reference)
-        self._seen[key] += 1
-        return self._seen[key] <= self._most
-
-    async def _intercept(self, request: Request) -> Answer | None:
-        await anyio.sleep(self._random.choice([0, 0, 0.001, 0.3]))
-        if (
-            self._by_patch
-            and request.method == "PUT"
-            and request.kind == "upload"
-            and request.length()
-        ):
-            return error(405, "UNSUPPORTED", "by PATCH only")
-        if not self._strikes(request, self._share):
-            return None
-        if request.parameter("mount") and self._random.random() < 0.5:
-            return error(self._random.choice([400, 403, 404, 405]), "UNSUPPORTED", "no mount")
-        wait = self._random.choice([[], [("Retry-After", "1")]])
-        slowly = error(429, "TOOMANYREQUESTS", "slowly", headers=wait)
-        bad: list[Answer] = [
-            Response(500),
-            Response(502, early=True),
-            error(503, "UNAVAILABLE", "ill"),
-            b"",
-        ]
-        return self._random.choice([slowly, slowly, slowly, *bad])
-
-    def _amend(self, request: Request, answer: Answer) -> Answer:
-        """Carry out the request and lose its answer, or cut a blob."""
-        if not isinstance(answer, Response) or not self._strikes(request, self._share / 4, "lost"):
-            return answer
-        if request.method == "GET" and request.kind == "blob" and answer.status == 200:
-            body = b"".join(map(bytes, answer.pieces()))
-            cut = body[: self._random.randrange(len(body) + 1)]
-            return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + cut
-        return b""
-
-
-def pool(random: Random, seed: Seed) -> list[Image]:
-    """Make images of every shape from few layers, so that much is shared."""
-    layers = [
-        seed.layer(random.choice([0, 900, 5000, 300_000])) for _ in range(random.randint(2, 7))
-    ]
-    layers += [seed.layer(1_100_000)] * (random.random() < 0.4)
-
-    def image(architecture: str = "amd64") -> Image:
-        chosen = [random.choice(layers) for _ in range(random.randint(0, 5))]
-        return seed.image(
-            layers=chosen, architecture=architecture, inline_config=random.random() < 0.1
-        )
-
-    pool = [image(), image(), seed.artifact(None)]
-    for _ in range(random.randint(1, 6)):
-        children = [image("amd64"), image("arm64"), *random.sample(pool, random.randint(0, 2))]
-        pool.append(
-            random.choice([image(), seed.index(children, attestations=random.random() < 0.2)])
-        )
-    return pool
-
-
-def places_of(world: Virtual, random: Random) -> tuple[list[Place], list[str]]:
-    """Let registries listen; return them and what a configuration calls them."""
-    chosen = random.sample(sorted(KINDS), random.randint(1, 3))
-    places = []
-    for name in chosen:
-        lines = [
-            Link(latency=random.choice([0, 0.02, 0.2]), bandwidth=random.choice([1e5, 1e7]))
-            for _ in range(2)
-        ]
-        app = App(mounts=random.random() < 0.5, referrers_api=random.random() < 0.7)
-        scheme = "http" if name.endswith(".test") else "https"
-        places.append(world.listen(app, name, scheme=scheme, up=lines[0], down=lines[1]))
-    return places, [KINDS[name] for name in chosen]
-
-
-def attach(
-    random: Random, seed: Seed, image: Image, app: App, repository: str, *, listed: bool
-) -> list[Image]:
-    """Hang artifacts on an image, by what they refer to or by cosign's tags; return those that are
-    to travel.
-    """
-    hung, subjects = list[Image](), [image]
-    for end in random.sample([".sig", ".sbom", "", ""], random.randint(0, 3)):
-        if end:
-            name = "application/vnd.oci.image.config.v1+json"
-            own = Seed(
-                int(image.top[7:15], 16) + len(end)
-            )  # wherever the image is: a tag can name one only
-            signature = own.artifact(None, None, config_type=name, size=900)
-            signature.load_into(app, repository, tag=referrers_tag(image.top) + end)
-            hung += [signature] * (listed or not app.referrers_api)
-        elif app.referrers_api:
-            subjects.append(seed.artifact(random.choice(subjects), size=random.randint(1, 3000)))
-            hung.append(subjects[-1].load_into(app, repository))
-    return hung
-
-
-def scene_of(
-    random: Random, images: list[Image], places: list[Place], names: list[str], seed: Seed
-) -> tuple[str, Wanted]:
-    """Fill the sources, write a configuration, and return what the targets shall hold after it."""
-    artifacts = random.random() < 0.5
-    registries: dict[str, dict[str, Any]] = {}
-    for number, name in enumerate(names):
-        permits = {"max_concurrent": random.choice([2, 3])} if random.random() < 0.5 else {}
-        registries[f"r{number}"] = {"url": name, "auth_type": "anonymous", **permits}
-    mappings: list[dict[str, Any]] = []
-    wanted: Wanted = {}
-    for number in range(random.randint(1, 6)):
-        origin, repository = random.randrange(len(places)), f"from/r{number}"
-        kept = {f"t{number}-{n}": random.choice(images) for n in range(random.randint(1, 5))}
-        for tag, image in kept.items():
-            image.load_into(places[origin].app, repository, tag=tag)
-        source, listed, hung = places[origin].app, random.random() < 0.5, list[Image]()
-        for each in {image.top: image for image in kept.values()}.values() if artifacts else ():
-            hung += attach(random, seed, each, source, repository, listed=listed)
-        for to in random.sample([f"to/r{number}", "to/all", f"x/{number}"], random.randint(1, 2)):
-            targets = random.sample(range(len(places)), random.randint(1, len(places)))
-            wanted.update({(n, to, tag): image for n in targets for tag, image in kept.items()})
-            wanted.update({(n, to, each.top): each for n in targets for each in hung})
-            one = {
-                "from": repository,
-                "to": to,
-                "source": f"r{origin}",
-                "targets": [f"r{n}" for n in targets],
-            }
-            mappings.append({**one, "tags": {"glob": "*" if listed else [*kept]}})
-    limits = {"max_concurrent_transfers": random.choice([1, 2, 50])}
-    rest = {"defaults": {"artifacts": {"enabled": artifacts}}, "global": limits}
-    return json.dumps({"registries": registries, "mappings": mappings, **rest}), wanted
-
-
-def narrow(random: Random) -> dict[Kind, Any]:
-    """Return the rows of all kinds with windows that begin narrower, and smaller chunks."""
-    start = random.choice([1, 2, 32])
-    rows = {}
-    for kind, row in ROWS.items():
-        paces = tuple(pace._replace(start=min(pace.start, start)) for pace in row.paces)
-        rows[kind] = row._replace(paces=paces, put_limit=row.put_limit and 1 << 20)
-    return rows
 
 
 @contextlib.contextmanager
@@ -250,29 +66,6 @@ def check_stored_once(places: list[Place]) -> None:
         stored = place.journal.matching("PUT", "upload", status=201)
         blobs = Counter((entry.repository, entry.query.get("digest")) for entry in stored)
         assert max(blobs.values(), default=1) == 1
-
-
-def ill_scene(
-    world: Virtual,
-    random: Random,
-    number: int,
-    share: float,
-    directory: Path,
-    lock_up: Callable[[list[Place], Random], None] = lambda places, random: None,
-) -> tuple[list[Place], Wanted, Path, list[Ill]]:
-    """Make registries of which a share of the answers is ill, and a configuration of copies between
-    them; with them comes which image has to be where. `lock_up` has them ask for logins.
-    """
-    places, names = places_of(world, random)
-    lock_up(places, random)
-    seed = Seed(number)
-    text, wanted = scene_of(random, pool(random, seed), places, names, seed)
-    file = directory / "mirror.yaml"
-    file.write_text(text)
-    ills = [
-        Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places
-    ]
-    return places, wanted, file, ills
 
 
 @pytest.mark.slow

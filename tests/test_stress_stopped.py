@@ -1,7 +1,7 @@
 """Syncs at random that are stopped at any instant, and watches through whatever comes and goes, on
 a clock that jumps.
 
-The scenes are those of `test_stress`, half of their registries behind tokens that expire in
+The scenes are tests/stressing.py's, half of their registries behind tokens that expire in
 the middle. A run that gets a signal ends in the time that it may take, says what it did, leaves
 nothing half at a target, and the next one that is left alone completes it. A watch whose registries
 fail and recover, whose tags move and whose configuration changes converges once all is well, at the
@@ -37,7 +37,7 @@ from conformance.messages import Answer, Request, error
 from conformance.registry.tokens import TokenService
 from conformance.server.memory import Place
 from tests.ends import Ran, Virtual, held, stopped_at, virtual
-from tests.test_stress import (
+from tests.stressing import (
     NOT_YET,
     PATIENCE,
     Ill,
