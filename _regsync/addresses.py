@@ -32,6 +32,11 @@ class Origin(NamedTuple):
     via: Any = None
 
     @property
+    def address(self) -> tuple[str, str, int]:
+        """Scheme, host and port alone: the same under all registries that are reached there."""
+        return self[:3]
+
+    @property
     def authority(self) -> str:
         """The Host header: brackets for IPv6, no default port."""
         return format_authority(self.scheme, self.host, self.port)

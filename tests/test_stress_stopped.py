@@ -103,8 +103,8 @@ def check_idle(transport: Transport) -> None:
         assert (limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0})
         assert not any(meter.window.inside for meter in limit.meters.values())
     assert not any(transport.gate._queues.values())
-    assert not any(host.first_contact.locked() for host in transport._hosts.values())
-    assert not any(host.authenticator._tokens.pending for host in transport._hosts.values())
+    assert not any(host.first_contact.locked() for host in transport._clients.values())
+    assert not any(host.authenticator._tokens.pending for host in transport._clients.values())
 
 
 def check_let_go(run: Noted) -> None:
@@ -364,7 +364,7 @@ async def test_a_watch_converges_when_all_is_well(
         *_, last = map(json.loads, ran.out.splitlines())
         assert {each["status"] for each in last["images"]} <= {"skipped"}
         transport = ended[-1]._transport
-        assert len(transport._hosts) <= len(places)
+        assert len(transport._clients) <= len(places)
         assert len(transport._closed) <= 3 * len(places)
         for older, newer in itertools.pairwise(ended):
             assert older._transport is newer._transport

@@ -241,7 +241,7 @@ async def test_logins_that_have_been_replaced_are_not_kept(world, tmp_path, clea
 
     def counted(self: Transport, registries: Collection[Registry]) -> None:
         begin(self, registries)
-        kept.append(len(self._hosts))
+        kept.append(len(self._clients))
 
     def log_in(user: str) -> None:
         (clean_env / ".docker").mkdir(exist_ok=True)

@@ -99,8 +99,8 @@ class RegistryClient:
             wall=wall,
         )
 
-        # Whether a run has used it since the last one began.
-        self.used = True
+        # Whether this run has asked for it.
+        self.is_used = True
 
         # Why it is asked nothing more in this run (docs/design.md section 9), and when a later run
         # may ask again.
@@ -138,14 +138,17 @@ class RegistryClient:
         if error.fatal:
             self.stopped = error.without_place()
 
-    def record_answer(self) -> None:
-        self.has_answered = True
-
-    def reopen(self) -> None:
-        """Let it be tried again in another run, by a first contact."""
-        self.stopped = None
-        self.has_answered = False
-        self.is_met = False
+    def begin_run(self, now: float) -> None:
+        """Let another run begin. A registry that was stopped is tried again, by a first contact, where
+        it may be asked by now.
+        """
+        self.is_used = False
+        self.authenticator.begin()
+        is_stopped = self.stopped is not None or self.peer.outage.is_stopped
+        if is_stopped and self.reopens <= now:
+            self.stopped = None
+            self.has_answered = False
+            self.is_met = False
 
     def error_of(self, answer: Response, wall_now: float) -> RegistryError:
         """Turn an answer, whose body has been read, into an error with the registry's own words,

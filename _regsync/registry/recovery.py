@@ -77,17 +77,17 @@ class Recovery:
         self._ping = ping
         self._on_outage = on_outage
         self._on_back = on_back
-        self._peers: dict[tuple[object, ...], Peer] = {}
+        self._peers: dict[tuple[str, str, int], Peer] = {}  # by the address of the origin
 
         # The host that this task's next request is to probe.
         self._probed: ContextVar[Peer | None] = ContextVar("probed", default=None)
 
     def peer(self, origin: Origin) -> Peer:
         """Return what is known of the host of an origin."""
-        peer = self._peers.get(origin[:3])
+        peer = self._peers.get(origin.address)
         if peer is None:
             peer = Peer(origin, Outage(self._patience))
-            self._peers[origin[:3]] = peer
+            self._peers[origin.address] = peer
         return peer
 
     def begin_run(self) -> None:

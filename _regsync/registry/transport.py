@@ -180,6 +180,20 @@ class Body(Pieces):
         return sent
 
 
+class _ClientKey(NamedTuple):
+    """What requests have in common that share a client: no other gets its tokens, nor shows its
+    certificate.
+    """
+
+    authority: str
+    credential: Credential | CloudLogin | None
+    failure: str  # why the credential cannot be had, else ""
+    ca_file: str | None
+    client_cert: str | None
+    client_key: str | None
+    proxy: str | None
+
+
 class _Hop(NamedTuple):
     """One request of a chain of redirects."""
 
@@ -228,9 +242,9 @@ class Transport:
         self.blob_bytes = 0
         self.bytes_sent = 0
 
-        # By credential and way of connecting; and by origin, whoever came first.
-        self._hosts: dict[tuple[object, ...], RegistryClient] = {}
-        self._known: dict[tuple[object, ...], RegistryClient] = {}
+        # The clients of the registries of this run; and the first of those at each address.
+        self._clients: dict[_ClientKey, RegistryClient] = {}
+        self._first_at: dict[tuple[str, str, int], RegistryClient] = {}
 
         timeouts = machine.timeouts
         self.recovery = Recovery(
@@ -276,9 +290,9 @@ class Transport:
 
     def begin(self, registries: Collection[Registry]) -> None:
         """Begin another run, with the clients of those of its registries that are what they were."""
-        hosts = self._hosts
-        self._hosts = {}
-        self._known = {}
+        clients = self._clients
+        self._clients = {}
+        self._first_at = {}
         self.gate.youngest = 0.0
         self.blob_bytes = 0
         self.bytes_sent = 0
@@ -286,18 +300,14 @@ class Transport:
         self.throttled.clear()
         self._clouds.reload()
 
-        for key, host in hosts.items():
-            if host.registry not in registries:
-                self.gate.limits.pop(host.key, None)
-                self.pool.close(origin=host.origin)
-            elif host.used:  # else its login has been replaced
-                host.used = False
-                host.authenticator.begin()
-                is_stopped = host.stopped is not None or host.peer.outage.is_stopped
-                if is_stopped and host.reopens <= anyio.current_time():
-                    host.reopen()
-                self._hosts[key] = host
-                self._known.setdefault(host.origin[:3], host)
+        now = anyio.current_time()
+        for key, client in clients.items():
+            if client.registry not in registries:
+                self.gate.limits.pop(client.key, None)
+                self.pool.close(origin=client.origin)
+            elif client.is_used:  # else its login has been replaced
+                client.begin_run(now)
+                self._add_client(key, client)
         self.recovery.begin_run()
 
     def renew(self, registries: Collection[Registry]) -> None:
@@ -311,37 +321,51 @@ class Transport:
         self._dialer.prepare(registry)
 
     def host(self, registry: Registry, repository: str | None = None) -> RegistryClient:
-        """Return what is known of a registry under a repository's credential. A credential that
-        cannot be had stops this host only.
+        """Return the client for a registry under a repository's credential.
+
+        Where the credential cannot be had, a client is returned whose requests all fail with the
+        reason: repositories with another credential are copied.
         """
-        stopped: AuthError | None = None
         credential: Credential | CloudLogin | None = None
+        failure: AuthError | None = None
         try:
             credential = self._clouds.find(registry, repository, self._dialer.read)
         except AuthError as error:
-            stopped = error
+            failure = error
 
-        # Never another's token, nor another's client certificate.
-        way = (registry.ca_file, registry.client_cert, registry.client_key, registry.proxy)
-        key = (registry.authority, stopped.message if stopped else credential, way)
-        host = self._hosts.get(key)
-        if host is None:
-            host = RegistryClient(
+        key = _ClientKey(
+            registry.authority,
+            credential,
+            failure.message if failure else "",
+            registry.ca_file,
+            registry.client_cert,
+            registry.client_key,
+            registry.proxy,
+        )
+        client = self._clients.get(key)
+        if client is None:
+            client = RegistryClient(
                 registry,
                 credential,
                 peers=self.recovery.peer,
                 fetch=self.fetch,
                 wall=self.machine.wall,
             )
-            self._hosts[key] = host
-            self._known.setdefault(host.origin[:3], host)
-        host.used = True
-        host.stopped = stopped or host.stopped
-        self._limit(registry)
-        return host
+            self._add_client(key, client)
+        client.is_used = True
+        if failure is not None:
+            client.stopped = failure
+        self._limit_permits(registry)
+        return client
 
-    def _limit(self, registry: Registry) -> None:
-        """Set what one host:port gives; of several aliases the smallest `max_concurrent` holds."""
+    def _add_client(self, key: _ClientKey, client: RegistryClient) -> None:
+        self._clients[key] = client
+        self._first_at.setdefault(client.origin.address, client)
+
+    def _limit_permits(self, registry: Registry) -> None:
+        """Bound the requests under way at a registry's host:port. Where several registries of the
+        configuration are at one, the smallest `max_concurrent` holds.
+        """
         # A quarter of the open files for each side, since more registries than two may be in use.
         most = max(2, (self.machine.open_files - _OWN_FILES) // 4)
         cap = min(registry.max_concurrent or DEFAULT_CONCURRENCY, most)
@@ -354,8 +378,8 @@ class Transport:
             limit.cap = min(limit.cap, cap)
 
     async def _dial(self, origin: Origin, *, is_foreign: bool = False) -> Stream:
-        known = self._known.get(origin[:3])
-        registry = known.registry if known else None
+        client = self._first_at.get(origin.address)
+        registry = client.registry if client else None
         return await self._dialer.dial(origin, registry, is_foreign=is_foreign)
 
     # The way of a request.
@@ -579,10 +603,10 @@ class Transport:
     async def _ping(self, peer: Peer) -> None:
         """Send a request to a host that is away, to see whether it answers again."""
         origin = peer.origin
-        known = self._known.get(origin[:3])
         self._count(origin, "probe")
         request = Request("GET", "/v2/", (_USER_AGENT,))
-        pool = self.pool if known is not None else self.foreign_pool
+        is_registry = origin.address in self._first_at
+        pool = self.pool if is_registry else self.foreign_pool
         began = anyio.current_time()
         try:
             async with pool.lease(origin) as lease:
@@ -600,9 +624,9 @@ class Transport:
 
     def _on_back(self, peer: Peer) -> None:
         """Let the windows of a registry that is back begin again small."""
-        known = self._known.get(peer.origin[:3])
-        if known is not None:
-            self.gate.limits[known.key].begin_again()
+        client = self._first_at.get(peer.origin.address)
+        if client is not None:
+            self.gate.limits[client.key].begin_again()
             self.gate.wake()
 
     async def rest(self, error: SyncError, seconds: float, *, can_repeat: bool = True) -> None:
@@ -709,9 +733,9 @@ class Transport:
         Lease.exchange.
         """
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
-        about = host or self._known.get(origin[:3])
-        if about is not None:
-            origin = origin._replace(via=about.registry)
+        client = host or self._first_at.get(origin.address)
+        if client is not None:
+            origin = origin._replace(via=client.registry)
         self._count(origin, "token")
         own = (_USER_AGENT, ("Accept", "application/json"))
         request = Request(method, target, (*own, *headers), body)
@@ -762,9 +786,10 @@ class Transport:
     # What answers say about how often to ask.
 
     def _count(self, origin: Origin, action: str) -> None:
-        known = self._known.get(origin[:3])
-        if known is not None:
-            self.requests[known.key][action] += 1
+        """Count a request to an origin, if it is one of a registry of this run."""
+        client = self._first_at.get(origin.address)
+        if client is not None:
+            self.requests[client.key][action] += 1
 
     def _record_under_way(self, turn: Turn) -> None:
         """A body counts as a success before its answer."""
