@@ -160,13 +160,10 @@ class Upload:
         WireError when the connection breaks.
         """
         host = self.repository.host
+        session = self.session
         self._end = self.offset + pieces.length
         call = self._body_call(pieces.length, last=last)
-        timeouts = self._transport.machine.timeouts
-        # A registry may hash or copy the whole blob before it answers.
-        seconds = min(timeouts.finish + self.blob.size / _MIB, timeouts.longest_finish)
-        session = self.session
-        body = Body(pieces, seconds, self._on_begin, self._transport)
+        body = Body(pieces, self._seconds_for_answer(), self._on_begin, self._transport)
         turn = await self._transport.exchange(host, call, _ANY_STATUS, lease=self.lease, body=body)
         async with turn as response:
             if not response.early or response.status < 500:
@@ -175,14 +172,9 @@ class Upload:
                 # A limit refuses before anybody has looked at the session: it takes the body later.
                 self.session = session
                 self._throttled_session = session
-            elif session == self._throttled_session and response.status in _SESSION_GONE:
-                # The registry has ended the upload after all, when it refused its body.
-                self.session = ""
-                await response.read(ERROR_BODY)
-                error = self._transport.error_from(host, response)
-                error.forgot_session = True
-                raise error
-            if response.status == 401 and self._is_at_home:
+            elif response.status in _SESSION_GONE and session == self._throttled_session:
+                raise await self._ended_by_throttling(response)
+            elif response.status == 401 and self._is_at_home:
                 await response.read(ERROR_BODY)
                 await self._transport.refresh_login(
                     host, call, body.authorization, response, self._login_refusals
@@ -197,6 +189,23 @@ class Upload:
             elif not response.early:
                 self._open(call, response, self._end)
             return not response.early
+
+    def _seconds_for_answer(self) -> float:
+        """Return how long the answer to a body may take: a registry may hash or copy the whole blob
+        first.
+        """
+        timeouts = self._transport.machine.timeouts
+        return min(timeouts.finish + self.blob.size / _MIB, timeouts.longest_finish)
+
+    async def _ended_by_throttling(self, response: Response) -> RegistryError:
+        """Return the error for a session that takes no body after a 429: the registry ended the upload
+        when it refused that body, and has forgotten the session.
+        """
+        self.session = ""
+        await response.read(ERROR_BODY)
+        error = self._transport.error_from(self.repository.host, response)
+        error.forgot_session = True
+        return error
 
     def _body_call(self, length: int, *, last: bool) -> Call:
         """Return the request that carries `length` bytes."""
