@@ -16,7 +16,7 @@ from conformance.tests.fixtures import *  # noqa: F403
 from tests import ends, fuzzing
 
 # Fixtures: registries at both ends of a copy, and what is built of them.
-from tests.ends import audited, chance, serve, source, speaker, target, world  # noqa: F401
+from tests.ends import audited, chance, serve, source, speaker, sync_pair, target, world  # noqa: F401
 from tests.mirrors import mirror  # noqa: F401
 from tests.watching import stage  # noqa: F401
 

@@ -24,6 +24,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -457,6 +458,15 @@ def sync(
     )
 
 
+def sync_file(
+    directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any
+) -> Ran:
+    """Run mappings once from a file, so that there is state beside it, and report in JSON."""
+    file = directory / "mirror.yaml"
+    file.write_text(document(registries, *mappings, **top))
+    return run_regsync("sync", "--json", "-q", "-c", str(file))
+
+
 def held(server: Endpoint | Running, repository: str, image: Image) -> bool:
     """Whether everything that an image names, and a registry holds, is in a repository, byte for
     byte.
@@ -521,6 +531,12 @@ def source(serve: Start) -> Server:
 @pytest.fixture
 def target(serve: Start) -> Server:
     return serve()
+
+
+@pytest.fixture
+def sync_pair(tmp_path: Path, source: Server, target: Server) -> Callable[..., Ran]:
+    """Return a function that runs mappings from `source` to `target`, with a state that stays."""
+    return partial(sync_file, tmp_path, {"source": source, "target": target})
 
 
 @pytest.fixture

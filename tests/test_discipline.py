@@ -22,22 +22,13 @@ from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
-from tests.ends import Ran, document, held, run_regsync, tags
+from tests.ends import Ran, held, run_regsync, sync_file, tags
 from tests.thinning import thinned
 
 Held = Mapping[str, Mapping[str, Image]]
 
 # Bytes of a layer.
 LARGE = 70_000
-
-
-def sync(
-    directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any
-) -> Ran:
-    """Run mappings from a file, so that there is state beside it."""
-    file = directory / "mirror.yaml"
-    file.write_text(document(registries, *mappings, **top))
-    return run_regsync("sync", "--json", "-q", "-c", str(file))
 
 
 def load(server: Server, images: Held) -> None:
@@ -150,7 +141,7 @@ def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
     load(source, images)
     ends = {"source": source, **{f"t{number}": each for number, each in enumerate(others)}}
     mappings = [{"from": name, "tags": tags("*")} for name in images]
-    ran = sync(tmp_path, ends, *mappings)
+    ran = sync_file(tmp_path, ends, *mappings)
     assert (ran.status, ran.failed) == (0, [])
     once, places = blobs(images)
     tagged, children = manifests(images)
@@ -185,13 +176,13 @@ def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
     )
 
     clear(source, *others)
-    assert set(sync(tmp_path, ends, *mappings).statuses()) == {"skipped"}
+    assert set(sync_file(tmp_path, ends, *mappings).statuses()) == {"skipped"}
     assert source.journal.summary() == {"GET tag_list": len(images), "HEAD manifest": tagged}
     assert [target.journal.summary() for target in others] == [{"HEAD manifest": tagged}] * targets
 
     clear(source, *others)
     drop_state(tmp_path)
-    assert set(sync(tmp_path, ends, *mappings).statuses()) == {"skipped"}
+    assert set(sync_file(tmp_path, ends, *mappings).statuses()) == {"skipped"}
     assert source.journal.summary() == {"GET tag_list": len(images), "GET manifest": tagged}
     lists = {"GET tag_list": len(listed)} if listed else {}
     assert [target.journal.summary() for target in others] == [
@@ -199,8 +190,7 @@ def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
     ] * targets
 
 
-def test_two_aliases_of_one_host_are_asked_and_filled_once(tmp_path, serve):
-    source, target = serve(), serve()
+def test_two_aliases_of_one_host_are_asked_and_filled_once(source, target, tmp_path):
     images = several(Seed(6))
     load(source, images)
     ends = {"source": source, "one": target, "two": target}
@@ -208,13 +198,13 @@ def test_two_aliases_of_one_host_are_asked_and_filled_once(tmp_path, serve):
         {"from": name, "tags": tags("*"), "targets": [alias]}
         for name, alias in zip(images, ["one", "two"] * 2, strict=True)
     ]
-    assert sync(tmp_path, ends, *mappings).status == 0
+    assert sync_file(tmp_path, ends, *mappings).status == 0
     once, places = blobs(images)
     source.journal.matching("GET", "blob").exactly(len(once))
     target.journal.matching("PUT", "upload").exactly(len(once))
     target.journal.matching("POST", "upload_start", status=201).exactly(len(places) - len(once))
     clear(source, target)
-    assert sync(tmp_path, ends, *mappings).status == 0
+    assert sync_file(tmp_path, ends, *mappings).status == 0
     assert target.journal.summary() == {"HEAD manifest": 8}
     assert source.journal.summary() == {"GET tag_list": 4, "HEAD manifest": 8}
 
@@ -222,17 +212,16 @@ def test_two_aliases_of_one_host_are_asked_and_filled_once(tmp_path, serve):
 # Rules 4, 7 and 8: tags that moved, trimmed indexes, children.
 
 
-def test_of_a_moved_index_only_the_new_child_moves(tmp_path, serve):
-    source, target = serve(), serve()
+def test_of_a_moved_index_only_the_new_child_moves(source, target, sync_pair):
     seed = Seed(7)
     kept, old, new = (seed.image(architecture=name) for name in ("amd64", "arm64", "arm64"))
     load(source, {"app": {"v1": seed.index([kept, old])}})
-    ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
-    assert sync(tmp_path, ends, mapping).status == 0
+    mapping = {"from": "app", "tags": tags("v1")}
+    assert sync_pair(mapping).status == 0
     moved = seed.index([kept, new])
     load(source, {"app": {"v1": moved}})
     clear(source, target)
-    assert sync(tmp_path, ends, mapping).statuses() == ["synced"]
+    assert sync_pair(mapping).statuses() == ["synced"]
     assert held(target, "app", moved)
     assert source.journal.summary() == {"HEAD manifest": 1, "GET manifest": 2, "GET blob": 3}
     source.journal.matching(reference=kept.top).none()
@@ -241,28 +230,25 @@ def test_of_a_moved_index_only_the_new_child_moves(tmp_path, serve):
     target.journal.matching("PUT", "upload").exactly(3)
 
 
-def test_a_trimmed_index_costs_one_question_at_each_side_when_warm(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_trimmed_index_costs_one_question_at_each_side_when_warm(source, target, sync_pair):
     load(source, {"app": {"v1": Seed(8).index()}})
-    ends = {"source": source, "target": target}
     mapping = {"from": "app", "tags": tags("v1"), "platforms": ["linux/amd64"]}
-    assert sync(tmp_path, ends, mapping).statuses() == ["synced"]
+    assert sync_pair(mapping).statuses() == ["synced"]
     clear(source, target)
-    assert sync(tmp_path, ends, mapping).statuses() == ["skipped"]
+    assert sync_pair(mapping).statuses() == ["skipped"]
     assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 1}
     # Another filter is another image.
     clear(source, target)
-    assert sync(tmp_path, ends, {**mapping, "platforms": ["linux/arm/v7"]}).statuses() == ["synced"]
+    assert sync_pair({**mapping, "platforms": ["linux/arm/v7"]}).statuses() == ["synced"]
     source.journal.matching("HEAD", "manifest").none()
     source.journal.matching("GET", "manifest", reference="v1").exactly(1)
 
 
-def test_a_tag_that_vanished_behind_its_head_is_resolved_again_once(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_tag_that_vanished_behind_its_head_is_resolved_again_once(source, target, sync_pair):
     seed = Seed(9)
     load(source, {"app": {"v1": seed.image()}})
-    ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
-    assert sync(tmp_path, ends, mapping).status == 0
+    mapping = {"from": "app", "tags": tags("v1")}
+    assert sync_pair(mapping).status == 0
     between, last = seed.image(), seed.image()
     load(source, {"app": {"v1": between}})
     clear(source, target)
@@ -274,7 +260,7 @@ def test_a_tag_that_vanished_behind_its_head_is_resolved_again_once(tmp_path, se
         return answer
 
     source.app.amend = amend
-    assert sync(tmp_path, ends, mapping).statuses() == ["synced"]
+    assert sync_pair(mapping).statuses() == ["synced"]
     assert held(target, "app", last)
     source.journal.matching("GET", "manifest", reference=between.top, status=404).exactly(1)
     source.journal.matching("GET", "manifest", reference="v1").exactly(1)
@@ -291,7 +277,7 @@ def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(tmp_pa
     load(full, {"app": images})
     load(partial, {"app": {tag: images[tag] for tag in list(images)[:10]}})
     ends = {"source": source, "full": full, "partial": partial}
-    ran = sync(tmp_path, ends, {"from": "app", "tags": tags("*", immutable_tags="v*")})
+    ran = sync_file(tmp_path, ends, {"from": "app", "tags": tags("*", immutable_tags="v*")})
     assert (ran.status, ran.statuses().count("skipped"), ran.statuses().count("synced")) == (
         0,
         22,
@@ -310,21 +296,21 @@ def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(tmp_pa
 
 @pytest.mark.parametrize("lose", [drop_state, age_state])
 @pytest.mark.parametrize("make", [single, multi])
-def test_what_an_unchanged_tag_names_is_mounted_without_a_state(tmp_path, serve, lose, make):
+def test_what_an_unchanged_tag_names_is_mounted_without_a_state(
+    source, target, tmp_path, lose, make, sync_pair
+):
     """A state that is empty or too old: the target's own answer says what is there."""
-    source, target = serve(), serve()
     images = make(Seed(61))
     load(source, images)
-    ends = {"source": source, "target": target}
     top: dict[str, Any] = {"global": {"cache_ttl": "12h"}}
     (repository, tagged), *_ = images.items()
     tag, image = next(iter(tagged.items()))
     same = {"from": repository, "tags": tags(tag)}
-    assert sync(tmp_path, ends, same, **top).status == 0
+    assert sync_pair(same, **top).status == 0
     lose(tmp_path)
     clear(source, target)
     beside = {**same, "to": "beside/it"}
-    ran = sync(tmp_path, ends, beside, same, **top)
+    ran = sync_pair(beside, same, **top)
     assert sorted(ran.statuses()) == ["skipped", "synced"]
     assert held(target, "beside/it", image)
     mounts = {"mount": "*", "from": repository}
@@ -336,21 +322,21 @@ def test_what_an_unchanged_tag_names_is_mounted_without_a_state(tmp_path, serve,
     source.journal.matching("GET", "blob").none()
 
 
-def test_what_an_unchanged_tag_names_is_not_brought_again_to_its_repository(tmp_path, serve):
+def test_what_an_unchanged_tag_names_is_not_brought_again_to_its_repository(
+    source, target, tmp_path, sync_pair
+):
     """A layer of an image, and a child of an index with all that it names."""
-    source, target = serve(), serve()
     seed = Seed(62)
     base = seed.layer(LARGE)
     old, new = (seed.image(layers=[base, seed.layer(LARGE)]) for _ in range(2))
     child, other = (seed.image(architecture=name) for name in ("amd64", "arm64"))
     load(source, {"app": {"v1": old}, "multi": {"v1": seed.index([child])}})
-    ends = {"source": source, "target": target}
     mappings = [{"from": name, "tags": tags("*")} for name in ("app", "multi")]
-    assert sync(tmp_path, ends, *mappings).status == 0
+    assert sync_pair(*mappings).status == 0
     load(source, {"app": {"v2": new}, "multi": {"v2": (grown := seed.index([child, other]))}})
     drop_state(tmp_path)
     clear(source, target)
-    ran = sync(tmp_path, ends, *mappings)
+    ran = sync_pair(*mappings)
     assert sorted(ran.statuses()) == ["skipped", "skipped", "synced", "synced"]
     assert held(target, "app", new)
     assert held(target, "multi", grown)
@@ -365,22 +351,20 @@ def test_what_an_unchanged_tag_names_is_not_brought_again_to_its_repository(tmp_
 @pytest.mark.provokes("manifest_names_absent", "mount_uncommitted")
 @pytest.mark.parametrize("to", ["app", "beside"])
 def test_a_registry_that_has_lost_what_its_manifest_names_is_healed_without_a_state(
-    tmp_path, serve, to
+    source, target, tmp_path, to, sync_pair
 ):
     """In its own repository the manifest is refused, beside it the mount is: both are made good."""
-    source, target = serve(), serve()
     seed = Seed(63)
     base = seed.layer(LARGE)
     old, new = (seed.image(layers=[base, seed.layer(LARGE)]) for _ in range(2))
     load(source, {"app": {"v1": old}, "new": {"v2": new}})
-    ends = {"source": source, "target": target}
     mapping = {"from": "app", "tags": tags("v1")}
-    assert sync(tmp_path, ends, mapping).status == 0
+    assert sync_pair(mapping).status == 0
     drop_state(tmp_path)
     lost = old.document["layers"][0]["digest"]
     del target.app.repositories["app"].blobs[lost]
     clear(source, target)
-    ran = sync(tmp_path, ends, mapping, {"from": "new", "tags": tags("v2"), "to": to})
+    ran = sync_pair(mapping, {"from": "new", "tags": tags("v2"), "to": to})
     assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"]), ran.err
     assert held(target, to, new)
     source.journal.matching("GET", "blob").exactly(3)
@@ -394,14 +378,12 @@ def test_a_registry_that_has_lost_what_its_manifest_names_is_healed_without_a_st
 # Rules 9 and 10: mounts, also from earlier runs.
 
 
-def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(tmp_path, serve):
-    source, target = serve(), serve()
+def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(source, target, sync_pair):
     image = Seed(11).image(sizes=(LARGE, LARGE))
     load(source, {"one": {"v1": image}, "two": {"v1": image}})
-    ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, {"from": "one", "tags": tags("v1")}).status == 0
+    assert sync_pair({"from": "one", "tags": tags("v1")}).status == 0
     clear(source, target)
-    assert sync(tmp_path, ends, {"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
+    assert sync_pair({"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
     assert source.journal.summary() == {"GET manifest": 1}
     target.journal.matching("POST", "upload_start", status=201, query={"from": "one"}).exactly(3)
     assert target.journal.summary() == {
@@ -419,9 +401,9 @@ def test_a_mount_asks_for_the_right_to_read_where_an_earlier_run_has_put_the_blo
     login = {"username": "u", "password": "p"}
     entry = {"url": target.url, "auth_type": "basic", "credentials": login}
     ends = {"source": source, "target": entry}
-    assert sync(tmp_path, ends, {"from": "one", "tags": tags("v1")}).status == 0
+    assert sync_file(tmp_path, ends, {"from": "one", "tags": tags("v1")}).status == 0
     clear(source, target)
-    assert sync(tmp_path, ends, {"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
+    assert sync_file(tmp_path, ends, {"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
     target.journal.matching("POST", "upload_start", status=201, query={"from": "one"}).exactly(3)
     target.journal.matching("POST", "upload_start", status=401).none()
 
@@ -433,7 +415,7 @@ def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(tmp_
     load(source, images)
     ends = {"source": source, "target": target}
     first, *rest = ({"from": name, "tags": tags("*")} for name in images)
-    assert sync(tmp_path, ends, first, rest[0]).status == 0
+    assert sync_file(tmp_path, ends, first, rest[0]).status == 0
     tried = [
         each
         for each in target.journal.matching("POST", "upload_start")
@@ -442,7 +424,7 @@ def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(tmp_
     others = [each for each in tried if each.query["from"] != each.repository]
     assert len(others) == 1
     clear(source, target)
-    assert sync(tmp_path, ends, *rest[1:]).status == 0
+    assert sync_file(tmp_path, ends, *rest[1:]).status == 0
     tried = [
         each
         for each in target.journal.matching("POST", "upload_start")
@@ -456,16 +438,14 @@ def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(tmp_
 
 @pytest.mark.provokes("mount_uncommitted")
 def test_a_refused_mount_that_rested_on_the_state_is_followed_by_one_head_and_its_own_session(
-    tmp_path, serve
+    source, target, sync_pair
 ):
-    source, target = serve(), serve()
     image = Seed(13).image(layers=[Seed(14).layer(LARGE)])
     load(source, {"one": {"v1": image}, "two": {"v1": image}})
-    ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, {"from": "one", "tags": tags("v1")}).status == 0
+    assert sync_pair({"from": "one", "tags": tags("v1")}).status == 0
     del target.app.repositories["one"]
     clear(source, target)
-    assert sync(tmp_path, ends, {"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
+    assert sync_pair({"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
     assert held(target, "two", image)
     for digest in image.blobs:
         target.journal.matching("POST", "upload_start", query={"mount": digest}).at_most(1)
@@ -479,15 +459,15 @@ def test_a_refused_mount_that_rested_on_the_state_is_followed_by_one_head_and_it
 # Rule 11: existence and upload start in one request, where that was seen to work.
 
 
-def test_a_probe_that_was_seen_to_work_replaces_the_heads_of_the_next_run(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_probe_that_was_seen_to_work_replaces_the_heads_of_the_next_run(
+    source, target, sync_pair
+):
     seed = Seed(15)
     there = [seed.layer(LARGE) for _ in range(3)]
     load(source, {"app": {"v1": seed.image(layers=there)}})
     # Somebody else's images: the repository is not empty, and holds one of the layers.
     load(target, {"app": {"other": seed.image(layers=there[:1])}})
-    ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v1")}).status == 0
+    assert sync_pair({"from": "app", "tags": tags("v1")}).status == 0
     source.journal.matching("GET", "blob").exactly(3)
     # The first 201 is confirmed by a HEAD, once.
     target.journal.matching("HEAD", "blob").exactly(1)
@@ -495,7 +475,7 @@ def test_a_probe_that_was_seen_to_work_replaces_the_heads_of_the_next_run(tmp_pa
     image = seed.image(layers=[*there, *new])
     load(source, {"app": {"v2": image}})
     clear(source, target)
-    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v2")}).statuses() == ["synced"]
+    assert sync_pair({"from": "app", "tags": tags("v2")}).statuses() == ["synced"]
     assert held(target, "app", image)
     source.journal.matching("GET", "blob").exactly(3)
     target.journal.matching("HEAD", "blob").none()
@@ -515,19 +495,18 @@ def changed(
     ends = {"source": source, "target": target}
     mapping = {"from": "app", "tags": tags("v1")}
     load(source, {"app": {"v1": seed.image(sizes=(LARGE, LARGE))}})
-    assert sync(directory, ends, mapping).statuses() == ["synced"]
+    assert sync_file(directory, ends, mapping).statuses() == ["synced"]
     image = seed.image(sizes=(900,) * (new - 1))
     load(source, {"app": {"v1": image}})
     clear(source)
     if isinstance(target, Server):
         clear(target)
-    return image, sync(directory, ends, mapping)
+    return image, sync_file(directory, ends, mapping)
 
 
 def test_one_question_for_a_blob_that_is_there_saves_the_heads_for_those_that_are_not(
-    tmp_path, serve
+    source, target, tmp_path
 ):
-    source, target = serve(), serve()
     image, ran = changed(tmp_path, target, source, 24)
     assert ran.statuses() == ["synced"]
     assert held(target, "app", image)
@@ -544,16 +523,14 @@ def test_one_question_for_a_blob_that_is_there_saves_the_heads_for_those_that_ar
     target.journal.matching("POST", "upload_start").exactly(23)
 
 
-def test_one_new_blob_is_asked_for_by_head(tmp_path, serve):
-    source, target = serve(), serve()
+def test_one_new_blob_is_asked_for_by_head(source, target, sync_pair):
     seed = Seed(66)
-    ends = {"source": source, "target": target}
     load(source, {"app": {"v1": seed.image(sizes=(LARGE,))}})
     mapping = {"from": "app", "tags": tags("v1")}
-    assert sync(tmp_path, ends, mapping).statuses() == ["synced"]
+    assert sync_pair(mapping).statuses() == ["synced"]
     load(source, {"app": {"v1": seed.image(layers=[])}})
     clear(source, target)
-    assert sync(tmp_path, ends, mapping).statuses() == ["synced"]
+    assert sync_pair(mapping).statuses() == ["synced"]
     target.journal.matching("HEAD", "blob").exactly(1)
     target.journal.matching("POST", "upload_start", status=202).exactly(1)
     target.journal.matching("POST", "upload_start").exactly(1)
@@ -573,8 +550,7 @@ def test_where_the_question_gets_another_answer_heads_ask_and_its_session_is_use
         target.journal.matching("DELETE", "upload").none()
 
 
-def test_a_registry_that_says_201_to_anything_is_asked_by_head(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_registry_that_says_201_to_anything_is_asked_by_head(source, target, tmp_path):
 
     def intercept(request: Request) -> Answer | None:
         if request.method != "POST" or "mount" not in dict(request.query):
@@ -594,8 +570,9 @@ def test_a_registry_that_says_201_to_anything_is_asked_by_head(tmp_path, serve):
 
 
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(
+    source, target, tmp_path, sync_pair
+):
     changed(tmp_path, target, source, 3)
     image = Seed(68).image(sizes=(900, 900))
     wrong = image.document["layers"][0]["digest"]
@@ -608,7 +585,7 @@ def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(tmp_path, ser
     target.app.intercept = intercept
     load(source, {"app": {"v1": image}})
     clear(source, target)
-    ran = sync(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    ran = sync_pair({"from": "app", "tags": tags("v1")})
     assert ran.statuses() == ["synced"], ran.err
     assert held(target, "app", image)
     target.journal.matching("PUT", "manifest", status=400).exactly(1)
@@ -618,9 +595,8 @@ def test_a_201_is_believed_and_a_registry_that_was_wrong_is_healed(tmp_path, ser
 
 
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_target_is_healed_once(tmp_path, serve):
+def test_a_target_is_healed_once(source, target, tmp_path, sync_pair):
     """What refuses a manifest whose blobs it was sent anew is not sent it a third time."""
-    source, target = serve(), serve()
     changed(tmp_path, target, source, 3)
     image = Seed(68).image(sizes=(900, 900))
     wrong = image.document["layers"][0]["digest"]
@@ -635,7 +611,7 @@ def test_a_target_is_healed_once(tmp_path, serve):
     target.app.intercept = intercept
     load(source, {"app": {"v1": image}})
     clear(source, target)
-    ran = sync(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    ran = sync_pair({"from": "app", "tags": tags("v1")})
     assert ran.statuses() == ["failed"], ran.err
     target.journal.matching("PUT", "manifest", status=400).exactly(2)
     target.journal.matching("PUT", "upload", status=201).exactly(3)
@@ -659,7 +635,7 @@ def test_what_hangs_on_an_artifact_that_failed_is_not_put(tmp_path, serve):
 
     target.app.intercept = intercept
     mapping = {"from": "app", "tags": tags("v1"), "artifacts": {"enabled": True}}
-    ran = sync(tmp_path, {"source": source, "target": target}, mapping)
+    ran = sync_file(tmp_path, {"source": source, "target": target}, mapping)
     assert ran.statuses() == ["failed"]
     assert [each["artifacts"]["failed"] for each in ran.images] == [2]
     target.journal.matching("PUT", "manifest").none()
@@ -680,8 +656,7 @@ def test_harbor_is_asked_by_head(tmp_path, serve):
     target.journal.matching("POST", "upload_start", query={"mount": "*"}).none()
 
 
-def test_a_dry_run_asks_no_such_question(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_dry_run_asks_no_such_question(source, target, tmp_path):
     _, ran = changed(tmp_path, target, source, 24)
     assert ran.status == 0
     load(source, {"app": {"v1": Seed(67).image(sizes=(900,) * 5)}})
@@ -691,15 +666,14 @@ def test_a_dry_run_asks_no_such_question(tmp_path, serve):
     target.journal.matching("HEAD", "blob").exactly(6)
 
 
-def test_an_empty_repository_is_asked_for_no_blob(tmp_path, serve):
+def test_an_empty_repository_is_asked_for_no_blob(source, target, sync_pair):
     """An interrupted run's blobs are found by the POST that would start the upload."""
-    source, target = serve(), serve()
     seed = Seed(16)
     images = {f"v{number}": seed.image(sizes=(LARGE,)) for number in range(2)}
     load(source, {"app": images})
     left = images["v0"].document["layers"][0]["digest"]
     target.app.add_blob("app", images["v0"].blobs[left])
-    ran = sync(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("*")})
+    ran = sync_pair({"from": "app", "tags": tags("*")})
     assert ran.status == 0
     source.journal.matching("GET", "blob", reference=left).none()
     source.journal.matching("GET", "blob").exactly(3)
@@ -712,12 +686,10 @@ def test_an_empty_repository_is_asked_for_no_blob(tmp_path, serve):
 # Rule 12: two requests a blob, whatever its size.
 
 
-def test_a_small_blob_costs_a_post_and_a_put_where_one_request_would_do(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_small_blob_costs_a_post_and_a_put_where_one_request_would_do(source, target, sync_pair):
     images = {f"v{number}": Seed(17 + number).image(sizes=(500, LARGE)) for number in range(2)}
     load(source, {"app": images})
-    ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, {"from": "app", "tags": tags("*")}).status == 0
+    assert sync_pair({"from": "app", "tags": tags("*")}).status == 0
     sizes = [len(body) for image in images.values() for body in image.blobs.values()]
     target.journal.matching("POST", "upload_start", status=202).exactly(len(sizes))
     target.journal.matching("POST", "upload_start").exactly(len(sizes))
@@ -729,19 +701,15 @@ def test_a_small_blob_costs_a_post_and_a_put_where_one_request_would_do(tmp_path
 # What contradicts the state (section 7, "Vouching").
 
 
-def test_a_listing_without_tags_makes_the_state_of_its_repository_weak(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_listing_without_tags_makes_the_state_of_its_repository_weak(source, target, sync_pair):
     seed = Seed(22)
     base = seed.layer(LARGE)
     images = {f"v{number}": seed.image(layers=[base, seed.layer(LARGE)]) for number in range(3)}
     load(source, {"app": images})
-    ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0")}).status == 0
+    assert sync_pair({"from": "app", "tags": tags("v0")}).status == 0
     del target.app.repositories["app"]
     clear(source, target)
-    assert (
-        sync(tmp_path, ends, {"from": "app", "tags": tags("v1", "v2")}).statuses() == ["synced"] * 2
-    )
+    assert sync_pair({"from": "app", "tags": tags("v1", "v2")}).statuses() == ["synced"] * 2
     assert all(held(target, "app", images[tag]) for tag in ("v1", "v2"))
     target.journal.matching("GET", "tag_list", status=404).exactly(1)
     # The base is asked for by the POST that would start its upload, not believed: no manifest is
@@ -773,20 +741,20 @@ SAYS = pytest.mark.parametrize("says", ["MANIFEST_BLOB_UNKNOWN", "MANIFEST_INVAL
 
 @SAYS
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_target_that_lost_a_child_gets_it_again_with_what_it_names(tmp_path, serve, says):
-    source, target = serve(), serve()
+def test_a_target_that_lost_a_child_gets_it_again_with_what_it_names(
+    source, target, says, sync_pair
+):
     seed = Seed(19)
     lost, other, new = (seed.image(architecture=name) for name in ("amd64", "arm64", "s390x"))
     load(
         source, {"app": {"v1": seed.index([lost, other]), "v2": (image := seed.index([lost, new]))}}
     )
-    ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v1")}).status == 0
+    assert sync_pair({"from": "app", "tags": tags("v1")}).status == 0
     there = target.app.repositories["app"]
     del there.manifests[lost.top], there.blobs[lost.document["layers"][0]["digest"]]
     saying(target, says)
     clear(source, target)
-    ran = sync(tmp_path, ends, {"from": "app", "tags": tags("v2")})
+    ran = sync_pair({"from": "app", "tags": tags("v2")})
     assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
     assert held(target, "app", image)
     target.journal.matching("PUT", "manifest", reference=lost.top, status=201).exactly(1)
@@ -795,17 +763,15 @@ def test_a_target_that_lost_a_child_gets_it_again_with_what_it_names(tmp_path, s
 
 @SAYS
 @pytest.mark.provokes("manifest_names_absent", "mount_uncommitted")
-def test_a_target_that_lost_all_blobs_of_all_repositories_is_whole_again(tmp_path, serve, says):
-    source, target = serve(), serve()
+def test_a_target_that_lost_all_blobs_of_all_repositories_is_whole_again(
+    source, target, says, sync_pair
+):
     images = several(Seed(20))
     load(source, images)
-    ends = {"source": source, "target": target}
-    assert (
-        sync(tmp_path, ends, *({"from": name, "tags": tags("v0")} for name in images)).status == 0
-    )
+    assert sync_pair(*({"from": name, "tags": tags("v0")} for name in images)).status == 0
     for each in target.app.repositories.values():
         each.blobs.clear()
     saying(target, says)
-    ran = sync(tmp_path, ends, *({"from": name, "tags": tags("v1")} for name in images))
+    ran = sync_pair(*({"from": name, "tags": tags("v1")} for name in images))
     assert (ran.status, ran.failed) == (0, [])
     assert all(held(target, name, tagged["v1"]) for name, tagged in images.items())

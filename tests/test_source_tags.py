@@ -12,8 +12,7 @@ from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, Response, digest_of
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
-from tests.ends import held, tags
-from tests.test_discipline import sync
+from tests.ends import held, sync_file, tags
 
 NAMES = ("v0", "v1", "v2", "v3")
 LAST = tags("v*")
@@ -35,51 +34,45 @@ def asked(source: Server) -> Counter[str]:
     return Counter(f"{entry.method} {kind}" for entry, kind in zip(entries, kinds, strict=True))
 
 
-def test_three_mappings_of_four_tags_ask_four_times(tmp_path, serve):
-    source, target = serve(), serve()
+def test_three_mappings_of_four_tags_ask_four_times(source, target, sync_pair):
     images = load(source)
-    ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, *three()).statuses() == ["synced"] * 12
+    assert sync_pair(*three()).statuses() == ["synced"] * 12
     assert asked(source) == {"GET tag": 4}
     for name, image in images.items():
         for place in ("one", "two", "three"):
             assert target.app.tags(place)[name] == image.top
 
     source.journal.clear()
-    assert sync(tmp_path, ends, *three()).statuses() == ["skipped"] * 12
+    assert sync_pair(*three()).statuses() == ["skipped"] * 12
     assert asked(source) == {"HEAD tag": 4}
 
 
-def test_platform_filters_share_the_tag_and_what_is_below_it(tmp_path, serve):
-    source, target = serve(), serve()
+def test_platform_filters_share_the_tag_and_what_is_below_it(source, target, sync_pair):
     platforms = ("linux/amd64", "linux/arm64", "linux/arm/v7")
     image = Seed(4).index(platforms=platforms).load_into(source.app, "app", tag="v0")
-    ends = {"source": source, "target": target}
     mappings = [
         {"from": "app", "to": "all", "tags": LAST},
         {"from": "app", "to": "amd", "tags": LAST, "platforms": ["linux/amd64"]},
         {"from": "app", "to": "both", "tags": LAST, "platforms": ["linux/amd64", "linux/arm64"]},
     ]
     artifacts = {"artifacts": {"enabled": True}}
-    assert sync(tmp_path, ends, *mappings, defaults=artifacts).statuses() == ["synced"] * 3
+    assert sync_pair(*mappings, defaults=artifacts).statuses() == ["synced"] * 3
     assert asked(source) == {"GET tag": 1, "GET digest": 3}
     # The index and its three children, each asked about once.
     assert source.journal.count("GET", "referrers") == 4
     assert held(target, "all", image)
 
     source.journal.clear()
-    assert sync(tmp_path, ends, *mappings, defaults=artifacts).statuses() == ["skipped"] * 3
+    assert sync_pair(*mappings, defaults=artifacts).statuses() == ["skipped"] * 3
     assert asked(source) == {"HEAD tag": 1}
 
 
-def test_a_mapping_that_fails_takes_nothing_from_the_others(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_mapping_that_fails_takes_nothing_from_the_others(source, target, sync_pair):
     image = Seed(5).index(platforms=("linux/amd64", "linux/arm64"))
     image.load_into(source.app, "app", tag="v0")
-    ends = {"source": source, "target": target}
     mappings = three()
     mappings[0]["platforms"] = ["linux/s390x"]
-    ran = sync(tmp_path, ends, *mappings)
+    ran = sync_pair(*mappings)
     assert ran.statuses() == ["failed", "synced", "synced"]
     assert asked(source) == {"GET tag": 1, "GET digest": 2}
     assert held(target, "two", image)
@@ -88,32 +81,28 @@ def test_a_mapping_that_fails_takes_nothing_from_the_others(tmp_path, serve):
 
 @pytest.mark.parametrize("head_first", [True, False])
 def test_a_tag_that_is_not_there_is_asked_for_once_and_fails_each_mapping(
-    tmp_path, serve, head_first
+    source, target, tmp_path, head_first
 ):
-    source, target = serve(), serve()
     load(source, ("v0",))
     ends = {"source": {"url": source.url, "head_first": head_first}, "target": target}
-    ran = sync(tmp_path, ends, *three(tags("v9")))
+    ran = sync_file(tmp_path, ends, *three(tags("v9")))
     assert ran.statuses() == ["failed"] * 3
     assert {each["error"]["code"] for each in ran.images} == {"SOURCE_ERROR"}
     assert asked(source) == {"HEAD tag" if head_first else "GET tag": 1}
 
 
-def test_a_tag_that_cannot_be_read_is_tried_as_often_as_for_one_mapping(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_tag_that_cannot_be_read_is_tried_as_often_as_for_one_mapping(source, sync_pair):
     load(source, ("v0",))
     source.app.faults.on("GET", "manifest").status(500)
-    ran = sync(tmp_path, {"source": source, "target": target}, *three(tags("v0")))
+    ran = sync_pair(*three(tags("v0")))
     assert ran.statuses() == ["failed"] * 3
     assert {each["error"]["retries"] for each in ran.images} == {4}
     assert asked(source) == {"GET tag": 5}
 
 
-def test_a_digest_that_is_gone_has_its_tag_asked_for_once_more(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_digest_that_is_gone_has_its_tag_asked_for_once_more(source, target, sync_pair):
     load(source, ("v0",))
-    ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, *three()).statuses() == ["synced"] * 3
+    assert sync_pair(*three()).statuses() == ["synced"] * 3
     new = Seed(6).image().load_into(source.app, "app", tag="v0")
     gone = digest_of(b"moved on between HEAD and GET")
 
@@ -124,7 +113,7 @@ def test_a_digest_that_is_gone_has_its_tag_asked_for_once_more(tmp_path, serve):
 
     source.app.intercept = intercept
     source.journal.clear()
-    assert sync(tmp_path, ends, *three()).statuses() == ["synced"] * 3
+    assert sync_pair(*three()).statuses() == ["synced"] * 3
     assert asked(source) == {"HEAD tag": 1, "GET digest": 1, "GET tag": 1}
     assert [entry.status for entry in source.journal.matching("GET", reference=gone)] == [404]
     for place in ("one", "two", "three"):
@@ -150,7 +139,7 @@ def test_a_tag_is_asked_for_under_each_credential(tmp_path, serve):
         for name in users
         for number in range(2)
     ]
-    ran = sync(tmp_path, registries, *mappings, defaults={"tags": tags("v0")})
+    ran = sync_file(tmp_path, registries, *mappings, defaults={"tags": tags("v0")})
     assert ran.statuses() == ["synced"] * 4
     fetched = source.journal.matching("GET", "manifest", reference="v0", status=200)
     assert len(fetched) == 2

@@ -5,8 +5,6 @@ and 7).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,16 +13,7 @@ from conformance.content.images import Image, Seed
 from conformance.messages import digest_of
 from conformance.registry.tokens import TokenService
 from conformance.server.sockets import Server
-from tests.ends import Ran, document, held, run_regsync, tags
-
-
-def sync(
-    directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any
-) -> Ran:
-    """Run mappings from a file, so that there is state beside it."""
-    file = directory / "mirror.yaml"
-    file.write_text(document(registries, *mappings, **top))
-    return run_regsync("sync", "--json", "-q", "-c", str(file))
+from tests.ends import document, held, run_regsync, sync_file, tags
 
 
 def load(source: Server, repository: str, count: int, seed: int = 1) -> list[Image]:
@@ -48,9 +37,9 @@ def test_an_unchanged_tag_costs_one_head_at_each_side(tmp_path, serve):
     load(source, "app", 5)
     ends = {"source": source, "one": one, "two": two}
     mapping = {"from": "app", "tags": tags(*(f"v{number}" for number in range(5)))}
-    assert sync(tmp_path, ends, mapping).status == 0
+    assert sync_file(tmp_path, ends, mapping).status == 0
     clear(source, one, two)
-    again = sync(tmp_path, ends, mapping)
+    again = sync_file(tmp_path, ends, mapping)
     assert again.status == 0
     assert set(again.statuses()) == {"skipped"}
     for server in (source, one, two):
@@ -70,12 +59,10 @@ def test_a_tag_that_is_copied_by_hand_again_costs_one_head_at_each_side(tmp_path
     assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 1}
 
 
-def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(source, target, sync_pair):
     load(source, "app", 5)
-    ends = {"source": source, "target": target}
     mapping = {"from": "app", "tags": tags(*(f"v{number}" for number in range(5)))}
-    sync(tmp_path, ends, mapping)
+    sync_pair(mapping)
     images = load(source, "app", 5)
     made = Seed(9)
     new = made.image(
@@ -83,7 +70,7 @@ def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(tmp_path, serve):
     )
     new.load_into(source.app, "app", tag="v3")
     clear(source, target)
-    ran = sync(tmp_path, ends, mapping)
+    ran = sync_pair(mapping)
     assert sorted(ran.statuses()) == ["skipped"] * 4 + ["synced"]
     assert held(target, "app", new)
     assert source.journal.summary() == {"HEAD manifest": 5, "GET manifest": 1, "GET blob": 2}
@@ -96,11 +83,9 @@ def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(tmp_path, serve):
 
 @pytest.mark.parametrize("says", ["MANIFEST_BLOB_UNKNOWN", "MANIFEST_INVALID"])
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(tmp_path, serve, says):
-    source, target = serve(), serve()
+def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(source, target, says, sync_pair):
     images = load(source, "app", 2)
-    ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0")}).status == 0
+    assert sync_pair({"from": "app", "tags": tags("v0")}).status == 0
     lost = images[0].document["layers"][0]["digest"]
     del target.app.repositories["app"].blobs[lost]
     if says == "MANIFEST_INVALID":
@@ -112,7 +97,7 @@ def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(tmp_path, serve, sa
 
         target.app.amend = amend
     clear(source, target)
-    ran = sync(tmp_path, ends, {"from": "app", "tags": tags("v1")})
+    ran = sync_pair({"from": "app", "tags": tags("v1")})
     assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
     assert held(target, "app", images[1])
     assert target.journal.count("PUT", "manifest", status=400) == 1
@@ -121,14 +106,14 @@ def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(tmp_path, serve, sa
 
 
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_target_that_names_one_lost_blob_at_a_time_is_healed_in_the_same_run(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_target_that_names_one_lost_blob_at_a_time_is_healed_in_the_same_run(
+    source, target, sync_pair
+):
     made = Seed(5)
     shared = [made.blob(500 + number) for number in range(4)]
     made.image(layers=shared).load_into(source.app, "app", tag="v0")
     image = made.image(layers=[*shared, made.blob(9)]).load_into(source.app, "app", tag="v1")
-    ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0")}).status == 0
+    assert sync_pair({"from": "app", "tags": tags("v0")}).status == 0
     for blob in shared:
         del target.app.repositories["app"].blobs[digest_of(blob)]
 
@@ -140,7 +125,7 @@ def test_a_target_that_names_one_lost_blob_at_a_time_is_healed_in_the_same_run(t
 
     target.app.amend = amend
     clear(source, target)
-    ran = sync(tmp_path, ends, {"from": "app", "tags": tags("v1")})
+    ran = sync_pair({"from": "app", "tags": tags("v1")})
     assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
     assert held(target, "app", image)
     # The first refusal brings what it names; the second one all that the state was believed of.
@@ -152,8 +137,9 @@ def test_a_target_that_names_one_lost_blob_at_a_time_is_healed_in_the_same_run(t
 
 
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_target_that_lost_blobs_of_two_platforms_is_healed_in_the_same_run(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_target_that_lost_blobs_of_two_platforms_is_healed_in_the_same_run(
+    source, target, sync_pair
+):
     made = Seed(6)
     shared = [made.blob(500), made.blob(600), made.blob(700)]
     for tag in ("v0", "v1"):
@@ -162,12 +148,11 @@ def test_a_target_that_lost_blobs_of_two_platforms_is_healed_in_the_same_run(tmp
             for blob, architecture in zip(shared, ("amd64", "arm64", "s390x"), strict=True)
         ]
         index = made.index(children).load_into(source.app, "app", tag=tag)
-    ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0")}).status == 0
+    assert sync_pair({"from": "app", "tags": tags("v0")}).status == 0
     for blob in shared[:2]:
         del target.app.repositories["app"].blobs[digest_of(blob)]
     clear(source, target)
-    ran = sync(tmp_path, ends, {"from": "app", "tags": tags("v1")})
+    ran = sync_pair({"from": "app", "tags": tags("v1")})
     assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
     assert held(target, "app", index)
     for blob, often in zip(shared, (1, 1, 0), strict=True):
@@ -176,17 +161,15 @@ def test_a_target_that_lost_blobs_of_two_platforms_is_healed_in_the_same_run(tmp
 
 @pytest.mark.parametrize(("status", "exit_status"), [(403, 4), (413, 2)])
 def test_a_manifest_that_is_refused_for_itself_makes_nothing_of_the_state_doubtful(
-    tmp_path, serve, status, exit_status
+    source, target, status, exit_status, sync_pair
 ):
     """Who may not push, or pushes too much, hears nothing of blobs that are gone."""
-    source, target = serve(), serve()
     images = load(source, "app", 2)
     shared = images[0].document["layers"][0]["digest"]
-    ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0")}).status == 0
+    assert sync_pair({"from": "app", "tags": tags("v0")}).status == 0
     target.app.faults.on("PUT", "manifest").status(status)
     clear(source, target)
-    ran = sync(tmp_path, ends, {"from": "app", "tags": tags("v1")})
+    ran = sync_pair({"from": "app", "tags": tags("v1")})
     assert (ran.status, ran.statuses()) == (exit_status, ["failed"]), ran.err
     assert str(status) in ran.failed[0]
     target.journal.matching("PUT", "manifest").exactly(1)
@@ -195,41 +178,36 @@ def test_a_manifest_that_is_refused_for_itself_makes_nothing_of_the_state_doubtf
     assert not [each for each in target.journal.entries if shared in each.target]
 
 
-def test_a_target_that_lost_a_repository_is_healed_in_the_same_run(tmp_path, serve):
-    source, target = serve(), serve()
+def test_a_target_that_lost_a_repository_is_healed_in_the_same_run(source, target, sync_pair):
     images = load(source, "app", 3)
-    ends = {"source": source, "target": target}
     mapping = {"from": "app", "tags": tags("v0", "v1", "v2")}
-    sync(tmp_path, ends, mapping)
+    sync_pair(mapping)
     del target.app.repositories["app"]
-    ran = sync(tmp_path, ends, mapping)
+    ran = sync_pair(mapping)
     assert (ran.status, ran.statuses()) == (0, ["synced"] * 3), ran.err
     assert all(held(target, "app", each) for each in images)
     assert target.journal.count("PUT", "manifest", status=400) == 0
 
 
-def test_tags_that_moved_together_cost_one_manifest(tmp_path, serve):
-    source, target = serve(), serve()
+def test_tags_that_moved_together_cost_one_manifest(source, target, sync_pair):
     load(source, "app", 3)
-    ends = {"source": source, "target": target}
     mapping = {"from": "app", "tags": tags("v0", "v1", "v2")}
-    sync(tmp_path, ends, mapping)
+    sync_pair(mapping)
     made = Seed(9)
     new = made.image(layers=[made.blob(77)])
     for name in ("v0", "v1", "v2"):
         new.load_into(source.app, "app", tag=name)
     clear(source, target)
-    ran = sync(tmp_path, ends, mapping)
+    ran = sync_pair(mapping)
     assert ran.statuses() == ["synced"] * 3
     assert source.journal.summary() == {"HEAD manifest": 3, "GET manifest": 1, "GET blob": 2}
     assert target.journal.count("PUT", "manifest") == 3
 
 
-def test_an_empty_blob_is_never_fetched(tmp_path, serve):
-    source, target = serve(), serve()
+def test_an_empty_blob_is_never_fetched(source, target, sync_pair):
     made = Seed(9)
     image = made.image(layers=[made.blob(0), made.blob(50)]).load_into(source.app, "app", tag="v1")
-    ran = sync(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v*")})
+    ran = sync_pair({"from": "app", "tags": tags("v*")})
     assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
     assert held(target, "app", image)
     assert source.journal.count("GET", "blob") == 2
@@ -242,9 +220,9 @@ def test_the_way_to_a_login_is_remembered(tmp_path, serve):
     login = {"auth_type": "basic", "credentials": {"username": "me", "password": "secret-word"}}
     ends = {"source": {"url": source.url, **login}, "target": {"url": target.url, **login}}
     mapping = {"from": "app", "tags": tags("v0", "v1")}
-    assert sync(tmp_path, ends, mapping).status == 0
+    assert sync_file(tmp_path, ends, mapping).status == 0
     before = [len(server.journal.entries) for server in (source, target)]
-    assert {*sync(tmp_path, ends, mapping).statuses()} == {"skipped"}
+    assert {*sync_file(tmp_path, ends, mapping).statuses()} == {"skipped"}
     for server, first in zip((source, target), before, strict=True):
         assert server.journal.count(status=401) == 1
         kinds = [f"{each.method} {each.kind}" for each in server.journal.entries[first:]]

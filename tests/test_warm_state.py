@@ -8,7 +8,7 @@ import pytest
 
 from _regsync.state.database import StateFile
 from tests.ends import tags
-from tests.test_warm import load, sync
+from tests.test_warm import load
 
 
 @pytest.fixture
@@ -25,24 +25,21 @@ def queries(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sent
 
 
-def test_unchanged_tags_are_read_from_the_state_at_once(tmp_path, serve, queries):
-    source, target = serve(), serve()
+def test_unchanged_tags_are_read_from_the_state_at_once(source, queries, sync_pair):
     load(source, "app", 20)
-    ends = {"source": source, "target": target}
     mapping = {"from": "app", "tags": tags("*"), "artifacts": {"enabled": False}}
-    assert sync(tmp_path, ends, mapping).status == 0
+    assert sync_pair(mapping).status == 0
     queries.clear()
-    assert set(sync(tmp_path, ends, mapping).statuses()) == {"skipped"}
+    assert set(sync_pair(mapping).statuses()) == {"skipped"}
     tables = sorted(query.partition(" FROM ")[2].split()[0] for query in queries)
     # Facts of both hosts, when the file was swept, all snapshots, the ages of all manifests.
     assert tables == ["fact", "fact", "manifest", "snapshot", "swept"]
 
 
-def test_who_holds_a_blob_is_read_once_for_each_blob(tmp_path, serve, queries):
-    source, target = serve(), serve()
+def test_who_holds_a_blob_is_read_once_for_each_blob(source, queries, sync_pair):
     images = load(source, "app", 3)
     mapping = {"from": "app", "tags": tags("*"), "artifacts": {"enabled": False}}
-    ran = sync(tmp_path, {"source": source, "target": target}, mapping)
+    ran = sync_pair(mapping)
     assert ran.status == 0
     blobs = {digest for image in images for digest in image.contents() if digest != image.top}
     assert sum("is_mountable" in query and "ORDER" in query for query in queries) == len(blobs)
