@@ -61,7 +61,6 @@ FOR_ANY_FILE = (
     "test_signals",
     "test_static_file",
     "test_tls_runs",
-    "test_warm",
 )
 
 # Whose tests of the built file are about the zipapp, its interpreter or its gate.

@@ -42,7 +42,7 @@ from _regsync.net.streams import Stream, Timeouts
 from _regsync.registry.throttle import RequestWindow
 from _regsync.registry.transport import Machine
 from conformance.audit.mistakes import audit, latest, report
-from conformance.content.images import Image
+from conformance.content.images import Image, Seed
 from conformance.providers.personas import Provider, Running, imitate
 from conformance.registry.app import App
 from conformance.server.exchange import Site
@@ -481,6 +481,36 @@ def held(server: Endpoint | Running, repository: str, image: Image) -> bool:
         ):
             return False
     return True
+
+
+def load_all(server: Endpoint, images: Mapping[str, Mapping[str, Image]]) -> None:
+    """Hold images at a registry, by repository and tag."""
+    for repository, tagged in images.items():
+        for tag, image in tagged.items():
+            image.load_into(server.app, repository, tag=tag)
+
+
+def load_numbered(server: Endpoint, count: int) -> list[Image]:
+    """Hold images v0, v1 and so on in `app`, which share a layer."""
+    made = Seed(1)
+    base = made.blob(500)
+    layers = ([base, made.blob(300 + number)] for number in range(count))
+    return [
+        made.image(layers=each).load_into(server.app, "app", tag=f"v{number}")
+        for number, each in enumerate(layers)
+    ]
+
+
+def clear(*servers: Endpoint) -> None:
+    """Forget what registries were asked."""
+    for server in servers:
+        server.journal.clear()
+
+
+def drop_state(directory: Path) -> None:
+    """Remove the state beside a configuration."""
+    for each in (directory / ".regsync").iterdir():
+        each.unlink()
 
 
 def basic(user: str, password: str) -> str:
