@@ -471,8 +471,7 @@ def held(server: Endpoint | Running, repository: str, image: Image) -> bool:
     """Whether everything that an image names, and a registry holds, is in a repository, byte for
     byte.
     """
-    app = server.app
-    assert isinstance(app, App)
+    app = registry_of(server)
     for digest, body in image.contents().items():
         found = app.manifest(repository, digest)
         if (
@@ -483,11 +482,16 @@ def held(server: Endpoint | Running, repository: str, image: Image) -> bool:
     return True
 
 
+def registry_of(server: Endpoint | Running) -> App:
+    assert isinstance(server.app, App)
+    return server.app
+
+
 def load_all(server: Endpoint, images: Mapping[str, Mapping[str, Image]]) -> None:
     """Hold images at a registry, by repository and tag."""
     for repository, tagged in images.items():
         for tag, image in tagged.items():
-            image.load_into(server.app, repository, tag=tag)
+            image.load_into(registry_of(server), repository, tag=tag)
 
 
 def load_numbered(server: Endpoint, count: int) -> list[Image]:
@@ -496,7 +500,7 @@ def load_numbered(server: Endpoint, count: int) -> list[Image]:
     base = made.blob(500)
     layers = ([base, made.blob(300 + number)] for number in range(count))
     return [
-        made.image(layers=each).load_into(server.app, "app", tag=f"v{number}")
+        made.image(layers=each).load_into(registry_of(server), "app", tag=f"v{number}")
         for number, each in enumerate(layers)
     ]
 
