@@ -469,6 +469,7 @@ def main(argv: Sequence[str], closed: str = "") -> int:
     console = make_console(level="warning", progress=False)
     verbosity = 0
     try:
+        # Help and the schema are shown all the same.
         asks_for_help = "-h" in argv or "--help" in argv
         if closed and (asks_for_help or argv[:1] == ["schema"]):
             console.log("warning", "gate_closed", closed)

@@ -67,10 +67,12 @@ def raise_file_limit() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return MOST_OPEN_FILES
-    if soft < MOST_OPEN_FILES:
-        soft = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return soft
+    if soft >= MOST_OPEN_FILES:
+        return soft
+    # Infinity is a negative number on some systems, so it is no limit to take the smaller of.
+    limit = MOST_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 def utc_now() -> str:
@@ -93,13 +95,11 @@ def run_async(work: Callable[[], Awaitable[int]]) -> int:
 
 
 async def run_awake_to_signals(work: Callable[[], Awaitable[int]]) -> int:
-    """Run `work` in an event loop that every signal wakes; return its exit status.
-
-    Python calls a signal's handler only between two steps of its own. A signal that comes right
-    before the event loop waits would be handled when something else ends the wait. While the loop
-    receives any signal, it sets `signal.set_wakeup_fd`, so that each signal ends the wait. It
-    receives SIGURG, which nobody sends and which does nothing: no other handler is replaced.
-    """
+    """Run `work` in an event loop that every signal wakes; return its exit status."""
+    # Python calls a signal's handler only between two steps of its own. If a signal comes right before
+    # the event loop waits, the handler is called when something else ends the wait. A loop that
+    # receives any signal sets `signal.set_wakeup_fd`, and then each signal ends the wait. It receives
+    # SIGURG: nobody sends that, and no other handler is replaced.
     unused = getattr(signal, "SIGURG", None)
     # Windows has no SIGURG: there every signal wakes the loop. Only the main thread gets signals.
     if unused is None or threading.current_thread() is not threading.main_thread():

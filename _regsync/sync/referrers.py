@@ -280,18 +280,16 @@ class Referrers:
         copies whose targets do not hold the image yet.
         """
         source = lookup.source
-        # A trimmed image has another top than the source's index. What refers to that index is not
-        # copied, but a user is told of it.
+        is_deep = look is Look.DEEP
+        # A trimmed image has another top than the source's index.
         is_trimmed = lookup.digest != lookup.source_digest
         subjects = list[str]()
-        trimmed_indexes = list[str]()
-        if is_trimmed:
-            trimmed_indexes.append(lookup.source_digest)
-        else:
+        if not is_trimmed:
             subjects.append(lookup.source_digest)
-        if look is Look.DEEP:
+        if is_deep:
             subjects += await self._discovery.below(mapping, lookup)
-        self.lists.expect(source, len(subjects) + len(trimmed_indexes))
+        # The own index of a trimmed image is asked about too.
+        self.lists.expect(source, len(subjects) + (1 if is_trimmed else 0))
 
         listed = list[str]()
         if not is_trimmed:
@@ -301,21 +299,28 @@ class Referrers:
         for copy in copies:
             copy.listing_hash = listing_hash
         # A look is deep where the last one does not count (`decide`).
-        listed_before = frozenset[str]() if look is Look.DEEP else frozenset(listed)
+        listed_before = frozenset[str]() if is_deep else frozenset(listed)
 
         search = self.search_for(mapping, source, copies, listed_before)
-        found = await self._artifacts_of(search, subjects, deep=look is Look.DEEP)
-
-        for_no_target = search._replace(targets=())
-        stripped = await self._artifacts_of(for_no_target, trimmed_indexes, deep=False)
-        if stripped:
-            text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
-            place = f"{source} -> {mapping.target_repository}"
-            self._discovery.say("warning", "artifacts_stripped", f"{place}: {text}")
-
+        found = await self._artifacts_of(search, subjects, deep=is_deep)
+        stripped = list[Artifact]()
+        if is_trimmed:
+            stripped = await self._find_stripped(search, lookup.source_digest)
         if not found:
             fail_without_artifact(mapping, lookup, copies, has_stripped=bool(stripped))
         return FoundArtifacts(tuple(found), tuple(stripped))
+
+    async def _find_stripped(self, search: Search, index_digest: str) -> list[Artifact]:
+        """Return the artifacts of an index that is trimmed on its way, and warn of them: they refer to
+        an index that the target does not get.
+        """
+        for_no_target = search._replace(targets=())
+        stripped = await self._artifacts_of(for_no_target, [index_digest], deep=False)
+        if stripped:
+            text = "artifacts of an index that is trimmed to `platforms` are not copied: the target has another index"
+            place = f"{search.source} -> {search.mapping.target_repository}"
+            self._discovery.say("warning", "artifacts_stripped", f"{place}: {text}")
+        return stripped
 
     async def of_subject(self, mapping: MappingRule, tag: str, subject: str) -> list[Artifact]:
         """Return the artifacts of one subject that a mapping takes; no target is asked.
