@@ -169,7 +169,8 @@ def test_a_field_says_what_it_does(field: Field) -> None:
 
 @pytest.mark.parametrize("name", [None, *cli.COMMANDS])
 def test_every_argument_has_help_without_a_full_stop(name: str | None) -> None:
-    for action in cli.command_parser(name, cli.COMMANDS[name])._actions:
+    parser = cli.program_parser() if name is None else cli.command_parser(name, cli.COMMANDS[name])
+    for action in parser._actions:
         assert action.help, action
         assert not action.help.endswith("."), action.help
         assert not FOREIGN.search(action.help), action.help
