@@ -358,9 +358,9 @@ class _Tests:
         )
         self.version_of = cache(parse_version)
         self.range = parse_range(rule.semver) if rule.semver is not None else None
-        # Without a range nothing is dropped unless the rule says it.
-        usual: Prerelease = "include" if self.range is None else "exclude"
-        self.prerelease: Prerelease = rule.semver_prerelease or usual
+        # A range drops pre-releases unless the rule says otherwise. Without one, nothing does.
+        default: Prerelease = "include" if self.range is None else "exclude"
+        self.prerelease: Prerelease = rule.semver_prerelease or default
 
     def reason_to_drop(self, tag: str) -> Reason | None:
         """Return why a tag is dropped, whatever `latest` says; None for a candidate."""

@@ -780,14 +780,13 @@ class _KeyChain:
         base = self._variables.get("ec2_metadata_service_endpoint") or f"http://{address}"
         base = base.rstrip("/")
         label = f"the EC2 metadata service at {printable(base, 100)}"
-        self.looked_at.append(label)
         if self._settings.is_set("ec2_metadata_disabled"):
-            self.looked_at[-1] += " (AWS_EC2_METADATA_DISABLED)"
+            self.looked_at.append(f"{label} (AWS_EC2_METADATA_DISABLED)")
             return None
         try:
             token, answer = await self._ask_instance(f"{base}/latest")
         except WireError as error:
-            self.looked_at[-1] += f" ({printable(error.message, 150)})"
+            self.looked_at.append(f"{label} ({printable(error.message, 150)})")
             return None
         return _keys_in(_fields_of(answer), label, token)
 

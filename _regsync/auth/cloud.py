@@ -218,9 +218,9 @@ class CloudLogin:
         if life <= 0:
             # By our clock the login has ended already. The clock may be wrong: a 401 will tell.
             life = math.inf
-        serves = min(life * (1 - _EARLY_SHARE), life - _EARLY_SECONDS)
-        # A short login serves at least half its life.
-        self._renew_at = began + max(serves, life / 2)
+        # Of a short life, `_EARLY_SECONDS` may be more than there is: half of it is left then.
+        time_in_use = min(life * (1 - _EARLY_SHARE), life - _EARLY_SECONDS)
+        self._renew_at = began + max(time_in_use, life / 2)
         self._valid_until = began + life
 
 

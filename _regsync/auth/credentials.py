@@ -86,12 +86,14 @@ def find_credential(
         return _configured_credential(registry)
 
     looked_at: list[str] = []
-    if (method or registry.kind) == "ghcr":
+    takes_github_token = (method or registry.kind) == "ghcr"
+    if takes_github_token:
         looked_at.append("the environment variable GITHUB_TOKEN")
         credential = _github_credential(registry, environ)
         if credential is not None:
             return credential
-    if method != "ghcr":
+    takes_files = method != "ghcr"  # where it is configured, nothing else is meant
+    if takes_files:
         for place, text in _credential_files(environ, home, read):
             looked_at.append(place)
             credential = _look_up(place, text, registry, repository)
@@ -117,6 +119,7 @@ def _configured_credential(registry: Registry) -> Credential:
 
 
 def _github_credential(registry: Registry, environ: Mapping[str, str]) -> Credential | None:
+    """Return the credential that a job of GitHub's has, None outside of such a job."""
     token = environ.get("GITHUB_TOKEN")
     if not token:
         return None
@@ -180,21 +183,23 @@ class _CredentialFile(NamedTuple):
 
 
 def _parse_file(place: str, text: bytes) -> _CredentialFile:
-    """Read a file as docs/protocol-facts.md section 3.2 has it; AuthError for anything else."""
-    is_legacy = place.endswith(".dockercfg")
-    document = json_object(text)
-    if is_legacy and document is not None:
-        document = {"auths": document}
-    if document is not None:
-        auths = document.get("auths") or {}
-        helpers = document.get("credHelpers") or {}
-        if isinstance(auths, dict) and isinstance(helpers, dict):
-            return _CredentialFile(place, is_legacy, auths, helpers, document.get("credsStore"))
-    raise AuthError(
+    """Read a credential file (docs/protocol-facts.md section 3.2); AuthError for anything else."""
+    broken = AuthError(
         f"{place} is not a credential file of docker or podman",
         hint="correct it, or remove it and log in again",
         fatal=True,
     )
+    document = json_object(text)
+    if document is None:
+        raise broken
+    is_legacy = place.endswith(".dockercfg")
+    if is_legacy:
+        document = {"auths": document}
+    auths = document.get("auths") or {}
+    helpers = document.get("credHelpers") or {}
+    if not (isinstance(auths, dict) and isinstance(helpers, dict)):
+        raise broken
+    return _CredentialFile(place, is_legacy, auths, helpers, document.get("credsStore"))
 
 
 def _look_up(

@@ -150,10 +150,10 @@ class _TokenCache:
         self._dropped = deque[_Token](maxlen=_MOST_DROPPED)
         self.pending: list[_Token] = []  # the exchange for each is under way
 
-        # What the registry has taught of its scopes. Whether each request needs a token for exactly
-        # what it touches:
+        # Two things that refusals teach. Whether a token has to cover exactly what a request touches,
+        # and nothing more:
         self.needs_exact = False
-        # The one scope that covers all repositories, where the registry names such a one; else empty.
+        # The one scope that the registry gives for all repositories; empty where it has none such.
         self.scope_for_all = ""
 
     def values(self) -> list[str]:
@@ -297,13 +297,12 @@ class Authenticator:
         self._fetch = fetch
         self._now = now
         self._wall = wall
-        self.cloud_login: CloudLogin | None = None
-        if isinstance(credential, CloudLogin):
-            self.cloud_login = credential
-            credential = None
+
         self.refused = deque[str](maxlen=_MOST_REFUSED)
-        self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)
-        self._set_credential(credential)
+        self._secrets_seen = deque[str](maxlen=_MOST_SECRETS_SEEN)  # in use, or lately in use
+        self.cloud_login = credential if isinstance(credential, CloudLogin) else None
+        # A cloud gives its credential when it is first asked for one.
+        self._set_credential(credential if isinstance(credential, Credential) else None)
 
         # What the registry asks for; None: it has asked for nothing yet.
         self._challenge: Challenge | None = None
@@ -315,10 +314,12 @@ class Authenticator:
         self._scope_overrides: dict[Pair, str] = {}
 
     def _set_credential(self, credential: Credential | None) -> None:
+        """Use a credential from now on, None for no login."""
         self.is_anonymous = credential is None
         self.credential = credential or Credential()
         self.is_proven = False
         self._secrets_seen.extend(filter(None, self.credential.secrets))
+        # The token service takes this, until it sends a newer one.
         self._refresh_token = self.credential.identity_token
 
     @property
@@ -373,8 +374,8 @@ class Authenticator:
         self.refused.clear()
 
     def plan_scope(self, repository: str, actions: str) -> None:
-        """Declare that this run uses a repository, so that tokens cover it (rule 2: one token
-        covers up to eight repositories).
+        """Declare that this run will use a repository, so that the next token covers it too (rule 2:
+        one token covers up to eight repositories).
         """
         planned = self._planned_scopes.get(repository, actions)
         self._planned_scopes[repository] = _union(planned, actions)
@@ -736,8 +737,8 @@ class Authenticator:
         return answer.status in _STATUSES_FOR_TOO_MUCH
 
     def _scopes_to_ask(self, needed: _Scopes, before_body: bool) -> _Scopes:
-        """Return what is needed and, where a token may cover several repositories, what the run has
-        planned and no token covers yet.
+        """Return which scopes to ask a token for: those that a request needs and, where the registry
+        gives one token for several repositories, planned ones that no token covers yet.
         """
         if self._tokens.needs_exact or self._tokens.scope_for_all:
             return {**needed}
@@ -752,12 +753,11 @@ class Authenticator:
         return scopes
 
     async def _exchange(self, scopes: _Scopes) -> Answer:
-        """Ask the token service: by POST where there is a refresh token (docs/protocol-facts.md
-        section 2.4), else by GET (section 2.3). Return its answer, of whatever status; SyncError where
-        there is none, or where the challenge names a realm that must not be asked.
+        """Ask the token service for a token, by the refresh token if there is one. Return the answer, of
+        whatever status; SyncError where there is none, or the realm must not be asked.
         """
         challenge = self._challenge
-        if challenge is None:
+        if challenge is None:  # `authorization` dropped it while this request waited for a cloud
             raise AuthError(
                 "another request to this host has found that the challenge is out of date"
             )
@@ -768,7 +768,8 @@ class Authenticator:
 
         answer = await self._post(challenge, scope)
         has_password = self.credential.basic is not None
-        if answer.status in _STATUSES_WITHOUT_POST and has_password:
+        may_know_only_get = answer.status in _STATUSES_WITHOUT_POST
+        if may_know_only_get and has_password:
             answer = await self._get(challenge, scope)
             if answer.status == 200:
                 # The service takes the password by GET. It is not asked by POST any more.
@@ -784,6 +785,7 @@ class Authenticator:
         )
 
     async def _post(self, challenge: Challenge, scope: str) -> Answer:
+        """Ask for a token by the refresh token, in a form (docs/protocol-facts.md section 2.4)."""
         form = [
             ("grant_type", "refresh_token"),
             *_service_of(challenge),
@@ -796,6 +798,7 @@ class Authenticator:
         return await self._ask("POST", challenge.realm, headers, body, self._refresh_token)
 
     async def _get(self, challenge: Challenge, scope: str) -> Answer:
+        """Ask for a token by the password, or anonymously (docs/protocol-facts.md section 2.3)."""
         query = _service_of(challenge)
         query += [("scope", word) for word in dict.fromkeys(scope.split())]
         headers: list[Pair] = []
@@ -803,15 +806,17 @@ class Authenticator:
         if basic:
             query.append(("account", self.credential.username))
             headers.append(("Authorization", basic))
-        joint = "&" if "?" in challenge.realm else "?"
-        url = f"{challenge.realm}{joint}{urlencode(query, errors='surrogatepass')}"
+        separator = "&" if "?" in challenge.realm else "?"
+        url = f"{challenge.realm}{separator}{urlencode(query, errors='surrogatepass')}"
         return await self._ask("GET", url, headers, b"", basic or "")
 
     async def _ask(
         self, method: str, url: str, headers: list[Pair], body: bytes, login: str
     ) -> Answer:
-        """Ask the token service with a login, empty for none. A login that was refused to another
-        request, also while this one waits for a connection, is not sent: the answer is 401 as well.
+        """Ask the token service. `login` is the secret in the request, empty for none.
+
+        A login that was refused to another request, also while this one waits for a connection, is
+        not sent. Then the answer is what the service would say, a 401.
         """
 
         def check_login() -> None:
@@ -856,26 +861,25 @@ class Authenticator:
         token.value = value
 
     def _failure(self, answer: Answer, token: _Token, who: str) -> SyncError:
-        """Return the error for the answer of a token service that is no token."""
+        """Return the error that says why a token service, called `who`, gave no token."""
         status = answer.status
         if status == 401 and not self.is_anonymous:
             return self._refused_error(who)
 
         _, reason = parse_error_body(answer.body)
         suffix = f": {one_line(self.redact(reason), 198)}" if reason else ""
-
-        if status in (408, 429) or status >= 500:
+        is_temporary = status in (408, 429) or status >= 500
+        if is_temporary:
             wait = parse_retry_after(answer.headers.get("retry-after"), self._wall())
             message = f"{who} answered {status}{suffix}"
             return RegistryError(message, status=status, retry_after=wait)
 
+        # The scopes that were needed stand in front of those that were planned.
         first_two = [*token.scopes.items()][:2]
         scopes = ", ".join(f"{name} ({actions})" for name, actions in first_two)
+        login = f"to the credentials from {self.credential.found_at}"
         if self.is_anonymous:
             login = "without credentials"
-        else:
-            login = f"to the credentials from {self.credential.found_at}"
-
         message = f"{who} gives no token for {scopes} {login}: status {status}{suffix}"
         return AuthError(message, hint=self.denied_hint)
 

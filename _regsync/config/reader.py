@@ -203,7 +203,8 @@ class Reader:
                 raise Unreadable(1, 1, empty)
             document = self.value(root, DOCUMENT, "")
         except Unreadable as error:
-            self.note(Node("", error.line, error.column), "", error.message)
+            place = Node("", error.line, error.column)
+            self.note(place, "", error.message)
 
         if self.problems or document is None:
             problems = tuple(_in_file_order(self.problems))
@@ -570,7 +571,8 @@ class Reader:
                 self.note_field(section, name, "means nothing for an image layout: remove it")
         try:
             path = posixpath.normpath(self.absolute_path(written_path))
-            assume = tuple(self.absolute_path(each) for each in section.values.get("assume", ()))
+            written_receipts = section.values.get("assume", ())
+            assume = tuple(self.absolute_path(written) for written in written_receipts)
         except ValueError as error:
             self.note_field(section, "url", str(error))
             return None
