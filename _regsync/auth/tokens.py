@@ -393,9 +393,9 @@ class Authenticator:
         fields: list[str] | None = None
         if self._challenge is not None:
             redacted = self.redact(" ".join(self._challenge))
-            was_cut = redacted.endswith("…")
-            has_secret = "***" in redacted or was_cut  # nobody has searched what was cut off
-            fields = None if has_secret else [*self._challenge]
+            was_cut = redacted.endswith("…")  # nobody has searched what was cut off
+            may_hold_secret = "***" in redacted or was_cut
+            fields = None if may_hold_secret else [*self._challenge]
         return [fields, self._tokens.needs_exact]
 
     def restore(self, snapshot: object) -> None:
@@ -478,19 +478,19 @@ class Authenticator:
             raise self._refused_error(self._authority)
         return basic
 
-    def record_success(self, used: str | None, repository: str, method: str) -> None:
-        """Note that a request with the header `used` was let in."""
-        if used is None:
+    def record_success(self, header: str | None, repository: str, method: str) -> None:
+        """Note that a request with an Authorization header, None for none, was let in."""
+        if header is None:
             return
         self.is_proven = True
-        token = self._tokens.sent_in(used)
+        token = self._tokens.sent_in(header)
         if token is not None:
             token.worked_for.add(_use_of(repository, method))
 
     async def on_unauthorized(
         self,
         challenges: Iterable[str],
-        used: str | None,
+        refused_header: str | None,
         repository: str,
         actions: str,
         method: str = "GET",
@@ -498,12 +498,12 @@ class Authenticator:
         """Take over what a 401 asks for, so that `authorization` answers it from now on. Return why the
         request may be sent again, None where it may not be; AuthError where no login can help.
 
-        `challenges` are the WWW-Authenticate headers of the 401. `used` is the Authorization header
-        of the refused request.
+        `challenges` are the WWW-Authenticate headers of the 401. `refused_header` is the
+        Authorization header of the refused request, None where it had none.
         """
         offered = parse_challenges(challenges)
-        # A 401 without a challenge repeats the one that has led to the header `used`.
-        known = self._challenge if used is not None else None
+        # A 401 without a challenge repeats the one that has led to `refused_header`.
+        known = self._challenge if refused_header is not None else None
         chosen = self._choose(offered, known)
         if chosen is None:
             if not offered:
@@ -515,15 +515,17 @@ class Authenticator:
 
         refusal = Refusal.UNPROVEN
         if self.credential.registry_token:
-            if used is not None:  # there is no other token
+            if refused_header is not None:  # there is no other token
                 raise self._refused_error(self._authority, fatal=False)
         elif chosen.scheme == "basic":
-            await self._require_other_password(used)
+            await self._require_other_password(refused_header)
         else:
             self._check_realm(chosen)
-            refusal = self._why_refused(chosen, used, _use_of(repository, method))
-            self._learn_scopes(chosen, used, repository, actions)
-            self._drop_refused_token(chosen, used, refusal, {repository: actions})
+            token = self._tokens.sent_in(refused_header)
+            refusal = self._why_refused(chosen, token, _use_of(repository, method))
+            self._learn_scopes(chosen, refused_header, repository, actions)
+            if token is not None and self._tokens.is_in_use(token):
+                self._drop_refused_token(chosen, token, refusal, {repository: actions})
         # Scope and error are of this request alone.
         self._challenge = chosen._replace(scope="", error="")
         self._challenged_in_this_run = True
@@ -533,11 +535,10 @@ class Authenticator:
         has_credentials = not self.is_anonymous
         check_realm(challenge.realm, self._scheme, self._host, has_credentials)
 
-    def _why_refused(self, offered: Challenge, used: str | None, use: _Use) -> Refusal:
-        """Return whether a 401 says that the token in the header `used` has ended, or that it lacks a
-        right (UNPROVEN).
+    def _why_refused(self, offered: Challenge, token: _Token | None, use: _Use) -> Refusal:
+        """Return whether a 401 says that the token of a request has ended, or that it may lack a right
+        (UNPROVEN).
         """
-        token = self._tokens.sent_in(used)
         if token is None or not token.worked_for:
             return Refusal.UNPROVEN
 
@@ -583,10 +584,10 @@ class Authenticator:
             return known
         return next((challenge for challenge in offered if challenge.scheme == "basic"), known)
 
-    async def _require_other_password(self, used: str | None) -> None:
-        """Raise AuthError unless there is a password other than the one in the refused header `used`."""
-        if used is not None and used == self.credential.basic:
-            self._record_refused(used)
+    async def _require_other_password(self, refused_header: str | None) -> None:
+        """Raise AuthError unless there is a password other than the one in the `refused_header`."""
+        if refused_header is not None and refused_header == self.credential.basic:
+            self._record_refused(refused_header)
         await self._renew_cloud_login()
         if self.credential.basic is None:
             lack = f"{self.credential.found_at} has none"
@@ -595,19 +596,21 @@ class Authenticator:
             message = f"{self._authority} asks for a user name and password, and {lack}"
             raise AuthError(message, hint=self.login_hint, fatal=not self.is_anonymous)
 
-        was_refused = used == self.credential.basic
+        was_refused = refused_header == self.credential.basic
         if was_refused and not await self._has_other_login(self.credential):
             raise self._refused_error(self._authority)
 
-    def on_forbidden(self, used: str | None) -> Refusal | None:
-        """Learn from the 403 to a request that carried the header `used`. Return why it may be sent
+    def on_forbidden(self, refused_header: str | None) -> Refusal | None:
+        """Learn from the 403 to a request that carried `refused_header`. Return why it may be sent
         again, None where no other token would help.
         """
         fixed_token = self.credential.registry_token
-        has_our_token = used is not None and used.startswith("Bearer ") and not fixed_token
+        has_our_token = (
+            refused_header is not None and refused_header.startswith("Bearer ") and not fixed_token
+        )
         if not has_our_token:
             return None
-        token = self._tokens.sent_in(used)
+        token = self._tokens.sent_in(refused_header)
         if token is None or not self._tokens.is_in_use(token):
             return Refusal.UNPROVEN  # another request has learnt from it
         if not token.covers_more:
@@ -626,7 +629,7 @@ class Authenticator:
         return AuthError(message, hint=hint, fatal=fatal)
 
     def _learn_scopes(
-        self, offered: Challenge, used: str | None, repository: str, actions: str
+        self, offered: Challenge, refused_header: str | None, repository: str, actions: str
     ) -> None:
         """Learn from the scope in a 401 how this registry wants to be asked for this one
         (docs/protocol-facts.md sections 2.2 and 2.3).
@@ -641,24 +644,21 @@ class Authenticator:
 
         # The registry may ask for a right in a repository of another name than the one in the URL.
         is_of_other_repository = f" repository:{repository}:" not in f" {scope}"
-        was_too_narrow = offered.error == "insufficient_scope" and used is not None
+        was_too_narrow = offered.error == "insufficient_scope" and refused_header is not None
         if is_of_other_repository or was_too_narrow:
             self._scope_overrides[repository, actions] = scope
         if is_of_other_repository:
             self._tokens.needs_exact = True
 
     def _drop_refused_token(
-        self, offered: Challenge, used: str | None, refusal: Refusal, needed: _Scopes
+        self, offered: Challenge, token: _Token, refusal: Refusal, needed: _Scopes
     ) -> None:
-        """Drop the token in the header `used`, which a 401 has refused, and see whether it was refused
-        because it covers several repositories.
+        """Drop a token that a 401 has refused. Where it may have been refused because it covers several
+        repositories, each token has to be exact from now on.
         """
-        token = self._tokens.sent_in(used)
-        if token is None or not self._tokens.is_in_use(token):
-            return
         # Some registries look only at the first scope of a token. They refuse a live token for a use
         # that it has never let in, and do not call it invalid.
-        sees_only_first_scope = (
+        may_see_only_first_scope = (
             refusal is Refusal.UNPROVEN
             and self._tokens.is_live(token, before_body=True)
             and offered.error != "invalid_token"
@@ -671,7 +671,7 @@ class Authenticator:
         # A request that waits for its turn may be about to send it.
         for value in dropped:
             self._record_refused(f"Bearer {value}")
-        if token.covers_more and (is_too_narrow or sees_only_first_scope):
+        if token.covers_more and (is_too_narrow or may_see_only_first_scope):
             self._tokens.needs_exact = True
 
     # Tokens.
