@@ -15,7 +15,8 @@ import pytest
 from conformance.tests.fixtures import *  # noqa: F403
 from tests import ends, fuzzing
 
-# Fixtures: registries at both ends of a copy, and what is built of them.
+# Fixtures: a cloud, registries at both ends of a copy, and what is built of them.
+from tests.a_cloud import cloud  # noqa: F401
 from tests.ends import audited, chance, serve, source, speaker, sync_pair, target, world  # noqa: F401
 from tests.mirrors import mirror  # noqa: F401
 from tests.watching import stage  # noqa: F401

@@ -14,7 +14,6 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync.auth.cloud import Login
-from _regsync.registry import transport
 from _regsync.sync.report import schema
 from conformance.clouds.aws import Aws, Private
 from conformance.content.images import Seed
@@ -23,8 +22,8 @@ from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth, TokenService
 from conformance.server.exchange import Reception
 from conformance.server.memory import Place
+from tests.a_cloud import ECR, Cloud
 from tests.ends import Ran, Virtual, document
-from tests.test_clouds import ECR, Cloud
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -120,13 +119,6 @@ async def test_lines_for_people_say_the_same(world: Virtual, cloud: Cloud) -> No
         f"ok  target.test/two  -  (anonymous, no login needed, found: {ORIGIN}, "
         "the repository does not exist yet, so no push was tried)",
     ]
-
-
-@pytest.fixture
-def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    made = Cloud()
-    monkeypatch.setattr(transport, "_cloud", lambda name: made)
-    return made
 
 
 async def test_a_missing_ecr_repository_comes_with_the_command_that_creates_it(

@@ -32,64 +32,17 @@ from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth, TokenService
 from conformance.server.exchange import Reception, Site
 from conformance.server.memory import Link, Place
+from tests.a_cloud import ECR, Cloud
 from tests.ends import Ran, Virtual, document, virtual
 from tests.wires import MemoryWire
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
-ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
 OTHER_ACCOUNT = ECR.replace("123456789012", "210987654321")
 OTHER_REGION = ECR.replace("eu-west-1", "us-east-1")
 GAR, GCR, ACR = "europe-docker.pkg.dev", "gcr.io", "mine.azurecr.io"
 NEW_YEAR = 1767225600.0
 HOUR = 3600.0
-
-
-class Cloud:
-    """A cloud's module: logins `p1`, `p2`, ... that last `life` seconds, or `given` in turn; each
-    is written down.
-    """
-
-    def __init__(
-        self,
-        *given: Login | SyncError | ConfigError | None,
-        present: bool = True,
-        life: float = math.inf,
-    ):
-        self.given, self.here, self.life = list(given), present, life
-        self.asked: list[tuple[str, bool]] = []
-        self.takes = 0.0
-        self.looked = 0
-        self.broken: SyncError | ConfigError | None = None
-
-    def is_configured(self, machine: CloudEnvironment) -> bool:
-        self.looked += 1
-        if self.broken:
-            raise self.broken
-        return self.here
-
-    async def log_in(
-        self, machine: CloudEnvironment, registry: Registry, *, probing_metadata: bool
-    ) -> Login | None:
-        self.asked.append((registry.authority, probing_metadata))
-        await anyio.sleep(self.takes)
-        if self.given:
-            found = self.given.pop(0)
-            if isinstance(found, (SyncError, ConfigError)):
-                raise found
-            return found
-        return Login(self.credential(len(self.asked)), machine.wall() + self.life)
-
-    @staticmethod
-    def credential(number: int) -> Credential:
-        return Credential("AWS", f"p{number}", found_at="a cloud of the tests")
-
-
-@pytest.fixture
-def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    made = Cloud()
-    monkeypatch.setattr(registry_transport, "_cloud", lambda name: made)  # in whole runs
-    return made
 
 
 def module_of(name: str) -> CloudModule:

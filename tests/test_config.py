@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping
 
+import jsonschema
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.config.fields import SECTIONS, parse_duration, parse_registry_url, parse_size
+from _regsync.config.fields import SECTIONS, parse_duration, parse_registry_url, parse_size, schema
 from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry, registry_for
 from _regsync.config.reader import ConfigFile, load
 from _regsync.errors import ConfigError
 from _regsync.oci.manifest import Platform
 from _regsync.tags import TagRule
+from tests.configs import NAMES, TREES
 
 REGISTRIES = """\
 registries:
@@ -482,6 +485,16 @@ def test_problem_of_the_document(text: str, message: str) -> None:
     found = problems(text)
     assert len(found) == 1
     assert message in found[0]
+
+
+SCHEMA = jsonschema.Draft202012Validator(schema())
+
+
+@pytest.mark.parametrize(
+    "text", [text for text, words in WHOLE_PROBLEMS if not re.search("is no|name", words)]
+)
+def test_the_schema_refuses_such_documents_too(text: str) -> None:
+    assert not SCHEMA.is_valid(yaml.safe_load(text))
 
 
 ROUTES = [
@@ -1012,42 +1025,6 @@ def test_every_field_of_the_table_says_what_it_means_and_reads_into_the_model() 
             assert getattr(written, row.name) == getattr(read("mappings: []"), row.name), (
                 "defaults agree"
             )
-
-
-NAMES = st.sampled_from(
-    sorted({row.name for rows in SECTIONS.values() for row in rows} | {"a", "b", "<<", "x.y"})
-)
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-1, 10**12),
-    st.floats(),
-    st.dates(),
-    st.sampled_from(
-        [
-            "a",
-            "b",
-            "*",
-            "1.2",
-            "basic",
-            "ecr",
-            "a.example",
-            "${A}",
-            "${",
-            "linux/amd64",
-            "12h",
-            "",
-            "=",
-        ]
-    ),
-    st.text(max_size=8),
-    st.binary(max_size=3),
-)
-TREES = st.recursive(
-    SCALARS,
-    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(NAMES, inner, max_size=5)),
-    max_leaves=20,
-)
 
 
 def settles(text: bytes) -> None:

@@ -28,7 +28,7 @@ from _regsync.crypto import hash_hex, hmac_bytes, name_hash
 from conformance.clouds.google import make_key
 from conformance.content.images import Seed
 from tests.ends import Start, document, held, tags
-from tests.test_rsa import PYTHONS, signed_elsewhere
+from tests.pythons import PYTHONS, signed_elsewhere
 from tools import check, fips_provider
 
 LEGACY = next(iter(Path("/usr").glob("lib*/**/ossl-modules/legacy.so")), None)

@@ -19,7 +19,7 @@ from conformance.messages import Answer, Request, Response
 from conformance.registry.tokens import TokenService
 from tests.ends import Virtual, tags
 from tests.mirrors import SBOM, SIGNATURE, LockedMirror, asked
-from tests.test_report import check
+from tests.published import check
 
 DAY = 86_400.0
 

@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 
 from conformance.server.sockets import Server
 from tests.ends import Ran, run_regsync
-from tests.test_report import mixed_run
+from tests.published import mixed_run
 
 # Markup, in each of the forms, and things that Markdown turns into links and mentions.
 HOSTILE = (

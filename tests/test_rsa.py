@@ -14,22 +14,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import padding
 
 from _regsync import crypto
 from _regsync.crypto import sign_rs256
 from conformance.clouds.google import make_key
+from tests.pythons import PYTHONS, signed_elsewhere
 
 ROOT = Path(__file__).resolve().parent.parent
-# The interpreter that runs the tests, and those that are installed beside its base.
-BESIDE = [
-    path
-    for minor in range(10, 20)
-    for path in Path(sys.base_prefix).parent.glob(f"3.{minor}.*/bin/python3.{minor}")
-]
-PYTHONS = {"this": sys.executable, **{path.name: str(path) for path in BESIDE}}
-
 SIGN = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
@@ -43,11 +34,6 @@ def openssl(*arguments: str, text: str = "") -> str:
     return subprocess.run(
         ["openssl", *arguments], input=text, capture_output=True, text=True, check=True
     ).stdout
-
-
-def signed_elsewhere(pem: str, message: bytes) -> bytes:
-    key = serialization.load_pem_private_key(pem.encode(), password=None)
-    return bytes(key.sign(message, padding.PKCS1v15(), hashes.SHA256()))  # type: ignore[union-attr, call-arg, arg-type]
 
 
 @pytest.mark.parametrize("message", [b"", b"hello", b"\0" * 3, bytes(range(256)) * 5000])

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from _regsync.config.fields import SECTIONS, schema
 from _regsync.config.reader import ConfigFile, load
 from _regsync.errors import ConfigError
-from tests import test_config, test_expand
+from tests.configs import CONFIGS, TREES
 
 SCHEMA = schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
@@ -99,19 +99,6 @@ def test_it_refuses_what_is_wrong_where_it_is(text: str, place: str) -> None:
     assert any(found.replace('"', "'").startswith(place) for found in faults(text)), faults(text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        row[0]
-        for row in test_config.WHOLE_PROBLEMS
-        if "is no" not in row[1] and "is named" not in row[1]
-    ],
-)
-def test_it_refuses_wrong_documents_as_validate_does(text: str) -> None:
-    if "registries: {1:" not in text:  # JSON has no other keys than texts
-        assert faults(text)
-
-
 def test_it_takes_the_examples_of_the_documents() -> None:
     root = Path(__file__).resolve().parent.parent
     pages = [root / "README.md", root / "docs" / "recipes.md"]
@@ -140,7 +127,7 @@ def accepted(text: str) -> bool:
 
 
 @settings(max_examples=60)
-@given(test_expand.CONFIGS)
+@given(CONFIGS)
 def test_it_takes_whatever_validate_takes(tree: Any) -> None:
     text = yaml.safe_dump(tree, allow_unicode=True)
     if accepted(text):
@@ -148,7 +135,7 @@ def test_it_takes_whatever_validate_takes(tree: Any) -> None:
 
 
 @settings(max_examples=60)
-@given(test_config.TREES)
+@given(TREES)
 def test_it_takes_a_mapping_of_anything_that_validate_takes(tree: Any) -> None:
     whole = {
         "registries": {"a": {"url": "a.x"}, "b": {"url": "b.x"}},

@@ -1,0 +1,108 @@
+"""Configurations as hypothesis makes them: right ones, and trees of anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from _regsync.config.fields import SECTIONS
+
+# Right configurations; their secrets begin with "S3-".
+TEXTS = st.text("ab$'\"#: {}[]-*&!.,~é0129", min_size=1, max_size=12).filter(str.strip)
+SECRETS = st.text("abcxyz$@{}:/é", min_size=1, max_size=12).map(lambda text: f"S3-{text}")
+TAGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "glob": st.one_of(
+            st.sampled_from(["*", "1.20", "yes", "_", "null"]), st.just(["a", "0x1f"])
+        ),
+        "exclude": st.just("[ab]*"),
+        "semver": st.just(">=1.2 , <2||3.x"),
+        "sort": st.sampled_from(["semver", "alpha"]),
+        "min_tags": st.integers(0, 9),
+    },
+)
+COMMON: dict[str, st.SearchStrategy[Any]] = {
+    "tags": TAGS,
+    "platforms": st.sampled_from([["linux/amd64"], ["Linux/ARM/v7", "linux/amd64"], None]),
+    "artifacts": st.sampled_from(
+        [None, {}, {"enabled": False}, {"include": ["a/b"], "require_artifacts": True}]
+    ),
+    "targets": st.sampled_from(["all", "two", ["two", "one"]]),
+    "min_age": st.sampled_from(["7d", 0, 90, "${N}"]),
+}
+CONFIGS = st.fixed_dictionaries(
+    {
+        "registries": st.fixed_dictionaries(
+            {
+                "one": st.fixed_dictionaries(
+                    {"url": st.sampled_from(["one.example", "HTTP://One.example:80"])},
+                    optional={
+                        "head_first": st.booleans(),
+                        "max_concurrent": st.sampled_from([5, "${N}"]),
+                        "client_cert": TEXTS.map(lambda text: text.replace("$", "$$")),
+                        "proxy": st.sampled_from(["http://u:${PW}@p:1", "${HTTP}", "p:3128"]),
+                    },
+                ),
+                "two": st.sampled_from([{"url": "two.example"}, {"url": "[::1]:5000"}]),
+                "src": st.just(
+                    {
+                        "url": "docker.io",
+                        "auth_type": "basic",
+                        "credentials": {"username": "u", "password": "${PW}"},
+                    }
+                ),
+            }
+        ),
+        "target_groups": st.just({"all": ["one", "two"]}),
+        "defaults": st.fixed_dictionaries({"source": st.just("src"), **COMMON}),
+        "mappings": st.lists(
+            st.fixed_dictionaries(
+                {"from": st.sampled_from(["a", "b/c"])}, optional={**COMMON, "to": st.just("d")}
+            ),
+            max_size=3,
+        ),
+    },
+    optional={
+        "global": st.sampled_from(
+            [None, {}, {"cache_ttl": 90, "cache_dir": "~/x", "staging_size_limit": "1 GB"}]
+        )
+    },
+)
+
+# Anything.
+NAMES = st.sampled_from(
+    sorted({row.name for rows in SECTIONS.values() for row in rows} | {"a", "b", "<<", "x.y"})
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-1, 10**12),
+    st.floats(),
+    st.dates(),
+    st.sampled_from(
+        [
+            "a",
+            "b",
+            "*",
+            "1.2",
+            "basic",
+            "ecr",
+            "a.example",
+            "${A}",
+            "${",
+            "linux/amd64",
+            "12h",
+            "",
+            "=",
+        ]
+    ),
+    st.text(max_size=8),
+    st.binary(max_size=3),
+)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(NAMES, inner, max_size=5)),
+    max_leaves=20,
+)
