@@ -18,7 +18,7 @@ from _regsync.state.archive import COMPLETE, COPIED, ArtifactCheck, RepositoryKe
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import Look, decide_look, flags_after, is_due_without_state
-from _regsync.sync.image import ImageCopy
+from _regsync.sync.image import ArtifactLook, ImageCopy
 from _regsync.sync.referrers import Search, SearchedTarget
 from conformance.client.attachments import fallback_lists
 from conformance.content.images import encode
@@ -175,19 +175,18 @@ def copied(**fields: Any) -> ImageCopy:
         ({"already_at_target": True}, COMPLETE),
         ({"immutable_digest": "sha256:b"}, COMPLETE),
         (
-            {"already_at_target": True, "last_check": check(1, 1, COMPLETE | COPIED)},
+            {"already_at_target": True, "look": ArtifactLook(last=check(1, 1, COMPLETE | COPIED))},
             COMPLETE | COPIED,
         ),
         ({"already_at_target": True, "artifacts_skipped": 1}, COMPLETE),
         ({"already_at_target": True, "artifacts_copied": {"x"}}, COMPLETE),
-        ({"already_at_target": True, "flags": 3}, COMPLETE | 3),
+        ({"already_at_target": True, "look": ArtifactLook(listed_tags=3)}, COMPLETE | 3),
         ({"already_at_target": True, "error": ContentError("x")}, 0),
         (
             {
                 "already_at_target": True,
                 "error": ContentError("x"),
-                "flags": 3,
-                "last_check": check(1, 1, COMPLETE | COPIED),
+                "look": ArtifactLook(last=check(1, 1, COMPLETE | COPIED), listed_tags=3),
             },
             COPIED,
         ),

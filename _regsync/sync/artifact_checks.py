@@ -106,7 +106,7 @@ def flags_after(copy: ImageCopy) -> int:
 
     After a failure they are without COMPLETE, so that the next run looks at all artifacts.
     """
-    flags = COPIED if copy.is_copied or copy.last_check.was_copied else 0
+    flags = COPIED if copy.is_copied or copy.look.last.was_copied else 0
     if copy.error is not None:
         return flags
-    return flags | copy.flags | COMPLETE
+    return flags | copy.look.listed_tags | COMPLETE

@@ -204,6 +204,22 @@ def build_tree(root: Manifest, fetched: Mapping[str, Manifest], source_digest: s
     return Tree(root, tuple(ordered.values()), source_digest)
 
 
+class ArtifactLook(NamedTuple):
+    """This run's look at the artifacts of one copy, of which the state remembers the last one."""
+
+    # The key under which the state keeps it; empty where this run records no look.
+    key: bytes = b""
+    # What the state said of the last look.
+    last: ArtifactCheck = NO_CHECK
+    # Which tags with artifacts the source's listing shows (`Referrers.listed_tags`).
+    listed_tags: int = 0
+    # The hash of the digests that the source lists now (`ArtifactCheck.listing_hash`).
+    listing_hash: bytes = bytes(8)
+
+
+NO_LOOK = ArtifactLook()
+
+
 @dataclass(eq=False)
 class ImageCopy:
     """One image and its artifacts being copied to one target, and what is reported of it."""
@@ -231,15 +247,7 @@ class ImageCopy:
     # Whether this run has put the image itself.
     is_copied: bool = False
 
-    # The key under which the state keeps the looks at the artifacts; empty where this run records
-    # no look.
-    check_key: bytes = b""
-    # What the state said of the last look.
-    last_check: ArtifactCheck = NO_CHECK
-    # The bits of this look that `flags_after` records, unless the copy fails.
-    flags: int = 0
-    # The hash of the digests that the source lists now (`ArtifactCheck.listing_hash`).
-    listing_hash: bytes = bytes(8)
+    look: ArtifactLook = NO_LOOK
     # By subject, the artifacts that a target without the referrers API is to list.
     listing: dict[str, list[Descriptor]] = field(default_factory=dict)
 
@@ -295,8 +303,10 @@ class ImageCopy:
             self.error = self.error or image.error
             self.artifacts_failed += sum(1 for dependent in failed if dependent.artifact)
 
-    def outcome(self, *, duration: float, is_dry_run: bool = False) -> Outcome:
-        """Return how the copy ended, after `duration` seconds."""
+    def outcome(
+        self, *, started: float = 0.0, duration: float, is_dry_run: bool = False
+    ) -> Outcome:
+        """Return how the copy ended, which `started` so many seconds after the run, and took `duration`."""
         status, reason = self._status(is_dry_run=is_dry_run)
         return Outcome(
             self.source_name,
@@ -307,6 +317,7 @@ class ImageCopy:
             reason=reason,
             error=self.error,
             bytes=sum(blob.size for blob in self.blobs_uploaded),
+            started=started,
             duration=duration,
             transferred=tuple(blob.digest for blob in self.blobs_uploaded),
             mounted=self.blobs_mounted,

@@ -133,7 +133,7 @@ class LockedReferrers(Referrers):
         """Decide whether targets are asked for an image's artifacts. A target that had all of them
         after an earlier run is not asked again.
         """
-        usable = self.recall_checks(mapping, copies)
+        usable = self.recall_looks(mapping, copies)
         is_at_all_targets = all(copy.already_at_target for copy in usable)
         artifacts = self._locked_artifacts(mapping, lookup)
         if is_at_all_targets and not artifacts:
@@ -142,13 +142,13 @@ class LockedReferrers(Referrers):
         # The lock's list of artifacts takes the place of a source's, for the state too.
         listing_hash = hash_of_list(artifact.digest for artifact in artifacts)
         for copy in usable:
-            copy.listing_hash = listing_hash
+            copy.look = copy.look._replace(listing_hash=listing_hash)
         if self._recheck or not is_at_all_targets:
             return Look.DEEP
         if not self._has_state:
             is_due = is_due_without_state(lookup.source_digest, self._wall())
             return Look.DEEP if is_due else Look.NONE
-        checks = [copy.last_check for copy in usable]
+        checks = [copy.look.last for copy in usable]
         had_all = all(check.is_complete and check.listing_hash == listing_hash for check in checks)
         return Look.NONE if had_all else Look.DEEP
 

@@ -21,7 +21,7 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
-from _regsync.state.archive import digest_like, hashed_key, key_of
+from _regsync.state.archive import NO_CHECK, digest_like, hashed_key, key_of
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import (
     Look,
@@ -33,7 +33,7 @@ from _regsync.sync.artifact_checks import (
     look_for_news,
 )
 from _regsync.sync.discovery import Discovery, Once, TagLookup, TargetTag, gather
-from _regsync.sync.image import ImageCopy
+from _regsync.sync.image import ArtifactLook, ImageCopy
 from _regsync.sync.referrer_lists import ReferrerLists
 
 _COSIGN_SUFFIXES = (".sig", ".att", ".sbom")
@@ -215,18 +215,19 @@ class Referrers:
     def decide(self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]) -> Look:
         """Decide how much of an image is looked at for artifacts, for all its targets.
 
-        Sets `check_key`, `last_check` and `flags` of each copy without an error.
+        Sets `look` of each copy without an error.
         """
-        usable = self.recall_checks(mapping, copies)
+        usable = self.recall_looks(mapping, copies)
         if not usable:
             return Look.NONE
+        listed_tags = self.listed_tags(lookup.source, lookup.source_digest)
         for copy in usable:
-            copy.flags = self.listed_tags(copy.source, copy.source_digest)
+            copy.look = copy.look._replace(listed_tags=listed_tags)
         if self._recheck or not all(copy.already_at_target for copy in usable):
             return Look.DEEP
 
         look = self._decide_by_schedule(usable)
-        was_looked_at = any(copy.last_check.last for copy in usable)
+        was_looked_at = any(copy.look.last.last for copy in usable)
         was_copied = any(tag.was_copied for tag in lookup.targets)
         is_from_others = not (was_looked_at or was_copied)
         if is_from_others and lookup.is_by_digest:
@@ -239,24 +240,23 @@ class Referrers:
         """Decide on an image that all targets hold, by what the state says of the last looks at it."""
         now = self._wall()
         # The state knows nothing of directories.
-        checks = [copy.last_check for copy in copies if not copy.target.is_local]
+        checks = [copy.look.last for copy in copies if not copy.target.is_local]
         if self._has_state and checks:
-            return decide_look(checks, copies[0].flags, now)
+            return decide_look(checks, copies[0].look.listed_tags, now)
         is_due = is_due_without_state(copies[0].source_digest, now)
         return Look.DEEP if is_due else Look.NONE
 
-    def recall_checks(self, mapping: MappingRule, copies: Sequence[ImageCopy]) -> list[ImageCopy]:
-        """Set `check_key` of the copies without an error, and `last_check` to what the state says of
-        the last look; return these copies.
-        """
+    def recall_looks(self, mapping: MappingRule, copies: Sequence[ImageCopy]) -> list[ImageCopy]:
+        """Return the copies without an error, each with what the state says of the last look at it."""
         usable = [copy for copy in copies if copy.error is None]
         for copy in usable:
             keys = (key_of(copy.source_digest), key_of(copy.digest))
-            copy.check_key = name_of_check(mapping, copy.source, copy.target, *keys)
+            key = name_of_check(mapping, copy.source, copy.target, *keys)
             is_in_state = self._knowledge.is_committed(copy.target.pool, copy.digest)
             # A look at an image that the target has lost since does not count.
-            if copy.already_at_target or is_in_state:
-                copy.last_check = self._knowledge.artifact_check(copy.check_key)
+            counts = copy.already_at_target or is_in_state
+            last = self._knowledge.artifact_check(key) if counts else NO_CHECK
+            copy.look = ArtifactLook(key, last)
         return usable
 
     def has_news(
@@ -276,7 +276,7 @@ class Referrers:
     ) -> FoundArtifacts:
         """Return the artifacts of an image. Raises SyncError when one may be missed.
 
-        Sets `listing_hash` of each copy. If a required artifact is missing, sets the error of the
+        Notes the hash of the list in the look of each copy. If a required artifact is missing, sets the error of the
         copies whose targets do not hold the image yet.
         """
         source = lookup.source
@@ -297,7 +297,7 @@ class Referrers:
             listed += [entry.digest for entry in referrers.entries]
         listing_hash = hash_of_list(listed)
         for copy in copies:
-            copy.listing_hash = listing_hash
+            copy.look = copy.look._replace(listing_hash=listing_hash)
         # A look is deep where the last one does not count (`decide`).
         listed_before = frozenset[str]() if is_deep else frozenset(listed)
 
@@ -432,16 +432,16 @@ class Referrers:
         for copy in copies:
             if copy.error is not None:
                 continue
-            check = copy.last_check
+            check = copy.look.last
             # With --recheck the state is believed of no artifact: targets are asked.
             is_complete = copy.already_at_target and check.is_complete and not self._recheck
-            is_same_list = check.listing_hash == copy.listing_hash
+            is_same_list = check.listing_hash == copy.look.listing_hash
             target = SearchedTarget(
                 copy.target,
                 is_new=not copy.already_at_target,
                 is_complete=is_complete,
                 had_no_referrers=is_complete and found_no_referrers(check),
-                had_no_tags=is_complete and found_no_tags(check, copy.flags),
+                had_no_tags=is_complete and found_no_tags(check, copy.look.listed_tags),
                 listed_before=listed_before if is_same_list else frozenset(),
             )
             targets.append(target)

@@ -30,7 +30,7 @@ from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import Look, flags_after
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag, gather
-from _regsync.sync.image import Image, ImageCopy
+from _regsync.sync.image import NO_LOOK, Image, ImageCopy
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign, grouped
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers
 from _regsync.sync.report import MappingSelection, Outcome, Report, Room, Undone
@@ -491,8 +491,14 @@ class Run:
         for tag in tags:
             if self._is_settled(mapping, tag):
                 target_name = tag.target.reference(tag.reference)
-                skipped = Outcome(source_name, target_name, "skipped", reason="immutable_tag")
-                self._end(skipped, began)
+                outcome = Outcome(
+                    source_name,
+                    target_name,
+                    "skipped",
+                    reason="immutable_tag",
+                    started=began - self._began,
+                )
+                self._end(outcome)
             else:
                 unsettled.append(tag)
         if not unsettled:
@@ -506,7 +512,8 @@ class Run:
         except SyncError as error:
             for tag in unsettled:
                 target_name = tag.target.reference(tag.reference)
-                self._end(Outcome(source_name, target_name, "failed", error=error), began)
+                started = began - self._began
+                self._end(Outcome(source_name, target_name, "failed", error=error, started=started))
             return
 
         self._end_held(wanted, lookup, source_name, began)
@@ -544,9 +551,10 @@ class Run:
                 source_digest=lookup.source_digest,
                 reason="min_age",
                 until=until,
+                started=began - self._began,
                 duration=anyio.current_time() - began,
             )
-            self._end(outcome, began)
+            self._end(outcome)
         if len(lookup.held) == len(wanted.targets):
             self._held_tags[wanted.mapping.index].append(until)
 
@@ -609,7 +617,7 @@ class Run:
                 look = self._referrers.decide(mapping, lookup, copies)
             if look is Look.NONE:
                 for copy in copies:
-                    copy.check_key = b""  # the state has no look to remember
+                    copy.look = NO_LOOK
             else:
                 artifacts = await self._referrers.find(mapping, lookup, copies, look)
 
@@ -653,13 +661,13 @@ class Run:
             self._knowledge.record_snapshot(tag.snapshot_key, *keys, tag.snapshot_entry)
 
         missing = list[Image]()
-        if copy.error is None:
+        if artifacts and copy.error is None:
             missing = self._missing_artifacts(copy, artifacts)
         if missing:
             # If this run is killed before the artifacts are copied, the next run looks at them all.
-            flags = copy.last_check.flags & COPIED
-            first = copy.last_check.first
-            self._knowledge.record_artifact_check(copy.check_key, flags, bytes(8), first=first)
+            look = copy.look
+            flags = look.last.flags & COPIED
+            self._knowledge.record_artifact_check(look.key, flags, bytes(8), first=look.last.first)
 
         tree = None if copy.already_at_target else lookup.tree
         if tree is not None and copy.error is None:
@@ -751,15 +759,18 @@ class Run:
         """Remember the look at a copy's artifacts, and report how it ended."""
         # After a failure the artifacts are not complete. If the state says that already, the only news
         # can be that the image itself was copied.
-        has_news = copy.error is None or copy.last_check.is_complete or copy.is_copied
-        if copy.check_key and has_news:
+        look = copy.look
+        has_news = copy.error is None or look.last.is_complete or copy.is_copied
+        if look.key and has_news:
             self._knowledge.record_artifact_check(
-                copy.check_key, flags_after(copy), copy.listing_hash, first=copy.last_check.first
+                look.key, flags_after(copy), look.listing_hash, first=look.last.first
             )
         outcome = copy.outcome(
-            duration=anyio.current_time() - copy.began, is_dry_run=self.dry_run is not None
+            started=copy.began - self._began,
+            duration=anyio.current_time() - copy.began,
+            is_dry_run=self.dry_run is not None,
         )
-        self._end(outcome, copy.began)
+        self._end(outcome)
 
     def _fail(self, wanted: WantedTag, error: SyncError) -> None:
         """Report a tag that is not looked up as a failed image for each target."""
@@ -768,13 +779,11 @@ class Run:
             for target in self._targets(reported):
                 self.scheduler.images_known += 1
                 target_name = target.reference(reported.tag)
-                self._end(
-                    Outcome(source_name, target_name, "failed", error=error), anyio.current_time()
-                )
+                started = anyio.current_time() - self._began
+                self._end(Outcome(source_name, target_name, "failed", error=error, started=started))
 
-    def _end(self, outcome: Outcome, began: float) -> None:
-        """Count and report how an image ended; `began` is the time at which its look-up began."""
-        outcome = outcome._replace(started=began - self._began)
+    def _end(self, outcome: Outcome) -> None:
+        """Count and report how an image ended."""
         self.scheduler.images_done += 1
         if outcome.error is not None:
             outcome.error.drop_frames()  # they would keep buffers alive until the report is written
