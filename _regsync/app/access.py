@@ -123,7 +123,7 @@ class Access:
 
 
 def tell(access: Access, console: Console) -> None:
-    """Print a line about a repository, or log its error."""
+    """Print a line about a repository, or log its error; `--json` prints all of them at the end."""
     error = access.error
     if error is not None:
         message = f"{error.code}: {error}"
@@ -131,7 +131,12 @@ def tell(access: Access, console: Console) -> None:
         return
     if console.as_json:
         return
+    rights = ",".join(access.rights) or "-"
+    console.line(f"ok  {access.repository}  {rights}  ({', '.join(remarks_on(access))})")
 
+
+def remarks_on(access: Access) -> list[str]:
+    """Say where a login comes from, how long it lasts, and what keeps a push from being tried."""
     login = access.repository.host.authenticator
     remarks = [access.source or "anonymous"]
     if access.source is None and not login.is_anonymous:
@@ -147,9 +152,7 @@ def tell(access: Access, console: Console) -> None:
         if access.upload == "absent" and template is not None:
             remarks.append(f"the creation template {printable(template)!r} lets a push create it")
         remarks.append(mounting_remark(account))
-
-    rights = ",".join(access.rights) or "-"
-    console.line(f"ok  {access.repository}  {rights}  ({', '.join(remarks)})")
+    return remarks
 
 
 def mounting_remark(account: EcrAccount) -> str:

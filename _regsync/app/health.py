@@ -58,9 +58,10 @@ def serving(bind: str, port: int, tell: Tell) -> Iterator[list[Any]]:
             try:
                 yield addresses
             finally:
+                # A server that has ended by itself cannot be cancelled. Its error is raised.
                 has_ended = not task.cancel()
                 if has_ended:
-                    task.result()  # raises the error that ended the server
+                    task.result()
     finally:
         sys.setswitchinterval(interval)
 
@@ -217,11 +218,11 @@ class Client:
         fields = dict(request.headers)
         # A target may have scheme and host in front, and a query behind.
         path = re.sub(rb"(?i)^https?://[^/?]*", b"", request.target).partition(b"?")[0]
-        # A proxy on the way could see another host, or another end of the message (RFC 9112
+        # A proxy on the way could read another host, or another end of the message (RFC 9112
         # sections 3.2 and 6.3).
         has_two_ends = b"transfer-encoding" in fields and b"content-length" in fields
-        host = fields.get(b"host", b"")
-        if has_two_ends or not re.fullmatch(rb"[\w.~:%\[\]-]*", host):
+        is_host_valid = re.fullmatch(rb"[\w.~:%\[\]-]*", fields.get(b"host", b"")) is not None
+        if has_two_ends or not is_host_valid:
             return 400, {}
         if request.http_version[:2] != b"1.":
             return 505, {}

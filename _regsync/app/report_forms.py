@@ -205,6 +205,7 @@ def as_junit(run: ReportedRun) -> str:
 def _suites(run: ReportedRun) -> dict[str, list[ReportedImage]]:
     """Return the images by mapping, in the order of the configuration."""
     suites = defaultdict[str, list[ReportedImage]](list)
+    # A mapping of which no image was due has a suite too, without cases.
     for mapping in run.mappings:
         suites[f"{mapping.source} to {mapping.target}"] = []
     for image in run.images:

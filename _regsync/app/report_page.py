@@ -167,6 +167,7 @@ def _share_section(run: ReportedRun) -> Iterator[str]:
     total = sum(count for _, count in parts)
     if not total:
         return
+    # By the class of the part in the page's style.
     words = {
         "moved": "would be moved" if run.is_dry_run else "moved",
         "mounted": "mounted from another repository of the target",

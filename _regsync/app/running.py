@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -140,9 +140,7 @@ async def list_tags(
 
     kept = dict.fromkeys(tag for selection in selections for tag in selection.kept)
     dropped = {tag: why for tag, why in selections[0].dropped.items() if tag not in kept}
-    # The tags that rules name without wildcards; None stands for all patterns that have some.
-    named = dict.fromkeys(check_glob(pattern) for rule in rules for pattern in rule.glob)
-    missing = [tag for tag in named if tag and tag not in dropped and tag not in kept]
+    missing = _missing_tags(rules, {*kept, *dropped})
 
     _log_selection(str(source), len(kept), dropped, missing, console)
     for selection in selections:
@@ -163,6 +161,13 @@ async def list_tags(
     else:
         console.lines(kept)
     return 0
+
+
+def _missing_tags(rules: Sequence[TagRule], present: Collection[str]) -> list[str]:
+    """Return the tags that rules name without wildcards, and that the repository does not have."""
+    patterns = [pattern for rule in rules for pattern in rule.glob]
+    named = dict.fromkeys(check_glob(pattern) for pattern in patterns)
+    return [tag for tag in named if tag is not None and tag not in present]
 
 
 def _log_selection(

@@ -1,6 +1,6 @@
 """An image layout on a disk: blobs, `index.json`, how both are read and written.
 
-Owns: which files are opened, the blobs that are being written, when they get their names, the lock.
+Owns: which files are opened, the blobs that are being written, when they get their names.
 May not know: registries, what is copied, why.
 Invariants: a layout is read as a hostile directory: regular files inside of it alone, of the size
     that was asked for, no links. A blob is under its digest's name when it is whole and on the

@@ -365,33 +365,32 @@ class Referrers:
         """
         rule = mapping.artifacts
         has_filters = bool(rule.include or rule.exclude)
-        if rule.enabled and not has_filters and not mapping.platforms:
+        takes_all = rule.enabled and not has_filters
+        if takes_all and not mapping.platforms:
             return ()
 
         source = lookup.source
         top = await self._discovery.manifest(source, lookup.source_digest)
-        all_subjects = await self._subjects_below(source, top)
+        subjects = await self._subjects_below(source, top)
         copied_subjects = list[str]()
         if rule.enabled:
             copied_subjects = await self._subjects_copied(mapping, lookup)
-
-        without_filters = rule._replace(include=(), exclude=())
-        search = Search(mapping._replace(platforms=None, artifacts=without_filters), source)
-        if rule.enabled and not has_filters:
+        if takes_all:
             # Only the artifacts of what the platform filter leaves out stay behind.
             copied = set(copied_subjects)
-            subjects = [digest for digest in all_subjects if digest not in copied]
-            self.lists.expect(source, len(subjects))
-            return tuple(await self._artifacts_of(search, subjects, deep=True))
+            subjects = [digest for digest in subjects if digest not in copied]
 
-        self.lists.expect(source, len(all_subjects))
-        artifacts = await self._artifacts_of(search, all_subjects, deep=True)
+        self.lists.expect(source, len(subjects))
+        without_filters = rule._replace(include=(), exclude=())
+        search = Search(mapping._replace(platforms=None, artifacts=without_filters), source)
+        artifacts = await self._artifacts_of(search, subjects, deep=True)
+        if takes_all:
+            return tuple(artifacts)
+
         filtered_search = Search(mapping._replace(platforms=None), source)
         wanted = await self._artifacts_of(filtered_search, copied_subjects, deep=True)
-        wanted_references = {artifact.reference for artifact in wanted}
-        return tuple(
-            artifact for artifact in artifacts if artifact.reference not in wanted_references
-        )
+        references = {artifact.reference for artifact in wanted}
+        return tuple(artifact for artifact in artifacts if artifact.reference not in references)
 
     async def _subjects_copied(self, mapping: MappingRule, lookup: TagLookup) -> list[str]:
         """Return the digests that targets get of an image and that artifacts may refer to."""
