@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import ssl
 from base64 import b64encode
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 
 import anyio
@@ -41,8 +42,8 @@ class Pool:
     def __init__(self, dial: Callable[[Origin], Awaitable[Stream]], timeouts: Timeouts) -> None:
         self.dial = dial
         self.timeouts = timeouts
-        # By origin, in the order in which they became idle. No list is empty.
-        self._idle: dict[Origin, list[Connection]] = {}
+        # By origin, in the order in which they became idle.
+        self._idle: defaultdict[Origin, list[Connection]] = defaultdict(list)
 
     def lease(self, origin: Origin, *, fresh: bool = False) -> Lease:
         """Return a lease for exchanges with an origin; it takes a connection when one is needed,
@@ -59,12 +60,13 @@ class Pool:
             now = anyio.current_time()
         # At any origin: nobody may ever ask for one again.
         oldest = now - self.timeouts.idle_connection
-        for other in [other for other, idle in self._idle.items() if idle[0].used_at <= oldest]:
-            while other in self._idle and self._idle[other][0].used_at <= oldest:
-                self._take_out(other, 0).close()
+        for idle in self._idle.values():
+            while idle and idle[0].used_at <= oldest:
+                idle.pop(0).close()
 
-        while origin in self._idle:
-            connection = self._take_out(origin, -1)
+        idle = self._idle[origin]
+        while idle:
+            connection = idle.pop()
             if connection.is_alive():
                 return connection
             connection.close()
@@ -72,15 +74,16 @@ class Pool:
 
     def keep(self, connection: Connection) -> None:
         """Keep a connection whose last exchange ended in order."""
-        origin = connection.origin
-        self._idle.setdefault(origin, []).append(connection)
+        idle = self._idle[connection.origin]
+        idle.append(connection)
 
         # At most one is too many, as one has come.
-        if len(self._idle[origin]) > _IDLE_PER_ORIGIN:
-            self._take_out(origin, 0).close()
+        if len(idle) > _IDLE_PER_ORIGIN:
+            idle.pop(0).close()
         elif sum(map(len, self._idle.values())) > _IDLE_IN_ALL:
-            longest_idle = min(self._idle, key=lambda other: self._idle[other][0].used_at)
-            self._take_out(longest_idle, 0).close()
+            lists = filter(None, self._idle.values())
+            longest_idle = min(lists, key=lambda idle: idle[0].used_at)
+            longest_idle.pop(0).close()
 
     def close(self, origin: Origin | None = None) -> None:
         """Close the idle connections to an origin, or all."""
@@ -88,13 +91,6 @@ class Pool:
         for closed in origins:
             for connection in self._idle.pop(closed, ()):
                 connection.close()
-
-    def _take_out(self, origin: Origin, index: int) -> Connection:
-        idle = self._idle[origin]
-        connection = idle.pop(index)
-        if not idle:
-            del self._idle[origin]
-        return connection
 
 
 class Lease:
