@@ -39,7 +39,7 @@ from _regsync.app import cli, environment
 from _regsync.errors import ConnectFailed
 from _regsync.net import pool
 from _regsync.net.streams import Stream, Timeouts
-from _regsync.registry.throttle import RequestWindow
+from _regsync.registry.throttle import Meter
 from _regsync.registry.transport import Machine
 from conformance.audit.mistakes import audit, latest, report
 from conformance.content.images import Image, Seed
@@ -140,13 +140,13 @@ def run_regsync(
         waited.append(seconds)
         await sleep(0)
 
-    def unpaused(meter: RequestWindow, *given: Any) -> None:
+    def unpaused(meter: Meter, *given: Any) -> None:
         leave(meter, *given)
         if meter.paused_until > -math.inf:
             waited.append(meter.paused_until - given[2])
         meter.paused_until = -math.inf
 
-    plain_edge, sleep, leave, waited = Machine, anyio.sleep, RequestWindow.end, list[float]()
+    plain_edge, sleep, leave, waited = Machine, anyio.sleep, Meter.end, list[float]()
     out, err = io.StringIO(), io.StringIO()
     text = stdin.encode() if isinstance(stdin, str) else stdin
     since, umask = latest(_audited), os.umask(0o022)
@@ -155,7 +155,7 @@ def run_regsync(
         mock.patch.dict(os.environ, env or {}),
         mock.patch.object(environment, "Machine", edge),
         mock.patch.object(anyio, "sleep", at_once),
-        mock.patch.object(RequestWindow, "end", unpaused),
+        mock.patch.object(Meter, "end", unpaused),
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(text))),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

@@ -18,7 +18,7 @@ def work(**fields: Any) -> Any:
         bytes_sent=0,
         requests={},
         gate=SimpleNamespace(limits={}),
-        throttled_windows={},
+        throttled_meters={},
         recovery=SimpleNamespace(describe=lambda _: {}),
     )
     traffic = Traffic()
@@ -39,7 +39,7 @@ def work(**fields: Any) -> Any:
 
 def throttle(shown: Any, host: str, seconds: float) -> None:
     """Let a host ask for a pause."""
-    shown.transport.throttled_windows[host] = SimpleNamespace(
+    shown.transport.throttled_meters[host] = SimpleNamespace(
         paused_until=anyio.current_time() + seconds, width=2.5
     )
 

@@ -206,10 +206,10 @@ def describe_work(work: Work, now: float) -> str:
 def describe_registries(work: Work, silences: Silences, now: float) -> dict[str, str]:
     """Say in a line each, by host, which registries are away, throttled, slow or failing."""
     lines = work.transport.recovery.describe(now)
-    for host, window in work.transport.throttled_windows.items():
-        if window.paused_until > now:
-            text = f"{host} is throttled (429), window {window.width:.0f}"
-            seconds = duration_text(window.paused_until - now)
+    for host, meter in work.transport.throttled_meters.items():
+        if meter.paused_until > now:
+            text = f"{host} is throttled (429), window {meter.width:.0f}"
+            seconds = duration_text(meter.paused_until - now)
             lines.setdefault(host, f"{text}, next try in {seconds}")
     for host, silence in silences.longest(now).items():
         lines.setdefault(host, f"{host} has not answered for {duration_text(silence)}")

@@ -67,7 +67,8 @@ _ROUNDING = 1e-4
 class Demand(NamedTuple):
     """What one request, or one side of a blob transfer, takes from a registry.
 
-    That is a permit, a place in the first of its request windows, and a token of the bucket of each.
+    That is a permit, a place in the window of the first of its meters, and a token of the bucket of
+    each.
     """
 
     host: str
@@ -208,9 +209,9 @@ class Quota:
         return True
 
 
-class RequestWindow:
-    """What a group of actions at a registry shares: a window, the bucket that feeds it, a quota,
-    and pauses that the registry asks for.
+class Meter:
+    """What a group of actions at a registry shares: a congestion window, a token bucket, a quota, and
+    pauses that the registry asks for.
     """
 
     def __init__(self, pace: Pace, limit: RegistryLimits) -> None:
@@ -290,7 +291,7 @@ class RequestWindow:
             self.paused_until = max(self.paused_until, now + pause)
 
     def update_quota(self, now: float, number: int, remaining: Remaining) -> bool:
-        """Take in a quota; `number`: the request that was answered, 0 when it is another window's.
+        """Take in a quota; `number`: the request that was answered, 0 when it is another meter's.
 
         False when the quota is used up for longer than a run waits.
         """
@@ -298,7 +299,7 @@ class RequestWindow:
 
 
 class RegistryLimits:
-    """What one registry gives and who uses it: permits over all actions, and a request window for
+    """What one registry gives and who uses it: permits over all actions, and a meter for
     each group of actions.
     """
 
@@ -307,7 +308,7 @@ class RegistryLimits:
         self.in_use = 0
         self.bodies = 0
         self.large = {"read": 0, "write": 0}
-        self.meters: dict[str, RequestWindow] = {}
+        self.meters: dict[str, Meter] = {}
 
         # Whether the first segment of a repository's name has meters of its own.
         self._per_project = per_project
@@ -323,7 +324,7 @@ class RegistryLimits:
                 project + self._paces[action].actions: self._paces[action] for action in actions
             }
             for name, pace in paces.items():
-                self.meters.setdefault(name, RequestWindow(pace, self))
+                self.meters.setdefault(name, Meter(pace, self))
             self._names[key] = tuple(paces)
         return self._names[key]
 
@@ -363,7 +364,7 @@ class Slot(NamedTuple):
     """A place in a window, taken for a request that will be or is under way."""
 
     want: Demand
-    meter: RequestWindow
+    meter: Meter
     number: int
 
 
@@ -385,26 +386,27 @@ def take(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: flo
         if not want.within:
             limits[want.host].count_permit(want, 1)
         if want.meters:
-            window, *others = (limits[want.host].meters[name] for name in want.meters)
-            slots.append(Slot(want, window, window.enter(now)))
-            for other in others:
-                other.take_token(now)
+            meters = [limits[want.host].meters[name] for name in want.meters]
+            slots.append(Slot(want, meters[0], meters[0].enter(now)))
+            for meter in meters[1:]:
+                meter.take_token(now)
     return slots
 
 
 def next_opening(
     limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: float
 ) -> float:
-    """Return when windows and buckets have what `wants` draw, as `RequestWindow.next_opening` does."""
+    """Return when windows and buckets have what `wants` draw, as `Meter.next_opening` does."""
     opens = -math.inf
     for want in wants:
+        meters = limits[want.host].meters
         for name in want.meters:
-            opens = max(opens, limits[want.host].meters[name].next_opening(now, want.discovers))
+            opens = max(opens, meters[name].next_opening(now, want.discovers))
     return opens
 
 
 def release(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand]) -> None:
-    """Give back the permits that `take` took for `wants`; windows are left by `RequestWindow.end`."""
+    """Give back the permits that `take` took for `wants`; windows are left by `Meter.end`."""
     for want in wants:
         limits[want.host].count_permit(want, -1)
 

@@ -56,9 +56,9 @@ from _regsync.registry.throttle import (
     THROTTLED_FOR,
     UNDER_WAY,
     Demand,
+    Meter,
     RegistryLimits,
     Remaining,
-    RequestWindow,
     RetryBudget,
     parse_quota,
 )
@@ -230,11 +230,11 @@ class Transport:
         # The worker threads that move bodies.
         self.movers = anyio.CapacityLimiter(_MOVERS)
 
-        # By host:port, for the report and the display: requests of each action, 429s, the window
-        # that was refused last.
+        # By host:port, for the report and the display: requests of each action, 429s, the meter
+        # of the request that was refused last.
         self.requests: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.throttled: Counter[str] = Counter()
-        self.throttled_windows: dict[str, RequestWindow] = {}
+        self.throttled_meters: dict[str, Meter] = {}
 
         # When an answer came last, or bytes moved.
         self.last_progress = -math.inf
@@ -814,7 +814,7 @@ class Transport:
         chance = 0.0
         if status == 429:
             chance = self.machine.chance()
-            self.throttled_windows[host.key] = turn.meter
+            self.throttled_meters[host.key] = turn.meter
         turn.meter.end(turn.number, status, now, retry_after, chance)
         if now - turn.meter.window.refused_since > THROTTLED_FOR:
             refused = RegistryError("status 429 to every request for 10 minutes", status=429)
