@@ -81,9 +81,10 @@ class Pool:
         if len(idle) > _IDLE_PER_ORIGIN:
             idle.pop(0).close()
         elif sum(map(len, self._idle.values())) > _IDLE_IN_ALL:
-            lists = filter(None, self._idle.values())
-            longest_idle = min(lists, key=lambda idle: idle[0].used_at)
-            longest_idle.pop(0).close()
+            firsts = [idle[0] for idle in self._idle.values() if idle]
+            longest_idle = min(firsts, key=lambda connection: connection.used_at)
+            self._idle[longest_idle.origin].remove(longest_idle)
+            longest_idle.close()
 
     def close(self, origin: Origin | None = None) -> None:
         """Close the idle connections to an origin, or all."""
