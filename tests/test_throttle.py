@@ -426,6 +426,13 @@ def test_a_body_holds_its_place_for_a_second_and_then_counts_as_a_success() -> N
     assert window.meter.width == 1, "but a refusal after all is one"
 
 
+@pytest.mark.parametrize("status", [500, 503])
+def test_a_server_error_leaves_the_window_as_it_is(status: int) -> None:
+    window = Window(4, 50)
+    window.meter.end(window.entered(0.0), status, 0.0)
+    assert window.meter.width == 4
+
+
 def test_a_short_request_holds_its_place_until_it_is_answered() -> None:
     window = Window(1, 50)
     window.entered(0.0)

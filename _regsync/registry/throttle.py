@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -59,6 +60,11 @@ _LEAST_MOMENT = 1e9
 
 # A count, and the seconds of the window that it is about: `100;w=21600`.
 _QUOTA = "(?P<count>[0-9]{1,12})(?:;.*w=(?P<window>[0-9]{1,9}))?"
+
+# Requests that are remembered to see how many a registry grants; and the longest time between two
+# refusals, in seconds, from which that is learnt: two that are further apart are two strays.
+_MOST_SEEN = 1000
+_LONGEST_STRETCH = 10.0
 
 # The part of a token by which a bucket is read as fuller than it is: sums of gaps are rounded.
 _ROUNDING = 1e-4
@@ -162,6 +168,126 @@ class TokenBucket:
         self._full_at = max(now, self._full_at) + self._gap
 
 
+class _Entry(NamedTuple):
+    """A request that was let in, and when."""
+
+    number: int
+    time: float
+
+
+class Stretch(NamedTuple):
+    """So many requests, in so many seconds."""
+
+    requests: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.requests / self.seconds
+
+
+class GrantedRate:
+    """How many requests a registry grants in which time, learnt between two of its refusals.
+
+    A body has been sent when it is refused, so that to wait costs less. What a registry granted
+    between two refusals is a limit: so many requests, in the time from the first of them until the
+    registry granted something again. From then on no more are let in within any stretch of that
+    length. After as many grants without a refusal the limit grows, by 1, then by 4, 16 and so on,
+    and is forgotten when a step would double it.
+
+    One refusal alone shows no limit, because any server may refuse once.
+    """
+
+    def __init__(self) -> None:
+        # No more than this is let in; None: nothing was learnt.
+        self.limit: Stretch | None = None
+
+        # The last requests that were let in and not refused, in their order.
+        self._entries = deque[_Entry](maxlen=_MOST_SEEN)
+
+        # After a refusal: the first request that was let in since, which shows by its answer whether
+        # the registry grants something again. And when the last one entered that has shown it.
+        self._is_refused = False
+        self._probe: _Entry | None = None
+        self._granted_since = -math.inf
+
+        # Requests to be granted until the number grows, and by how much it does then.
+        self._until_growth = 0
+        self._growth = 1
+
+    def next_opening(self) -> float:
+        """Return the time from which on one more may be let in."""
+        limit = self.limit
+        if limit is None or len(self._entries) < limit.requests:
+            return -math.inf
+        return self._entries[-limit.requests].time + limit.seconds
+
+    def enter(self, number: int, now: float) -> None:
+        entry = _Entry(number, now)
+        self._entries.append(entry)
+        if self._is_refused and self._probe is None:
+            self._probe = entry
+
+    def forget(self, number: int) -> None:
+        """Take out a request that the registry has not counted."""
+        for index in reversed(range(len(self._entries))):
+            if self._entries[index].number == number:
+                del self._entries[index]
+                return
+
+    def record_refusal(self, number: int) -> None:
+        """Take in a 429."""
+        self.forget(number)
+
+        # A request that entered before the probe belongs to the refusal that is known.
+        if self._probe is None or number >= self._probe.number:
+            self._is_refused = True
+            self._probe = None
+
+    def record_grant(self, number: int) -> None:
+        """Take in an answer that is no refusal."""
+        if self._probe is not None and number >= self._probe.number:
+            self._learn(self._probe.time)
+            self._is_refused = False
+            self._probe = None
+        elif self.limit is not None and not self._is_refused:
+            self._until_growth -= 1
+            if self._until_growth == 0:
+                self._grow(self.limit)
+
+    def _learn(self, until: float) -> None:
+        """Learn from what was granted before a refusal that has ended at `until`."""
+        since = self._granted_since
+        self._granted_since = until
+        if until - since > _LONGEST_STRETCH:
+            return
+        granted = [entry.time for entry in self._entries if since <= entry.time < until]
+        if granted:
+            self.limit = densest(granted, until)
+            self._until_growth = self.limit.requests
+            self._growth = 1
+
+    def _grow(self, limit: Stretch) -> None:
+        if self._growth >= limit.requests:
+            self.limit = None
+            return
+        self.limit = limit._replace(requests=limit.requests + self._growth)
+        self._until_growth = self.limit.requests
+        self._growth *= 4
+
+
+def densest(times: Sequence[float], until: float) -> Stretch:
+    """Return the stretch of the highest rate: from one of the requests, let in at `times`, to the last
+    of them, in the time from the first of these until `until`.
+
+    A run may have had little to ask for at first, so the beginning may be left out. At least half
+    the requests count, because the last few alone say nothing.
+    """
+    fewest = (len(times) + 1) // 2
+    counts = range(fewest, len(times) + 1)
+    return max((Stretch(count, until - times[-count]) for count in counts), key=lambda s: s.rate)
+
+
 class Remaining(NamedTuple):
     """What is left of a quota: requests, and the seconds until all of it is back at the latest."""
 
@@ -218,6 +344,7 @@ class Meter:
         self.window = CongestionWindow(pace.start)
         self.paused_until = -math.inf
         self._bucket = TokenBucket(pace.rate, pace.burst)
+        self._granted = GrantedRate()
         self._quota = Quota()
         self._limit = limit
 
@@ -232,7 +359,7 @@ class Meter:
         window = self.window
         if window.presumed:
             self._end_presumed_successes(now)
-        opens = max(self.paused_until, self._bucket.next_token())
+        opens = max(self.paused_until, self._bucket.next_token(), self._granted.next_opening())
         is_full = window.is_full(self._limit.cap)
         if discovers:
             opens = max(opens, self._quota.paused_until)
@@ -257,7 +384,9 @@ class Meter:
     def enter(self, now: float) -> int:
         """Take a token and a place in the window; return the request's number."""
         self._bucket.take(now)
-        return self.window.enter()
+        number = self.window.enter()
+        self._granted.enter(number, now)
+        return number
 
     def take_token(self, now: float) -> None:
         self._bucket.take(now)
@@ -279,12 +408,16 @@ class Meter:
         was_inside = self.window.leave(number)
         pause = retry_after
         if status == 429:
+            self._granted.record_refusal(number)
             back_off = self.window.record_refusal(number, now, chance)
             pause = max(pause, back_off)
         elif was_inside and 0 < status < 500:
             # Any answer but a failure of the server says that it keeps up. One that came when its
             # request had left, as an upload that counts as accepted does, says nothing new.
             self.window.record_success(self._limit.cap)
+            self._granted.record_grant(number)
+        elif was_inside and status == 0:
+            self._granted.forget(number)  # it was not sent, or got no answer
 
         # Who asks for a longer pause is not waited for: its requests fail (`LONGEST_WAIT`).
         if 0 < pause <= LONGEST_WAIT:
