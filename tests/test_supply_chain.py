@@ -21,11 +21,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_zipapp import ROOT, TREE, run
+from tests.builds import TREE, WHEELS, copy_sources, run
+from tests.ends import ROOT
 from tools import build_zipapp, hosts
 from tools.build_zipapp import BUNDLE, BuildError
 
-WHEELS = ROOT / "build" / "wheels"
 OFFLINE = {"PIP_NO_INDEX": "1", "PIP_INDEX_URL": "http://127.0.0.1:9/"}
 TEXTS = {
     "MIT": "Permission is hereby granted, free of charge",
@@ -38,15 +38,6 @@ def contents(path: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(path) as archive:
         assert len(set(archive.namelist())) == len(archive.namelist())
         return {name: archive.read(name) for name in archive.namelist()}
-
-
-def checkout(folder: Path) -> Path:
-    """Copy what a build needs, for anybody to read."""
-    for name in ("_regsync", "tools"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("LICENSE", "regsync.py"):
-        shutil.copyfile(ROOT / name, folder / name)
-    return folder
 
 
 def altered(wheel: build_zipapp.Wheel, folder: Path) -> Path:
@@ -128,7 +119,7 @@ def test_another_user_with_another_release_of_python_builds_the_same(pyz, open_f
     """In a directory of theirs, without HOME or network, under their umask. Another patch release may
     compile a few modules differently.
     """
-    folder = checkout(open_folder / "source")
+    folder = copy_sources(open_folder / "source")
     shutil.copytree(WHEELS, folder / "wheels")
     shutil.copyfile(pyz, folder / "theirs.pyz")
     command = ["tools/build_zipapp.py", "--check", "theirs.pyz", "--cache", "wheels"]
@@ -175,7 +166,7 @@ IN_A_CHECKOUT = section("docs/verify.md", "Build it again") + section(
 
 @pytest.mark.slow
 def test_the_recipe_for_a_third_party_works_without_a_network(pyz, tmp_path):
-    folder = checkout(tmp_path / "source")
+    folder = copy_sources(tmp_path / "source")
     shutil.copytree(pyz.parent, folder / "dist")
     shutil.copytree(WHEELS, folder / "wheels")
     (folder / "build").mkdir()

@@ -9,98 +9,46 @@ import platform
 import re
 import shutil
 import stat
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
+from tests.builds import TREE, WHEELS, copy_sources, interpreter, run
+from tests.ends import ROOT
+from tests.thinning import thorough
 from tools import build_zipapp, old_python
 
-ROOT = Path(__file__).resolve().parent.parent
-TREE = "cp{}{}".format(*sys.version_info)
+
+def newer_pythons(first: int) -> list[Any]:
+    """Return other interpreters' names, from 3.`first`; one of them is enough for an ordinary run."""
+    minors = [minor for minor in range(first, 14) if minor != sys.version_info[1]]
+    return [f"python3.{minors[0]}", *(thorough(pytest.param(f"python3.{n}")) for n in minors[1:])]
 
 
-def run(*command: object, cwd: str = "/", **variables: str) -> subprocess.CompletedProcess[str]:
-    kept = {
-        name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ
-    }
-    return subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        env={**kept, **variables},
-    )
-
-
-def copy_sources(checkout: Path) -> None:
-    for name in ("_regsync", "tools"):
-        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("regsync.py", "LICENSE"):
-        shutil.copyfile(ROOT / name, checkout / name)
-
-
-def build_elsewhere(checkout: Path, out: Path) -> Path:
-    """Build from a copy of the sources, at another place, with another umask and other dates."""
-    copy_sources(checkout)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", newer_pythons(10))
+def test_a_build_elsewhere_by_another_python_gives_the_same_bytes(pyz, tmp_path, name):
+    """Another place, other dates of the sources, another umask, time zone and seed of hashes."""
+    python = interpreter(name) or sys.executable
+    checkout = copy_sources(tmp_path / "a deeper" / "checkout")
     for path in [checkout, *checkout.rglob("*")]:
         os.utime(path, (1_000_000_000, 1_000_000_000))
+    out = tmp_path / "out"
+    command = [python, checkout / "tools" / "build_zipapp.py", "--python", sys.executable]
     before = os.umask(0o077)
     try:
-        done = run(
-            sys.executable,
-            checkout / "tools" / "build_zipapp.py",
-            *("--out", out, "--cache", ROOT / "build" / "wheels"),
-            TZ="Pacific/Kiritimati",
-            PYTHONHASHSEED="12345",
-        )
+        elsewhere = {"TZ": "Pacific/Kiritimati", "PYTHONHASHSEED": "12345"}
+        done = run(*command, "--out", out, "--cache", WHEELS, **elsewhere)
     finally:
         os.umask(before)
     assert done.returncode == 0, done.stderr
-    return out
-
-
-def interpreter(name: str) -> str | None:
-    """Find another Python of this machine; a name that does not run counts as absent."""
-    places = os.environ.get("PATH", "").split(os.pathsep)
-    places += map(str, Path(os.environ.get("PYENV_ROOT", "/nonexistent")).glob("versions/*/bin"))
-    for place in places:
-        path = shutil.which(name, path=place)
-        if path and not run(path, "-c", "import json, ssl").returncode:
-            return path
-    return None
-
-
-@pytest.mark.slow
-def test_two_builds_in_different_places_give_the_same_bytes(pyz, tmp_path):
-    out = build_elsewhere(tmp_path / "a deeper" / "checkout", tmp_path / "out")
-    for name in ("regsync.pyz", "regsync-nofips.pyz", "SHA256SUMS"):
-        assert (out / name).read_bytes() == (pyz.parent / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_which_python_runs_the_build_does_not_matter(pyz, tmp_path):
-    others = [path for minor in (10, 12, 13) if (path := interpreter(f"python3.{minor}"))]
-    if not others:
-        pytest.skip("one CPython is on this machine")
-    for path in others:
-        command = (
-            ROOT / "tools" / "build_zipapp.py",
-            "--python",
-            sys.executable,
-            "--cache",
-            ROOT / "build" / "wheels",
-        )
-        done = run(path, *command, "--out", tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert (tmp_path / "SHA256SUMS").read_bytes() == (pyz.parent / "SHA256SUMS").read_bytes(), (
-            path
-        )
+    for built in ("regsync.pyz", "regsync-nofips.pyz", "SHA256SUMS"):
+        assert (out / built).read_bytes() == (pyz.parent / built).read_bytes()
 
 
 def test_builds_differ_in_one_constant(pyz):
@@ -136,7 +84,7 @@ def test_sub_packages_and_their_documents_are_carried(pyz, tmp_path):
     (inner / "notes.txt").write_text("stays at home")
 
     command = [sys.executable, tmp_path / "tools" / "build_zipapp.py"]
-    done = run(*command, "--cache", ROOT / "build" / "wheels")
+    done = run(*command, "--cache", WHEELS)
     assert done.returncode == 0, done.stderr
     built = tmp_path / "dist" / "regsync-nofips.pyz"
     with zipfile.ZipFile(built) as archive, zipfile.ZipFile(pyz) as before:
@@ -162,7 +110,7 @@ def test_sub_packages_and_their_documents_are_carried(pyz, tmp_path):
     assert (shown.stderr, shown.stdout) == ("", f"{place} zipimporter\n{told}")
 
     (inner / "__init__.py").unlink()
-    refused = run(*command, "--cache", ROOT / "build" / "wheels")
+    refused = run(*command, "--cache", WHEELS)
     assert refused.stderr == f"error: {package}/inner has modules and no __init__.py\n"
 
 
@@ -426,7 +374,12 @@ def test_start_parses_on_old_pythons(version):
     assert not [node for node in ast.walk(tree) if isinstance(node, newer)]
 
 
-OLD = ["python2.7", "python3.6", "python3.7", "python3.8", "python3.9"]
+OLD = [
+    "python2.7",
+    "python3.6",
+    "python3.9",
+    *map(thorough, map(pytest.param, ("python3.7", "python3.8"))),
+]
 
 
 @pytest.mark.parametrize("name", OLD)
@@ -488,26 +441,23 @@ def test_advice_is_for_the_distribution(tmp_path, release, words):
 
 
 @pytest.mark.slow
-def test_one_file_serves_all_interpreters_of_the_machine(pyz, tmp_path):
-    others = [path for minor in (10, 11, 12, 13) if (path := interpreter(f"python3.{minor}"))]
-    if len(others) < 2:
-        pytest.skip("one CPython is on this machine")
-    pythons = [part for path in others for part in ("--python", path)]
-    built = run(sys.executable, ROOT / "tools" / "build_zipapp.py", "--out", tmp_path, *pythons)
+@pytest.mark.parametrize("name", newer_pythons(12))
+def test_one_file_serves_several_interpreters(pyz, tmp_path, name):
+    other = interpreter(name)
+    if other is None:
+        pytest.skip(f"{name} is not on this machine")
+    pythons = {TREE: sys.executable, name.replace("python3.", "cp3"): other}
+    options = [part for path in pythons.values() for part in ("--python", path)]
+    built = run(sys.executable, ROOT / "tools" / "build_zipapp.py", "--out", tmp_path, *options)
     assert built.returncode == 0, built.stderr
-    for path in others:
+    for name, path in pythons.items():
+        tree = f"{tmp_path}/regsync.pyz/{name}"
         shown = run(path, "-v", tmp_path / "regsync.pyz", "version")
-        tree = run(path, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])").stdout.strip()
         assert shown.returncode == 0
-        assert (
-            f"import 'regsync' # <zipimporter object \"{tmp_path}/regsync.pyz/{tree}/\">"
-            in shown.stderr
-        )
-        code = f"import sys; sys.path.insert(0, '{tmp_path}/regsync.pyz/{tree}'); import regsync, h11; "
-        origin = run(
-            path, "-S", "-c", f"{code}print(regsync.__spec__.origin, h11.__spec__.origin)"
-        ).stdout
-        assert origin.count(".pyc") == 2
+        assert f"import 'regsync' # <zipimporter object \"{tree}/\">" in shown.stderr
+        code = f"import sys; sys.path.insert(0, '{tree}'); import regsync, h11; "
+        code += "print(regsync.__spec__.origin, h11.__spec__.origin)"
+        assert run(path, "-S", "-c", code).stdout.count(".pyc") == 2
 
 
 class TestRefusals:
