@@ -132,7 +132,7 @@ def top(images: dict[str, Image], name: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("old_index", [False, True], ids=["atomic", "fat"])
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.thorough), 5])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.thorough), 9])
 def test_whatever_the_instant_tags_are_old_or_new_and_the_next_run_ends_it(
     tmp_path, old_index, step
 ):

@@ -465,8 +465,8 @@ async def test_what_another_process_has_locked_is_remembered_here(stage, tmp_pat
     assert entries(tmp_path / ".regsync") > 0
 
 
-# 160 and 510 minutes: no look at artifacts is due in the last cycle.
-@pytest.mark.parametrize("cycles", [320, pytest.param(1020, marks=pytest.mark.thorough)])
+# 100 and 510 minutes: no look at artifacts is due in the last cycle.
+@pytest.mark.parametrize("cycles", [200, pytest.param(1020, marks=pytest.mark.thorough)])
 async def test_a_thousand_cycles_leave_nothing_behind(stage, cycles):
     gc.freeze()  # what other tests have left is not counted
     stage.load("v1")
@@ -484,12 +484,12 @@ async def test_a_thousand_cycles_leave_nothing_behind(stage, cycles):
         )
 
     steps: list[Step | None] = [None] * cycles
-    steps[100] = steps[-1] = count
+    steps[60] = steps[-1] = count
     ran = await stage.watch(*steps, forgets=True)
     assert stage.asked == [({"GET tag_list": 2, "HEAD manifest": 2}, {"HEAD manifest": 2})]
     assert len(lines(ran)) == 4, ran.err
     early, late = counts
-    # How many connections there are is the schedule's: not one for each of 199 cycles.
+    # How many connections there are is the schedule's: not one for each of 140 cycles.
     assert all(late[kind] - early[kind] <= 5 for kind in late if kind != "items"), late - early
     assert late["items"] - early["items"] < 100
     assert (late["Transport"], late["Run"], late["Knowledge"]) == (1, 0, 0)
