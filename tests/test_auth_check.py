@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 USERS = {"me": "hunter2"}
 LOGIN = {"auth_type": "basic", "credentials": {"username": "me", "password": "hunter2"}}
 ORIGIN = "credentials of registry 'target'"
+ENDS = {"source": "http://source.test", "target": "http://target.test"}
 A_HOUR_LATER = "2026-01-01T01:00:00Z"
 
 
@@ -48,6 +49,11 @@ async def check(
     rows = ran.report["access"]
     assert [row["repository"] for row in rows] == sorted(row["repository"] for row in rows)
     return ran, {row["repository"]: row for row in rows}
+
+
+def with_login(side: str) -> dict[str, Any]:
+    """Return both ends, of which one has credentials."""
+    return {**ENDS, side: {"url": ENDS[side], **LOGIN}}
 
 
 def asked(place: Place) -> list[str]:
@@ -70,8 +76,7 @@ async def test_each_end_is_asked_as_a_run_would_and_no_manifest_is_touched(world
     tokens = TokenService(USERS, now=anyio.current_time)
     source = serve(world, App(auth=tokens), "source.test", "app")
     target = serve(world, App(auth=BasicAuth(USERS)), "target.test", "app")
-    registries = {"source": "http://source.test", "target": {"url": "http://target.test", **LOGIN}}
-    ran, rows = await check(world, registries, "app")
+    ran, rows = await check(world, with_login("target"), "app")
     assert ran.status == 0
     assert [each.split("?")[0] for each in asked(source)] == [
         "GET /v2/app/tags/list",
@@ -170,9 +175,7 @@ async def test_an_end_that_no_calendar_has_is_not_shown(
 async def test_what_is_not_there_yet_is_not_created_elsewhere(world: Virtual) -> None:
     serve(world, App(), "source.test", "app")
     target = serve(world, App(), "target.test")
-    ran, rows = await check(
-        world, {"source": "http://source.test", "target": "http://target.test"}, "app"
-    )
+    ran, rows = await check(world, ENDS, "app")
     assert (ran.status, rows["target.test/app"]["upload"]) == (0, "absent")
     assert asked(target) == ["GET /v2/app/tags/list?n=1 404"]
 
@@ -182,8 +185,7 @@ async def test_fifty_repositories_need_seven_tokens_and_one_bare_request(world: 
     tokens = TokenService(USERS, anonymous=False, now=anyio.current_time)
     source = serve(world, App(auth=tokens), "source.test", *names)
     serve(world, App(), "target.test", *names)
-    registries = {"source": {"url": "http://source.test", **LOGIN}, "target": "http://target.test"}
-    ran, rows = await check(world, registries, *names)
+    ran, rows = await check(world, with_login("source"), *names)
     assert (ran.status, len(rows), tokens.requests) == (0, 100, 7)
     source.journal.matching("GET", "tag_list").exactly(51)
 
@@ -194,8 +196,7 @@ async def test_refused_credentials_are_told_for_each_repository_and_shown_once(
     tokens = TokenService({"me": "another"}, now=anyio.current_time)
     source = serve(world, App(auth=tokens), "source.test", "one", "two")
     target = serve(world, App(), "target.test", "one", "two")
-    registries = {"source": {"url": "http://source.test", **LOGIN}, "target": "http://target.test"}
-    ran, rows = await check(world, registries, "one", "two")
+    ran, rows = await check(world, with_login("source"), "one", "two")
     assert (ran.status, tokens.requests, len(source.journal.entries)) == (4, 1, 2)
     codes = {name: found["error"] and found["error"]["code"] for name, found in rows.items()}
     wrong = dict.fromkeys(("source.test/one", "source.test/two"), "AUTH_ERROR")
@@ -241,8 +242,7 @@ async def test_who_may_only_pull_is_told_at_a_target(world: Virtual) -> None:
         USERS, grants=lambda user, access: access.action == "pull", now=anyio.current_time
     )
     target = serve(world, App(auth=tokens), "target.test", "app")
-    registries = {"source": "http://source.test", "target": {"url": "http://target.test", **LOGIN}}
-    ran, rows = await check(world, registries, "app")
+    ran, rows = await check(world, with_login("target"), "app")
     assert ran.status == 4
     assert rows["target.test/app"]["error"]["code"] == "AUTH_ERROR"
     assert rows["target.test/app"]["rights"] == "pull"
@@ -262,9 +262,7 @@ class Hidden(App):
 async def test_where_a_listing_is_hidden_the_upload_decides(world: Virtual) -> None:
     serve(world, App(), "source.test", "app")
     target = serve(world, Hidden(), "target.test", "app")
-    ran, rows = await check(
-        world, {"source": "http://source.test", "target": "http://target.test"}, "app"
-    )
+    ran, rows = await check(world, ENDS, "app")
     assert (ran.status, rows["target.test/app"]["upload"]) == (0, "opened")
     assert rows["target.test/app"]["rights"] == "push", "reading was refused"
     target.journal.matching("POST").exactly(1)
@@ -446,8 +444,7 @@ async def test_a_wrong_password_is_found_where_anybody_may_read(
 async def test_a_login_is_proven_once_where_anybody_may_read(world: Virtual) -> None:
     serve(world, App(), "source.test", "one", "two")
     zot = serve(world, App(auth=Zot(USERS, anonymous_pull=True)), "target.test")
-    registries = {"source": "http://source.test", "target": {"url": "http://target.test", **LOGIN}}
-    ran, rows = await check(world, registries, "one", "two")
+    ran, rows = await check(world, with_login("target"), "one", "two")
     assert ran.status == 0
     for name in ("one", "two"):
         found = rows[f"target.test/{name}"]
@@ -471,15 +468,14 @@ async def test_a_token_is_asked_for_with_the_login_where_anybody_may_read(world:
     serve(world, App(), "target.test", "app")
     tokens = Open({"me": "another"}, now=anyio.current_time)
     source = serve(world, App(auth=tokens), "source.test", "app")
-    registries = {"source": {"url": "http://source.test", **LOGIN}, "target": "http://target.test"}
-    ran, rows = await check(world, registries, "app")
+    ran, rows = await check(world, with_login("source"), "app")
     assert (ran.status, rows["source.test/app"]["error"]["code"]) == (4, "AUTH_ERROR")
     assert asked(source)[0] == "GET /v2/app/tags/list?n=1 200"
     assert asked(source)[1] == "GET /v2/ 401"
     assert tokens.requests == 1
 
     tokens.users["me"] = "hunter2"
-    ran, rows = await check(world, registries, "app")
+    ran, rows = await check(world, with_login("source"), "app")
     assert (ran.status, rows["source.test/app"]["source"]) == (
         0,
         "credentials of registry 'source'",
@@ -489,8 +485,7 @@ async def test_a_token_is_asked_for_with_the_login_where_anybody_may_read(world:
 async def test_nobody_is_pinged_for_an_anonymous_or_a_proven_login(world: Virtual) -> None:
     source = serve(world, App(), "source.test", "app")
     target = serve(world, App(auth=BasicAuth(USERS)), "target.test", "app")
-    registries = {"source": "http://source.test", "target": {"url": "http://target.test", **LOGIN}}
-    ran, _ = await check(world, registries, "app")
+    ran, _ = await check(world, with_login("target"), "app")
     assert ran.status == 0
     source.journal.matching(kind="ping").none()
     target.journal.matching(kind="ping").none()

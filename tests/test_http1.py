@@ -55,6 +55,18 @@ async def put(wire: Wire, blob: Blob, *, seconds: float = 300) -> Response:
     return await connection(wire).exchange(PUT, await blob.next(), blob, seconds)
 
 
+def breaking(error: SyncError, *pieces: bytes, after: int) -> Blob:
+    """Return pieces of which no more come after so many."""
+
+    def check() -> None:
+        if blob.given == after:
+            raise error
+
+    blob = Blob(*pieces)
+    blob.tick = check
+    return blob
+
+
 async def whole(response: Response, size: int = 64) -> bytes:
     """Read a body piece by piece, as a relay does."""
     read, buffer = bytearray(), memoryview(bytearray(size))
@@ -214,16 +226,12 @@ async def test_head_of_a_put_waits_for_the_first_piece() -> None:
 
 
 async def test_source_that_refuses_before_the_first_piece_costs_no_connection() -> None:
-    class Refusing(Blob):
-        async def next(self) -> memoryview:
-            raise ContentError("no")
-
     wire = Wire(answers=((ACCEPTED,),))
     pool = pool_of(wire)
     async with pool.lease(ORIGIN) as lease:
         await lease.exchange(POST)
         with pytest.raises(ContentError):
-            await lease.exchange(PUT, 300, Refusing(b"a"))
+            await lease.exchange(PUT, 300, breaking(ContentError("no"), b"a", after=0))
     assert len(wire.requests) == 1
     assert pool.reuse(ORIGIN) is not None
 
@@ -270,15 +278,12 @@ async def test_dead_connection_is_replaced_and_the_first_piece_sent_again(death:
 
 
 async def test_connection_that_dies_while_the_source_begins_is_not_written_to() -> None:
-    class Late(Blob):
-        async def next(self) -> memoryview:
-            old.feed(End.EOF)
-            return await super().next()
-
+    blob = Blob(b"a", b"b")
+    blob.tick = lambda: old.feed(End.EOF)
     old, new = Wire(answers=((ACCEPTED,),)), Wire(answers=((CREATED,),))
     async with pool_of(old, new).lease(ORIGIN) as lease:
         await lease.exchange(POST)
-        assert (await lease.exchange(PUT, 300, Late(b"a", b"b"))).status == 201
+        assert (await lease.exchange(PUT, 300, blob)).status == 201
     assert [seen.method for seen in old.requests] == ["POST"]
     assert old.closed
 
@@ -361,17 +366,12 @@ async def test_connection_that_began_to_answer_is_not_replaced(said: bytes) -> N
 
 
 async def test_sources_own_break_is_not_taken_for_a_dead_connection() -> None:
-    class Breaking(Blob):
-        async def next(self) -> memoryview:
-            if self.given:
-                raise Disconnected("source").with_place(Side.SOURCE, "fetch", "x")
-            return await super().next()
-
+    error = Disconnected("source").with_place(Side.SOURCE, "fetch", "x")
     wire = Wire(answers=((ACCEPTED,),))
     async with pool_of(wire).lease(ORIGIN) as lease:
         await lease.exchange(POST)
         with pytest.raises(SyncError, match="source"):
-            await lease.exchange(PUT, 300, Breaking(b"a", b"b"))
+            await lease.exchange(PUT, 300, breaking(error, b"a", b"b", after=1))
     assert wire.closed
 
 
@@ -479,17 +479,11 @@ async def test_failed_write_is_raised_when_the_peer_says_nothing(
 
 async def test_source_that_refuses_the_last_piece_leaves_the_upload_open() -> None:
     """I3: a wrong digest closes the connection before the last piece."""
-
-    class Refusing(Blob):
-        async def next(self) -> memoryview:
-            if self.given == 2:
-                raise ContentError("a wrong digest")
-            return await super().next()
-
+    blob = breaking(ContentError("a wrong digest"), b"a", b"b", b"c", after=2)
     wire = Wire()
     async with pool_of(wire).lease(ORIGIN) as lease:
         with pytest.raises(ContentError, match="digest"):
-            await lease.exchange(PUT, 300, Refusing(b"a", b"b", b"c"))
+            await lease.exchange(PUT, 300, blob)
     assert (wire.requests[0].body, wire.requests[0].whole) == (b"ab", False)
     assert wire.closed
 
@@ -514,13 +508,12 @@ async def test_first_send_is_offered_again_after_want_write() -> None:
 
 
 async def test_piece_is_not_replaced_before_it_is_taken() -> None:
-    class Checking(Blob):
-        async def next(self) -> memoryview:
-            assert not wire.sends
-            return await super().next()
+    def check() -> None:
+        assert not wire.sends
 
     wire = Wire(answers=((CREATED,),))
-    blob = Checking(b"a", b"abcdef", b"g")
+    blob = Blob(b"a", b"abcdef", b"g")
+    blob.tick = check
     first = await blob.next()
     wire.sends.extend((1000,))
     exchanged = connection(wire).exchange(PUT, first, blob, 300)
@@ -1149,14 +1142,13 @@ async def test_copy_of_the_first_piece_is_gone_once_it_is_sent() -> None:
     """It would cost every stream a piece of memory for as long as it lasts."""
     held: list[int] = []
 
-    class Measuring(Blob):
-        async def next(self) -> memoryview:
-            if self.given == 2:
-                held.append(tracemalloc.get_traced_memory()[0])
-            return await super().next()
+    def measure() -> None:
+        if blob.given == 2:
+            held.append(tracemalloc.get_traced_memory()[0])
 
     wire = Wire(keep=False)
-    blob = Measuring(bytes(8 * PIECE), b"b", b"c")
+    blob = Blob(bytes(8 * PIECE), b"b", b"c")
+    blob.tick = measure
     first = await blob.next()
     wire.after(head_size(8 * PIECE + 2) + 8 * PIECE + 2, CREATED)
     tracemalloc.start()
