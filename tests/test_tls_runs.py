@@ -15,10 +15,12 @@ from typing import Any
 import pytest
 import trustme
 
+from _regsync.addresses import Origin
 from _regsync.config.model import Registry
-from _regsync.errors import ConfigError
+from _regsync.errors import ConfigError, ConnectFailed
+from _regsync.net.streams import Timeouts
 from _regsync.registry import host
-from _regsync.registry.transport import Machine, Transport
+from _regsync.registry.host import Dialer
 from conformance.content.images import Seed
 from conformance.messages import Request, Response
 from conformance.server.sockets import Server
@@ -328,24 +330,32 @@ def test_plain_http_looks_for_no_directory(scene: Scene, monkeypatch: pytest.Mon
     assert scene.copy(plain).status == 0
 
 
-def test_a_watch_reads_the_directory_again_and_keeps_what_was_good(scene: Scene) -> None:
-    registry = Registry("r", "https", HOME, 5000, "unknown")
-    directory = scene.home / ".config/containers/certs.d" / f"{HOME}:5000"
-    directory.mkdir(parents=True)
-    scene.ca.cert_pem.write_to_path(str(directory / "ca.crt"))
+@pytest.mark.anyio
+async def test_a_watch_reads_the_directory_again_and_keeps_what_was_good(scene: Scene) -> None:
+    server = scene.registry()
+    port = int(server.address.rpartition(":")[2])
+    registry = Registry("r", "https", HOME, port, "unknown")
+    origin = Origin("https", HOME, port, registry)
+    directory = scene.certs_d(server, ca=scene.ca)
+    dialer = Dialer(
+        environ={},
+        home=str(scene.home),
+        read=lambda path: None,
+        log=lambda *_, **__: None,
+        timeouts=Timeouts(),
+    )
 
-    def log(*_: object, **__: object) -> None:
-        pass
+    async def dial() -> None:
+        (await dialer.dial(origin, registry, is_foreign=False)).close()
 
-    edge = Machine({}, str(scene.home), lambda path: None, lambda: 0.5, lambda: 0.0, log)
-    connected = Transport(edge)
-    connected.prepare(registry)
-    first = connected._dialer._context(registry)
+    dialer.prepare(registry)
+    trustme.CA().cert_pem.write_to_path(str(directory / "ca.crt"))
     (directory / "client.key").write_text("alone")
-    assert connected._dialer._context(registry) is first, "in one cycle it is what it was"
+    await dial()  # in one cycle it is what it was
     with pytest.raises(ConfigError, match=r"client\.key has no client\.cert beside it"):
-        connected.renew([registry])
-    assert connected._dialer._context(registry) is first
+        dialer.renew([registry])
+    await dial()
     (directory / "client.key").unlink()
-    connected.renew([registry])
-    assert connected._dialer._context(registry) is not first
+    dialer.renew([registry])
+    with pytest.raises(ConnectFailed, match=r"ca\.crt|authority"):
+        await dial()

@@ -844,6 +844,18 @@ async def test_an_identity_token_in_use_is_hidden_whatever_else_was_to_be_hidden
     )
 
 
+async def test_an_identity_token_that_was_renewed_stays_hidden() -> None:
+    """Its service may still repeat it in an error."""
+    renewed = [
+        answer(200, {"access_token": f"access-{name}", "refresh_token": f"{name}-renewed"})
+        for name in ("first", "second")
+    ]
+    at = await challenged(Tokens(*renewed), IDENTITY)
+    for repository in ("team/app", "team/other"):
+        await at.authorization(repository, "pull")
+    assert at.redact("hunter2, first-renewed, second-renewed") == "***, ***, ***"
+
+
 async def test_of_what_signs_a_url_no_more_is_kept_than_a_line_shows() -> None:
     at = await challenged(Tokens())
     at.treat_as_secret("/blob?signature=0123456789abcdef&token=" + "y" * 2000)
