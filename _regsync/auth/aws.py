@@ -691,12 +691,14 @@ class _KeyChain:
         session_name = profile.get("sso_session", "")
         session = self._settings.section(f"sso-session {session_name}") or {}
         fields = profile | session
+
+        def is_usable(name: str) -> bool:
+            value = fields.get(name)
+            is_same_in_both = profile.get(name, value) == value
+            return bool(value) and is_same_in_both
+
         names = ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name")
-        unusable = [
-            name
-            for name in names
-            if not fields.get(name) or profile.get(name, fields[name]) != fields[name]
-        ]
+        unusable = [name for name in names if not is_usable(name)]
         if unusable:
             raise _error(
                 f"{label}: missing, or different in its sso-session: {', '.join(unusable)}"

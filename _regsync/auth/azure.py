@@ -322,6 +322,7 @@ async def _command_line_token(
             return _DirectoryToken("az login", value)
         source = _refresh_source(refresh_tokens, subscription, cloud)
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
+        # Another program has written the files, in whatever shape.
         raise AuthError(
             "`az login` has left no usable token in its files", hint=_COMMAND_LINE_HINT, fatal=True
         ) from None
@@ -340,9 +341,10 @@ def _subscription(profile: Any, cloud: _Cloud) -> Any | None:
         for subscription in profile.get("subscriptions", ())
         if subscription["environmentName"] == cloud.name
     ]
-    if not subscriptions:
-        return None
-    return max(subscriptions, key=lambda subscription: subscription.get("isDefault") is True)
+    defaults = [
+        subscription for subscription in subscriptions if subscription.get("isDefault") is True
+    ]
+    return next(iter((*defaults, *subscriptions)), None)
 
 
 def _entries(cache: Any, section: str, subscription: Any, cloud: _Cloud) -> list[Any]:

@@ -200,9 +200,9 @@ class _Place(NamedTuple):
         secrets: tuple[str, ...] = (),
         pauses: tuple[float, ...] = _PAUSES,
     ) -> Answer:
-        """Make a request, and repeat it after each of the `pauses` while the connection breaks or the
-        status is a temporary one. Return the answer, of whatever status; AuthError where there was
-        none at last.
+        """Make a request. While the connection breaks, or the status is a temporary one, repeat it after
+        each of the `pauses`. Return the last answer, of whatever status; AuthError where there is
+        none.
 
         `secrets` are in the request; no message may show them.
         """
@@ -210,26 +210,23 @@ class _Place(NamedTuple):
         # pod (section 5.4).
         is_metadata = not url.startswith("https:")
         temporary_statuses = (403, 404, 429) if is_metadata else (429,)
-        fetch = self.machine.fetch
-        with redacting(lambda: secrets):
-            for pause in pauses:
-                seconds = _METADATA_SECONDS if is_metadata else None
-                try:
-                    answer = await fetch(method, url, headers, body, seconds)
-                except WireError:
-                    await anyio.sleep(pause)
-                    continue
-                is_temporary = answer.status >= 500 or answer.status in temporary_statuses
-                if not is_temporary:
-                    return answer
-                await anyio.sleep(pause)
-
-            # The last attempt counts, whatever comes of it.
-            seconds = _LAST_METADATA_SECONDS if is_metadata else None
+        pauses_left = [*pauses]
+        while True:
+            is_last = not pauses_left
+            seconds = None
+            if is_metadata:
+                seconds = _LAST_METADATA_SECONDS if is_last else _METADATA_SECONDS
             try:
-                return await fetch(method, url, headers, body, seconds)
+                with redacting(lambda: secrets):
+                    answer = await self.machine.fetch(method, url, headers, body, seconds)
             except WireError as error:
-                raise self.error(error.message, error.hint, error.code) from error
+                if is_last:
+                    raise self.error(error.message, error.hint, error.code) from error
+            else:
+                is_temporary = answer.status >= 500 or answer.status in temporary_statuses
+                if is_last or not is_temporary:
+                    return answer
+            await anyio.sleep(pauses_left.pop(0))
 
     def read_token(
         self, answer: Answer, hint: str, *, secrets: tuple[str, ...] = (), life: object = None
@@ -265,9 +262,8 @@ class _CredentialFile(NamedTuple):
         return "<CredentialFile>"  # it holds secrets
 
     def text(self, name: str, default: str = "", pattern: str = "(?s).+") -> str:
-        """Return a text field that matches `pattern`, or else `default`; AuthError for anything else.
-
-        A pattern other than the usual one is that of a URL.
+        """Return a text field, or else `default`; AuthError where there is none, or a URL does not match
+        its `pattern`.
         """
         value = self.fields.get(name) or default
         if isinstance(value, str) and re.fullmatch(pattern, value):

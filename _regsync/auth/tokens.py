@@ -460,8 +460,9 @@ class Authenticator:
         try:
             return f"Bearer {await self._token_for(needed, before_body)}"
         except (AuthError, RegistryError) as error:
-            was_refused = isinstance(error, AuthError) and error.fatal
-            if error.retryable or was_refused or self._challenged_in_this_run:
+            was_login_refused = isinstance(error, AuthError) and error.fatal
+            is_challenge_current = self._challenged_in_this_run
+            if error.retryable or was_login_refused or is_challenge_current:
                 raise
         # An earlier run has left this challenge, and it leads to no token any more. A request without
         # a login is answered with the present one.
@@ -504,7 +505,7 @@ class Authenticator:
         offered = parse_challenges(challenges)
         # A 401 without a challenge repeats the one that has led to `refused_header`.
         known = self._challenge if refused_header is not None else None
-        chosen = self._choose(offered, known)
+        chosen = self._choose_challenge(offered, known)
         if chosen is None:
             if not offered:
                 return None
@@ -560,14 +561,18 @@ class Authenticator:
         await self._renew_cloud_login()
         if self.is_anonymous:
             return False
-        headers = [*challenges]
-        if not parse_challenges(headers):
-            if not (self.credential.basic or self.credential.registry_token):
+        offered = [*challenges]
+        if not parse_challenges(offered):
+            can_go_to_registry = self.credential.basic or self.credential.registry_token
+            if not can_go_to_registry:
                 return False
-            headers = ["Basic"]
-        return await self.on_unauthorized(headers, None, repository, actions) is not None
+            offered = ["Basic"]
+        # From here on as if the answer had been a 401.
+        return await self.on_unauthorized(offered, None, repository, actions) is not None
 
-    def _choose(self, offered: list[Challenge], known: Challenge | None) -> Challenge | None:
+    def _choose_challenge(
+        self, offered: list[Challenge], known: Challenge | None
+    ) -> Challenge | None:
         """Return the challenge to answer: one of those offered, or else the `known` one."""
         # Quay offers both. Bearer goes first: a token is narrow and short-lived, a password
         # neither.
@@ -614,8 +619,8 @@ class Authenticator:
         if token is None or not self._tokens.is_in_use(token):
             return Refusal.UNPROVEN  # another request has learnt from it
         if not token.covers_more:
-            return None  # nobody has this right
-        # Because of one repository without rights, a service may give no rights for the others.
+            return None  # the token was for this request alone
+        # A service may give fewer rights to a token for several repositories.
         self._tokens.needs_exact = True
         return Refusal.UNPROVEN
 
@@ -677,8 +682,10 @@ class Authenticator:
     # Tokens.
 
     async def _token_for(self, needed: _Scopes, before_body: bool) -> str:
-        """Return the text of a token for a request; SyncError where none can be had. Requests that need
-        the same token share one exchange.
+        """Return the text of a token for a request; SyncError where none can be had.
+
+        Requests that need the same token share one exchange. Where that was cancelled, or has asked for
+        too much, the first of them begins another in its next round.
         """
         while True:
             token = self._tokens.find(needed, before_body)
@@ -686,13 +693,11 @@ class Authenticator:
                 token = await self._request_token(needed, before_body)
             if token.value:
                 return token.value
-            # The test avoids a pause: `wait` always lets other tasks go first.
-            if not token.done.is_set():
+            if not token.done.is_set():  # `wait` lets other tasks go first, even where it is set
                 await token.done.wait()
+            # The error of a token that would not serve us, as by now it has to be exact, is not ours.
             if token.error is not None and self._tokens.has_rights(token, needed):
                 raise token.error.without_place() from token.error
-            # There is a value now, or the exchange was cancelled or has asked for too much. Then the
-            # first caller that gets here begins another.
 
     async def _request_token(self, needed: _Scopes, before_body: bool) -> _Token:
         """Ask for a token that covers what is needed, and what this run will need next. Return it,
@@ -704,7 +709,7 @@ class Authenticator:
         try:
             answer = await self._exchange_with_new_login(scopes)
             if token.covers_more and self._may_be_too_much(answer):
-                self._tokens.needs_exact = True
+                self._tokens.needs_exact = True  # the caller asks again, for what it needs alone
             else:
                 self._read_token(answer, token)
                 self._tokens.add(token)

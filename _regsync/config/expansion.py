@@ -86,7 +86,7 @@ class _Expansion:
                 nodes.pop("target_groups", None)
                 nodes.pop("defaults", None)
             case "mapping":
-                # The last one of the same name holds.
+                # Its own fields go before the defaults. Without `to`, the repository is called alike.
                 nodes = {"to": nodes["from"], **self.reader.defaults.nodes, **nodes}
             case "global":
                 for field in SECTIONS["global"]:

@@ -396,7 +396,9 @@ def _size(descriptor: Mapping[str, object]) -> int:
 
 
 def _platform(descriptor: Mapping[str, object]) -> Platform | None:
-    """Return a descriptor's platform; None where nobody could ask for it, as with an empty `os`."""
+    """Return a descriptor's platform. None where it names none, or one that no platform filter can
+    name, as with an empty `os`.
+    """
     platform = _field(descriptor, "platform", dict)
     if not platform:
         return None
