@@ -46,7 +46,7 @@ def relay_of(body: bytes, step: int) -> Any:
     source: Any = SimpleNamespace(
         reference=str, adding_place=adding_place, open_blob=open_blob, host=None
     )
-    transport: Any = SimpleNamespace(buffers=Buffers(), last_progress=0.0, blob_bytes=0)
+    transport: Any = SimpleNamespace(buffers=Buffers(), count_read=lambda count: None)
     blob = Descriptor("application/octet-stream", digest_of(body), len(body))
     return Relay(source, blob, transport)
 

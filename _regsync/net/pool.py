@@ -175,6 +175,16 @@ class Lease:
                 lost = error
             await self.settle()
 
+        self._connection = await self._connect(confirm)
+        self._response = await self._connection.exchange(request, first, pieces, seconds)
+        if lost is not None and pieces is not None and self._response.status in _SESSION_GONE:
+            # The lost attempt may have ended the upload and its session. The caller then asks
+            # whether the blob is there.
+            raise lost
+        return self._response
+
+    async def _connect(self, confirm: Callable[[], None] | None) -> Connection:
+        """Return a new connection. Where `confirm` raises, the request is no more to be sent."""
         stream = await self._pool.dial(self.origin)
         fresh = Connection(self.origin, stream, self._pool.timeouts)
         if confirm is not None:
@@ -183,13 +193,7 @@ class Lease:
             except BaseException:
                 self._pool.keep(fresh)  # it serves the next exchange
                 raise
-        self._connection = fresh
-        self._response = await fresh.exchange(request, first, pieces, seconds)
-        if lost is not None and pieces is not None and self._response.status in _SESSION_GONE:
-            # The lost attempt may have ended the upload and its session. The caller then asks
-            # whether the blob is there.
-            raise lost
-        return self._response
+        return fresh
 
 
 async def open_stream(

@@ -284,6 +284,11 @@ class Transport:
         for pool in (self.pool, self.foreign_pool):
             pool.close()
 
+    def count_read(self, count: int) -> None:
+        """Count bytes of a blob that came from a source."""
+        self.last_progress = anyio.current_time()
+        self.blob_bytes += count
+
     def count_sent(self, count: int) -> None:
         """Count bytes of a blob that went to a target."""
         self.bytes_sent += count

@@ -172,7 +172,7 @@ class Relay(Pieces):
                 await anyio.to_thread.run_sync(self._pour_in_thread, write, limiter=limiter)
             except WireError as broken:
                 await self._resume(broken)
-        self._note_progress(self._position - begin)
+        self._transport.count_read(self._position - begin)
         # The target may have the first of these bytes already.
         return max(0, self._position - max(begin, self._at_target))
 
@@ -267,7 +267,7 @@ class Relay(Pieces):
             raise WrongBytes("the blob's bytes do not match its digest")
         self.complete = self._position == size
         self._keep_checkpoint()
-        self._note_progress(count)
+        self._transport.count_read(count)
         return piece
 
     def _hash_read(self, piece: memoryview) -> memoryview:
@@ -280,10 +280,6 @@ class Relay(Pieces):
     def _keep_checkpoint(self) -> None:
         if self._position - self._checkpoints[-1].offset >= _CHECKPOINT:
             self._checkpoints.append(_Checkpoint(self._position, self._hash.copy()))
-
-    def _note_progress(self, count: int) -> None:
-        self._transport.last_progress = anyio.current_time()
-        self._transport.blob_bytes += count
 
     async def _resume(self, broken: WireError) -> None:
         """Open what is left of a body; raise `broken` when the source does not go on in time.
