@@ -172,7 +172,7 @@ def test_a_state_is_two_files_for_their_user_alone(tmp_path: Path) -> None:
     assert cache.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o777 for path in cache.iterdir()} == {0o600}
     with opened(cache) as state:
-        assert state.is_kept
+        assert state.is_writer
         assert state.is_used
         assert blobs(state) == {1}
 
@@ -423,7 +423,7 @@ def test_a_second_run_reads_and_leaves_nothing_behind(tmp_path: Path) -> None:
         before = listing(tmp_path)
         said = Said()
         with opened(tmp_path, said) as second:
-            assert (second.is_kept, second.is_used) == (False, True)
+            assert (second.is_writer, second.is_used) == (False, True)
             assert blobs(second) == {1}
             put_blobs(second, 3)
             second.forget(HERE, [KEYS[1]])
@@ -442,7 +442,7 @@ def test_a_second_run_reads_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 def test_a_dry_run_makes_nothing(tmp_path: Path) -> None:
     with opened(tmp_path / "none", keep=False) as state:
-        assert (state.is_kept, state.is_used) == (False, True)
+        assert (state.is_writer, state.is_used) == (False, True)
         assert blobs(state) == set()
         put_blobs(state, 1)
     assert not (tmp_path / "none").exists()
@@ -475,7 +475,7 @@ def test_a_writer_that_finds_the_file_locked_keeps_what_it_noted(tmp_path: Path)
         other.execute("SELECT * FROM blob").fetchone()
         put_blobs(state, 2)
         state.commit()
-        assert state.is_kept
+        assert state.is_writer
         assert blobs(state) == {1, 2}
         other.execute("COMMIT")
         state.commit()
@@ -547,7 +547,7 @@ def test_a_damaged_file_is_said_once_and_removed_by_who_has_the_lock(
 
     said = Said()
     with opened(tmp_path, said) as state:
-        assert (state.is_kept, state.is_used) == (True, True)
+        assert (state.is_writer, state.is_used) == (True, True)
         assert blobs(state) == set()
         put_blobs(state, 2)
     assert len(said) == 1
@@ -572,7 +572,7 @@ def test_damage_that_is_met_later_ends_the_file_and_not_the_run(tmp_path: Path) 
         assert not any(
             state.blob(HERE, key_of(f"sha256:{each:064x}")) for each in range(10, 3000, 100)
         )
-        assert state.is_kept
+        assert state.is_writer
         put_blobs(state, 5)
     assert [level for level, _ in said] == ["warning"]
     assert "is not used" in said[0][1]
@@ -596,7 +596,7 @@ def test_a_newer_file_and_anothers_are_left_alone(
     before = listing(tmp_path)
     said = Said()
     with opened(tmp_path, said) as state:
-        assert (state.is_kept, state.is_used) == (False, False)
+        assert (state.is_writer, state.is_used) == (False, False)
         put_blobs(state, 2)
         assert blobs(state) == set()
     assert said == [("warning", f"the state in {tmp_path} is not used, and none is kept: {words}")]
@@ -616,7 +616,7 @@ def test_a_directory_that_cannot_be_made_costs_one_warning(tmp_path: Path, place
     said = Said()
     with opened(tmp_path / place, said) as state:
         put_blobs(state, 1)
-        assert (state.is_kept, state.is_used) == (False, False)
+        assert (state.is_writer, state.is_used) == (False, False)
         assert blobs(state) == set()
     assert [level for level, _ in said] == ["warning"]
     assert said[0][1].startswith(f"no state is kept: {tmp_path / place}: ")
@@ -632,7 +632,7 @@ def test_a_disk_without_locks_costs_one_warning(
     said = Said()
     with opened(tmp_path, said) as state:
         put_blobs(state, 1)
-        assert (state.is_kept, state.is_used) == (False, False)
+        assert (state.is_writer, state.is_used) == (False, False)
     assert said == [("warning", f"no state is kept: {tmp_path}: No locks available")]
     assert [path.name for path in tmp_path.iterdir()] == ["state.lock"]
 
@@ -648,7 +648,7 @@ def test_a_database_that_is_locked_from_the_start_costs_one_warning(
         other.execute("BEGIN EXCLUSIVE")
         with opened(tmp_path, said) as state:
             put_blobs(state, 2)
-            assert (state.is_kept, state.is_used) == (False, False)
+            assert (state.is_writer, state.is_used) == (False, False)
     assert said == [("warning", f"no state is kept: {tmp_path}: database is locked")]
 
 
@@ -667,7 +667,7 @@ assert known.has_blob(RepositoryKey("host", "app"), "sha256:{"a" * 64}")
 state.commit()
 known.finish()
 state.close()
-print(state.is_kept, state.is_used)
+print(state.is_writer, state.is_used)
 """
     ran = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, check=True, capture_output=True, text=True
@@ -701,7 +701,7 @@ def test_a_full_disk_fails_no_run(tmp_path: Path) -> None:
         put_blobs(state, 2)
         put_many(state)
         state.commit()
-        assert not state.is_kept
+        assert not state.is_writer
         assert blobs(state) == {1, 2}, "what is there is read, and what was forgotten stays so"
         put_blobs(state, 3)
         state.commit()
@@ -731,7 +731,7 @@ def test_what_a_full_disk_did_not_take_is_remembered_for_the_next_cycle(
         filled.setattr(sqlite, "_connect", limited)
         for cycle in range(3):
             state.load()
-            assert state.is_kept is (cycle == 0)
+            assert state.is_writer is (cycle == 0)
             assert blobs(state) == ({1} if cycle == 0 else {1, 2})
             if cycle == 0:
                 put_blobs(state, 2)
@@ -744,7 +744,7 @@ def test_what_a_full_disk_did_not_take_is_remembered_for_the_next_cycle(
     with opened(tmp_path) as other:
         put_blobs(other, 3)
     state.load()
-    assert state.is_kept
+    assert state.is_writer
     state.close()
     assert len(said) == 3
     with opened(tmp_path) as after:
@@ -760,7 +760,7 @@ def test_what_another_process_had_locked_is_remembered_for_the_next_cycle(tmp_pa
         put_blobs(state, 2)
         state.close()
         state.load()
-        assert (blobs(state), state.is_kept, state.is_used) == ({2}, False, True)
+        assert (blobs(state), state.is_writer, state.is_used) == ({2}, False, True)
         state.close()
     state.load()
     state.close()
@@ -773,7 +773,7 @@ def test_without_a_directory_nothing_is_kept_but_looks_of_this_run() -> None:
     state = StateFile(None, Said(), remembers=True)
     for _ in range(2):
         state.load()
-        assert (state.is_kept, state.is_used) == (False, False)
+        assert (state.is_writer, state.is_used) == (False, False)
         put_blobs(state, 1)
         assert blobs(state) == set()
         state.put_artifact_check(NAMES[0], ArtifactCheck(5, 5, 1, b""))
@@ -790,7 +790,7 @@ def test_a_transaction_that_breaks_off_leaves_nothing_behind(tmp_path: Path) -> 
         state.commit()
     with opened(tmp_path, keep=False) as other:
         assert blobs(other) == set()
-    state._let_go()
+    state._close()
 
 
 def test_a_link_in_the_place_of_the_state_is_replaced(tmp_path: Path) -> None:

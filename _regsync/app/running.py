@@ -77,7 +77,7 @@ async def run(
             config,
             console.outcome,
             report,
-            kind,
+            kind if image is None else "copy",
             recheck=recheck or image is not None,
             first_seen=first_seen,
             lock=lock,

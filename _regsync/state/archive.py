@@ -186,11 +186,9 @@ class Archive(Protocol):
 
     def put_fact(self, host: str, fact: Fact) -> None: ...
 
-    def sweep(
-        self, moment: int, *, entries_before: int, looks_before: int, facts_before: int
-    ) -> None:
+    def sweep(self, now: int, *, entries_before: int, looks_before: int, facts_before: int) -> None:
         """Remove artifact checks last looked at before `looks_before`, facts learnt before
-        `facts_before`, other entries confirmed before `entries_before`. Set `swept` to `moment`.
+        `facts_before`, other entries confirmed before `entries_before`. Set `swept` to `now`.
         """
 
 
@@ -270,8 +268,6 @@ class Notes:
     def put_fact(self, host: str, fact: Fact) -> None:
         self.facts[host][fact.name, fact.segment] = fact
 
-    def sweep(
-        self, moment: int, *, entries_before: int, looks_before: int, facts_before: int
-    ) -> None:
+    def sweep(self, now: int, *, entries_before: int, looks_before: int, facts_before: int) -> None:
         """Remove nothing: this process has put all entries."""
-        self.swept = moment
+        self.swept = now

@@ -99,8 +99,8 @@ class StateFile:
         self._note_event: anyio.Event | None = None
 
     @property
-    def is_kept(self) -> bool:
-        """Whether this run's findings are written: the lock is ours."""
+    def is_writer(self) -> bool:
+        """Whether this process writes the file: it has the lock. Others read it alone."""
         return self._lock is not None
 
     @property
@@ -126,26 +126,27 @@ class StateFile:
                 self._open_for_reading()
         except BelongsToOthers as error:
             self._warn(f"the state in {self._shown} is not used, and none is kept: {error}")
-            self._let_go()
+            self._close()
         except (OSError, sqlite3.Error) as error:
             self._warn(f"no state is kept: {self._shown}: {reason_of(error)}")
-            self._let_go()
+            self._close()
 
     def close(self) -> None:
         """Write the entries that are not in the file, and let go of it."""
-        if self._connection is not None and self.is_kept:
+        if self._connection is not None and self.is_writer:
             # The last commit may wait for longer: it holds nobody up.
             with contextlib.suppress(sqlite3.Error):
                 self._connection.execute(f"PRAGMA busy_timeout = {_BUSY_SECONDS * 1000:.0f}")
             self.commit()
-            if self._notes and self.is_kept:
+            if self._notes and self.is_writer:
                 self._warn(f"the state in {self._shown} is not saved: it is locked")
-        self._let_go()
+        self._close()
         self._is_used = False
         if not self._remembers:
             self._notes.clear()
 
-    def _let_go(self) -> None:
+    def _close(self) -> None:
+        """Close the file, and give the lock back."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -193,7 +194,7 @@ class StateFile:
 
     def _stop_reading(self, error: Exception) -> None:
         """Go on without the file, in a process that may only read it; say why."""
-        self._let_go()
+        self._close()
         self._is_used = False
         if isinstance(error, (Damaged, BelongsToOthers)):
             self._warn(f"the state in {self._shown} is not used: {error}")
@@ -224,7 +225,7 @@ class StateFile:
 
     async def commit_regularly(self) -> None:
         """Write new entries within half a second, until cancelled or the lock is gone."""
-        while self.is_kept:
+        while self.is_writer:
             self._note_event = anyio.Event()
             if not self._notes:
                 await self._note_event.wait()
@@ -237,7 +238,7 @@ class StateFile:
     def commit(self) -> None:
         """Write the entries that are not in the file; while it is locked they stay in memory."""
         self._noted_since_commit = 0
-        if self._connection is None or not self.is_kept or not self._notes:
+        if self._connection is None or not self.is_writer or not self._notes:
             return
         try:
             _write_notes(self._connection, self._notes)
@@ -253,7 +254,7 @@ class StateFile:
             self._stop_writing(error)
 
     def _stop_writing(self, error: Exception) -> None:
-        """Go on without writing, for example on a full disk; what is in the file is still read."""
+        """Go on without writing, for example on a full disk; the file stays open to be read."""
         self._warn(f"the state in {self._shown} is not saved: {reason_of(error)}")
         if self._connection is not None and self._connection.in_transaction:
             # Another process may have the lock from now on.
@@ -261,25 +262,25 @@ class StateFile:
         self._unlock()
 
     def _replace_damaged(self, error: Exception) -> None:
-        """Begin an empty file in place of one that was found to be damaged during the run."""
+        """Replace a file that was found to be damaged during the run by one with the entries that are
+        noted. If that fails too, go on without a file.
+        """
         try:
             self._start_anew(reason_of(error))
             assert self._connection is not None
             _write_notes(self._connection, self._notes)
         except (BelongsToOthers, OSError, sqlite3.Error) as second_error:
             self._stop_writing(second_error)
-            self._let_go()
+            self._close()
         else:
             self._notes.clear()
 
-    def sweep(
-        self, moment: int, *, entries_before: int, looks_before: int, facts_before: int
-    ) -> None:
-        """Remove what is older than each moment (see `Archive.sweep`); the entries in memory are
-        written first.
+    def sweep(self, now: int, *, entries_before: int, looks_before: int, facts_before: int) -> None:
+        """Remove what is older than the three moments behind `now` (see `Archive.sweep`). The noted
+        entries are written first.
         """
-        self.commit()  # which may give the file up
-        if self._connection is None or not self.is_kept:
+        self.commit()  # if that fails, this process may be the writer no more
+        if self._connection is None or not self.is_writer:
             return
         connection = self._connection
         try:
@@ -290,26 +291,28 @@ class StateFile:
                     )
                 connection.execute("DELETE FROM look WHERE last < ?", (looks_before,))
                 connection.execute("DELETE FROM fact WHERE learnt < ?", (facts_before,))
-                connection.execute("INSERT OR REPLACE INTO swept VALUES (1, ?)", (moment,))
+                connection.execute("INSERT OR REPLACE INTO swept VALUES (1, ?)", (now,))
         except sqlite3.Error as error:
             self._on_write_error(error)
 
     # Look-ups of an `Archive`.
 
     def _select(self, query: str, *values: object) -> list[_Row]:
-        """Return all rows of a query at once: one that is not read to its end keeps the file locked."""
+        """Return all rows of a query, none where the file cannot be read. They are read at once: a query
+        keeps the file locked until its last row is read.
+        """
         if self._connection is None:
             return []
         try:
             return self._connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
-            if not self.is_kept:
+            if not self.is_writer:
                 self._stop_reading(error)
             elif sqlite.is_damage(error):
                 self._replace_damaged(error)
-            elif not sqlite.is_busy(error):
+            elif not sqlite.is_busy(error):  # a busy file may answer the next query
                 self._stop_writing(error)
-                self._let_go()
+                self._close()
             return []
 
     def _select_each(
@@ -414,10 +417,10 @@ class StateFile:
 
     @property
     def _takes_notes(self) -> bool:
-        return self.is_kept or self._remembers
+        return self.is_writer or self._remembers
 
     def _on_note(self) -> None:
-        if not self.is_kept:
+        if not self.is_writer:
             return
         if self._note_event is not None:
             self._note_event.set()

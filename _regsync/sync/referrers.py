@@ -175,18 +175,18 @@ class Referrers:
         *,
         has_state: bool,
         recheck: bool = False,
+        lists_nothing: bool = False,
     ) -> None:
         """`wall` gives the time in seconds since 1970; `has_state` says whether this run knows what
-        earlier runs left. With `recheck` all images are looked at, whatever the state says.
+        earlier runs left. With `recheck` all images are looked at, whatever the state says. In a run
+        that `lists_nothing` an image's tags of cosign's are asked for one by one.
         """
         self._discovery = discovery
         self._knowledge = knowledge
         self._wall = wall
         self._has_state = has_state
         self._recheck = recheck
-        # Whether an image's tags of cosign's are asked for one by one where no listing shows them: a
-        # copy of one image lists nothing.
-        self.asks_for_tags = False
+        self._lists_nothing = lists_nothing
         self.lists = ReferrerLists(discovery, knowledge)
 
         # The artifacts of one subject, for all tags of its image (rule 7). The key has all that the
@@ -543,7 +543,7 @@ class Referrers:
             return [tag for tag in cosign_tags if tag in listed]
         if self.lists.has_api(source) is False:
             return cosign_tags  # each may be there, and is asked for
-        if self.asks_for_tags and subject == search.top:
+        if self._lists_nothing and subject == search.top:
             return await self._existing_tags(source, cosign_tags)
         # A source with the API may have them as well. They are left to the runs that list it.
         return []

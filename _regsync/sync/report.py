@@ -245,17 +245,19 @@ class Report:
         return [f"Held: {len(held)} (next {time_text(min(held))})"] if held else []
 
     def totals(self) -> dict[str, Any]:
-        """Return how images ended, what became of blobs, and the bytes sent to targets.
+        """Return how images ended, what became of their blobs (`layers`), the bytes that were sent to
+        targets and those that were saved. A plan tells the image layouts that are targets, too.
 
-        Of the blobs that were transferred, `unique` counts the distinct digests.
+        Of the blobs that were transferred, `unique` counts the distinct digests. The skipped ones were
+        at their target.
         """
         statuses = Counter(outcome.status for outcome in self.outcomes)
         images = {status: statuses[status] for status in ("synced", "skipped", "failed")}
         if self.is_dry_run:
             images["would_sync"] = statuses["would_sync"]
-        held = self._held_until()
-        if held:
-            images["held"] = len(held)
+        held_times = self._held_until()
+        if held_times:
+            images["held"] = len(held_times)
         if self.images_undone:
             images["undone"] = self.images_undone
 

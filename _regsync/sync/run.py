@@ -78,7 +78,7 @@ class Run:
         config: Config,
         emit: Callable[[Outcome], None],
         report: Report,
-        kind: Literal["sync", "plan", "analysis"] = "sync",
+        kind: Literal["sync", "copy", "plan", "analysis"] = "sync",
         state: StateFile | None = None,
         *,
         recheck: bool = False,
@@ -88,8 +88,9 @@ class Run:
     ) -> None:
         """Prepare a run; `emit` is called with each outcome.
 
-        Two kinds are dry runs, which change nothing. A plan asks what the run would ask and says
-        what it would copy; an analysis reads the manifests of every selected image as well.
+        A run of kind `copy` copies one image. Two kinds are dry runs, which change nothing. A plan asks
+        what the run would ask and says what it would copy; an analysis reads the manifests of every
+        selected image as well.
         With `recheck` the artifacts of all images are looked at, whatever the state says of them.
         `min_age` goes by `first_seen`; without it nothing is held back.
         With a lock, names and digests of sources are the lock's (sync/locked.py).
@@ -97,7 +98,7 @@ class Run:
         them (`Retry.narrowed`).
         """
         machine = transport.machine
-        is_dry_run = kind != "sync"
+        is_dry_run = kind in ("plan", "analysis")
         self._transport = transport
         self._config = config
         self._emit = emit
@@ -124,7 +125,12 @@ class Run:
             wants_all_trees=self._is_analysis,
         )
         self._referrers = referrers_type(
-            self._discovery, knowledge, machine.wall, has_state=self._state.is_used, recheck=recheck
+            self._discovery,
+            knowledge,
+            machine.wall,
+            has_state=self._state.is_used,
+            recheck=recheck,
+            lists_nothing=kind == "copy",
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         self.dry_run: DryRun | None = None
@@ -193,7 +199,6 @@ class Run:
         wanted = WantedTag(mapping, reference, mapping.targets)
         self._wanted.append((wanted, target_reference))
         self.scheduler.images_known += len(wanted.targets)
-        self._referrers.asks_for_tags = True
         tags = self._tags_at(wanted, target_reference)
         self._discovery.recall(tags)
         self._queue_lookup(mapping.source.authority, partial(self._look_up, wanted, tags))
@@ -302,7 +307,7 @@ class Run:
         # Staged files that this run did not write may be another run's, unless this run has the
         # lock of the state: only then may they be deleted.
         self._staging.close(
-            sweep=not self.scheduler.draining, failed=has_failed, leftovers=self._state.is_kept
+            sweep=not self.scheduler.draining, failed=has_failed, leftovers=self._state.is_writer
         )
         self._layouts.close(sweep=not self.scheduler.draining and not has_failed)
         self._discovery.keep_logins()

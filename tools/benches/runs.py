@@ -262,7 +262,7 @@ def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
 
     file = StateFile(str(directory), print)
     file.load()
-    if not file.is_kept:
+    if not file.is_writer:
         raise BenchError("the state cannot be written")
     known = Knowledge(file, now=time.time)
     for number in range(count // 62):  # 1 manifest, 30 blobs, 30 names, 1 tag
