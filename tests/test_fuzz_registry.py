@@ -285,22 +285,6 @@ def test_any_answers_give_a_value_or_one_error(
     in_virtual_time(work)
 
 
-def test_what_is_no_listing_repeats_no_secret() -> None:
-    body = json.dumps({"sent": SECRET}).encode()
-    world = World(
-        "https",
-        "unknown",
-        True,
-        [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)],
-    )
-
-    async def work() -> None:
-        with pytest.raises(ContentError, match=r'not valid: {"sent": "\*\*\*"}'):
-            await world.repository.list_tags()
-
-    in_virtual_time(work)
-
-
 # One parser each.
 
 REGISTRY = Origin("https", "registry.test", 443)

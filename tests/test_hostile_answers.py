@@ -337,7 +337,8 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
 @pytest.mark.rule("R3", "R4", "R6", "R11", "R12", "R13", "R14", "R17", "R18")
 @pytest.mark.provokes("blob_pulled_twice")  # a size that differs is asked for twice
 @pytest.mark.parametrize(
-    ("blame", "name"), [(blame, name) for blame, rows in ROWS.items() for name in rows]
+    ("blame", "name"),
+    [pytest.param(blame, name, id=name) for blame, rows in ROWS.items() for name in rows],
 )
 def test_what_is_wrong_ends_in_one_clear_line(
     world: World, blame: tuple[str, str], name: str

@@ -176,12 +176,17 @@ def test_oras_and_we_write_one_layout_by_turns(source: Server, seed: Seed, tmp_p
 SHAPES = [shape for shape in shapes().values() if not shape.refused]
 
 
-LARGE = {"index-of-1000", "1000-layers"}  # each takes as long as all others
+LARGE = {"index-of-1000", "1000-layers", "referrers-many"}  # each takes as long as all others
 PARAMS = [pytest.param(shape, id=shape.name) for shape in SHAPES]
 
 
+# A layout does not look into what it keeps: an ordinary run has every third shape.
 @pytest.mark.parametrize(
-    "shape", [thorough(param) if param.id in LARGE else param for param in PARAMS]
+    "shape",
+    [
+        thorough(param) if number % 3 or param.id in LARGE else param
+        for number, param in enumerate(PARAMS)
+    ],
 )
 def test_every_shape_goes_there_and_back(serve: Start, shape: Shape, tmp_path: Path) -> None:
     sample = shape.build()

@@ -67,31 +67,3 @@ def test_the_drawing_has_every_module_once() -> None:
 @pytest.mark.parametrize("module", PATHS)
 def test_imports_run_downwards(module: str) -> None:
     assert breaches(module, PATHS[module].read_text(encoding="utf-8")) == []
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "from ..registry.app import App",
-        "from ..registry import app",
-        "from conformance.registry.app import App",
-        "from conformance.registry import app",
-        "import conformance.registry.app",
-        "def f():\n    from ..registry.app import App",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..registry.app import App",
-    ],
-)
-def test_an_import_upwards_is_caught(source: str) -> None:
-    assert breaches("server.exchange", source) == ["registry.app"]
-
-
-def test_an_import_of_a_later_module_of_the_same_folder_is_caught() -> None:
-    assert breaches("server.exchange", "from .sockets import serve") == ["server.sockets"]
-    assert breaches("journal", "from .messages import Request") == []
-    assert breaches("messages", "from . import journal") == ["journal"]
-
-
-def test_imports_downwards_and_of_others_pass() -> None:
-    source = "import http.client\nfrom ..faults.rules import Faults\nfrom .exchange import Site"
-
-    assert breaches("server.sockets", source) == []

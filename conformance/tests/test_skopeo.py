@@ -85,9 +85,6 @@ def test_one_platform_of_an_index_is_copied_alone(format: Any, tmp_path: Path) -
         pytest.param({"locations": "relative"}, id="relative locations"),
         pytest.param({"mounts": False}, id="no mounts"),
         pytest.param({"automatic_mounts": True}, id="mounts from anywhere"),
-        pytest.param({"single_post": False}, id="no single post"),
-        pytest.param({"referrers_api": False}, id="no referrers API"),
-        pytest.param({"deletes": False}, id="no deletion"),
     ],
 )
 def test_copies_to_every_kind_of_registry_and_within_it(
