@@ -8,7 +8,6 @@ next run, undisturbed, completes it; the one behind that writes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,7 +20,7 @@ from conformance.faults.rules import Rule
 from conformance.messages import Answer, Request
 from conformance.providers.personas import Provider
 from tests.attached import Scene
-from tests.ends import Virtual, only
+from tests.ends import only
 from tests.thinning import Cell, thinned
 
 pytestmark = [
@@ -162,9 +161,7 @@ def disturb(scene: Scene, step: Step) -> Rule:
 @pytest.mark.parametrize(
     ("name", "told", "often"), [case for case in CASES if case.values[2] == "once"]
 )
-async def test_a_step_fails_once(
-    world: Virtual, name: str, told: str, often: str, tmp_path: Path
-) -> None:
+async def test_a_step_fails_once(world, name, told, often, tmp_path):
     step, verb = STEPS[name], {**ONCE, **ONCE_READ}[told]
     scene = Scene(world, tmp_path, MADE, step.source, step.target)
     verb(disturb(scene, step).nth(step.nth))
@@ -182,9 +179,7 @@ async def test_a_step_fails_once(
 @pytest.mark.parametrize(
     ("name", "told", "often"), [case for case in CASES if case.values[2] == "for good"]
 )
-async def test_a_step_fails_for_good(
-    world: Virtual, name: str, told: str, often: str, tmp_path: Path
-) -> None:
+async def test_a_step_fails_for_good(world, name, told, often, tmp_path):
     step, verb = STEPS[name], {**FOR_GOOD, **FOR_GOOD_READ}[told]
     scene = Scene(world, tmp_path, MADE, step.source, step.target)
     verb(disturb(scene, step).since(step.nth))
@@ -205,7 +200,7 @@ async def test_a_step_fails_for_good(
     await scene.settle()
 
 
-async def test_another_writer_of_the_list_is_not_lost(world: Virtual, tmp_path: Path) -> None:
+async def test_another_writer_of_the_list_is_not_lost(world, tmp_path):
     """Between our put and our look somebody wrote the list without ours: it is merged once more."""
     scene = Scene(world, tmp_path, MADE, target=FALLBACK)
     theirs = Seed(78).artifact(MADE.image, "application/vnd.example.theirs")
@@ -255,7 +250,7 @@ def write_once_looked_for(scene: Scene, *listed: Image) -> None:
     scene.target.amend = write
 
 
-async def test_a_list_that_may_not_be_put_again_is_read(world: Virtual, tmp_path: Path) -> None:
+async def test_a_list_that_may_not_be_put_again_is_read(world, tmp_path):
     """The answer to our own put was lost, and the registry moves no tag: the list is there."""
     scene = Scene(world, tmp_path, MADE, target=FALLBACK)
     scene.target.immutable_tags = True
@@ -269,9 +264,7 @@ async def test_a_list_that_may_not_be_put_again_is_read(world: Virtual, tmp_path
     await scene.settle()
 
 
-async def test_a_list_that_another_writer_put_for_good_is_read(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_list_that_another_writer_put_for_good_is_read(world, tmp_path):
     scene = Scene(world, tmp_path, MADE, target=FALLBACK)
     scene.target.immutable_tags = True
     write_once_looked_for(scene, *MADE.sample.attached[:3])
@@ -281,9 +274,7 @@ async def test_a_list_that_another_writer_put_for_good_is_read(
     await scene.settle()
 
 
-async def test_a_list_without_ours_that_may_not_be_put_again_is_an_error(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_list_without_ours_that_may_not_be_put_again_is_an_error(world, tmp_path):
     scene = Scene(world, tmp_path, MADE, target=FALLBACK)
     scene.target.immutable_tags = True
     theirs = Seed(78).artifact(MADE.image, "application/vnd.example.theirs")
@@ -296,7 +287,7 @@ async def test_a_list_without_ours_that_may_not_be_put_again_is_an_error(
     assert of_list(scene) == [("GET", 404), ("PUT", 400), ("GET", 200)]
 
 
-async def test_what_the_list_names_already_stays(world: Virtual, tmp_path: Path) -> None:
+async def test_what_the_list_names_already_stays(world, tmp_path):
     scene = Scene(world, tmp_path, MADE, target=FALLBACK)
     theirs = Seed(78).artifact(MADE.image, "application/vnd.example.theirs")
     theirs.load_into(scene.target, "app")
@@ -309,7 +300,7 @@ async def test_what_the_list_names_already_stays(world: Virtual, tmp_path: Path)
     assert sorted(listed) == sorted([theirs.top, *(each.top for each in MADE.sample.attached[:3])])
 
 
-async def test_what_is_no_list_is_not_overwritten(world: Virtual, tmp_path: Path) -> None:
+async def test_what_is_no_list_is_not_overwritten(world, tmp_path):
     """Protocol-facts.md section 1.10: anything that is not an OCI index is reported, never
     replaced.
     """
@@ -323,7 +314,7 @@ async def test_what_is_no_list_is_not_overwritten(world: Virtual, tmp_path: Path
     assert found.digest == stranger.top
 
 
-async def test_a_list_that_goes_in_a_circle_ends(world: Virtual, tmp_path: Path) -> None:
+async def test_a_list_that_goes_in_a_circle_ends(world, tmp_path):
     """A fallback tag may name anything: here an SBOM's list names the image, and the image's list
     itself.
     """

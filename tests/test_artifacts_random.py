@@ -10,7 +10,6 @@ that every signature would have to be asked about.
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,6 @@ from conformance.content.images import Image, Seed
 from conformance.content.samples import Sample
 from conformance.providers.personas import PERSONAS
 from tests.attached import Scene
-from tests.ends import Virtual
 from tests.thinning import thorough
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -77,7 +75,7 @@ def grown(number: int) -> Family:
 @pytest.mark.parametrize(
     "number", [*range(20), *(thorough(pytest.param(number)) for number in range(20, 40))]
 )
-async def test_whatever_hangs_there_arrives(world: Virtual, number: int, tmp_path: Path) -> None:
+async def test_whatever_hangs_there_arrives(world, number, tmp_path):
     dice = random.Random(f"kinds {number}")
     source, target = dice.choice(KINDS), dice.choice(KINDS)
     scene = Scene(world, tmp_path, grown(number), source, target)

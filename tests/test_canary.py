@@ -32,7 +32,7 @@ from tests.canary_scene import (
     said,
     words,
 )
-from tests.ends import Virtual, document, only
+from tests.ends import document, only
 
 # The search finds what there is.
 
@@ -45,7 +45,7 @@ def traces(tmp_path: Path) -> Traces:
 
 
 @pytest.mark.parametrize("writing", range(len([*writings("x" * 9)])))
-def test_a_canary_is_found_in_each_writing(traces: Traces, writing: int) -> None:
+def test_a_canary_is_found_in_each_writing(traces, writing):
     _, text = [*writings(traces.canaries.places["here"])][writing]
     for part in (text, text[5:29], f"words before {text[:19]}… and behind"):
         assert len(traces.found({"standard error": part})) == 1, part
@@ -54,9 +54,7 @@ def test_a_canary_is_found_in_each_writing(traces: Traces, writing: int) -> None
     )
 
 
-def test_a_canary_is_found_in_each_place_that_a_run_can_leave_it_in(
-    traces: Traces, tmp_path: Path
-) -> None:
+def test_a_canary_is_found_in_each_place_that_a_run_can_leave_it_in(traces, tmp_path):
     secret = traces.canaries.places["here"]
     name = secret[:9]
 
@@ -100,8 +98,8 @@ def unheard(scene: Scene) -> list[str]:
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("variant", ["", *VARIANTS])
 async def test_where_all_goes_well_each_secret_is_used_and_none_is_seen(
-    world: Virtual, variant: str, tmp_path: Path, clean_env: Path
-) -> None:
+    world, variant, tmp_path, clean_env
+):
     scene = arranged(
         world, tmp_path, clean_env, variant, **({} if variant else {"first": 1_100_000})
     )
@@ -266,14 +264,8 @@ REPEATERS = [
 @pytest.mark.parametrize("refusal", REFUSALS)
 @pytest.mark.parametrize(("where", "command", "variant"), REPEATERS)
 async def test_who_repeats_our_secrets(
-    world: Virtual,
-    where: Callable[[str, Request], bool],
-    command: str,
-    variant: str,
-    refusal: str,
-    tmp_path: Path,
-    clean_env: Path,
-) -> None:
+    world, where, command, variant, refusal, tmp_path, clean_env
+):
     scene = arranged(world, tmp_path, clean_env, variant)
     scene.config()
     scene.answers = only_for(where, REFUSALS[refusal])
@@ -286,9 +278,7 @@ async def test_who_repeats_our_secrets(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_challenge_that_repeats_a_secret_is_not_kept(
-    world: Virtual, tmp_path: Path, clean_env: Path
-) -> None:
+async def test_a_challenge_that_repeats_a_secret_is_not_kept(world, tmp_path, clean_env):
     scene = arranged(world, tmp_path, clean_env)
     scene.config()
     scene.answers = challenged
@@ -302,9 +292,7 @@ async def test_a_challenge_that_repeats_a_secret_is_not_kept(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_token_service_that_repeats_a_renewed_refresh_token(
-    world: Virtual, tmp_path: Path, clean_env: Path
-) -> None:
+async def test_a_token_service_that_repeats_a_renewed_refresh_token(world, tmp_path, clean_env):
     """The first token is taken back, and whoever asks for the next one shows what came with the
     first.
     """
@@ -336,9 +324,7 @@ async def test_a_token_service_that_repeats_a_renewed_refresh_token(
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("kind", ["manifest", "tag_list"])
 @pytest.mark.parametrize("length", [50, 500, 1000, 2000, 60_000])
-async def test_of_a_long_token_that_a_document_repeats_no_part_is_told(
-    world: Virtual, kind: str, length: int
-) -> None:
+async def test_of_a_long_token_that_a_document_repeats_no_part_is_told(world, kind, length):
     """Only the beginning of such a document is, which the token may be."""
     token = "".join(f"{number:x}." for number in range(length))[:length]
     app = world.registry("source.test").app

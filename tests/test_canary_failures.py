@@ -21,7 +21,6 @@ from unittest import mock
 
 import anyio
 import pytest
-import trustme
 
 from _regsync.registry import remote
 from conformance.content.images import Seed
@@ -29,7 +28,7 @@ from conformance.messages import Request, Response
 from conformance.registry.tokens import BasicAuth
 from tests.canaries import Canaries, Traces
 from tests.canary_scene import COMMANDS, STORAGE, USER, Scene, arranged, said, words
-from tests.ends import ROOT, Start, Virtual, document, run_regsync
+from tests.ends import ROOT, document, run_regsync
 from tests.watching import tellers
 
 
@@ -131,9 +130,7 @@ OFFLINE = ("validate", "expand", "schema", "version")
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_a_failure_within_shows_no_secret(
-    world: Virtual, failure: str, tmp_path: Path, clean_env: Path
-) -> None:
+async def test_a_failure_within_shows_no_secret(world, failure, tmp_path, clean_env):
     """The commands one after the other, on what the one before has left."""
     scene = arranged(
         world,
@@ -157,9 +154,7 @@ async def test_a_failure_within_shows_no_secret(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_each_command_shows_no_secret(
-    world: Virtual, tmp_path: Path, clean_env: Path
-) -> None:
+async def test_each_command_shows_no_secret(world, tmp_path, clean_env):
     assert {*ONLINE, *OFFLINE, "auth, json", *FROM_A_LOCK} == {*COMMANDS}
     scene = arranged(world, tmp_path, clean_env)
     scene.config()
@@ -180,8 +175,8 @@ async def test_each_command_shows_no_secret(
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_watch_its_reloads_and_its_probes_show_no_secret(
-    world: Virtual, tmp_path: Path, clean_env: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    world, tmp_path, clean_env, monkeypatch
+):
     """A cycle, a new password, a file that is broken around one, a registry that repeats it, the
     end.
     """
@@ -286,14 +281,7 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 
 
 @pytest.mark.parametrize("how", ["dev", "lost output", "closed output", "refused", *MIDDLES])
-def test_a_process_shows_no_secret(
-    how: str,
-    serve: Start,
-    tmp_path: Path,
-    clean_env: Path,
-    secrets: Canaries,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_shows_no_secret(how, serve, tmp_path, clean_env, secrets, monkeypatch):
     """With warnings about what is left open, a fault handler, no reader, nobody at home, an end in
     the middle.
     """
@@ -345,9 +333,7 @@ def test_a_process_shows_no_secret(
     assert not traces.found({"standard output": out or "", "standard error": err})
 
 
-def test_a_client_key_is_in_nothing_that_is_said(
-    serve: Start, tmp_path: Path, clean_env: Path, secrets: Canaries, ca: trustme.CA
-) -> None:
+def test_a_client_key_is_in_nothing_that_is_said(serve, tmp_path, clean_env, secrets, ca):
     """A server that asks for a certificate, one that nobody trusts, keys that are broken in all
     ways.
     """

@@ -20,7 +20,7 @@ from _regsync.app import cli
 from _regsync.config import fields
 from tests.canaries import Traces
 from tests.canary_scene import COMMANDS, ECR, ELSEWHERE, VARIANTS, Scene, arranged, said
-from tests.ends import ROOT, Virtual, run_regsync, virtual
+from tests.ends import ROOT, run_regsync, virtual
 
 SECRET = "hQ2k7dmw3x/9Qv5tn8cjz:7Qf4bs6yuk+2Qr9gh3epw"
 PLAIN = "hQ2k7dmw3x9Qv5tn8cjz7Qf4bs6yuk2Qr9gh3epw"
@@ -122,9 +122,7 @@ READERS = (
 
 @pytest.mark.rule("R19")
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_configuration_is_told_without_its_secret(
-    name: str, tmp_path: Path, traces: Traces
-) -> None:
+def test_a_broken_configuration_is_told_without_its_secret(name, tmp_path, traces):
     file = tmp_path / "mirror.yaml"
     file.write_bytes(BROKEN[name].encode("utf-8", "surrogateescape"))
     traces = Traces(traces.canaries, tmp_path)
@@ -147,9 +145,7 @@ FILES: dict[str, str] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_broken_credential_file_is_told_without_its_secret(
-    name: str, tmp_path: Path, traces: Traces
-) -> None:
+def test_a_broken_credential_file_is_told_without_its_secret(name, tmp_path, traces):
     for env in (
         {"DOCKER_AUTH_CONFIG": FILES[name]},
         {"REGISTRY_AUTH_FILE": str(tmp_path / "auth.json")},
@@ -173,9 +169,7 @@ PROFILES = {
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("name", PROFILES)
-async def test_a_broken_profile_is_told_without_its_secret(
-    world: Virtual, name: str, clean_env: Path, traces: Traces
-) -> None:
+async def test_a_broken_profile_is_told_without_its_secret(world, name, clean_env, traces):
     (clean_env / ".aws").mkdir()
     (clean_env / ".aws" / "credentials").write_text(PROFILES[name])
     traces = Traces(traces.canaries, clean_env)
@@ -193,9 +187,7 @@ async def test_a_broken_profile_is_told_without_its_secret(
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("kind", ["not JSON", "a type", "a key", "a url", "a source"])
-async def test_a_broken_google_file_is_told_without_its_secret(
-    world: Virtual, kind: str, clean_env: Path, traces: Traces
-) -> None:
+async def test_a_broken_google_file_is_told_without_its_secret(world, kind, clean_env, traces):
     user = {
         "type": "authorized_user",
         "client_id": "c",
@@ -259,9 +251,7 @@ async def test_a_broken_google_file_is_told_without_its_secret(
         ("SSL_CERT_FILE", f"https://me:{PLAIN}@registry.test/ca.pem"),
     ],
 )
-async def test_a_variable_with_a_login_is_told_without_it(
-    world: Virtual, name: str, value: str, tmp_path: Path, traces: Traces
-) -> None:
+async def test_a_variable_with_a_login_is_told_without_it(world, name, value, tmp_path, traces):
     scene = Scene(world, tmp_path, tmp_path, env={name: value})
     if name.startswith("AZURE"):
         scene.env |= {"AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t", "AZURE_CLIENT_SECRET": SECRET}
@@ -311,7 +301,7 @@ TYPED: list[tuple[str, ...]] = [
 ]
 
 
-def test_what_is_not_known_is_named_without_what_follows() -> None:
+def test_what_is_not_known_is_named_without_what_follows():
     ran = run_regsync("copy", "a.test/app", "b.test/app", "--user", "me", f"--password={PLAIN}")
     assert ran.err.startswith(
         "error: CONFIG_ERROR: unrecognized arguments: --user *** --password\n"
@@ -325,9 +315,7 @@ def test_what_is_not_known_is_named_without_what_follows() -> None:
     "words", TYPED, ids=lambda words: " ".join(words).replace(SECRET, "*").replace(PLAIN, "*")
 )
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_login_among_the_arguments_is_not_repeated(
-    words: tuple[str, ...], form: str, traces: Traces
-) -> None:
+def test_a_login_among_the_arguments_is_not_repeated(words, form, traces):
     more = () if form == "text" else ("--json", "--log-format", "json")
     ran = run_regsync(*words, *more, "-vv")
     assert ran.status in (3, 2, 4)
@@ -347,9 +335,7 @@ def ours() -> Iterator[object]:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("variant", ["", "of the environment", "of containers"])
-async def test_no_object_shows_a_secret(
-    world: Virtual, variant: str, tmp_path: Path, clean_env: Path
-) -> None:
+async def test_no_object_shows_a_secret(world, variant, tmp_path, clean_env):
     """At some requests of a run, whatever is alive in it is printed."""
     classes = Counter[str]()
     shown: dict[str, str] = {}
@@ -417,11 +403,11 @@ _SECRET = re.compile(
 )
 
 
-def test_each_command_has_canaries() -> None:
+def test_each_command_has_canaries():
     assert {words[0] for words in COMMANDS.values()} | ELSEWHERE == set(cli.COMMANDS)
 
 
-def test_each_option_that_changes_what_is_printed_has_canaries() -> None:
+def test_each_option_that_changes_what_is_printed_has_canaries():
     """`--show-secrets` shows them; help and the usual options are in each command's runs."""
     options = {
         action.option_strings[-1]
@@ -433,7 +419,7 @@ def test_each_option_that_changes_what_is_printed_has_canaries() -> None:
     assert options - run == {"--show-secrets", "--no-artifacts", "--report", "--sbom"}
 
 
-def test_each_secret_key_of_the_configuration_has_its_canary() -> None:
+def test_each_secret_key_of_the_configuration_has_its_canary():
     rows = {row.name: row for section in fields.SECTIONS.values() for row in section}
     named = {name for name in rows if _SECRET.search(name)} - {"auth_type"}
     assert named | {name for name, row in rows.items() if row.secret} == set(KEYS)
@@ -444,7 +430,7 @@ def test_each_secret_key_of_the_configuration_has_its_canary() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_each_variable_with_a_secret_has_its_canary(tmp_path: Path, clean_env: Path) -> None:
+async def test_each_variable_with_a_secret_has_its_canary(tmp_path, clean_env):
     text = "".join(path.read_text() for path in (ROOT / "_regsync").rglob("*.py"))
     every = set(re.findall(r"\b[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+\b", text))
     names = {name for name in every if _SECRET.search(name)}

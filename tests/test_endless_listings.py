@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import anyio
@@ -122,9 +121,7 @@ class Listed:
 @pytest.mark.anyio
 @pytest.mark.parametrize("what", ["tags", "referrers"])
 @pytest.mark.parametrize("leads", SCRIPTS)
-async def test_a_listing_is_read_whole_or_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, leads: str, what: str
-) -> None:
+async def test_a_listing_is_read_whole_or_is_an_error(monkeypatch, leads, what):
     script, requests, words = SCRIPTS[leads]
     listed = Listed(monkeypatch, script, what)
     if words is None:
@@ -144,9 +141,7 @@ async def test_a_listing_is_read_whole_or_is_an_error(
 @pytest.mark.parametrize(
     ("side", "code"), [(Side.SOURCE, "SOURCE_ERROR"), (Side.TARGET, "TARGET_ERROR")]
 )
-async def test_whose_listing_it_is_the_code_says(
-    monkeypatch: pytest.MonkeyPatch, side: Side, code: str
-) -> None:
+async def test_whose_listing_it_is_the_code_says(monkeypatch, side, code):
     listed = Listed(monkeypatch, {"": (["a"], "")}, "tags", side)
     with pytest.raises(RegsyncError) as caught:
         await listed.read()
@@ -155,9 +150,7 @@ async def test_whose_listing_it_is_the_code_says(
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("what", ["tags", "referrers"])
-async def test_a_later_page_that_is_not_there_is_no_answer(
-    monkeypatch: pytest.MonkeyPatch, what: str, tmp_path: Path
-) -> None:
+async def test_a_later_page_that_is_not_there_is_no_answer(monkeypatch, what, tmp_path):
     """Behind an empty first page neither an unknown repository nor a registry without the API."""
     async with virtual(0.0) as world:
         mirror = SignedMirror(world, tmp_path)
@@ -217,9 +210,7 @@ def told(ran: Ran, what: str, code: str) -> None:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("repeats", [False, True])
-async def test_a_source_whose_tags_go_round_fails_its_mapping(
-    tmp_path: Path, repeats: bool
-) -> None:
+async def test_a_source_whose_tags_go_round_fails_its_mapping(tmp_path, repeats):
     async with virtual(0.0) as world:
         mirror = SignedMirror(world, tmp_path, images=3)
         go_round(mirror.source, "tag_list", repeats=repeats)
@@ -232,7 +223,7 @@ async def test_a_source_whose_tags_go_round_fails_its_mapping(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_target_whose_tags_go_round_fails_its_images(tmp_path: Path) -> None:
+async def test_a_target_whose_tags_go_round_fails_its_images(tmp_path):
     async with virtual(0.0) as world:
         mirror = SignedMirror(world, tmp_path, images=3)
         for image in mirror.images:
@@ -247,9 +238,7 @@ async def test_a_target_whose_tags_go_round_fails_its_images(tmp_path: Path) -> 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("repeats", [False, True])
-async def test_artifacts_of_an_endless_list_are_not_noted_as_looked_at(
-    tmp_path: Path, repeats: bool
-) -> None:
+async def test_artifacts_of_an_endless_list_are_not_noted_as_looked_at(tmp_path, repeats):
     async with virtual(0.0) as world:
         mirror = SignedMirror(world, tmp_path)
         first = mirror.attach(mirror.images[0])
@@ -278,7 +267,7 @@ async def test_artifacts_of_an_endless_list_are_not_noted_as_looked_at(
 @pytest.mark.virtual_time
 # A first image's fallback tag may be asked for at the moment at which others begin to list.
 @pytest.mark.provokes("absent_tag_asked")
-async def test_tags_that_would_show_artifacts_and_go_round_are_no_answer(tmp_path: Path) -> None:
+async def test_tags_that_would_show_artifacts_and_go_round_are_no_answer(tmp_path):
     """Without the API a listing says which images have artifacts."""
     async with virtual(0.0) as world:
         mirror = SignedMirror(world, tmp_path, images=2, referrers_api=False)

@@ -557,7 +557,7 @@ def proxy_forbids_the_host(scene: Scene) -> Ran:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_failure_says_what_where_why_and_what_to_do(scene: Scene, name: str) -> None:
+def test_a_failure_says_what_where_why_and_what_to_do(scene, name):
     case, cause, hint = CASES[name]
     ran = case(scene)
     failed, *more = scene.told(ran)
@@ -572,9 +572,7 @@ def test_a_failure_says_what_where_why_and_what_to_do(scene: Scene, name: str) -
 
 
 @pytest.mark.provokes("blob_pulled_twice", "second_session")
-def test_a_full_disk_fails_nothing_and_is_said_once(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_fails_nothing_and_is_said_once(scene, monkeypatch):
     class Full(FileIO):
         def write(self, data: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -595,7 +593,7 @@ def test_a_full_disk_fails_nothing_and_is_said_once(
     ]
 
 
-def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(scene: Scene) -> None:
+def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(scene):
     target = answers(scene.target, "upload_start", DENIED)
     for number in range(2, 6):
         Seed(number).image().load_into(scene.app, "app", tag=f"v{number}")
@@ -612,9 +610,7 @@ def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(scene: Scen
     assert len(ran.out.splitlines()) == 4
 
 
-def test_a_defect_shows_no_traceback_unless_it_is_asked_for(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_shows_no_traceback_unless_it_is_asked_for(scene, monkeypatch):
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("of our own")
 

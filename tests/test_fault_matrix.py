@@ -5,14 +5,13 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from conformance.content.images import Seed
-from tests.ends import ROOT, Start, document, held, tags
-from tests.fault_matrix import Case, cases, endpoint, faults_by_side, frequency, judge
+from tests.ends import ROOT, document, held, tags
+from tests.fault_matrix import cases, endpoint, faults_by_side, frequency, judge
 from tests.thinning import thinned, thorough
 
 PARAMS = [pytest.param(case, id=case.name) for case in cases()]
@@ -28,11 +27,11 @@ CASES = thinned(
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("case", CASES)
-async def test_the_outcome_is_right_or_told_and_the_next_run_completes_it(case: Case) -> None:
+async def test_the_outcome_is_right_or_told_and_the_next_run_completes_it(case):
     await judge(case)
 
 
-def test_an_ordinary_run_has_every_fault_on_every_side_as_often_as_it_can_be() -> None:
+def test_an_ordinary_run_has_every_fault_on_every_side_as_often_as_it_can_be():
     every = {case.name for case in cases()}
     played = {param.id for param in CASES if not param.marks}
     assert len(every) == len(cases())
@@ -48,7 +47,7 @@ def test_an_ordinary_run_has_every_fault_on_every_side_as_often_as_it_can_be() -
 @pytest.mark.parametrize(
     "limit", [thorough(pytest.param(1_500_000, id="blobs")), pytest.param(3000, id="the state too")]
 )
-def test_a_full_disk_costs_time_and_fails_nothing(serve: Start, tmp_path: Path, limit: int) -> None:
+def test_a_full_disk_costs_time_and_fails_nothing(serve, tmp_path, limit):
     """A limit on the size of files stands in for the disk: the kernel refuses the write."""
     source, one, two = serve(), serve(), serve()
     image = (

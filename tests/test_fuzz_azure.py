@@ -115,9 +115,7 @@ SUBSCRIPTION = {
     {"subscriptions": [SUBSCRIPTION]},
     session(AccessToken={"expires_on": "9999999999", "secret": [1]}),
 )
-def test_any_session_of_the_command_line_is_a_login_or_an_error(
-    profile: object, cache: object
-) -> None:
+def test_any_session_of_the_command_line_is_a_login_or_an_error(profile, cache):
     files = {
         f"{PLACE}/azureProfile.json": json.dumps(profile).encode(),
         f"{PLACE}/msal_token_cache.json": json.dumps(cache).encode(),
@@ -143,7 +141,7 @@ VARIABLES = {
 @example(
     {"AZURE_CLIENT_SECRET": "\ud800", "AZURE_CLIENT_ID": "\ud800", "AZURE_TENANT_ID": "\ud800"}, b""
 )
-def test_any_environment_is_a_login_or_an_error(environ: dict[str, str], token: bytes) -> None:
+def test_any_environment_is_a_login_or_an_error(environ, token):
     log_in(environ, {environ.get("AZURE_FEDERATED_TOKEN_FILE", ""): token}, NOBODY)
 
 
@@ -164,9 +162,7 @@ BODIES = st.one_of(
     st.text("1, GMT:", max_size=5),
     st.booleans(),
 )
-def test_any_answer_is_a_login_or_an_error(
-    status: int, body: bytes, after: str, late: bool
-) -> None:
+def test_any_answer_is_a_login_or_an_error(status, body, after, late):
     answers = [GOOD, (status, {"retry-after": after}, body)]
     found = log_in(NAMED, {}, *answers[0 if late else 1 :])
     assert found is None or found.credential.identity_token

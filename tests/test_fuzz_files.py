@@ -110,9 +110,7 @@ INDEX_OF_A_BLOB = {
     st.lists(st.sampled_from(["linux/amd64", "linux/arm/v7"]), min_size=1, max_size=2),
 )
 @example(INDEX_OF_A_BLOB, None, ["linux/amd64"])
-def test_what_is_nearly_a_manifest_is_one_or_a_content_error(
-    document: dict[str, Any], content_type: str | None, wanted: list[str]
-) -> None:
+def test_what_is_nearly_a_manifest_is_one_or_a_content_error(document, content_type, wanted):
     body = json.dumps(document).encode()
     platforms = [parse_platform(text) for text in wanted]
     try:
@@ -177,9 +175,7 @@ TREES = st.recursive(
     st.sampled_from([20, 200]),
     st.sampled_from(["\n", "\r\n"]),
 )
-def test_nodes_and_places_are_those_of_pyyaml(
-    tree: object, flow: bool | None, indent: int, width: int, end: str
-) -> None:
+def test_nodes_and_places_are_those_of_pyyaml(tree, flow, indent, width, end):
     text = yaml.safe_dump(
         tree,
         default_flow_style=flow,
@@ -208,7 +204,7 @@ YAML = scraps(
 @fuzz(150)
 @given(YAML)
 @example("\ufeff\ufeff")
-def test_any_scraps_of_yaml_are_what_pyyaml_composes_or_unreadable(text: str) -> None:
+def test_any_scraps_of_yaml_are_what_pyyaml_composes_or_unreadable(text):
     noted: list[str] = []
     try:
         found = compose(
@@ -233,7 +229,7 @@ def test_any_scraps_of_yaml_are_what_pyyaml_composes_or_unreadable(text: str) ->
 
 @fuzz(100)
 @given(TREES)
-def test_what_is_dumped_is_read_back(tree: object) -> None:
+def test_what_is_dumped_is_read_back(tree):
     assert repr(yaml.safe_load(dump(tree))) == repr(tree)
 
 
@@ -241,7 +237,7 @@ def test_what_is_dumped_is_read_back(tree: object) -> None:
     "unit",
     ["[", "{", "- ", "a: ", "? ", "[a,", "{a: ", "&a [", "!x [", "\n" * 9 + "- ", "*a ", "'", "|"],
 )
-def test_deep_or_long_yaml_is_refused_in_bounded_work(unit: str) -> None:
+def test_deep_or_long_yaml_is_refused_in_bounded_work(unit):
     with contextlib.suppress(Unreadable):
         compose((unit * (200_000 // len(unit))).encode(), lambda node, path, problem: None)
 
@@ -278,7 +274,7 @@ CONFIGS = st.sampled_from(
 @example(["tags", "a.test/app", "--latest", "3"], b"")
 @example(["copy", "a.test/app:v1", "\udcff", "--json"], b"")
 @example(["validate", "-", "a\nb"], b"")
-def test_any_command_line_ends_in_a_status_and_one_line(words: list[str], config: bytes) -> None:
+def test_any_command_line_ends_in_a_status_and_one_line(words, config):
     out, err = io.StringIO(), io.StringIO()
     stdin = io.TextIOWrapper(io.BytesIO(config))
     ran = mock.Mock(return_value=0)

@@ -33,7 +33,7 @@ from tests.fuzzing import Watched, fuzz, scraps
         st.tuples(st.integers(0, 999_999_999), st.sampled_from("smhd")), min_size=1, max_size=4
     )
 )
-def test_a_duration_is_the_sum_of_its_parts(parts: list[tuple[int, str]]) -> None:
+def test_a_duration_is_the_sum_of_its_parts(parts):
     seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
     text = "".join(f"{number}{unit}" for number, unit in parts)
     assert parse_duration(text) == sum(number * seconds[unit] for number, unit in parts)
@@ -47,9 +47,7 @@ def test_a_duration_is_the_sum_of_its_parts(parts: list[tuple[int, str]]) -> Non
     st.sampled_from(["", " ", "  "]),
     st.booleans(),
 )
-def test_a_size_is_what_its_unit_says(
-    whole: int, millionths: int, prefix: str, blank: str, upper: bool
-) -> None:
+def test_a_size_is_what_its_unit_says(whole, millionths, prefix, blank, upper):
     factor = (1024 if prefix.endswith("i") else 1000) ** " kmgt".index(prefix[:1] or " ")
     text = f"{whole}.{millionths:06}{blank}{prefix}b"
     exact = (Fraction(whole) + Fraction(millionths, 10**6)) * factor
@@ -58,7 +56,7 @@ def test_a_size_is_what_its_unit_says(
 
 @fuzz(100)
 @given(scraps("1 0 30 s m h d . k K i B - e", " ", "9" * 30, other="٣²ºKı"))
-def test_any_text_is_a_duration_a_size_or_an_error(text: str) -> None:
+def test_any_text_is_a_duration_a_size_or_an_error(text):
     for parse in (parse_duration, parse_size):
         try:
             value = parse(text)
@@ -112,7 +110,7 @@ def by_hand(text: str) -> str | None:
 @given(scraps("${ } $ $$ { A EMPTY NESTED _b1 UNSET :- :? : - x 1", " ", "\n"))
 @example("${A:-$}")
 @example("${UNSET:-$$}")
-def test_variables_are_replaced_as_by_hand(text: str) -> None:
+def test_variables_are_replaced_as_by_hand(text):
     try:
         found = substitute(text, VALUES)
     except ValueError:
@@ -128,7 +126,7 @@ def test_variables_are_replaced_as_by_hand(text: str) -> None:
 
 
 @pytest.mark.parametrize("unit", ["${", "${A", "${A:-", "${A:-$", "$", "$$", "${A:?x", "{", "}"])
-def test_variables_without_end_are_looked_at_once(unit: str) -> None:
+def test_variables_without_end_are_looked_at_once(unit):
     # A square of this is hours, and would be the run's own time-out.
     text = unit * (1_000_000 // len(unit))
     assert variable_names(text) == set()
@@ -166,7 +164,7 @@ def expression(pattern: str) -> str:
 
 @fuzz(250)
 @given(_PATTERN, st.lists(st.text("ab-,*]", max_size=6), max_size=6))
-def test_globs_match_what_regular_expressions_match(pattern: str, names: list[str]) -> None:
+def test_globs_match_what_regular_expressions_match(pattern, names):
     try:
         matches = compile_glob(pattern)
     except ValueError:
@@ -183,7 +181,7 @@ def test_globs_match_what_regular_expressions_match(pattern: str, names: list[st
         max_size=60,
     )
 )
-def test_no_glob_looks_more_than_once_at_a_character_for_one_of_its_own(pieces: list[str]) -> None:
+def test_no_glob_looks_more_than_once_at_a_character_for_one_of_its_own(pieces):
     pattern = "".join(pieces) + "?"
     tag = Watched("ab" * 64)
     compile_glob(pattern)(tag)
@@ -236,9 +234,7 @@ COMPARATORS = st.tuples(
     st.tuples(NUMBERS, NUMBERS, NUMBERS),
     st.sampled_from(["", "", "-rc.1", "+b", "_b"]),
 )
-def test_a_range_takes_what_its_words_say(
-    sets: list[list[tuple[str, list[int], str, str]]], numbers: tuple[int, int, int], end: str
-) -> None:
+def test_a_range_takes_what_its_words_say(sets, numbers, end):
     text = " || ".join(", ".join(spelled(*each) for each in part) for part in sets)
     wanted = any(
         all(takes(operator, partial, numbers) for operator, partial, _, _ in part) for part in sets
@@ -253,7 +249,7 @@ def test_a_range_takes_what_its_words_say(
 
 @fuzz(150)
 @given(scraps("v 1 0 12 . - rc + _ x", "9" * 30, " ", most=10, other="٣V-."))
-def test_any_tag_is_a_version_or_none(text: str) -> None:
+def test_any_tag_is_a_version_or_none(text):
     grammar = r"v?\d+(\.\d+){0,2}(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?([+_][0-9A-Za-z._+-]+)?"
     found = parse_version(text)
     assert (found is not None) is (re.fullmatch(grammar, text, re.ASCII) is not None)
@@ -266,7 +262,7 @@ def test_any_tag_is_a_version_or_none(text: str) -> None:
 @given(
     scraps("localhost a.b : 5000 / team app @ v1 [::1] :// A .. - _", f"sha256:{'a' * 64}", most=8)
 )
-def test_a_reference_means_the_same_when_it_is_read_again(text: str) -> None:
+def test_a_reference_means_the_same_when_it_is_read_again(text):
     try:
         reference = parse_reference(text)
     except ConfigError as error:
@@ -288,7 +284,7 @@ def test_a_reference_means_the_same_when_it_is_read_again(text: str) -> None:
         most=5,
     )
 )
-def test_a_registrys_address_means_the_same_when_it_is_written_whole(text: str) -> None:
+def test_a_registrys_address_means_the_same_when_it_is_written_whole(text):
     try:
         scheme, host, port = parse_registry_url(text)
     except ValueError:
@@ -320,9 +316,7 @@ _QUOTABLE = st.text(
     st.sampled_from([",", ", ", " ,\t"]),
     st.booleans(),
 )
-def test_challenges_by_the_grammar_are_read_by_it(
-    offered: list[tuple[str, dict[str, str]]], comma: str, bare: bool
-) -> None:
+def test_challenges_by_the_grammar_are_read_by_it(offered, comma, bare):
     """RFC 9110 section 11.6.1; a value that is a token may stand without quotes."""
 
     def quoted(text: str) -> str:
@@ -346,9 +340,7 @@ def test_challenges_by_the_grammar_are_read_by_it(
     st.datetimes(datetime.datetime(1970, 1, 2), datetime.datetime(2200, 1, 1)),
     st.integers(0, 10**9),
 )
-def test_a_date_to_come_again_is_read_as_it_was_written(
-    moment: datetime.datetime, now: int
-) -> None:
+def test_a_date_to_come_again_is_read_as_it_was_written(moment, now):
     whole = moment.replace(microsecond=0, tzinfo=datetime.timezone.utc)
     assert parse_retry_after(format_datetime(whole, usegmt=True), now) == max(
         0.0, whole.timestamp() - now
@@ -390,7 +382,7 @@ def named(item: str, host: str) -> bool:
 
 @fuzz(150)
 @given(HOSTS, st.lists(ITEMS, max_size=4))
-def test_no_proxy_is_read_as_by_go(host: str, items: list[str]) -> None:
+def test_no_proxy_is_read_as_by_go(host, items):
     found, _ = proxy_for(
         "https", host, 443, {"https_proxy": "p.test:3128", "no_proxy": ",".join(items)}
     )
@@ -404,7 +396,7 @@ def test_no_proxy_is_read_as_by_go(host: str, items: list[str]) -> None:
     )
 )
 @example("http://\udcff:hunter2@p.test")
-def test_any_proxy_is_an_address_or_a_config_error(text: str) -> None:
+def test_any_proxy_is_an_address_or_a_config_error(text):
     try:
         proxy, _ = proxy_for("https", "a.test", 443, {"https_proxy": text})
     except ConfigError as error:

@@ -136,17 +136,13 @@ def pieces(whole: bytes, cuts: list[int]) -> list[bytes]:
 @example(b"", [])
 @example(b"\x16\x03\x01\x02\x00\x01", [1])
 @example(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n", [*range(35)])
-def test_any_bytes_have_one_answer_or_none_whatever_pieces_they_come_in(
-    whole: bytes, cuts: list[int]
-) -> None:
+def test_any_bytes_have_one_answer_or_none_whatever_pieces_they_come_in(whole, cuts):
     assert answered(*pieces(whole, cuts)) == answered(whole)
 
 
 @fuzz(60)
 @given(HEADS.map(str.encode), st.integers(0, 20_000), CUTS)
-def test_a_head_of_any_length_is_answered_after_less_than_8_kib(
-    whole: bytes, padding: int, cuts: list[int]
-) -> None:
+def test_a_head_of_any_length_is_answered_after_less_than_8_kib(whole, padding, cuts):
     first, line, rest = whole.partition(b"\r\n")
     long = first + line + b"X: " + b"a" * padding + b"\r\n" + rest
     status, _ = answered(*pieces(long, cuts))
@@ -158,6 +154,6 @@ def test_a_head_of_any_length_is_answered_after_less_than_8_kib(
 
 @fuzz(60)
 @given(SENT, CUTS)
-def test_a_client_that_breaks_off_is_answered_or_gone(whole: bytes, cuts: list[int]) -> None:
+def test_a_client_that_breaks_off_is_answered_or_gone(whole, cuts):
     with contextlib.suppress(Disconnected):
         assert Said(*pieces(whole, cuts), resets=True).answer()[:9] in (b"HTTP/1.1 ", b"")

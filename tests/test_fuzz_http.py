@@ -80,8 +80,8 @@ METHODS = st.sampled_from(["GET", "GET", "HEAD", "POST"])
     b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\n\r\n", [41], (), "GET", 3
 )
 def test_any_answer_is_read_or_refused_and_the_next_exchange_is_in_step(
-    whole: bytes, cuts: list[int], end: tuple[Item, ...], method: str, limit: int
-) -> None:
+    whole, cuts, end, method, limit
+):
     async def work() -> None:
         wire = Wire(answers=((*packets(whole, cuts), *end), (MARK,)))
         pool = pool_of(wire, Wire(answers=((MARK,),)))
@@ -127,14 +127,8 @@ def framed(body: bytes, framing: str, sizes: list[int]) -> bytes:
     st.booleans(),
 )
 def test_what_was_put_into_an_answer_is_read_from_it(
-    status: int,
-    body: bytes,
-    framing: str,
-    sizes: list[int],
-    cuts: list[int],
-    interim: int,
-    closing: bool,
-) -> None:
+    status, body, framing, sizes, cuts, interim, closing
+):
     whole = (
         b"HTTP/1.1 103 Hints\r\nLink: </x>\r\n\r\n" * interim + b"HTTP/1.1 %d Words\r\n" % status
     )
@@ -166,14 +160,8 @@ def test_what_was_put_into_an_answer_is_read_from_it(
     st.integers(0, 2),
 )
 def test_an_upload_ends_whatever_is_answered_whenever(
-    whole: bytes,
-    cuts: list[int],
-    end: tuple[Item, ...],
-    pieces: list[bytes],
-    after: int,
-    sends: list[Item],
-    missing: int,
-) -> None:
+    whole, cuts, end, pieces, after, sends, missing
+):
     async def work() -> None:
         wire = Wire(sends=tuple(sends))
         wire.after(after, *packets(whole, cuts), *end)
@@ -194,7 +182,7 @@ def test_an_upload_ends_whatever_is_answered_whenever(
 @pytest.mark.parametrize(
     "sent", [b"3\r\nabc\r\n0\r\n" + b"T: x\r\n" * 20_000, b"F" * 200_000, b"3;" + b"x" * 200_000]
 )
-def test_framing_without_end_is_not_held(sent: bytes) -> None:
+def test_framing_without_end_is_not_held(sent):
     async def work() -> None:
         wire = Wire(answers=((b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", sent),))
         lease = pool_of(wire).lease(ORIGIN)

@@ -84,9 +84,7 @@ FILES = st.one_of(
     False,
 )
 @example(json.dumps({"auths": {"registry.test": {"identitytoken": "\ud800"}}}).encode(), False)
-def test_any_credential_file_gives_a_credential_that_can_be_sent_or_an_auth_error(
-    text: bytes, scoped: bool
-) -> None:
+def test_any_credential_file_gives_a_credential_that_can_be_sent_or_an_auth_error(text, scoped):
     try:
         found = find(text, repository="team/app" if scoped else None)
     except AuthError as error:
@@ -102,9 +100,7 @@ def test_any_credential_file_gives_a_credential_that_can_be_sent_or_an_auth_erro
 
 @fuzz(60)
 @given(st.dictionaries(KEYS, st.integers(0, 9), max_size=5))
-def test_only_entries_of_this_very_host_are_used_and_the_longest_path_wins(
-    numbers: dict[str, int],
-) -> None:
+def test_only_entries_of_this_very_host_are_used_and_the_longest_path_wins(numbers):
     entries = {key: {"auth": pair(f"user{number}", "p")} for key, number in numbers.items()}
     found = find(json.dumps({"auths": entries}).encode(), repository="team/app")
     mine = ["registry.test/team/app", "registry.test/team", "registry.test", "registry.test:443"]
@@ -120,7 +116,7 @@ def test_only_entries_of_this_very_host_are_used_and_the_longest_path_wins(
         assert not {key for key in numbers if key.startswith("https://registry.test")}
 
 
-def test_what_is_no_text_in_the_environment_is_sent_or_refused() -> None:
+def test_what_is_no_text_in_the_environment_is_sent_or_refused():
     """What is no UTF-8 is half characters in `os.environ`."""
     with pytest.raises(AuthError, match="DOCKER_AUTH_CONFIG is not"):
         find(None, DOCKER_AUTH_CONFIG="\udcff")
@@ -191,9 +187,7 @@ ANSWERS = st.tuples(
     "\ud800"), Credential("<token>", "",
     SECRET)]),
 )  # fmt: skip
-def test_any_token_answers_give_a_header_or_one_error(
-    answers: list[Answer], challenges: list[str], credential: Credential | None
-) -> None:
+def test_any_token_answers_give_a_header_or_one_error(answers, challenges, credential):
     asked: list[str] = []
     waiting = iter(answers)
 

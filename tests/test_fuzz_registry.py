@@ -260,9 +260,7 @@ METHODS: dict[str, Callable[[World], Awaitable[object]]] = {
     st.booleans(),
     st.lists(wire_answers(), max_size=6),
 )
-def test_any_answers_give_a_value_or_one_error(
-    method: str, scheme: str, kind: str, login: bool, answers: list[bytes]
-) -> None:
+def test_any_answers_give_a_value_or_one_error(method, scheme, kind, login, answers):
     async def work() -> None:
         world = World(scheme, kind, login, answers)
         with anyio.move_on_after(86_400) as scope:
@@ -295,7 +293,7 @@ REGISTRY = Origin("https", "registry.test", 443)
 @example("http://[::1", REGISTRY)
 @example("//a:99999", REGISTRY)
 @example("http://a:٣/", REGISTRY)
-def test_any_location_is_a_place_or_refused(location: str, base: Origin) -> None:
+def test_any_location_is_a_place_or_refused(location, base):
     try:
         origin, path = resolve_location(base, "/v2/app/", location)
     except ProtocolBroken:
@@ -321,9 +319,7 @@ PATH = st.text("abAB09-._~%!$&'()*+,;=:@/", max_size=12)
     PATH,
 )
 @example("https", "b", 5000, "uploads/1;", ";")
-def test_a_location_that_is_a_url_keeps_its_bytes(
-    scheme: str, host: str, port: int, path: str, query: str
-) -> None:
+def test_a_location_that_is_a_url_keeps_its_bytes(scheme, host, port, path, query):
     url = f"{scheme}://{host}:{port}/{path}?q{query}"
     origin, target = resolve_location(Origin("http", "registry.test", 80), "/v2/app/", url)
     assert origin == Origin(scheme, host.strip("[]"), port)
@@ -336,9 +332,7 @@ def test_a_location_that_is_a_url_keeps_its_bytes(
     STATUSES,
     st.lists(st.tuples(st.sampled_from([*NAMED]).map(str.lower), st.text(max_size=9)), max_size=3),
 )
-def test_any_error_document_is_one_line_without_secrets(
-    body: bytes, status: int, headers: list[tuple[str, str]]
-) -> None:
+def test_any_error_document_is_one_line_without_secrets(body, status, headers):
     world = World("https", "unknown", True, [])
     error = world.transport.error_from(world.host, Told(status, headers, body))
     assert len(str(error)) < 600
@@ -355,7 +349,7 @@ def test_any_error_document_is_one_line_without_secrets(
     ),
     st.booleans(),
 )
-def test_any_listing_gives_tags_or_a_content_error(body: bytes, digests: bool) -> None:
+def test_any_listing_gives_tags_or_a_content_error(body, digests):
     try:
         found = _tags_of(body, digests)
     except ContentError:
@@ -385,9 +379,7 @@ RELATIONS = st.one_of(
     st.lists(st.tuples(PATH, PARAMETERS, RELATIONS, PARAMETERS), max_size=3),
     st.sampled_from(["", " ", "\t "]),
 )
-def test_the_first_link_to_the_next_page_is_followed(
-    links: list[tuple[str, Any, str | None, Any]], blank: str
-) -> None:
+def test_the_first_link_to_the_next_page_is_followed(links, blank):
     def spelled(path: str, before: Any, relation: str | None, after: Any) -> str:
         given = [*before, *([("rel", relation)] if relation else []), *after]
         return f"</v2/app/x{path}>" + "".join(

@@ -160,9 +160,7 @@ NONE: dict[str, list[tuple[object, ...]]] = {name: [] for name in ROWS}
 @example(
     {**NONE, "manifest": [("host", "repo", key_of(DIGESTS[0]), 1, b"", key_of(DIGESTS[0]))]}, 1e9
 )
-def test_any_rows_are_used_and_what_is_saved_is_read(
-    tables: dict[str, list[tuple[object, ...]]], ttl: float
-) -> None:
+def test_any_rows_are_used_and_what_is_saved_is_read(tables, ttl):
     with TemporaryDirectory() as directory:
         path = begin(directory, 0)
         with closing(sqlite3.connect(path)) as file:
@@ -194,9 +192,7 @@ def whole(count: int) -> bytes:
     st.sampled_from(["flip", "cut", "page", "add"]),
 )
 @example(5, 575, "flip")  # SQLite: "unsupported file format"
-def test_any_damage_is_said_once_at_most_and_is_over_with_that_run(
-    count: int, seed: int, harm: str
-) -> None:
+def test_any_damage_is_said_once_at_most_and_is_over_with_that_run(count, seed, harm):
     dice = random.Random(seed)
     content = bytearray(whole(count))
     if harm == "flip":
@@ -230,9 +226,7 @@ def test_any_damage_is_said_once_at_most_and_is_over_with_that_run(
     st.none() | st.binary(max_size=200) | st.just(b"SQLite format 3\0" + bytes(200)),
     st.none() | st.binary(max_size=200) | st.just(bytes.fromhex("d9d505f920a163d7") + bytes(600)),
 )
-def test_any_files_begin_a_run_with_one_warning_at_most_and_the_next_with_none(
-    content: bytes | None, journal: bytes | None
-) -> None:
+def test_any_files_begin_a_run_with_one_warning_at_most_and_the_next_with_none(content, journal):
     with TemporaryDirectory() as directory:
         if content is not None:
             Path(directory, "state.db").write_bytes(content)
@@ -246,7 +240,7 @@ def test_any_files_begin_a_run_with_one_warning_at_most_and_the_next_with_none(
 
 @fuzz(60)
 @given(st.integers(0, 2**32))
-def test_any_journal_beside_a_file_does_no_harm_that_is_not_over_with_the_run(seed: int) -> None:
+def test_any_journal_beside_a_file_does_no_harm_that_is_not_over_with_the_run(seed):
     dice = random.Random(seed)
     magic = bytes.fromhex("d9d505f920a163d7")
     head = [dice.choice([0, 1, 2, 2**32 - 1]) for _ in range(3)] + [

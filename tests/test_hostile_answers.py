@@ -340,9 +340,7 @@ ROWS: dict[tuple[str, str], dict[str, tuple[str, Arrange]]] = {
     ("blame", "name"),
     [pytest.param(blame, name, id=name) for blame, rows in ROWS.items() for name in rows],
 )
-def test_what_is_wrong_ends_in_one_clear_line(
-    world: World, blame: tuple[str, str], name: str
-) -> None:
+def test_what_is_wrong_ends_in_one_clear_line(world, blame, name):
     side, code = blame
     words, arrange = ROWS[blame][name]
     arrange(world)
@@ -366,7 +364,7 @@ def test_what_is_wrong_ends_in_one_clear_line(
 
 
 @pytest.mark.rule("R17")
-def test_an_answer_with_garbage_behind_it_counts_and_its_connection_does_not(world: World) -> None:
+def test_an_answer_with_garbage_behind_it_counts_and_its_connection_does_not(world):
     def answer(request: Request) -> Answer:
         body = world.image.blobs[request.reference]
         return raw("200 OK", body + b"HTTP/1.1 200 OK\r\n\r\nmore", Content_Length=str(len(body)))
@@ -377,7 +375,7 @@ def test_an_answer_with_garbage_behind_it_counts_and_its_connection_does_not(wor
     assert held(world.target, "app", world.image)
 
 
-def test_a_listing_with_an_empty_page_and_several_links_is_read_to_its_end(world: World) -> None:
+def test_a_listing_with_an_empty_page_and_several_links_is_read_to_its_end(world):
     def answer(request: Request) -> Answer:
         last = request.parameter("last")
         first = '<https://elsewhere.test/a,b>; rel="first"; title="rel=next, <x>"'
@@ -398,7 +396,7 @@ def test_a_listing_with_an_empty_page_and_several_links_is_read_to_its_end(world
     assert world.source.journal.count("GET", "tag_list", status=200) == 3
 
 
-def test_a_target_that_hides_blobs_behind_403_is_written_all_the_same(world: World) -> None:
+def test_a_target_that_hides_blobs_behind_403_is_written_all_the_same(world):
     world.seed.image().load_into(world.target.app, "app", tag="v1")
     world.answer("target", LOOK, error(403, "DENIED", "no heads"))
     ran = world.run()
@@ -407,7 +405,7 @@ def test_a_target_that_hides_blobs_behind_403_is_written_all_the_same(world: Wor
     assert world.target.journal.count("HEAD", "blob"), "else this tests nothing"
 
 
-def test_nulls_and_digests_in_a_listing_are_left_out(world: World) -> None:
+def test_nulls_and_digests_in_a_listing_are_left_out(world):
     world.tag = "*"
     names = [None, "", NOWHERE, "v1"]
     body = json.dumps({"tags": names}).encode()
@@ -417,7 +415,7 @@ def test_nulls_and_digests_in_a_listing_are_left_out(world: World) -> None:
 
 
 @pytest.mark.rule("R12")
-def test_a_target_that_lies_about_every_blob_gets_no_tag(world: World) -> None:
+def test_a_target_that_lies_about_every_blob_gets_no_tag(world):
     sizes = {digest: str(len(data)) for digest, data in world.image.blobs.items()}
     world.answer(
         "target", START, lambda request: Response(201) if request.parameter("mount") else None
@@ -450,9 +448,7 @@ TOKENS: dict[str, tuple[Answer, str, int]] = {
 
 @pytest.mark.rule("R2", "R14")
 @pytest.mark.parametrize("name", TOKENS)
-def test_a_token_service_that_is_broken_ends_in_one_line(
-    serve: Start, target: Server, name: str
-) -> None:
+def test_a_token_service_that_is_broken_ends_in_one_line(serve, target, name):
     answer, words, status = TOKENS[name]
     source = serve(auth=TokenService({USER: SECRET}))
     Seed(5).image().load_into(source.app, "app", tag="v1")
@@ -476,9 +472,7 @@ def test_a_token_service_that_is_broken_ends_in_one_line(
 @pytest.mark.rule("R15")
 @pytest.mark.parametrize("coding", ["gzip", "GZIP", "zstd", "identity, br", "\x1b[1mx"])
 @pytest.mark.parametrize("what", ["tag_list", "manifest", "blob", "token"])
-def test_a_coding_that_nobody_asked_for_is_refused(
-    serve: Start, target: Server, what: str, coding: str
-) -> None:
+def test_a_coding_that_nobody_asked_for_is_refused(serve, target, what, coding):
     source = serve(auth=TokenService({USER: SECRET}))
     image = Seed(1).image(sizes=(70_000,)).load_into(source.app, "app", tag="v1")
 
@@ -500,7 +494,7 @@ def test_a_coding_that_nobody_asked_for_is_refused(
 
 
 @pytest.mark.rule("R15")
-def test_an_error_stays_that_error_in_whatever_coding(source: Server, target: Server) -> None:
+def test_an_error_stays_that_error_in_whatever_coding(source, target):
     packed = Response(404, [("Content-Encoding", "gzip")], b"\x1f\x8b\x08\x00whatever")
     source.app.intercept = lambda request: packed if request.kind == "manifest" else None
     ran = sync({"source": source, "t": target}, {"from": "app", "tags": tags("v1")})
@@ -596,7 +590,7 @@ CLEAR = {
 
 @pytest.mark.rule("R17")
 @pytest.mark.parametrize("name", SHAPES)
-def test_an_answer_is_one_answer_or_none(speaker: Any, target: Server, name: str) -> None:
+def test_an_answer_is_one_answer_or_none(speaker, target, name):
     said, words = SHAPES[name]
     served: list[int] = []
 

@@ -33,8 +33,7 @@ from _regsync.sync import image as sync_image
 from conformance.content.images import Seed, encode
 from conformance.messages import Answer, Request, Response, digest_of
 from conformance.registry.storage import OCI_MANIFEST
-from conformance.server.sockets import Server
-from tests.ends import QUICK, Start, Virtual, copy, document, only, run_regsync, sync, tags
+from tests.ends import QUICK, copy, document, only, run_regsync, sync, tags
 from tests.wires import NEVER, Told, Wire, answer, connection, plain_registry, transport_of
 
 # Bombs: a small answer that names much more, or is large in memory.
@@ -43,8 +42,8 @@ from tests.wires import NEVER, Told, Wire, answer, connection, plain_registry, t
 @pytest.mark.rule("R14")
 @pytest.mark.parametrize(("name", "bound"), [("_MOST_MANIFESTS", 2), ("_LARGEST_TREE", 900)])
 def test_an_index_of_too_much_is_refused_before_its_children_are_fetched(
-    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch, name: str, bound: int
-) -> None:
+    source, target, monkeypatch, name, bound
+):
     monkeypatch.setattr(discovery, name, bound)
     image = Seed(1).index(platforms=("linux/amd64", "linux/arm64", "linux/s390x"))
     image.load_into(source.app, "app", tag="v1")
@@ -56,9 +55,7 @@ def test_an_index_of_too_much_is_refused_before_its_children_are_fetched(
 
 
 @pytest.mark.rule("R14")
-def test_an_image_of_too_many_blobs_is_refused(
-    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_of_too_many_blobs_is_refused(source, target, monkeypatch):
     monkeypatch.setattr(sync_image, "_MAX_BLOBS", 3)
     Seed(1).image(sizes=(10, 11, 12)).load_into(source.app, "app", tag="v1")
     assert "more than 3 blobs" in only(copy(source, target).failed)
@@ -66,9 +63,7 @@ def test_an_image_of_too_many_blobs_is_refused(
 
 
 @pytest.mark.rule("R14")
-def test_a_listing_of_too_many_tags_is_refused(
-    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_of_too_many_tags_is_refused(source, target, monkeypatch):
     monkeypatch.setattr(remote, "_MOST_TAGS", 26)
 
     def pages(request: Request) -> Answer | None:
@@ -90,9 +85,7 @@ def test_a_listing_of_too_many_tags_is_refused(
 @pytest.mark.parametrize(
     "body", [b'{"a":[' + b"[]," * 500_000 + b"[]]}", b'{"a":[' + b"0," * 500_000 + b"0]}"]
 )
-def test_a_manifest_of_too_many_values_is_refused_unread(
-    source: Server, target: Server, body: bytes
-) -> None:
+def test_a_manifest_of_too_many_values_is_refused_unread(source, target, body):
     source.app.intercept = lambda request: (
         Response(200, [("Content-Type", OCI_MANIFEST)], body)
         if request.kind == "manifest"
@@ -104,7 +97,7 @@ def test_a_manifest_of_too_many_values_is_refused_unread(
 
 
 @pytest.mark.rule("R14")
-def test_a_listing_of_lists_is_refused_unread(source: Server, target: Server) -> None:
+def test_a_listing_of_lists_is_refused_unread(source, target):
     body = b'{"tags":[' + b"[]," * 300_000 + b"[]]}"
     source.app.intercept = lambda request: (
         Response(200, [], body) if request.kind == "tag_list" else None
@@ -113,9 +106,7 @@ def test_a_listing_of_lists_is_refused_unread(source: Server, target: Server) ->
     assert "is not a list of names" in only(ran.failed)
 
 
-def test_discovery_rests_while_heavy_manifests_wait(
-    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_discovery_rests_while_heavy_manifests_wait(source, target, monkeypatch):
     from _regsync.sync import election
 
     monkeypatch.setattr(election, "_MAX_PENDING_BYTES", 1)
@@ -132,7 +123,7 @@ def test_discovery_rests_while_heavy_manifests_wait(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_no_failed_image_keeps_the_body_that_it_failed_on(world: Virtual) -> None:
+async def test_no_failed_image_keeps_the_body_that_it_failed_on(world):
     names = [f"v{number}" for number in range(60)]
     source, target = world.registry("source.test"), world.registry("target.test")
     body = b"\xff" * 2**20
@@ -154,9 +145,7 @@ async def test_no_failed_image_keeps_the_body_that_it_failed_on(world: Virtual) 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("what", ["tags", "referrers"])
-async def test_the_long_names_of_pages_are_not_kept(
-    what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_long_names_of_pages_are_not_kept(what, monkeypatch):
     through, asked = transport_of({}), 0
     body = b'{"tags": []}' if what == "tags" else b'{"schemaVersion": 2, "manifests": []}'
 
@@ -184,9 +173,7 @@ async def test_the_long_names_of_pages_are_not_kept(
 
 @pytest.mark.rule("R14")
 @pytest.mark.anyio
-async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(monkeypatch):
     through, asked = transport_of({}), 0
 
     async def page(*_: object, **__: object) -> Told:
@@ -209,9 +196,7 @@ async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(
 
 
 @pytest.mark.rule("R14")
-def test_artifacts_that_all_name_each_other_are_not_all_asked_for(
-    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_artifacts_that_all_name_each_other_are_not_all_asked_for(source, target, monkeypatch):
     """Each list may name 10,000: of 900 such lists a run held all, and a task for each of their
     entries.
     """
@@ -265,7 +250,7 @@ def test_artifacts_that_all_name_each_other_are_not_all_asked_for(
 
 
 @pytest.mark.rule("R14")
-def test_a_digest_of_megabytes_is_refused_in_its_own_memory() -> None:
+def test_a_digest_of_megabytes_is_refused_in_its_own_memory():
     tracemalloc.start()
     try:
         for text in ("a." * 2**21, "a" * 2**22 + ":", "a:" + "b" * 2**22):
@@ -282,7 +267,7 @@ def test_a_digest_of_megabytes_is_refused_in_its_own_memory() -> None:
 # Work: what is read takes no longer than its length.
 
 
-def test_a_link_is_read_in_one_pass() -> None:
+def test_a_link_is_read_in_one_pass():
     # Each `<` is looked at once: a target holds none, so 64 KiB of them are no work.
     assert re.findall(remote._LINK, '<<</v2/x>; rel="next"') == [("/v2/x", '; rel="next"')]
 
@@ -291,7 +276,7 @@ def test_a_link_is_read_in_one_pass() -> None:
     "text",
     [";rel=" + " " * 2_000_000, "; rel" * 400_000, ";rel=" + '"' * 999_999, '";rel=" ' * 300_000],
 )
-def test_a_relation_is_read_in_linear_time(text: str) -> None:
+def test_a_relation_is_read_in_linear_time(text):
     # A square of these is hours, and would be the run's own time-out.
     assert re.match(remote._NEXT, text) is None
 
@@ -308,11 +293,11 @@ def test_a_relation_is_read_in_linear_time(text: str) -> None:
         ("; rel=prev", False),
     ],
 )
-def test_a_relation_is_a_word_of_the_parameter_rel(parameters: str, is_next: bool) -> None:
+def test_a_relation_is_a_word_of_the_parameter_rel(parameters, is_next):
     assert bool(re.match(remote._NEXT, parameters)) is is_next
 
 
-def test_urls_in_an_error_are_found_in_linear_time() -> None:
+def test_urls_in_an_error_are_found_in_linear_time():
     assert re.sub(host._QUERY, "?...", "://" * 1_000_000) == "://" * 1_000_000
     assert re.sub(host._QUERY, "?...", "?" * 1_000_000) == "?..."
     said = "at https://a.test/x?sig=1&r=https://b.test/?2 and v2/?_state=d, who? e.test/?f"
@@ -358,9 +343,7 @@ LINES = {
         *(("chunk", lines) for lines in LINES if lines != "folded"),
     ],
 )
-async def test_a_kibibyte_of_blanks_is_read_and_more_is_refused(
-    inside: str, lines: str, size: int
-) -> None:
+async def test_a_kibibyte_of_blanks_is_read_and_more_is_refused(inside, lines, size):
     """However they come in pieces; h11's expressions take the square of their number."""
     for count in (1, 1023, 1024, 1025, 1026, 3000):
         whole = framed(LINES[lines](count), inside)
@@ -376,7 +359,7 @@ async def test_a_kibibyte_of_blanks_is_read_and_more_is_refused(
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("size", [1, 1000, 100_000])
 @pytest.mark.parametrize("unit", [b" ", b"\r\n \t", b"\n"], ids=["spaces", "mixed", "lines"])
-async def test_blanks_in_a_body_are_welcome(unit: bytes, size: int) -> None:
+async def test_blanks_in_a_body_are_welcome(unit, size):
     """Those in front of it may come with the head, those in a chunk with the chunk's line."""
     blanks = unit * 2000
     coded = b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -395,7 +378,7 @@ async def test_blanks_in_a_body_are_welcome(unit: bytes, size: int) -> None:
 @pytest.mark.parametrize("size", [30, 1000, 100_000])
 @pytest.mark.parametrize("unit", [b" ", b" \t", b"\r\n ", b" " * 1024 + b"x"], ids=len)
 @pytest.mark.parametrize("inside", ["head", "chunk", "trailer"])
-async def test_lines_of_blanks_take_no_time(inside: str, unit: bytes, size: int) -> None:
+async def test_lines_of_blanks_take_no_time(inside, unit, size):
     """Of the 64 KiB that a head may have h11 makes half a minute, in which nothing else moves."""
     lines = b"X: y" + unit * (60_000 // len(unit)) + b"\0\nX\r\n"
     began = time.process_time()
@@ -409,7 +392,7 @@ async def test_lines_of_blanks_take_no_time(inside: str, unit: bytes, size: int)
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_thousands_of_questions_are_no_thousands_of_tasks() -> None:
+async def test_thousands_of_questions_are_no_thousands_of_tasks():
     running = most = 0
 
     async def ask(number: int) -> int:
@@ -425,7 +408,7 @@ async def test_thousands_of_questions_are_no_thousands_of_tasks() -> None:
     assert anyio.current_time() - began == 16
 
 
-def test_blobs_that_wait_for_their_source_hold_no_connection_to_the_targets(serve: Start) -> None:
+def test_blobs_that_wait_for_their_source_hold_no_connection_to_the_targets(serve):
     source, *targets = serve(), serve(), serve()
     Seed(1).image(sizes=range(100, 130)).load_into(source.app, "app", tag="v1")
     ends: dict[str, Any] = {"source": {"url": source.url, "max_concurrent": 1}}
@@ -443,7 +426,7 @@ def test_blobs_that_wait_for_their_source_hold_no_connection_to_the_targets(serv
 
 
 @pytest.mark.anyio
-async def test_idle_connections_are_bounded_over_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_connections_are_bounded_over_all_hosts(monkeypatch):
     monkeypatch.setattr(net_pool, "_IDLE_PER_ORIGIN", 2)
     monkeypatch.setattr(net_pool, "_IDLE_IN_ALL", 3)
     wires = [Wire() for _ in range(5)]
@@ -454,9 +437,7 @@ async def test_idle_connections_are_bounded_over_all_hosts(monkeypatch: pytest.M
 
 
 @pytest.mark.anyio
-async def test_names_whose_servers_are_silent_hold_up_no_other_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_names_whose_servers_are_silent_hold_up_no_other_name(monkeypatch):
     answered, resolve = threading.Event(), socket.getaddrinfo
 
     def look_up(host: str, *rest: Any, **more: Any) -> Any:
@@ -480,7 +461,7 @@ async def test_names_whose_servers_are_silent_hold_up_no_other_name(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_thank_you_for_half_a_manifest_is_none() -> None:
+async def test_a_thank_you_for_half_a_manifest_is_none():
     wire = Wire(sends=(400, NEVER), keep=False)
     wire.after(400, answer(b"", status=201))
     again = Wire(answers=((answer(b"", status=201),),))

@@ -37,7 +37,7 @@ from _regsync.sync.staging import Staging, StagingFailed
 from conformance.content.images import Seed
 from conformance.server.sockets import Server
 from tests import states
-from tests.ends import Ran, Start, document, held, run_regsync, tags
+from tests.ends import Ran, document, held, run_regsync, tags
 
 pytestmark = pytest.mark.rule("R12")
 
@@ -51,9 +51,7 @@ WHERE = RepositoryKey("registry.test:5000", "app")
 @pytest.mark.parametrize(
     ("moment", "believed"), [(NOW, True), (NOW - 3600, True), (NOW + 3600, True), (AHEAD, False)]
 )
-def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(
-    moment: int, believed: bool
-) -> None:
+def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(moment, believed):
     name = hashed_key("a", "b")
     key = key_of(DIGEST)
     archive = Notes()
@@ -70,7 +68,7 @@ def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(
 
 
 @pytest.mark.rule("R16")
-def test_a_fact_from_a_clock_that_is_years_ahead_is_not_believed() -> None:
+def test_a_fact_from_a_clock_that_is_years_ahead_is_not_believed():
     archive = Notes()
     archive.put_fact("a", Fact("mounts", "", True, AHEAD))
     archive.put_fact("b", Fact("mounts", "", True, NOW))
@@ -106,9 +104,7 @@ def empty(server: Server) -> None:
     "rule", [{}, {"tags": {"glob": "v1", "immutable_tags": "*"}}, {"tags": {"glob": "*"}}]
 )
 @pytest.mark.parametrize("moved", [False, True])
-def test_what_the_state_says_is_there_is_brought_when_it_is_not(
-    ends: Callable[..., Ran], source: Server, target: Server, rule: dict[str, Any], moved: bool
-) -> None:
+def test_what_the_state_says_is_there_is_brought_when_it_is_not(ends, source, target, rule, moved):
     image = Seed(1).image(sizes=(50, 70_000)).load_into(source.app, "app", tag="v1")
     assert ends(**rule).statuses() == ["synced"]
     empty(target)
@@ -124,9 +120,7 @@ def test_what_the_state_says_is_there_is_brought_when_it_is_not(
 
 
 @pytest.mark.rule("R16")
-def test_a_version_to_come_is_not_read(
-    ends: Callable[..., Ran], tmp_path: Path, source: Server, target: Server
-) -> None:
+def test_a_version_to_come_is_not_read(ends, tmp_path, source, target):
     Seed(1).image(sizes=(50,)).load_into(source.app, "app", tag="v1")
     assert ends().status == 0
     state = tmp_path / "cache" / "state.db"
@@ -142,7 +136,7 @@ def test_a_version_to_come_is_not_read(
 
 
 @pytest.mark.anyio
-async def test_a_staged_file_that_was_changed_is_not_sent_whole(tmp_path: Path) -> None:
+async def test_a_staged_file_that_was_changed_is_not_sent_whole(tmp_path):
     from _regsync.oci.manifest import Descriptor
     from _regsync.oci.reference import digest_of
 
@@ -182,9 +176,7 @@ CHANGES: list[Callable[[bytes], bytes]] = [
 
 @pytest.mark.provokes("second_session")  # the first one's body was given up
 @pytest.mark.parametrize("change", CHANGES, ids=["changed", "shorter", "longer"])
-def test_a_blob_that_was_changed_on_disk_is_read_again(
-    tmp_path: Path, serve: Start, monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]
-) -> None:
+def test_a_blob_that_was_changed_on_disk_is_read_again(tmp_path, serve, monkeypatch, change):
     source, one, two = serve(), serve(), serve()
     image = Seed(1).image(sizes=(3_000_000,)).load_into(source.app, "app", tag="v1")
     replacing = files.replacing
@@ -248,8 +240,8 @@ def entries(folder: Path) -> dict[str, int]:
 )
 @pytest.mark.parametrize("what", ["pipe", "link", "other name", "directory", "dangling link"])
 def test_what_stands_where_the_state_belongs_is_waited_for_and_written_to_by_nobody(
-    tmp_path: Path, mirror: Callable[..., Ran], target: Server, name: str, what: str
-) -> None:
+    tmp_path, mirror, target, name, what
+):
     victim, place = tmp_path / "victim", tmp_path / "cache" / name
     victim.write_bytes(b"precious")
     victim.chmod(0o644)
@@ -272,9 +264,7 @@ def test_what_stands_where_the_state_belongs_is_waited_for_and_written_to_by_nob
 
 @pytest.mark.rule("R16")
 @pytest.mark.parametrize("linked", ["staged", "staged/sha256"])
-def test_a_directory_that_somebody_else_chose_is_neither_filled_nor_emptied(
-    tmp_path: Path, linked: str
-) -> None:
+def test_a_directory_that_somebody_else_chose_is_neither_filled_nor_emptied(tmp_path, linked):
     victim, link = tmp_path / "victim", tmp_path / "cache" / linked
     inside = victim / "sha256" if linked == "staged" else victim
     inside.mkdir(parents=True)
@@ -293,9 +283,7 @@ def test_a_directory_that_somebody_else_chose_is_neither_filled_nor_emptied(
 
 
 @pytest.mark.rule("R16")
-def test_what_a_run_makes_is_its_users_alone_whatever_the_umask(
-    tmp_path: Path, mirror: Callable[..., Ran]
-) -> None:
+def test_what_a_run_makes_is_its_users_alone_whatever_the_umask(tmp_path, mirror):
     before = os.umask(0)
     try:
         assert mirror(cache_dir="a/b/cache").status == 0
@@ -309,7 +297,7 @@ def test_what_a_run_makes_is_its_users_alone_whatever_the_umask(
 @pytest.mark.rule("R16")
 @pytest.mark.parametrize("name", ["state.db", "state.db-journal"])
 @pytest.mark.parametrize("what", ["link", "other name", "pipe"])
-def test_a_state_that_is_another_file_is_begun_anew(tmp_path: Path, name: str, what: str) -> None:
+def test_a_state_that_is_another_file_is_begun_anew(tmp_path, name, what):
     cache, victim = tmp_path / "cache", tmp_path / "victim"
     write_state(cache)
     victim.write_bytes((cache / "state.db").read_bytes())

@@ -155,7 +155,7 @@ def lead(kind: str, place: str) -> Callable[[Request], Answer | None]:
 @pytest.mark.rule("R2", "R3", "R4", "R6", "R20")
 @pytest.mark.parametrize("kind", ["manifest", "blob", "upload", "realm", "link"])
 @pytest.mark.parametrize("place", PLACES)
-async def test_nobody_is_asked_where_it_is_not_safe(place: str, kind: str) -> None:
+async def test_nobody_is_asked_where_it_is_not_safe(place, kind):
     async with world_of() as world:
         world.app.intercept = lead(kind, place)
         ran = await world.run(up=kind == "upload", listing=kind == "link")
@@ -170,7 +170,7 @@ async def test_nobody_is_asked_where_it_is_not_safe(place: str, kind: str) -> No
 @pytest.mark.provokes("upload_elsewhere")
 @pytest.mark.parametrize("kind", ["manifest", "blob", "upload"])
 @pytest.mark.parametrize("place", STRANGERS)
-async def test_whoever_is_asked_elsewhere_sees_no_login(place: str, kind: str) -> None:
+async def test_whoever_is_asked_elsewhere_sees_no_login(place, kind):
     async with world_of() as world:
         world.app.intercept = lead(kind, place)
         ran = await world.run(up=kind == "upload")
@@ -189,7 +189,7 @@ async def test_whoever_is_asked_elsewhere_sees_no_login(place: str, kind: str) -
 
 @pytest.mark.rule("R1")
 @pytest.mark.parametrize("status", [301, 302, 303, 308])
-async def test_a_blob_is_fetched_from_wherever_it_is_by_any_redirect(status: int) -> None:
+async def test_a_blob_is_fetched_from_wherever_it_is_by_any_redirect(status):
     async with world_of() as world:
 
         def move(request: Request) -> Answer | None:
@@ -203,7 +203,7 @@ async def test_a_blob_is_fetched_from_wherever_it_is_by_any_redirect(status: int
 
 
 @pytest.mark.rule("R1")
-async def test_a_chain_that_left_the_registry_comes_back_without_credentials() -> None:
+async def test_a_chain_that_left_the_registry_comes_back_without_credentials():
     async with world_of() as world:
         digest = world.image.document["layers"][0]["digest"]
         back = f"{HOME}/v2/app/blobs/{digest}?again=1"
@@ -224,7 +224,7 @@ async def test_a_chain_that_left_the_registry_comes_back_without_credentials() -
 @pytest.mark.rule("R1", "R3")
 @pytest.mark.provokes("upload_elsewhere")
 @pytest.mark.parametrize("kind", ["blob", "upload"])
-async def test_a_stranger_that_asks_for_a_login_gets_none(kind: str) -> None:
+async def test_a_stranger_that_asks_for_a_login_gets_none(kind):
     async with world_of() as world:
         world.evil.answer = Response(401, [("WWW-Authenticate", 'Basic realm="give me"')])
         world.app.intercept = lead(kind, "https://evil.test")
@@ -249,7 +249,7 @@ async def test_a_stranger_that_asks_for_a_login_gets_none(kind: str) -> None:
         "http://registry.example.test",
     ],
 )
-async def test_a_next_page_elsewhere_is_not_asked_for(place: str) -> None:
+async def test_a_next_page_elsewhere_is_not_asked_for(place):
     target = f"{place}/v2/other/tags/list" if not place else f"{place}/v2/app/tags/list?last=v1"
     async with world_of() as world:
         asked: list[str] = []
@@ -275,7 +275,7 @@ async def test_a_next_page_elsewhere_is_not_asked_for(place: str) -> None:
 @pytest.mark.rule("R2")
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("identity", [False, True])
-async def test_a_login_is_not_sent_on_by_a_token_service(status: int, identity: bool) -> None:
+async def test_a_login_is_not_sent_on_by_a_token_service(status, identity):
     async with world_of(
         TokenService({USER: SECRET}, refresh_tokens=[IDENTITY], anonymous=False)
     ) as world:
@@ -313,9 +313,7 @@ async def test_a_login_is_not_sent_on_by_a_token_service(status: int, identity: 
 @pytest.mark.provokes(
     "credential_to_realm"
 )  # the audit knows one host for both, section 2.7 the same owner's too
-async def test_a_realm_of_the_same_owner_gets_the_login_over_https_and_the_registry_the_token() -> (
-    None
-):
+async def test_a_realm_of_the_same_owner_gets_the_login_over_https_and_the_registry_the_token():
     async with world_of(
         TokenService({USER: SECRET}, realm="https://cdn.registry.example.test/token")
     ) as world:
@@ -328,7 +326,7 @@ async def test_a_realm_of_the_same_owner_gets_the_login_over_https_and_the_regis
 
 
 @pytest.mark.rule("R5")
-async def test_the_urls_of_layers_are_not_fetched() -> None:
+async def test_the_urls_of_layers_are_not_fetched():
     async with world_of() as world:
         document = dict(world.image.document)
         layer = {
@@ -365,7 +363,7 @@ async def test_the_urls_of_layers_are_not_fetched() -> None:
         "x.registry.example.test",
     ],
 )
-async def test_a_name_that_looks_alike_gets_no_login(host: str) -> None:
+async def test_a_name_that_looks_alike_gets_no_login(host):
     async with world_of() as world:
         alike = world.net.listen(App(auth=BasicAuth({USER: SECRET})), host, scheme="https")
         login = {"auths": {"registry.example.test": {"auth": basic(USER, SECRET)}}}
@@ -380,7 +378,7 @@ async def test_a_name_that_looks_alike_gets_no_login(host: str) -> None:
 
 
 @pytest.mark.rule("R9")
-async def test_a_registry_that_speaks_no_tls_is_not_asked_without() -> None:
+async def test_a_registry_that_speaks_no_tls_is_not_asked_without():
     async with virtual() as net:
         plain = net.registry("registry.example.test")
         ran = await net.sync(

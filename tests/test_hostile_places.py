@@ -10,11 +10,9 @@ import base64
 import json
 import socket
 import ssl
-from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from _regsync.addresses import Origin
 from _regsync.errors import ProtocolBroken
@@ -23,8 +21,7 @@ from conformance.content.images import Seed
 from conformance.messages import Answer, Content, Request, Response
 from conformance.registry.tokens import BasicAuth, TokenService
 from conformance.server.exchange import Reception, Site
-from conformance.server.sockets import Server
-from tests.ends import Start, basic, document, held, only, run_regsync, sync, tags
+from tests.ends import basic, document, held, only, run_regsync, sync, tags
 
 USER, SECRET = "captain", "Xyzzy-0pen-Sesame"
 LOGIN = {"auth_type": "basic", "credentials": {"username": USER, "password": SECRET}}
@@ -58,7 +55,7 @@ PUBLIC, PRIVATE = Origin("https", "registry.example", 443), Origin("http", "127.
         "localhost.",
     ],
 )
-def test_a_public_registry_cannot_send_us_to_a_private_address(host: str) -> None:
+def test_a_public_registry_cannot_send_us_to_a_private_address(host):
     with pytest.raises(ProtocolBroken, match="private address"):
         check_foreign(PUBLIC, Origin("https", host, 443))
     check_foreign(PRIVATE, Origin("http", host, 80))
@@ -66,7 +63,7 @@ def test_a_public_registry_cannot_send_us_to_a_private_address(host: str) -> Non
 
 @pytest.mark.rule("R3", "R4")
 @pytest.mark.parametrize("host", ["storage.example", "1.1.1.1", "2606:4700::1111", "1password.com"])
-def test_a_public_registry_may_send_us_to_a_public_host_over_https_only(host: str) -> None:
+def test_a_public_registry_may_send_us_to_a_public_host_over_https_only(host):
     check_foreign(PUBLIC, Origin("https", host, 443))
     with pytest.raises(ProtocolBroken, match="https to"):
         check_foreign(PUBLIC, Origin("http", host, 80))
@@ -104,7 +101,7 @@ SECURE = Origin("https", "registry.example", 8443)
         ),
     ],
 )
-def test_locations_keep_their_bytes(base: Origin, location: str, origin: Origin, path: str) -> None:
+def test_locations_keep_their_bytes(base, location, origin, path):
     assert resolve_location(base, "/v2/x/uploads/", location) == (origin, path)
 
 
@@ -118,7 +115,7 @@ def test_locations_keep_their_bytes(base: Origin, location: str, origin: Origin,
         ("http://[::1/x", "a URL"),
     ],
 )
-def test_a_location_that_is_none_is_refused(location: str, words: str) -> None:
+def test_a_location_that_is_none_is_refused(location, words):
     with pytest.raises(ProtocolBroken, match=words):
         resolve_location(PRIVATE, "/v2/x/uploads/", location)
 
@@ -139,9 +136,7 @@ class Elsewhere(Site):
 
 @pytest.mark.rule("R1", "R3")
 @pytest.mark.parametrize("back", [True, False])
-def test_an_upload_that_went_elsewhere_comes_not_back_with_a_login(
-    serve: Start, source: Server, back: bool
-) -> None:
+def test_an_upload_that_went_elsewhere_comes_not_back_with_a_login(serve, source, back):
     """Else a host that the registry trusts with blobs alone has us write anything there in our own
     name.
     """
@@ -175,8 +170,8 @@ def test_an_upload_that_went_elsewhere_comes_not_back_with_a_login(
 
 @pytest.mark.rule("R1")
 def test_a_client_certificate_is_shown_to_nobody_whom_another_registry_names(
-    serve: Start, target: Server, ca: trustme.CA, tmp_path: Path
-) -> None:
+    serve, target, ca, tmp_path
+):
     def context() -> ssl.SSLContext:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         ca.issue_cert("127.0.0.1").configure_cert(made)
@@ -220,9 +215,7 @@ def test_a_client_certificate_is_shown_to_nobody_whom_another_registry_names(
 
 
 @pytest.mark.rule("R2")
-def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_only(
-    serve: Start, target: Server
-) -> None:
+def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_only(serve, target):
     source = serve(auth=TokenService({USER: SECRET}, anonymous=False))
     image = Seed(5).image().load_into(source.app, "app", tag="v1")
     text = json.dumps({"registries": {"a": {"url": source.url, **LOGIN}}, "mappings": []})
@@ -243,8 +236,8 @@ def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_only(
 @pytest.mark.rule("R2")
 @pytest.mark.parametrize("number", [1, 3])
 def test_who_has_asked_for_tokens_gets_no_password_for_a_stray_basic_challenge(
-    serve: Start, target: Server, number: int
-) -> None:
+    serve, target, number
+):
     """A proxy in front of some paths is enough for one; the token is renewed instead."""
     source = serve(auth=TokenService({USER: SECRET}, anonymous=False))
     image = Seed(5).image().load_into(source.app, "app", tag="v1")
@@ -273,14 +266,8 @@ def rebound(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.rule("R4")
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_name_that_leads_to_this_machine_gets_no_request(
-    serve: Start,
-    target: Server,
-    speaker: Any,
-    ca: trustme.CA,
-    tmp_path: Path,
-    rebound: None,
-    secure: bool,
-) -> None:
+    serve, target, speaker, ca, tmp_path, rebound, secure
+):
     def context(name: str) -> ssl.SSLContext:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         ca.issue_cert(name).configure_cert(made)

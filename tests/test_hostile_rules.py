@@ -47,7 +47,7 @@ def rules_of(path: Path) -> Iterator[tuple[str, str]]:
                     yield from ((node.name, str(ast.literal_eval(each))) for each in mark.args)
 
 
-def test_every_rule_has_a_test() -> None:
+def test_every_rule_has_a_test():
     found = [pair for path in sorted((ROOT / "tests").glob("test_*.py")) for pair in rules_of(path)]
     named = {rule for _, rule in found}
     assert named - {*RULES} == set(), "a mark that is no rule"

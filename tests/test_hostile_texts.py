@@ -16,8 +16,7 @@ from conformance.content.images import Seed, encode
 from conformance.messages import Answer, Request, Response, error
 from conformance.registry.storage import OCI_INDEX, OCI_MANIFEST
 from conformance.registry.tokens import BasicAuth, TokenService
-from conformance.server.sockets import Server
-from tests.ends import Ran, Start, basic, document, only, run_regsync, tags
+from tests.ends import Ran, basic, document, only, run_regsync, tags
 
 USER, SECRET = "captain", "Xyzzy-0pen-Sesame-" + "q" * 60
 
@@ -124,9 +123,7 @@ SAID: dict[str, tuple[str, Answer]] = {
     "form", [[], ["-vv"], ["--log-format", "json"]], ids=["text", "vv", "json"]
 )
 @pytest.mark.parametrize("name", SAID)
-def test_what_a_registry_says_is_one_clean_line(
-    source: Server, target: Server, name: str, form: list[str]
-) -> None:
+def test_what_a_registry_says_is_one_clean_line(source, target, name, form):
     kind, answer = SAID[name]
 
     def say(request: Request) -> Answer | None:
@@ -155,9 +152,7 @@ def test_what_a_registry_says_is_one_clean_line(
 @pytest.mark.parametrize(
     "answer", [error(403, UGLY, UGLY), Response(400, [], json.dumps({"error": UGLY}).encode())]
 )
-def test_what_a_token_service_says_is_one_clean_line(
-    serve: Start, target: Server, answer: Response
-) -> None:
+def test_what_a_token_service_says_is_one_clean_line(serve, target, answer):
     source = serve(auth=TokenService({"a": "b"}))
     source.app.intercept = lambda request: (
         Response(answer.status, list(answer.headers), answer.body)
@@ -180,7 +175,7 @@ def test_what_a_token_service_says_is_one_clean_line(
     "where", ["registries", "url", "from", "to", "source", "targets", "glob", "semver", "global"]
 )
 @pytest.mark.parametrize("text", [UGLY, "\x1b[1m", "a\u202eb", "a\nsynced a -> b"], ids=repr)
-def test_what_a_configuration_says_is_clean_lines(where: str, text: str) -> None:
+def test_what_a_configuration_says_is_clean_lines(where, text):
     mapping: dict[str, Any] = {"from": "app", "source": "a", "targets": ["a"], "tags": {}}
     given: dict[str, Any] = {
         "registries": {"a": {"url": "h.test"}},
@@ -218,7 +213,7 @@ def test_what_a_configuration_says_is_clean_lines(where: str, text: str) -> None
         ["copy", "a", "{}"],
     ],
 )
-def test_what_a_command_line_says_is_one_clean_line(arguments: list[str]) -> None:
+def test_what_a_command_line_says_is_one_clean_line(arguments):
     ran = run_regsync(*(each.format(UGLY) for each in arguments))
     assert ran.status == 3
     is_clean(ran)
@@ -228,7 +223,7 @@ BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
 @pytest.mark.rule("R18")
-def test_nothing_that_a_terminal_obeys_is_left() -> None:
+def test_nothing_that_a_terminal_obeys_is_left():
     every = [chr(code) for code in range(0x110000)]
     unsafe = {each for each in every if unicodedata.category(each) in ("Cc", "Zl", "Zp")}
     # What reorders, and what has no width: what stands before or behind it looks as if it were
@@ -242,7 +237,7 @@ def test_nothing_that_a_terminal_obeys_is_left() -> None:
 
 
 @pytest.mark.rule("R18")
-def test_what_was_cut_says_so() -> None:
+def test_what_was_cut_says_so():
     assert printable("a" * 10, 10) == "a" * 10
     assert printable("a" * 11, 10) == "a" * 9 + "…"
     assert printable("\x00" * 38 + "a" * 9, 10) == "aa…"
@@ -256,7 +251,7 @@ def raw(head: str, body: bytes = b"") -> bytes:
 
 
 @pytest.mark.rule("R10")
-def test_no_traceback_shows_what_was_repeated(serve: Start) -> None:
+def test_no_traceback_shows_what_was_repeated(serve):
     source = serve(auth=BasicAuth({USER: SECRET}))
 
     def repeat(request: Request) -> Answer | None:
@@ -273,9 +268,7 @@ def test_no_traceback_shows_what_was_repeated(serve: Start) -> None:
 
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_a_registry_that_repeats_the_request_repeats_no_secret(
-    serve: Start, target: Server, form: str
-) -> None:
+def test_a_registry_that_repeats_the_request_repeats_no_secret(serve, target, form):
     source = serve(auth=BasicAuth({USER: SECRET}))
     Seed(1).image().load_into(source.app, "app", tag="v1")
 
@@ -296,7 +289,7 @@ def test_a_registry_that_repeats_the_request_repeats_no_secret(
 
 
 @pytest.mark.rule("R10")
-def test_the_query_of_a_next_page_is_in_no_log(source: Server, target: Server) -> None:
+def test_the_query_of_a_next_page_is_in_no_log(source, target):
     def pages(request: Request) -> Answer | None:
         if request.parameter("state"):
             return Response(503)
@@ -320,12 +313,12 @@ def test_the_query_of_a_next_page_is_in_no_log(source: Server, target: Server) -
 
 @pytest.mark.rule("R19")
 @pytest.mark.parametrize("word", ["registry.test:5000/app@sha256:zz", "app:v1@sha512:"])
-def test_a_digest_is_no_login(word: str) -> None:
+def test_a_digest_is_no_login(word):
     assert word in run_regsync("tags", word).err
 
 
 @pytest.mark.rule("R19")
-def test_a_digest_in_a_field_is_shown() -> None:
+def test_a_digest_in_a_field_is_shown():
     mapping = {"from": f"host.test/app:v1@sha256:{'a' * 64}", "source": "a", "targets": ["a"]}
     ran = run_regsync(
         "validate",

@@ -73,7 +73,7 @@ OTHER_TYPES = ("unknown-child", "buildkit-cache-index", "oras-manifest", "artifa
 
 
 @pytest.mark.parametrize("name", COPIED)
-def test_the_program_copies_every_valid_shape(name: str, ends: tuple[Server, Server]) -> None:
+def test_the_program_copies_every_valid_shape(name, ends):
     sample, (source, target) = VALID[name].build(), ends
     sample.load_into(source.app, name, "v1")
     for number, (reference, image) in enumerate(sample.parts().items()):
@@ -150,9 +150,7 @@ SAID_ELSE = {"document": "a size", "content": "its descriptor", "target": "MANIF
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_program_refuses_what_must_not_be_copied(
-    name: str, ends: tuple[Server, Server]
-) -> None:
+def test_the_program_refuses_what_must_not_be_copied(name, ends):
     """The tag stays as it was, nothing appears by the image's digest, and one line says what is
     wrong.
     """

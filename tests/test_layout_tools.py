@@ -14,11 +14,9 @@ import pytest
 from conformance.client.attachments import SBOM
 from conformance.client.copies import fetch_http, identical
 from conformance.content.images import Image, Seed
-from conformance.content.samples import Shape
 from conformance.content.shapes import shapes
 from conformance.programs import skopeo
-from conformance.server.sockets import Server
-from tests.ends import Start, held, only, run_regsync
+from tests.ends import held, only, run_regsync
 from tests.layouts import blob_path, check_layout, digest_of, index_of, make_layout, names_of
 from tests.thinning import thorough
 
@@ -35,9 +33,7 @@ def seed() -> Seed:
 
 @slow
 @pytest.mark.parametrize("index", [False, True], ids=["image", "index"])
-def test_skopeo_inspects_and_copies_by_our_names(
-    source: Server, target: Server, seed: Seed, tmp_path: Path, index: bool
-) -> None:
+def test_skopeo_inspects_and_copies_by_our_names(source, target, seed, tmp_path, index):
     image = seed.index() if index else seed.image()
     image.load_into(source.app, "team/sub/app", tag="v1.2")
     disk = tmp_path / "disk"
@@ -52,7 +48,7 @@ def test_skopeo_inspects_and_copies_by_our_names(
 
 
 @slow
-def test_what_skopeo_writes_is_read(target: Server, seed: Seed, tmp_path: Path) -> None:
+def test_what_skopeo_writes_is_read(target, seed, tmp_path):
     one = seed.image()
     two = seed.image()
     made = make_layout(tmp_path / "made", {"one": one, "two": two})
@@ -67,9 +63,7 @@ def test_what_skopeo_writes_is_read(target: Server, seed: Seed, tmp_path: Path) 
 
 
 @slow
-def test_skopeo_and_we_write_one_layout_by_turns(
-    source: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_skopeo_and_we_write_one_layout_by_turns(source, seed, tmp_path):
     theirs = seed.image()
     made = make_layout(tmp_path / "made", {"one": theirs})
     ours = seed.image().load_into(source.app, "app", tag="v1")
@@ -107,9 +101,7 @@ def make_by_oras(disk: Path, names: dict[str, Image], *unnamed: Image) -> Path:
 
 
 @pytest.mark.parametrize("name", ["v1", "team/app:v1"], ids=["tag", "name"])
-def test_what_oras_copies_with_its_referrers_is_read_with_them(
-    target: Server, seed: Seed, tmp_path: Path, name: str
-) -> None:
+def test_what_oras_copies_with_its_referrers_is_read_with_them(target, seed, tmp_path, name):
     """`oras cp -r ... --to-oci-layout DIR:TAG`, or `--to-oci-layout-path DIR REPO:TAG`."""
     children = [seed.image(), seed.image()]
     image = seed.index(children)
@@ -122,14 +114,14 @@ def test_what_oras_copies_with_its_referrers_is_read_with_them(
     assert held(target, "app", sbom)
 
 
-def test_what_oras_has_tagged_twice_are_two_tags(seed: Seed, tmp_path: Path) -> None:
+def test_what_oras_has_tagged_twice_are_two_tags(seed, tmp_path):
     one = seed.image()
     disk = make_by_oras(tmp_path / "disk", {"v1": seed.image(), "v2": one, "latest": one})
     tags = run_regsync("tags", f"oci-layout:{disk}//whatever").out.split()
     assert sorted(tags) == ["latest", "v1", "v2"]
 
 
-def test_a_backup_by_oras_has_its_lists_as_tags(target: Server, seed: Seed, tmp_path: Path) -> None:
+def test_a_backup_by_oras_has_its_lists_as_tags(target, seed, tmp_path):
     """`oras backup --include-referrers` from a registry without the API of referrers."""
     image = seed.image()
     sbom = seed.artifact(image, SBOM)
@@ -141,7 +133,7 @@ def test_a_backup_by_oras_has_its_lists_as_tags(target: Server, seed: Seed, tmp_
     assert held(target, "app", sbom)
 
 
-def test_oras_and_we_write_one_layout_by_turns(source: Server, seed: Seed, tmp_path: Path) -> None:
+def test_oras_and_we_write_one_layout_by_turns(source, seed, tmp_path):
     oras = shutil.which("oras")
     if oras is None:
         pytest.skip("there is no oras here")
@@ -188,7 +180,7 @@ PARAMS = [pytest.param(shape, id=shape.name) for shape in SHAPES]
         for number, param in enumerate(PARAMS)
     ],
 )
-def test_every_shape_goes_there_and_back(serve: Start, shape: Shape, tmp_path: Path) -> None:
+def test_every_shape_goes_there_and_back(serve, shape, tmp_path):
     sample = shape.build()
     source = serve(**shape.options)
     target = serve(**shape.options)
@@ -228,9 +220,7 @@ def check_descriptor(entry: dict[str, Any]) -> None:
     assert re.fullmatch(rf"(?:{component})*[A-Za-z0-9]+(?:/(?:{component})*[A-Za-z0-9]+)*", name)
 
 
-def test_names_that_the_grammar_of_references_lacks_are_read_by_us(
-    source: Server, target: Server, seed: Seed, tmp_path: Path
-) -> None:
+def test_names_that_the_grammar_of_references_lacks_are_read_by_us(source, target, seed, tmp_path):
     """Two underscores are a registry's name, and no `ref.name` by OCI's grammar: docs say so."""
     image: Image = seed.image().load_into(source.app, "a__b", tag="_x")
     layout = f"oci-layout:{tmp_path / 'disk'}"

@@ -5,7 +5,6 @@ wire: docs/design.md section 9, docs/protocol-facts.md section 1.
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -24,9 +23,7 @@ def ends(world: Virtual) -> tuple[Place, Place]:
 
 
 @pytest.mark.parametrize("status", [401, 403])
-async def test_a_target_that_does_not_list_its_tags_is_written_to(
-    world: Virtual, status: int
-) -> None:
+async def test_a_target_that_does_not_list_its_tags_is_written_to(world, status):
     source, target = ends(world)
     image = Seed(1).image().load_into(source.app, "app", "v1", "v2")
     target.app.faults.on("GET", "tag_list").status(status)
@@ -38,7 +35,7 @@ async def test_a_target_that_does_not_list_its_tags_is_written_to(
     target.journal.matching("HEAD", "manifest").exactly(2)
 
 
-async def test_a_tag_whose_digest_a_head_does_not_tell_is_read(world: Virtual) -> None:
+async def test_a_tag_whose_digest_a_head_does_not_tell_is_read(world):
     def hide(request: Request, answer: Answer) -> Answer:
         if request.method == "HEAD" and isinstance(answer, Response):
             answer.headers[:] = [
@@ -55,9 +52,7 @@ async def test_a_tag_whose_digest_a_head_does_not_tell_is_read(world: Virtual) -
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
-async def test_a_200_to_a_manifest_is_believed_when_the_registry_holds_it(
-    world: Virtual, is_stored: bool
-) -> None:
+async def test_a_200_to_a_manifest_is_believed_when_the_registry_holds_it(world, is_stored):
     source, target = ends(world)
     image = Seed(1).image().load_into(source.app, "app", tag="v1")
 
@@ -75,7 +70,7 @@ async def test_a_200_to_a_manifest_is_believed_when_the_registry_holds_it(
     target.journal.matching("HEAD", "manifest").exactly(2)
 
 
-async def test_a_blob_that_the_target_holds_with_another_size_is_sent(world: Virtual) -> None:
+async def test_a_blob_that_the_target_holds_with_another_size_is_sent(world):
     source, target = ends(world)
     seed = Seed(1)
     image = seed.image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
@@ -98,7 +93,7 @@ async def test_a_blob_that_the_target_holds_with_another_size_is_sent(world: Vir
     assert held(target, "app", image)
 
 
-async def test_a_full_page_without_a_link_is_not_the_last_one(world: Virtual) -> None:
+async def test_a_full_page_without_a_link_is_not_the_last_one(world):
     source, target = ends(world)
     image = Seed(1).image().load_into(source.app, "app", "x0999", "x1000")
     names = [f"x{number:04}" for number in range(1001)]
@@ -123,7 +118,7 @@ async def test_a_full_page_without_a_link_is_not_the_last_one(world: Virtual) ->
     assert asked == [{"n": "1000"}, {"n": "1000", "last": "x0999"}]
 
 
-async def test_digests_in_googles_listing_spare_the_heads_of_all_tags(world: Virtual) -> None:
+async def test_digests_in_googles_listing_spare_the_heads_of_all_tags(world):
     source = world.registry("source.test")
     google = world.listen(App(), "gcr.io", scheme="https")
     image = Seed(1).image().load_into(source.app, "app", "v1", "v2")
@@ -144,9 +139,7 @@ async def test_digests_in_googles_listing_spare_the_heads_of_all_tags(world: Vir
     assert google.journal.summary() == {"GET tag_list": 1}
 
 
-async def test_a_referrer_that_is_listed_and_gone_is_left_out(
-    world: Virtual, tmp_path: Path
-) -> None:
+async def test_a_referrer_that_is_listed_and_gone_is_left_out(world, tmp_path):
     mirror = SignedMirror(world, tmp_path)
     gone, there = (mirror.attach(mirror.images[0]) for _ in range(2))
     mirror.source.app.faults.on("GET", "manifest", reference=gone.top).status(404)

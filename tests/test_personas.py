@@ -14,7 +14,7 @@ import pytest
 from conformance.content.images import Seed
 from conformance.providers.personas import persona
 from conformance.server.names import Names, names
-from tests.ends import Virtual, document, held, only, program, sync, tags
+from tests.ends import document, held, only, program, sync, tags
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,7 +30,7 @@ def known_names(tmp_path: Path) -> Iterator[Names]:
         yield found
 
 
-def test_regsync_lists_a_source_that_is_old(seed: Seed) -> None:
+def test_regsync_lists_a_source_that_is_old(seed):
     with persona("old") as old, persona("strict") as target:
         image = seed.image(sizes=(1,)).load_into(old.app, "app")
         for number in range(230):
@@ -44,9 +44,7 @@ def test_regsync_lists_a_source_that_is_old(seed: Seed) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_regsync_copies_from_hub_by_its_short_name_in_memory(
-    world: Virtual, seed: Seed
-) -> None:
+async def test_regsync_copies_from_hub_by_its_short_name_in_memory(world, seed):
     """Names as they are, https as it is believed: `docker.io`, the token service elsewhere,
     `library/`.
     """
@@ -64,9 +62,7 @@ async def test_regsync_copies_from_hub_by_its_short_name_in_memory(
 
 
 @pytest.mark.slow
-def test_the_built_program_copies_between_providers_by_name(
-    known_names: Names, seed: Seed, pyz: Path, tmp_path: Path
-) -> None:
+def test_the_built_program_copies_between_providers_by_name(known_names, seed, pyz, tmp_path):
     with (
         persona("dockerhub", names=known_names) as hub,
         persona("redirecting", names=known_names) as target,
@@ -92,7 +88,7 @@ def test_the_built_program_copies_between_providers_by_name(
 
 
 @pytest.mark.slow
-def test_a_persona_is_served_as_a_program(pyz: Path, tmp_path: Path) -> None:
+def test_a_persona_is_served_as_a_program(pyz, tmp_path):
     """With names: the shell reads DIR/environ, and the built program finds the seeded image by
     name.
     """

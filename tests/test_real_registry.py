@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trustme
 
 from conformance.client.copies import fetch_http, identical, push_http
 from conformance.content.images import Image, Seed
@@ -22,7 +21,7 @@ from conformance.content.shapes import shapes
 from conformance.messages import digest_of
 from conformance.programs import HTPASSWD, PASSWORD, USER, skopeo
 from conformance.server.proxy import Proxy
-from tests.ends import Start, basic, only, run_regsync
+from tests.ends import basic, only, run_regsync
 
 Registries = Callable[..., str]
 LOGIN = f"Basic {basic(USER, PASSWORD)}"
@@ -63,8 +62,8 @@ def copy(source: str, target: str, *more: str, where: str = "app:v1", **options:
 @pytest.mark.slow
 @pytest.mark.parametrize("format", ["oci", "docker"])
 def test_an_index_arrives_whole_and_a_second_run_moves_nothing(
-    docker_registries: Registries, seed: Seed, tmp_path: Path, format: Any
-) -> None:
+    docker_registries, seed, tmp_path, format
+):
     source, target = docker_registries(), docker_registries()
     image = seed.index(format=format, platforms=("linux/amd64", "linux/arm64/v8"))
     push_http(image, source, "app", "v1")
@@ -89,9 +88,7 @@ def test_an_index_arrives_whole_and_a_second_run_moves_nothing(
 
 
 @pytest.mark.slow
-def test_a_sync_selects_trims_mounts_and_settles(
-    docker_registries: Registries, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_sync_selects_trims_mounts_and_settles(docker_registries, seed, tmp_path):
     source, target = docker_registries(), docker_registries()
     shared = seed.layer(OCTETS)
     one, two = (
@@ -148,8 +145,8 @@ def sync(directory: Path, source: str, target: str, *mappings: dict[str, Any]) -
 
 @pytest.mark.slow
 def test_an_equal_tag_lets_a_new_repository_mount_without_a_state(
-    docker_registries: Registries, seed: Seed, tmp_path: Path
-) -> None:
+    docker_registries, seed, tmp_path
+):
     """docs/design.md section 6, rule 4."""
     source, target = docker_registries(), docker_registries()
     image = seed.image(sizes=(OCTETS, 900))
@@ -167,9 +164,7 @@ def test_an_equal_tag_lets_a_new_repository_mount_without_a_state(
 
 
 @pytest.mark.slow
-def test_new_blobs_of_a_changed_repository_cost_no_head(
-    docker_registries: Registries, seed: Seed, tmp_path: Path
-) -> None:
+def test_new_blobs_of_a_changed_repository_cost_no_head(docker_registries, seed, tmp_path):
     """docs/design.md section 6, rule 11: one POST for a blob that is there, in the first run only."""
     source, target = docker_registries(), docker_registries()
     push_http(seed.image(), source, "app", "v1")
@@ -188,9 +183,7 @@ def test_new_blobs_of_a_changed_repository_cost_no_head(
 
 
 @pytest.mark.slow
-def test_mappings_of_one_source_ask_for_each_tag_once(
-    docker_registries: Registries, seed: Seed, tmp_path: Path
-) -> None:
+def test_mappings_of_one_source_ask_for_each_tag_once(docker_registries, seed, tmp_path):
     source, target = docker_registries(), docker_registries()
     for number in range(4):
         push_http(seed.image(), source, "app", f"v{number}")
@@ -214,8 +207,8 @@ def test_mappings_of_one_source_ask_for_each_tag_once(
 
 @pytest.mark.slow
 def test_unchanged_tags_cost_no_manifest_with_head_first_and_nothing_known(
-    docker_registries: Registries, seed: Seed, tmp_path: Path
-) -> None:
+    docker_registries, seed, tmp_path
+):
     source, target = docker_registries(), docker_registries()
     for number in range(5):
         image = seed.index(platforms=("linux/amd64", "linux/arm64"))
@@ -238,7 +231,7 @@ def test_unchanged_tags_cost_no_manifest_with_head_first_and_nothing_known(
 
 
 @pytest.mark.slow
-def test_within_one_registry_blobs_are_mounted(docker_registry: str, seed: Seed) -> None:
+def test_within_one_registry_blobs_are_mounted(docker_registry, seed):
     image = seed.image(sizes=(OCTETS,))
     push_http(image, docker_registry, "app", "v1")
     arguments = (
@@ -256,7 +249,7 @@ def test_within_one_registry_blobs_are_mounted(docker_registry: str, seed: Seed)
 
 
 @pytest.mark.slow
-def test_an_index_of_blobs_is_taken(docker_registries: Registries) -> None:
+def test_an_index_of_blobs_is_taken(docker_registries):
     """BuildKit's older cache, whose entries are no manifests."""
     source, target = docker_registries(), docker_registries()
     image = shapes()["buildkit-cache-index"].build().image
@@ -269,9 +262,7 @@ def test_an_index_of_blobs_is_taken(docker_registries: Registries) -> None:
 
 
 @pytest.mark.slow
-def test_a_login_from_the_docker_configuration(
-    docker_registries: Registries, seed: Seed, tmp_path: Path, clean_env: Path
-) -> None:
+def test_a_login_from_the_docker_configuration(docker_registries, seed, tmp_path, clean_env):
     source, target = docker_registries(htpasswd=HTPASSWD), docker_registries(htpasswd=HTPASSWD)
     image = seed.image(sizes=(OCTETS, 12))
     push_http(image, source, "app", "v1", authorization=LOGIN)
@@ -296,9 +287,7 @@ def test_a_login_from_the_docker_configuration(
 
 
 @pytest.mark.slow
-def test_a_wrong_password_is_status_4_with_its_remedy(
-    docker_registries: Registries, seed: Seed
-) -> None:
+def test_a_wrong_password_is_status_4_with_its_remedy(docker_registries, seed):
     source, target = docker_registries(), docker_registries(htpasswd=HTPASSWD)
     push_http(seed.image(), source, "app", "v1")
     wrong = {
@@ -320,9 +309,7 @@ def test_a_wrong_password_is_status_4_with_its_remedy(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trust", ["ca_file", "SSL_CERT_FILE", "none"])
-def test_tls_with_an_authority_of_ones_own(
-    docker_registries: Registries, seed: Seed, tmp_path: Path, ca: trustme.CA, trust: str
-) -> None:
+def test_tls_with_an_authority_of_ones_own(docker_registries, seed, tmp_path, ca, trust):
     leaf = ca.issue_cert("127.0.0.1", "localhost")
     certificate, key, bundle = (tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem"))
     certificate.write_bytes(b"".join(part.bytes() for part in leaf.cert_chain_pems))
@@ -352,8 +339,8 @@ def test_tls_with_an_authority_of_ones_own(
 
 @pytest.mark.slow
 def test_what_breaks_in_front_of_real_registries_goes_on_or_begins_again(
-    docker_registries: Registries, serve: Start, seed: Seed
-) -> None:
+    docker_registries, serve, seed
+):
     """2.8.2 gives the rest of a blob by Range, and forgets an upload whose body broke: it is asked
     that once.
     """

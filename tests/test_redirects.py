@@ -7,7 +7,7 @@ import pytest
 from _regsync.addresses import Origin
 from _regsync.errors import ProtocolBroken
 from _regsync.registry.transport import Call
-from tests.wires import End, Item, Wire, answer, plain_registry, transport_of
+from tests.wires import End, Wire, answer, plain_registry, transport_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -16,7 +16,7 @@ GET = Call("blob_get", "GET", "/v2/app/blobs/x", "app")
 MOVED = b"HTTP/1.1 307 Moved\r\nLocation: http://storage.test/x?sig=1\r\nContent-Length: "
 
 
-async def test_registrys_connection_serves_others_while_storage_sends_the_blob() -> None:
+async def test_registrys_connection_serves_others_while_storage_sends_the_blob():
     first = Wire(answers=((MOVED + b"5\r\n\r\nmoved",), (answer(b"other"),)))
     storage = Wire(answers=((answer(b"blob"),),))
     transport = transport_of({REGISTRY: [first], STORAGE: [storage]})
@@ -39,7 +39,7 @@ async def test_registrys_connection_serves_others_while_storage_sends_the_blob()
     ],
     ids=["cut", "reset", "long"],
 )
-async def test_body_of_a_redirect_says_nothing(rest: tuple[Item, ...]) -> None:
+async def test_body_of_a_redirect_says_nothing(rest):
     head, *others = rest
     assert isinstance(head, bytes)
     wire = Wire(answers=((MOVED + head, *others),))
@@ -50,7 +50,7 @@ async def test_body_of_a_redirect_says_nothing(rest: tuple[Item, ...]) -> None:
 
 
 @pytest.mark.rule("R4")
-async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open() -> None:
+async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open():
     here = b"HTTP/1.1 302 Round\r\nLocation: /v2/again\r\nContent-Length: 0\r\n\r\n"
     wire = Wire(answers=((here,),) * 20)
     transport = transport_of({REGISTRY: [wire]})
@@ -68,7 +68,7 @@ async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open() -> None:
         ("10.0.0.1", "https://10.0.0.2/x", "private address"),
     ],
 )
-async def test_each_hop_is_judged_by_the_one_before_it(host: str, end: str, words: str) -> None:
+async def test_each_hop_is_judged_by_the_one_before_it(host, end, words):
     """What the registry itself might name, http or a neighbour of its own, a storage on the way may
     not.
     """
@@ -90,7 +90,7 @@ async def test_each_hop_is_judged_by_the_one_before_it(host: str, end: str, word
     assert (len(first.requests), len(storage.requests)) == (1, 1)
 
 
-async def test_permits_are_no_more_than_the_files_that_may_be_open() -> None:
+async def test_permits_are_no_more_than_the_files_that_may_be_open():
     transport = transport_of({})
     transport.machine = transport.machine._replace(open_files=64)
     generous = plain_registry()._replace(max_concurrent=50)
@@ -98,7 +98,7 @@ async def test_permits_are_no_more_than_the_files_that_may_be_open() -> None:
     assert transport.gate.limits["registry.test"].cap == 10
 
 
-async def test_of_two_aliases_of_a_registry_the_smaller_bound_holds() -> None:
+async def test_of_two_aliases_of_a_registry_the_smaller_bound_holds():
     transport = transport_of({})
     for alias, most in (("one", 7), ("two", 3), ("three", 5)):
         transport.host(plain_registry()._replace(alias=alias, max_concurrent=most))

@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from random import Random
 from typing import Any
 from unittest import mock
@@ -73,7 +72,7 @@ def check_stored_once(places: list[Place]) -> None:
     *NOT_YET, "blob_before_session", "mount_refused_again", "absent_tag_asked", "own_manifest_asked"
 )
 @pytest.mark.parametrize("number", seeds("STRESS", 6, 30))
-async def test_no_run_stands_still(number: int, tmp_path: Path) -> None:
+async def test_no_run_stands_still(number, tmp_path):
     random = Random(number)
     share = random.choice([0, 0.1, 0.3, 0.6])
     async with virtual(chance=random.random()) as world:
@@ -133,9 +132,7 @@ def lose(app: App, repository: str, random: Random) -> None:
 )
 @pytest.mark.provokes("manifest_names_absent", "manifest_put_twice", "known_blob_asked")
 @pytest.mark.parametrize("number", seeds("STRESS", 2, 10))
-async def test_targets_that_lose_things_behind_our_back_converge_in_the_next_run(
-    number: int, tmp_path: Path
-) -> None:
+async def test_targets_that_lose_things_behind_our_back_converge_in_the_next_run(number, tmp_path):
     """With a state from a run under faults, which may have failed in parts (I5)."""
     random = Random(number)
     share = random.choice([0, 0, 0.1, 0.3])

@@ -164,8 +164,8 @@ def check_outcomes(ran: Ran, places: list[Place], wanted: Wanted) -> None:
 @pytest.mark.provokes("blob_before_session", "own_manifest_asked")
 @NUMBERS
 async def test_a_run_that_is_stopped_ends_in_time_and_the_next_completes_it(
-    number: int, tmp_path: Path, ended: list[Noted]
-) -> None:
+    number, tmp_path, ended
+):
     random = Random(number)
     share = random.choice([0, 0.1, 0.3])
     async with virtual(chance=random.random()) as world:
@@ -289,9 +289,7 @@ def asked(places: list[Place]) -> Counter[str]:
 
 @pytest.mark.provokes(*NOT_YET, "mount_refused_again", "token_twice", "absent_tag_asked")
 @NUMBERS
-async def test_a_watch_converges_when_all_is_well(
-    number: int, tmp_path: Path, ended: list[Noted]
-) -> None:
+async def test_a_watch_converges_when_all_is_well(number, tmp_path, ended):
     random = Random(number)
     share, seed = random.choice([0, 0.1, 0.3]), Seed(number)
     images = pool(random, seed)
