@@ -860,26 +860,13 @@ def test_a_passing_failure_costs_one_repetition(source, target, seed, side, whic
     expected[f"{which['method']} {which['kind']}"] += 1
     if which["kind"] == "upload":
         # A whole body whose answer is 5xx is asked for before it is sent again. One that a limit has
-        # refused goes again to the same session.
+        # refused goes again to the same session. It comes from memory: no source is read again.
         if status != 429:
             expected["POST upload_start"] += 1
-        expected["GET blob"] += 1
         if status == 503:
             expected["HEAD blob"] = 3
     # Where the source failed the upload session is still good.
     assert {**wire(source), **wire(target)} == expected
-
-
-def test_a_failure_that_stays_is_given_up_after_five_attempts(source, target, seed):
-    seed.image().load_into(source.app, "app", tag="v1")
-    times(source, 99, error(500, "UNKNOWN", "closed"), method="GET", kind="manifest")
-    ran = copy(source, target)
-    assert ran.status == 2
-    assert "500" in only(ran.failed)
-    assert "closed" in ran.err
-    assert source.journal.count("GET", "manifest") == 5
-    assert only(ran.images)["error"]["retries"] == 4
-    assert not target.app.tags("app")
 
 
 def test_a_session_whose_source_refuses_is_cancelled_by_one_request(source, target, seed):
@@ -947,16 +934,6 @@ def test_429_does_not_use_up_attempts(source, target, seed):
     assert ran.totals["throttled"] == {source.address: 9}
 
 
-def test_a_retry_after_beyond_patience_ends_at_once(source, target, seed):
-    seed.image().load_into(source.app, "app", tag="v1")
-    refusal = error(429, "TOOMANYREQUESTS", "quota used up", headers=[("Retry-After", "4000")])
-    times(source, 99, refusal, method="GET", kind="manifest")
-    ran = copy(source, target)
-    assert ran.status == 2
-    assert "quota used up" in only(ran.failed)
-    assert source.journal.count("GET", "manifest") == 1
-
-
 @pytest.mark.parametrize("status", [400, 403, 404, 501], ids=str)
 def test_a_refusal_is_not_repeated(source, target, seed, status):
     seed.image().load_into(source.app, "app", tag="v1")
@@ -965,19 +942,6 @@ def test_a_refusal_is_not_repeated(source, target, seed, status):
     assert ran.status == (4 if status == 403 else 2)
     assert source.journal.count("GET", "manifest") == 1
     assert not target.app.tags("app")
-
-
-def test_a_blob_cut_short_at_the_source_begins_again(source, target, seed):
-    image = seed.image(sizes=(600_000,)).load_into(source.app, "app", tag="v1")
-    layer = image.document["layers"][0]
-    part = image.blobs[layer["digest"]][:300_000]
-    head = f"HTTP/1.1 200 OK\r\nContent-Length: {layer['size']}\r\n\r\n".encode()
-    times(source, 1, head + part, method="GET", kind="blob", reference=layer["digest"])
-    ran = copy(source, target)
-    assert (ran.status, ran.err) == (0, "")
-    assert held(target, "app", image)
-    assert source.journal.count("GET", "blob", reference=layer["digest"]) == 2
-    assert target.journal.count("PUT", "upload", status=201) == 2
 
 
 def test_a_connection_dropped_before_the_answer_is_replaced(speaker, target, seed):

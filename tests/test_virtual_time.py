@@ -1,12 +1,12 @@
 """Whole runs over a network in memory, on a clock that jumps: what waiting does to a sync.
 
 Nothing here takes real time. The program has its own time-outs and pauses; only DNS, sockets, TLS
-and worker threads are left out (`ends.Virtual`). The first tests are about the network itself: a
-fake is trusted only when it was verified.
+and worker threads are left out (`ends.Virtual`). The network itself is tested beside the harness.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from email.utils import formatdate
 from typing import Any
@@ -14,13 +14,11 @@ from typing import Any
 import anyio
 import pytest
 
-from conformance.audit.evidence import Act
 from conformance.content.images import Image, Seed
 from conformance.messages import Answer, Request, error
 from conformance.providers.personas import Persona, Provider
 from conformance.providers.rates import Cap
-from conformance.registry.app import App
-from conformance.server.memory import End, Link, Place, network
+from conformance.server.memory import Link, Place
 from tests.ends import document, held, only, tags
 
 
@@ -31,135 +29,6 @@ def seed() -> Seed:
 
 def now() -> float:
     return round(anyio.current_time(), 6)
-
-
-async def read(end: End, count: int) -> bytes:
-    room = memoryview(bytearray(count))
-    while (got := end.read_into(room)) is None:
-        await end.readable()
-    return bytes(room[:got])
-
-
-async def read_all(end: End, count: int) -> bytes:
-    whole = b""
-    while len(whole) < count and (piece := await read(end, count - len(whole))):
-        whole += piece
-    return whole
-
-
-PING = b"GET /v2/ HTTP/1.1\r\nHost: r.test\r\n\r\n"
-
-
-# The network.
-
-
-@pytest.mark.virtual_time
-async def test_an_answer_takes_both_latencies_and_the_bandwidth():
-    async with network() as net:
-        net.listen(App(), "r.test", up=Link(latency=0.5), down=Link(latency=1.5, bandwidth=10))
-        end = await net.connect("r.test", 80)
-        assert now() == 2.0, "a connection takes one round trip"
-        assert end.write(PING) == len(PING)
-        assert (await read(end, 10), now()) == (b"HTTP/1.1 2", 5.0)
-        assert (await read(end, 10), now()) == (b"00 OK\r\nCon", 6.0)
-
-
-@pytest.mark.virtual_time
-async def test_bandwidth_is_shared_by_the_connections_of_a_place():
-    async with network() as net:
-        app = App()
-        digest = app.add_blob("app", bytes(900_000))
-        net.listen(app, "r.test", down=Link(bandwidth=100_000))
-        ended: list[float] = []
-
-        async def pull() -> None:
-            end = await net.connect("r.test", 80)
-            end.write(f"GET /v2/app/blobs/{digest} HTTP/1.1\r\nHost: r.test\r\n\r\n".encode())
-            await read_all(end, 900_000)
-            ended.append(now())
-
-        async with anyio.create_task_group() as tasks:
-            for _ in range(2):
-                tasks.start_soon(pull)
-        assert min(ended) >= 17
-        assert round(max(ended), 1) == 18.0
-
-
-@pytest.mark.virtual_time
-async def test_a_full_window_makes_the_writer_wait_until_the_reader_reads():
-    async with network() as net:
-        place = net.listen(App(), "r.test", up=Link(window=100))
-        place.fail("silent")
-        place.recover()
-        end = await net.connect("r.test", 80)
-        place.fail("silent")
-        assert end.write(b"G" * 300) == 100
-        assert end.write(b"G") is None
-        with anyio.move_on_after(5) as scope:
-            await end.writable()
-        assert scope.cancelled_caught
-
-
-@pytest.mark.virtual_time
-async def test_a_close_arrives_behind_what_was_written_and_a_reset_at_once():
-    async with network() as net:
-        place = net.listen(App(), "r.test", down=Link(latency=3.0))
-        asked = PING.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-        end = await net.connect("r.test", 80)
-        end.write(asked)
-        whole = b""
-        while piece := await read(end, 4096):
-            whole += piece
-        assert (whole.startswith(b"HTTP/1.1 200 OK"), whole.endswith(b"{}"), now()) == (
-            True,
-            True,
-            6.0,
-        )
-        other = await net.connect("r.test", 80)
-        other.write(PING)
-        await anyio.sleep(1)
-        place.reset_connections()
-        with pytest.raises(ConnectionResetError):
-            await read(other, 100)
-        with pytest.raises(ConnectionResetError):
-            other.write(PING)
-
-
-@pytest.mark.virtual_time
-async def test_an_answer_that_a_reset_destroys_is_a_failure_in_the_journal():
-    async with network() as net:
-        place = net.listen(App(), "r.test", down=Link(latency=3.0))
-        for _ in range(2):
-            end = await net.connect("r.test", 80)
-            end.write(PING)
-            await anyio.sleep(7)
-            if place.journal.count("GET") == 1:
-                await read(end, 4096)
-        place.reset_connections()
-        kept, lost = (Act("r.test", "http://r.test", entry) for entry in place.journal.entries)
-        assert [act.entry.status for act in (kept, lost)] == [200, 200]
-        assert (kept.is_success, lost.is_success) == (True, False)
-        assert (kept.is_failure, lost.is_failure) == (False, True)
-
-
-@pytest.mark.virtual_time
-async def test_nobody_listens_under_another_name_or_port_or_in_an_outage():
-    async with network() as net:
-        place = net.listen(App(), "r.test")
-        with pytest.raises(OSError, match="Name or service not known"):
-            await net.connect("other.test", 80)
-        with pytest.raises(ConnectionRefusedError):
-            await net.connect("r.test", 443)
-        async with place.outage("refused", 60):
-            with pytest.raises(ConnectionRefusedError):
-                await net.connect("r.test", 80)
-        async with place.outage("silent", 60):
-            await net.connect("r.test", 80)
-        assert now() == 120.0, "a silent line takes connections when it is back"
-        assert place.open_connections() == 1
-
-
-# Runs.
 
 
 async def image_at(
@@ -217,6 +86,8 @@ async def test_backoff_doubles_between_server_errors(world, seed):
     assert ran.status == 2
     pauses = [round(gap, 1) for gap in source.journal.matching(kind="manifest").gaps()]
     assert pauses == [0.5, 1.0, 2.0, 4.0]
+    assert only(ran.images)["error"]["retries"] == 4
+    assert not target.app.tags("app")
 
 
 async def test_only_the_first_request_to_a_host_goes_alone(world, seed):
@@ -233,30 +104,6 @@ async def test_only_the_first_request_to_a_host_goes_alone(world, seed):
     first, second, *others = (entry.time for entry in asked)
     assert second >= first + 1.0  # over the same connection, when it has its answer
     assert max(others[:3]) < second + 1.1  # over connections of their own
-
-
-async def test_a_storm_of_429s_is_outlived_and_nothing_is_lost(world, seed):
-    """Every second request to the target for four minutes is refused; all images arrive."""
-    source, target = world.registry("source.test"), world.registry("target.test")
-    images = {
-        f"v{number}": await image_at(source, seed, tag=f"v{number}", sizes=(50_000, 70_000))
-        for number in range(12)
-    }
-    counts = {"asked": 0, "refused": 0}
-
-    def storm(request: Request) -> Answer | None:
-        counts["asked"] += 1
-        if now() < 240 and counts["asked"] % 2:
-            counts["refused"] += 1
-            return error(429, "TOOMANYREQUESTS", "storm")
-        return None
-
-    target.app.intercept = storm
-    ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
-    assert (ran.status, ran.statuses()) == (0, ["synced"] * 12)
-    assert counts["refused"] > 12
-    assert ran.totals["throttled"] == {"target.test": counts["refused"]}
-    assert all(held(target, "app", image) for image in images.values())
 
 
 async def test_slow_bandwidth_is_not_a_stall(world, seed):
@@ -280,7 +127,8 @@ async def test_a_line_slower_than_1_kib_a_second_is_given_up(world, seed):
     ran = await world.copy(source, target)
     assert ran.status != 0
     assert only(ran.images)["status"] == "failed"
-    assert "only 150000 bytes of the body moved in 300 s" in ran.err
+    # 500 bytes a second, and what has come with the head.
+    assert re.search(r"only 150\d\d\d bytes of the body moved in 300 s", ran.err)
     assert source.journal.count("GET", "blob") <= 2 * 5, "as often as anything is repeated"
     assert target.app.tags("app") == {}
 
@@ -320,47 +168,6 @@ async def test_a_dead_line_is_noticed_by_the_connect_time_out(world, seed):
     assert "no connection to source.test within 10 s" in ran.err
     assert "waited for 15s" in ran.err
     assert ran.seconds == pytest.approx(15.0, abs=0.1), "the first contact is a part of it"
-
-
-@pytest.mark.parametrize("how", ["refused", "silent"])
-async def test_an_outage_of_ten_minutes_costs_one_run_and_the_next_moves_only_the_rest(
-    world, seed, how
-):
-    source, target = (
-        world.registry("source.test"),
-        world.registry("target.test", up=Link(bandwidth=5000)),
-    )
-    images = {
-        f"v{each}": await image_at(source, seed, tag=f"v{each}", sizes=(9000,)) for each in range(8)
-    }
-    ends = {"source": source, "t": {"url": target.url, "max_concurrent": 2}}
-    mapping = {"from": "app", "tags": tags("*")}
-
-    async def outage() -> None:
-        await anyio.sleep(6)
-        async with target.outage(how, 600):
-            pass
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(outage)
-        first = await world.sync(ends, mapping)
-        assert first.seconds < 600, "a run does not wait for a registry that is gone"
-    assert first.status != 0
-    there = set(target.app.tags("app"))
-    # A tag whose answer the outage swallowed is there too.
-    assert there >= {
-        each["target"].rpartition(":")[2] for each in first.images if each["status"] == "synced"
-    }
-    assert 0 < len(there) < 8
-    assert set(first.statuses()) == {"synced", "failed"}
-    target.journal.clear()
-    second = await world.sync(ends, mapping)
-    assert (second.status, second.err) == (0, "")
-    assert sorted(second.statuses()) == sorted(
-        ["skipped"] * len(there) + ["synced"] * (8 - len(there))
-    )
-    assert target.journal.count("PUT", "manifest") == 8 - len(there)
-    assert all(held(target, "app", image) for image in images.values())
 
 
 @pytest.mark.parametrize(
