@@ -1,6 +1,6 @@
 """The Authorization header of each request to one registry, and the tokens behind it.
 
-Owns: the challenge in force, tokens and their scopes, the exchange with the token service.
+Owns: the challenge in force, which scopes are asked for, the exchange with the token service.
 May not know: sockets, permits, where a credential was found, how a cloud logs in.
 Invariants: a secret goes to its own registry, or to a realm that `check_realm` let pass; it is in
 no message and no log (I6). A refused password is not sent again: accounts get locked. No header is
@@ -13,32 +13,23 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum, auto
-from typing import NamedTuple
 from urllib.parse import urlencode
-
-import anyio
 
 from _regsync.addresses import Origin
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges, parse_error_body
 from _regsync.auth.cloud import Answer, CloudLogin, Fetch, life_of
 from _regsync.auth.credentials import Credential, Pair
+from _regsync.auth.token_cache import Scopes, Token, TokenCache, Use, union_of, use_of
 from _regsync.errors import AuthError, LoginExpired, RegistryError, SyncError
 from _regsync.net.http1 import parse_retry_after
 from _regsync.text import json_object, one_line, printable, redact
 
-# Repository -> actions ("pull" or "pull,push"). The repository that is needed now stands first.
-_Scopes = Mapping[str, str]
-
 # How many repositories one token covers (docs/design.md section 6, rule 2). Eight scopes of the
 # longest names stay below any server's limit on a URL.
 _MOST_REPOSITORIES = 8
-
-# Seconds. A body cannot be sent twice, so a token of unknown life that is older does not go with
-# it.
-_UNKNOWN_LIFE_BEFORE_BODY = 60.0
 
 # The share of its life after which a token is renewed.
 _REFRESH_AT = 0.9
@@ -59,9 +50,6 @@ _STATUSES_FOR_TOO_MUCH = (400, 403, 404, 413, 414, 431)
 # any text, a longer one does not fit into a line.
 _QUERY_VALUES = "=([^&]{8,2048})"
 
-# How many dropped tokens are remembered: requests that carry them may be under way.
-_MOST_DROPPED = 64
-
 # How many refused logins are remembered: requests that wait may be about to send them.
 _MOST_REFUSED = 64
 
@@ -70,13 +58,6 @@ _MOST_RENEWALS = 5
 
 # How many former secrets are remembered. Each is looked for in each error.
 _MOST_SECRETS_SEEN = 512
-
-
-class _Use(NamedTuple):
-    """What a request does with its token."""
-
-    repository: str
-    is_reading: bool
 
 
 class Refusal(Enum):
@@ -118,159 +99,6 @@ class LoginRefusals:
         return self._unproven <= 1 and self._ended <= _MOST_RENEWALS
 
 
-class _Token:
-    """A bearer token, from the moment in which it is asked for.
-
-    While its exchange with the token service runs, other requests may wait for `done`. After that
-    there is a `value`, or an `error`. There is neither where the exchange was cancelled, or was
-    refused because of too many scopes: then whoever needs the token asks again.
-    """
-
-    def __init__(self, scopes: _Scopes, covers_more: bool, requested_at: float) -> None:
-        self.scopes = scopes
-        # Whether `scopes` has more than the request needs for which the token was asked.
-        self.covers_more = covers_more
-        self.requested_at = requested_at
-
-        self.done = anyio.Event()
-        self.value = ""
-        self.error: SyncError | None = None
-
-        self.renew_at: float | None = None  # None: nobody knows how long it lives
-        self.worked_for: set[_Use] = set()  # what the requests did that it has let in
-
-
-class _TokenCache:
-    """The tokens of one registry: those that it has given, and the pending ones."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._tokens: dict[frozenset[Pair], _Token] = {}  # by scopes
-        self._by_value: dict[str, _Token] = {}  # the same tokens, by their texts
-        self._dropped = deque[_Token](maxlen=_MOST_DROPPED)
-        self.pending: list[_Token] = []  # the exchange for each is under way
-
-        # Two things that refusals teach. Whether a token has to cover exactly what a request touches,
-        # and nothing more:
-        self.needs_exact = False
-        # The one scope that the registry gives for all repositories; empty where it has none such.
-        self.scope_for_all = ""
-
-    def values(self) -> list[str]:
-        """Return the tokens' own texts, which are secrets."""
-        return [token.value for token in self._tokens.values()]
-
-    def sent_in(self, authorization: str | None) -> _Token | None:
-        """Return the token in an Authorization header, also one that was dropped after the request
-        was sent; None for a header without a token of ours.
-        """
-        value = (authorization or "").removeprefix("Bearer ")
-        token = self._by_value.get(value)
-        if token is not None:
-            return token
-        return next((token for token in self._dropped if token.value == value), None)
-
-    def is_in_use(self, token: _Token) -> bool:
-        """Return whether a token has not been dropped."""
-        return self._by_value.get(token.value) is token
-
-    def is_live(self, token: _Token, before_body: bool) -> bool:
-        """Return whether a token has so much of its life left that a request can be sent with it.
-
-        `before_body`: the request has a body, which cannot be sent again after a 401.
-        """
-        if token.renew_at is not None:
-            return self._now() < token.renew_at
-        # Nobody knows when the token ends. A 401 will tell, unless there is a body.
-        return not before_body or self._now() - token.requested_at < _UNKNOWN_LIFE_BEFORE_BODY
-
-    def has_rights(self, token: _Token, needed: _Scopes) -> bool:
-        """Return whether a token gives all rights that a request needs."""
-        if self.needs_exact:
-            return token.scopes == needed
-        if self.scope_for_all:
-            return True
-        return all(
-            _actions_in(actions) <= _actions_in(token.scopes.get(name, ""))
-            for name, actions in needed.items()
-        )
-
-    def find(self, needed: _Scopes, before_body: bool) -> _Token | None:
-        """Return the youngest token that serves a request, a pending one only if there is no other.
-
-        None where a token has to be asked for. `before_body` is that of `is_live`.
-        """
-        given = [*self._tokens.values()]
-        if self.needs_exact:
-            # Only one token can serve: there is no need to look at thousands.
-            exact = self._tokens.get(frozenset(needed.items()))
-            given = [exact] if exact else []
-        for tokens in (given, self.pending):
-            serving = [
-                token
-                for token in tokens
-                if self.has_rights(token, needed) and self.is_live(token, before_body)
-            ]
-            if serving:
-                return max(serving, key=lambda token: token.requested_at)
-        return None
-
-    def covered_scopes(self, before_body: bool) -> set[Pair]:
-        """Return which scopes need no further token: those of all live tokens, given or pending."""
-        tokens = [*self._tokens.values(), *self.pending]
-        return {
-            scope
-            for token in tokens
-            if self.is_live(token, before_body)
-            for scope in token.scopes.items()
-        }
-
-    def add(self, new_token: _Token) -> None:
-        """Keep a new token; drop the old token of the same scopes, and all that have ended."""
-        key = frozenset(new_token.scopes.items())
-        outdated = [
-            old_key
-            for old_key, token in self._tokens.items()
-            if old_key == key or not self.is_live(token, before_body=False)
-        ]
-        for old_key in outdated:
-            self._drop(old_key)
-        self._tokens[key] = new_token
-        self._by_value[new_token.value] = new_token
-
-    def drop(self, refused: _Token, needed: _Scopes) -> list[str]:
-        """Drop a refused token, and all others with which the same request would be refused too.
-        Return the values of all dropped tokens.
-        """
-
-        def is_refused_too(token: _Token) -> bool:
-            # An older token has ended as well.
-            is_older = token.requested_at <= refused.requested_at
-            return token.value == refused.value or (is_older and self.has_rights(token, needed))
-
-        dropped = [key for key, token in self._tokens.items() if is_refused_too(token)]
-        return [self._drop(key).value for key in dropped]
-
-    def _drop(self, key: frozenset[Pair]) -> _Token:
-        token = self._tokens.pop(key)
-        if self.is_in_use(token):
-            del self._by_value[token.value]
-        self._dropped.append(token)
-        return token
-
-
-def _actions_in(text: str) -> set[str]:
-    return set(text.split(","))
-
-
-def _union(first: str, second: str) -> str:
-    """Return the actions of both texts: `pull,push` for `push` and `pull`.
-
-    They are sorted, because registries compare literally (docs/protocol-facts.md section 2.2).
-    """
-    return ",".join(sorted(_actions_in(first) | _actions_in(second)))
-
-
 class Authenticator:
     """The login at one registry: with one credential, or none, and the tokens got by it.
 
@@ -309,7 +137,7 @@ class Authenticator:
         # False where an earlier run has left the challenge: then it may be out of date.
         self._challenged_in_this_run = False
         self._planned_scopes: dict[str, str] = {}  # actions of this run, by repository
-        self._tokens = _TokenCache(now)
+        self._tokens = TokenCache(now)
         # By repository and actions: the registry's own words for a scope, where ours do not serve.
         self._scope_overrides: dict[Pair, str] = {}
 
@@ -378,7 +206,7 @@ class Authenticator:
         one token covers up to eight repositories).
         """
         planned = self._planned_scopes.get(repository, actions)
-        self._planned_scopes[repository] = _union(planned, actions)
+        self._planned_scopes[repository] = union_of(planned, actions)
 
     @property
     def service(self) -> str:
@@ -456,7 +284,7 @@ class Authenticator:
 
         needed = {repository: actions}
         for name, rights in extra:
-            needed[name] = _union(needed.get(name, rights), rights)
+            needed[name] = union_of(needed.get(name, rights), rights)
         try:
             return f"Bearer {await self._token_for(needed, before_body)}"
         except (AuthError, RegistryError) as error:
@@ -486,7 +314,7 @@ class Authenticator:
         self.is_proven = True
         token = self._tokens.sent_in(header)
         if token is not None:
-            token.worked_for.add(_use_of(repository, method))
+            token.worked_for.add(use_of(repository, method))
 
     async def on_unauthorized(
         self,
@@ -523,7 +351,7 @@ class Authenticator:
         else:
             self._check_realm(chosen)
             token = self._tokens.sent_in(refused_header)
-            refusal = self._why_refused(chosen, token, _use_of(repository, method))
+            refusal = self._why_refused(chosen, token, use_of(repository, method))
             self._learn_scopes(chosen, refused_header, repository, actions)
             if token is not None and self._tokens.is_in_use(token):
                 self._drop_refused_token(chosen, token, refusal, {repository: actions})
@@ -536,7 +364,7 @@ class Authenticator:
         has_credentials = not self.is_anonymous
         check_realm(challenge.realm, self._scheme, self._host, has_credentials)
 
-    def _why_refused(self, offered: Challenge, token: _Token | None, use: _Use) -> Refusal:
+    def _why_refused(self, offered: Challenge, token: Token | None, use: Use) -> Refusal:
         """Return whether a 401 says that the token of a request has ended, or that it may lack a right
         (UNPROVEN).
         """
@@ -656,7 +484,7 @@ class Authenticator:
             self._tokens.needs_exact = True
 
     def _drop_refused_token(
-        self, offered: Challenge, token: _Token, refusal: Refusal, needed: _Scopes
+        self, offered: Challenge, token: Token, refusal: Refusal, needed: Scopes
     ) -> None:
         """Drop a token that a 401 has refused. Where it may have been refused because it covers several
         repositories, each token has to be exact from now on.
@@ -681,7 +509,7 @@ class Authenticator:
 
     # Tokens.
 
-    async def _token_for(self, needed: _Scopes, before_body: bool) -> str:
+    async def _token_for(self, needed: Scopes, before_body: bool) -> str:
         """Return the text of a token for a request; SyncError where none can be had.
 
         Requests that need the same token share one exchange. Where that was cancelled, or has asked for
@@ -699,12 +527,12 @@ class Authenticator:
             if token.error is not None and self._tokens.has_rights(token, needed):
                 raise token.error.without_place() from token.error
 
-    async def _request_token(self, needed: _Scopes, before_body: bool) -> _Token:
+    async def _request_token(self, needed: Scopes, before_body: bool) -> Token:
         """Ask for a token that covers what is needed, and what this run will need next. Return it,
-        with or without a value (see `_Token`).
+        with or without a value (see `Token`).
         """
         scopes = self._scopes_to_ask(needed, before_body)
-        token = _Token(scopes, covers_more=scopes != needed, requested_at=self._now())
+        token = Token(scopes, covers_more=scopes != needed, requested_at=self._now())
         self._tokens.pending.append(token)
         try:
             answer = await self._exchange_with_new_login(scopes)
@@ -723,7 +551,7 @@ class Authenticator:
 
         return token
 
-    async def _exchange_with_new_login(self, scopes: _Scopes) -> Answer:
+    async def _exchange_with_new_login(self, scopes: Scopes) -> Answer:
         """Make the exchange for a token, and once more where a cloud gives another login than the one
         that was refused.
         """
@@ -741,14 +569,14 @@ class Authenticator:
             return self.is_anonymous
         return answer.status in _STATUSES_FOR_TOO_MUCH
 
-    def _scopes_to_ask(self, needed: _Scopes, before_body: bool) -> _Scopes:
+    def _scopes_to_ask(self, needed: Scopes, before_body: bool) -> Scopes:
         """Return which scopes to ask a token for: those that a request needs and, where the registry
         gives one token for several repositories, planned ones that no token covers yet.
         """
         if self._tokens.needs_exact or self._tokens.scope_for_all:
             return {**needed}
         scopes = {
-            name: _union(actions, self._planned_scopes.get(name, actions))
+            name: union_of(actions, self._planned_scopes.get(name, actions))
             for name, actions in needed.items()
         }
         covered = self._tokens.covered_scopes(before_body)
@@ -757,7 +585,7 @@ class Authenticator:
                 scopes.setdefault(name, actions)
         return scopes
 
-    async def _exchange(self, scopes: _Scopes) -> Answer:
+    async def _exchange(self, scopes: Scopes) -> Answer:
         """Ask the token service for a token, by the refresh token if there is one. Return the answer, of
         whatever status; SyncError where there is none, or the realm must not be asked.
         """
@@ -781,7 +609,7 @@ class Authenticator:
                 self._refresh_token = ""
         return answer
 
-    def _scope_text(self, scopes: _Scopes) -> str:
+    def _scope_text(self, scopes: Scopes) -> str:
         if self._tokens.scope_for_all:
             return self._tokens.scope_for_all
         return " ".join(
@@ -837,7 +665,7 @@ class Authenticator:
             self._record_refused(login)
         return answer
 
-    def _read_token(self, answer: Answer, token: _Token) -> None:
+    def _read_token(self, answer: Answer, token: Token) -> None:
         """Fill `token` from a token service's answer: its value, and when to renew it.
 
         AuthError or RegistryError where the answer holds no token.
@@ -865,7 +693,7 @@ class Authenticator:
             token.renew_at = token.requested_at + seconds * _REFRESH_AT
         token.value = value
 
-    def _failure(self, answer: Answer, token: _Token, who: str) -> SyncError:
+    def _failure(self, answer: Answer, token: Token, who: str) -> SyncError:
         """Return the error that says why a token service, called `who`, gave no token."""
         status = answer.status
         if status == 401 and not self.is_anonymous:
@@ -887,10 +715,6 @@ class Authenticator:
             login = "without credentials"
         message = f"{who} gives no token for {scopes} {login}: status {status}{suffix}"
         return AuthError(message, hint=self.denied_hint)
-
-
-def _use_of(repository: str, method: str) -> _Use:
-    return _Use(repository, method in ("GET", "HEAD"))
 
 
 def _service_of(challenge: Challenge) -> list[Pair]:
