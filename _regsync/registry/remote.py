@@ -153,7 +153,7 @@ class RemoteRepository:
         self.host = host
         self.name = name
         self.side = side
-        self.row = ROWS[host.registry.kind]
+        self.row = ROWS[host.registry.kind]  # what is known of the registry's product
 
         # Quay creates a repository when push is asked for.
         self.rights = "pull" if reads_only or side is Side.SOURCE else "pull,push"
@@ -218,14 +218,14 @@ class RemoteRepository:
         """
         with self.adding_place("list tags of", str(self)):
             page_size = self.row.page_size
-            while True:
-                try:
-                    return await self._list_tags(page_size)
-                except RegistryError as error:
-                    is_too_large = "PAGINATION_NUMBER_INVALID" in error.codes
-                    if not is_too_large or page_size <= _SMALL_PAGE:
-                        raise
-                    page_size = _SMALL_PAGE  # an older maximum (section 1.11)
+            try:
+                return await self._list_tags(page_size)
+            except RegistryError as error:
+                # Older versions of a registry take only small pages (section 1.11).
+                is_size_refused = "PAGINATION_NUMBER_INVALID" in error.codes
+                if not is_size_refused or page_size <= _SMALL_PAGE:
+                    raise
+            return await self._list_tags(_SMALL_PAGE)
 
     async def _list_tags(self, page_size: int) -> dict[str, str | None] | None:
         tags: dict[str, str | None] = {}
@@ -374,23 +374,25 @@ class RemoteRepository:
         """Return the descriptors that the referrers API lists (section 1.10), of all pages.
 
         RegistryError where there is no such API, or the first page is refused; ListingBroken where
-        the list does not end, or a later page is refused.
+        the list comes back to an earlier page, or a later page is refused; ProtocolBroken where the
+        list is longer than any that is known.
         """
         call = self.call("manifest_get", "GET", f"referrers/{digest}", ("Accept", _INDEX))
         pages = _Pages("referrers")
         referrers: dict[str, Descriptor] = {}
         size = 0
         with self.adding_place("list referrers of", self.reference(digest)):
-            while max(len(pages), len(referrers), size // 1024) <= _MOST_REFERRERS:
+            while True:
                 pages.add(call.path)
                 try:
                     answer = await self._transport.request(
                         self.host, call, ok=(200,), limit=_MANIFEST_LIMIT
                     )
                 except RegistryError as error:
-                    is_refused = not error.retryable and error.status not in (401, 403)
-                    # The first page was there: this does not say that there is no such API.
-                    if is_refused and len(pages) > 1:
+                    # With a first page there is such an API, whatever a later page's error says.
+                    is_later_page = len(pages) > 1
+                    is_about_login = error.status in (401, 403)
+                    if is_later_page and not error.retryable and not is_about_login:
                         text = f"page {len(pages)} of the list of referrers: {error.message}"
                         raise ListingBroken(text) from error
                     raise
@@ -405,10 +407,12 @@ class RemoteRepository:
                 pages.check(page, following, has_new=has_new)
                 if following is None:
                     return tuple(referrers.values())
+                is_larger = size > _MOST_REFERRERS * 1024
+                if is_larger or len(referrers) > _MOST_REFERRERS or len(pages) > _MOST_REFERRERS:
+                    raise ProtocolBroken(
+                        f"the list has more than {_MOST_REFERRERS} referrers, or more than that many KiB"
+                    )
                 call = call._replace(path=following)
-            raise ProtocolBroken(
-                f"the list has more than {_MOST_REFERRERS} referrers, or more than that many KiB"
-            )
 
     def has_unsafe(self) -> bool:
         """Say whether something was put that is not safe yet: what a registry has answered is."""
