@@ -427,14 +427,14 @@ async def test_of_two_processes_one_writes(mirror):
     await mirror.succeed("lock")
     theirs = mirror.lock.read_text()
     with pytest.raises(RegsyncError, match="something else changed it") as refused:
-        locking.write(file, Lock())
+        locking.replace_lock(file, Lock())
     assert refused.value.hint == "run `regsync lock` again"
     assert mirror.lock.read_text() == theirs
 
     file = locking.open_lock(str(mirror.lock))
     mirror.lock.unlink()
     with pytest.raises(RegsyncError, match="something else"):
-        locking.write(file, Lock())
+        locking.replace_lock(file, Lock())
 
 
 async def test_a_lock_that_cannot_be_read_is_a_configuration_error(mirror):

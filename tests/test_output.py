@@ -661,7 +661,7 @@ def test_the_time_left_is_told_in_steps(seconds: float, shown: float) -> None:
 
 def test_a_terminal_shows_hosts_once_where_all_images_have_the_same() -> None:
     screen = Screen(terminal=True)
-    screen.console.begin({("s", "t")})
+    screen.console.omit_shared_hosts({("s", "t")})
     screen.console.outcome(outcome("skipped"))
     assert screen.out.getvalue() == ""
     screen.console.outcome(outcome("synced"))
@@ -675,7 +675,7 @@ def test_a_terminal_shows_hosts_once_where_all_images_have_the_same() -> None:
 
 def test_a_layout_that_all_images_go_to_is_shown_once_too() -> None:
     screen = Screen(terminal=True)
-    screen.console.begin({("s", "oci-layout:./usb")})
+    screen.console.omit_shared_hosts({("s", "oci-layout:./usb")})
     done = Outcome(source="s/team/app:1", target="oci-layout:./usb//team/app:1", status="synced")
     screen.console.outcome(done)
     assert screen.out.getvalue() == (
@@ -691,7 +691,7 @@ def test_pipes_and_runs_between_several_hosts_show_them_with_each_image(
     terminal: bool, hosts: set[tuple[str, str]]
 ) -> None:
     screen = Screen(terminal=terminal)
-    screen.console.begin(hosts)
+    screen.console.omit_shared_hosts(hosts)
     screen.console.outcome(outcome("synced"))
     assert screen.out.getvalue() == "synced s/app:1 -> t/app:1 (0 B, 0.0s)\n"
 

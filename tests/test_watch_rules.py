@@ -71,7 +71,7 @@ def test_each_field_that_changes_is_told(change, told):
 def test_states_follow_cycles():
     def told(health: Health, now: float, moved: float = -1e9) -> tuple[int, int, str]:
         (alive, first), (ready, second) = (
-            health.tell(path, now, moved) for path in ("/healthz", "/readyz")
+            health.answer(path, now, moved) for path in ("/healthz", "/readyz")
         )
         assert first == second
         assert first.keys() == {"status", "version", "cycle", "reload_error"}

@@ -107,15 +107,15 @@ def lines(ran: Ran, *words: str) -> list[str]:
     return [line for line in ran.err.splitlines() if all(word in line for word in words)]
 
 
-def tellers(monkeypatch: pytest.MonkeyPatch) -> list[health.Tell]:
+def tellers(monkeypatch: pytest.MonkeyPatch) -> list[health.AnswerProbe]:
     """Return the list into which goes what answers the probes of each watch from now on."""
 
     @contextmanager
-    def noted(bind: str, port: int, tell: health.Tell) -> Iterator[Any]:
+    def noted(bind: str, port: int, tell: health.AnswerProbe) -> Iterator[Any]:
         made.append(tell)
         with plain(bind, port, tell) as names:
             yield names
 
-    plain, made = health.serving, list[health.Tell]()
+    plain, made = health.serving, list[health.AnswerProbe]()
     monkeypatch.setattr(watch, "serving", noted)
     return made

@@ -40,7 +40,7 @@ MOUNTING = {True: "enabled", False: "disabled", None: "unknown"}
 LATEST_TIME = 1e11  # seconds since 1970; the end of a login that is later is shown as unknown
 
 
-async def check(config: Config, console: Console) -> int:
+async def check_access(config: Config, console: Console) -> int:
     """Ask every repository in use, tell what works and what is missing; return the exit status."""
     with closing(connect(console)) as transport:
         places = places_in_use(config)
@@ -52,7 +52,7 @@ async def check(config: Config, console: Console) -> int:
 
         async def check_one(repository: RemoteRepository) -> Access:
             access = await access_check.try_repository(repository)
-            tell(access, console)
+            print_access(access, console)
             return access
 
         accesses = await gather([partial(check_one, repository) for repository in repositories])
@@ -122,7 +122,7 @@ class Access:
         }
 
 
-def tell(access: Access, console: Console) -> None:
+def print_access(access: Access, console: Console) -> None:
     """Print a line about a repository, or log its error; `--json` prints all of them at the end."""
     error = access.error
     if error is not None:

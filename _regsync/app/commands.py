@@ -279,7 +279,7 @@ def run_lock(arguments: Namespace, console: Console) -> int:
     from _regsync.app.environment import run_async
 
     config = read_config(arguments.config, console)
-    wishes = locking.Wishes(
+    options = locking.LockOptions(
         mappings=locking.mappings_from(arguments.only, config),
         keeps_others=bool(arguments.only),
         recheck=arguments.recheck,
@@ -287,7 +287,7 @@ def run_lock(arguments: Namespace, console: Console) -> int:
         as_table=arguments.markdown,
     )
     file = locking.open_lock(lock_path(arguments))
-    return run_async(partial(locking.renew, file, config, wishes, console))
+    return run_async(partial(locking.update_lock, file, config, options, console))
 
 
 def run_analyze(arguments: Namespace, console: Console) -> int:
@@ -316,11 +316,11 @@ def run_audit(arguments: Namespace, console: Console) -> int:
 
 
 def run_auth(arguments: Namespace, console: Console) -> int:
-    from _regsync.app.access import check
+    from _regsync.app.access import check_access
     from _regsync.app.environment import run_async
 
     config = read_config(arguments.config, console)
-    return run_async(partial(check, config, console))
+    return run_async(partial(check_access, config, console))
 
 
 def run_watch(arguments: Namespace, console: Console) -> int:

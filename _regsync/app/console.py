@@ -106,7 +106,7 @@ class Console:
                 self._has_shown_hosts = True
             self.line(outcome.line(with_hosts=not source_host))
 
-    def begin(self, hosts: Collection[tuple[str, str]]) -> None:
+    def omit_shared_hosts(self, hosts: Collection[tuple[str, str]]) -> None:
         """Learn from which source hosts to which target hosts a run copies.
 
         Where there is one of each, a terminal shows them once, and not with each image.

@@ -31,7 +31,7 @@ from _regsync.net.streams import WANT_READ, SocketStream
 from _regsync.text import printable, reason_of
 
 # Takes the path `/healthz` or `/readyz`, returns HTTP status and document.
-Tell = Callable[[str], tuple[int, dict[str, object]]]
+AnswerProbe = Callable[[str], tuple[int, dict[str, object]]]
 
 READ_SIZE = 4096  # bytes; a head may have twice that size, less one byte
 CLIENT_PLACES = 256
@@ -45,7 +45,7 @@ SWITCH_INTERVAL = 1e-4
 
 
 @contextmanager
-def serving(bind: str, port: int, tell: Tell) -> Iterator[list[Any]]:
+def serving(bind: str, port: int, answer_probe: AnswerProbe) -> Iterator[list[Any]]:
     """Serve while the block lasts; give the addresses that are listened at.
 
     The listener has a thread and an event loop of its own, because the caller's loop may be busy.
@@ -54,7 +54,7 @@ def serving(bind: str, port: int, tell: Tell) -> Iterator[list[Any]]:
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         with start_blocking_portal() as portal:
-            task, addresses = portal.start_task(serve, bind, port, tell)
+            task, addresses = portal.start_task(serve, bind, port, answer_probe)
             try:
                 yield addresses
             finally:
@@ -69,7 +69,7 @@ def serving(bind: str, port: int, tell: Tell) -> Iterator[list[Any]]:
 async def serve(
     bind: str,
     port: int,
-    tell: Tell,
+    answer_probe: AnswerProbe,
     *,
     task_status: TaskStatus[list[Any]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
@@ -79,7 +79,7 @@ async def serve(
     """
     listeners = open_listeners(bind, port)
     async with anyio.create_task_group() as tasks:
-        server = Server(tell, tasks)
+        server = Server(answer_probe, tasks)
         for listener in listeners:
             tasks.start_soon(server.accept, listener)
         task_status.started([listener.getsockname() for listener in listeners])
@@ -119,8 +119,8 @@ def open_listeners(bind: str, port: int) -> list[socket.socket]:
 class Server:
     """The clients being served, oldest first."""
 
-    def __init__(self, tell: Tell, tasks: TaskGroup) -> None:
-        self._tell = tell
+    def __init__(self, answer_probe: AnswerProbe, tasks: TaskGroup) -> None:
+        self._answer_probe = answer_probe
         self._tasks = tasks
         self._clients = dict[Client, anyio.CancelScope]()  # the scope ends the client's task
 
@@ -133,7 +133,9 @@ class Server:
                 try:
                     for _ in range(CLIENT_PLACES):
                         connection, _ = listener.accept()
-                        self._tasks.start_soon(self._converse, Client(connection, self._tell))
+                        self._tasks.start_soon(
+                            self._converse, Client(connection, self._answer_probe)
+                        )
                 except BlockingIOError:
                     pass  # nobody else is waiting
                 except OSError:
@@ -164,11 +166,11 @@ class Server:
 class Client:
     """One connection: a request that is being read, then an answer that is being sent."""
 
-    def __init__(self, connection: socket.socket, tell: Tell) -> None:
+    def __init__(self, connection: socket.socket, answer_probe: AnswerProbe) -> None:
         self.connection = connection
         self.stream = SocketStream(connection)
         self.scratch = memoryview(bytearray(READ_SIZE))
-        self._tell = tell
+        self._answer_probe = answer_probe
         self._framing = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_SIZE - 1)
         self._unsent: memoryview | None = None  # the rest of the answer; None before the answer
 
@@ -230,7 +232,7 @@ class Client:
             return 404, {}
         if request.method not in (b"GET", b"HEAD"):
             return 405, {}
-        return self._tell(path.decode())
+        return self._answer_probe(path.decode())
 
     def _encode(self, method: bytes, status: int, document: dict[str, object]) -> bytes:
         """Return the bytes of an answer; without a document its body names the status."""

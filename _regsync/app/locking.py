@@ -53,7 +53,7 @@ MODE = 0o644
 Requests = Mapping[str, Counter[str]]  # by host and action
 
 
-class Wishes(NamedTuple):
+class LockOptions(NamedTuple):
     """What a command asks for."""
 
     # Those that are resolved.
@@ -92,7 +92,7 @@ def open_lock(path: str) -> LockFile:
         raise ConfigError(f"{printable(path)} cannot be read: {reason}") from error
 
 
-def write(file: LockFile, lock: Lock) -> None:
+def replace_lock(file: LockFile, lock: Lock) -> None:
     """Replace the file. RegsyncError where it cannot be written, or is not the one that was read."""
     shown = printable(file.path)
     # A link stays one: what it leads to is replaced.
@@ -119,28 +119,30 @@ def write(file: LockFile, lock: Lock) -> None:
 # The answers.
 
 
-async def renew(file: LockFile, config: Config, wishes: Wishes, console: Console) -> int:
+async def update_lock(
+    file: LockFile, config: Config, options: LockOptions, console: Console
+) -> int:
     """Resolve a new lock, write it and show how it differs; return the exit status."""
     with closing(connect(console)) as transport:
-        new = await resolve(transport, file.lock, config, wishes, console)
+        new = await resolve_lock(transport, file.lock, config, options, console)
 
-    is_written = wishes.writes and new.is_writable and new.lock != file.lock
-    tell_failures(file, new, console)
+    is_written = options.writes and new.is_writable and new.lock != file.lock
+    log_failures(file, new, console)
     if is_written:
-        write(file, new.lock)
+        replace_lock(file, new.lock)
     if console.as_json:
-        console.document(document(file, new, transport.requests, is_written=is_written))
+        console.document(lock_document(file, new, transport.requests, is_written=is_written))
     else:
-        show(file, new, console, as_table=wishes.as_table)
+        print_changes(file, new, console, as_table=options.as_table)
     return exit_status(new)
 
 
-async def resolve(
-    transport: Transport, old: Lock, config: Config, wishes: Wishes, console: Console
+async def resolve_lock(
+    transport: Transport, old: Lock, config: Config, options: LockOptions, console: Console
 ) -> NewLock:
     """Ask sources for a new lock."""
     # An unusable file of a registry stops all before any request.
-    for registry in dict.fromkeys(rule.source for rule in wishes.mappings):
+    for registry in dict.fromkeys(rule.source for rule in options.mappings):
         transport.prepare(registry)
 
     # What earlier runs learnt of the sources' logins and referrers saves questions.
@@ -156,10 +158,10 @@ async def resolve(
             discovery,
             referrers,
             old,
-            wishes.mappings,
+            options.mappings,
             int(wall()),
-            keeps_others=wishes.keeps_others,
-            recheck=wishes.recheck,
+            keeps_others=options.keeps_others,
+            recheck=options.recheck,
             first_seen=first_seen_for(config, wall, transport.machine.log, keep=False, known={}),
         )
         async with anyio.create_task_group() as tasks:
@@ -197,7 +199,7 @@ def mappings_from(names: Sequence[str], config: Config) -> Sequence[MappingRule]
 # What is shown.
 
 
-def tell_failures(file: LockFile, new: NewLock, console: Console) -> None:
+def log_failures(file: LockFile, new: NewLock, console: Console) -> None:
     """Log what failed, and what that means for the file."""
     for failure in new.failures:
         error = failure.error
@@ -211,18 +213,18 @@ def tell_failures(file: LockFile, new: NewLock, console: Console) -> None:
         console.log("warning", "lock_incomplete", text)
 
 
-def show(file: LockFile, new: NewLock, console: Console, *, as_table: bool) -> None:
+def print_changes(file: LockFile, new: NewLock, console: Console, *, as_table: bool) -> None:
     """Show how a new lock differs; nothing where it does not."""
     changes = compare(file.lock, new.lock)
     if as_table:
-        console.lines(table(changes))
+        console.lines(markdown_table(changes))
         return
     console.lines(map(change_line, changes))
     if file.lock.mappings != new.lock.mappings:
         console.line("changed the mappings, or their rules")
 
 
-def document(
+def lock_document(
     file: LockFile, new: NewLock, requests: Requests, *, is_written: bool
 ) -> dict[str, object]:
     """Return what `--json` writes."""
@@ -257,10 +259,10 @@ def change_line(change: Change) -> str:
         return f"{what} {change.image.digest}"
     if change.kind == "moved":
         return f"{what} {change.before.digest} -> {change.after.digest}"
-    return f"{what} {change.after.digest} ({', '.join(details(change.before, change.after))})"
+    return f"{what} {change.after.digest} ({', '.join(differences(change.before, change.after))})"
 
 
-def details(before: LockedImage, after: LockedImage) -> Iterator[str]:
+def differences(before: LockedImage, after: LockedImage) -> Iterator[str]:
     """Say what differs between two lines with one digest."""
     if before.pushed != after.pushed:
         yield f"at targets {before.digest_at_target} -> {after.digest_at_target}"
@@ -270,7 +272,7 @@ def details(before: LockedImage, after: LockedImage) -> Iterator[str]:
         yield f"artifacts: {came} came, {gone} gone"
 
 
-def table(changes: Sequence[Change]) -> Iterator[str]:
+def markdown_table(changes: Sequence[Change]) -> Iterator[str]:
     """Give the lines of a table in Markdown; none without a change."""
     if not changes:
         return
@@ -283,14 +285,14 @@ def table(changes: Sequence[Change]) -> Iterator[str]:
         before = change.before
         after = change.after
         count = "" if after is None else str(len(after.artifacts))
-        cells = (change.kind, f"`{change.image}`", cell(before), cell(after), count)
+        cells = (change.kind, f"`{change.image}`", digest_cell(before), digest_cell(after), count)
         yield f"| {' | '.join(cells)} |"
     if len(changes) > MOST_ROWS:
         yield ""
         yield f"and {len(changes) - MOST_ROWS} more"
 
 
-def cell(image: LockedImage | None) -> str:
+def digest_cell(image: LockedImage | None) -> str:
     return "" if image is None else f"`{image.digest[:SHORT_DIGEST]}`"
 
 

@@ -84,7 +84,7 @@ async def run(
             retry=retry,
         )
         if is_sync_of_mappings:
-            console.begin(_hosts_of(config))
+            console.omit_shared_hosts(_hosts_of(config))
         stop = anyio.Event()
         act = partial(work.sync, stop) if image is None else partial(work.copy, *image, stop)
         signals = await carry_out(act, console, work.scheduler, stop)

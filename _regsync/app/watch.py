@@ -56,7 +56,7 @@ class Health(NamedTuple):
     cycle: dict[str, object] | None = None  # the last that has ended
     reload_error: str | None = None
 
-    def tell(self, path: str, now: float, moved: float) -> tuple[int, dict[str, object]]:
+    def answer(self, path: str, now: float, moved: float) -> tuple[int, dict[str, object]]:
         """Return HTTP status and document for `/healthz` or `/readyz`.
 
         `moved` is when a registry last answered or bytes last moved.
@@ -120,7 +120,7 @@ class CycleLog:
 
         self.has_news = False  # whether this cycle has shown an image
 
-    def begin(self) -> None:
+    def begin_cycle(self) -> None:
         """Begin a cycle: what this one was is the cycle before now."""
         self._said_before = self._said_now
         self._said_now = set()
@@ -151,7 +151,7 @@ class CycleLog:
             self.has_news = True
             self._console.outcome(outcome)
 
-    def end(self) -> None:
+    def end_cycle(self) -> None:
         """Say which images no longer fail, a line for each pair of repositories."""
         recovered = Counter[str]()
         for key in sorted(self._failures_before.keys() - self.failures.keys()):
@@ -192,9 +192,9 @@ class Watch:
         self._health = Health(due=anyio.current_time())
         self._cycle_scope = anyio.CancelScope()  # of the cycle under way
 
-    def tell_health(self, path: str) -> tuple[int, dict[str, object]]:
+    def answer_probe(self, path: str) -> tuple[int, dict[str, object]]:
         """Answer a probe, in whatever thread: all event loops of asyncio share one clock."""
-        return self._health.tell(path, anyio.current_time(), self.transport.last_progress)
+        return self._health.answer(path, anyio.current_time(), self.transport.last_progress)
 
     def on_signal(self, number: int) -> None:
         """SIGHUP ends the pause. The first SIGINT or SIGTERM ends the watch after this cycle, the
@@ -211,7 +211,7 @@ class Watch:
         """Run a cycle, wait, and read the configuration again, until a signal stops the watch."""
         while not self._stop.is_set():
             self._wake = anyio.Event()
-            self._log.begin()
+            self._log.begin_cycle()
             if self._number > 0:
                 self._reload()
             await self._run_cycle()
@@ -284,7 +284,7 @@ class Watch:
             tasks.cancel_scope.cancel()
 
         if not report.interrupted:
-            self._log.end()
+            self._log.end_cycle()
         duration = anyio.current_time() - began
         if self._console.as_json:
             run_id = os.urandom(8).hex()
@@ -351,7 +351,7 @@ async def run(
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP"):
         numbers.append(signal.SIGHUP)
-    with closing(watch.transport), serving(*health_at, watch.tell_health) as addresses:
+    with closing(watch.transport), serving(*health_at, watch.answer_probe) as addresses:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listen_for_signals, watch.on_signal, numbers)
             # The listener for signals starts at this checkpoint, before anything is announced.

@@ -499,8 +499,10 @@ class Audit:
         level = _each_once(subjects)
         for _ in range(MOST_LEVELS):
             seen.update(subject.digest for subject in level)
-            lists.expect(check.image.target, len(level))
-            lists.expect(check.image.source, sum(1 for subject in level if subject.is_at_source))
+            lists.expect_subjects(check.image.target, len(level))
+            lists.expect_subjects(
+                check.image.source, sum(1 for subject in level if subject.is_at_source)
+            )
             below = await gather(
                 partial(self._check_artifacts_of, check, subject) for subject in level
             )

@@ -75,7 +75,7 @@ class ReferrerLists:
 
     # At a source.
 
-    def expect(self, source: Repository, count: int) -> None:
+    def expect_subjects(self, source: Repository, count: int) -> None:
         """Note that a source will be asked about `count` more subjects (see `tags`)."""
         self._subjects[source.key] += count
 
@@ -222,7 +222,7 @@ class ReferrerLists:
             # The registry does not let us move the tag, and the list that it names lacks some.
             if immutable_tag is not None:
                 raise immutable_tag
-            lacking = [await self._described(source, entry) for entry in lacking]
+            lacking = [await self._full_entry(source, entry) for entry in lacking]
             added |= {entry.digest for entry in lacking}
 
             merged = self._merged_list(source, subject, held, lacking, added)
@@ -244,7 +244,7 @@ class ReferrerLists:
         conflict = RegistryError(text, status=409)
         raise conflict.with_place(target.side, "list referrers in", target.reference(tag))
 
-    async def _described(self, source: Repository, entry: Descriptor) -> Descriptor:
+    async def _full_entry(self, source: Repository, entry: Descriptor) -> Descriptor:
         """Return an entry as a list has it: that of a lock has only its digest."""
         if entry.media_type:
             return entry

@@ -289,7 +289,7 @@ class Referrers:
         if is_deep:
             subjects += await self._discovery.below(mapping, lookup)
         # The own index of a trimmed image is asked about too.
-        self.lists.expect(source, len(subjects) + (1 if is_trimmed else 0))
+        self.lists.expect_subjects(source, len(subjects) + (1 if is_trimmed else 0))
 
         listed = list[str]()
         if not is_trimmed:
@@ -350,7 +350,7 @@ class Referrers:
         targets hold. Raises SyncError when one may be missed.
         """
         subjects = await self._subjects_copied(mapping, lookup)
-        self.lists.expect(lookup.source, len(subjects))
+        self.lists.expect_subjects(lookup.source, len(subjects))
         search = Search(mapping._replace(platforms=None), lookup.source)
         return await self._artifacts_of(search, subjects, deep=True)
 
@@ -380,7 +380,7 @@ class Referrers:
             copied = set(copied_subjects)
             subjects = [digest for digest in subjects if digest not in copied]
 
-        self.lists.expect(source, len(subjects))
+        self.lists.expect_subjects(source, len(subjects))
         without_filters = rule._replace(include=(), exclude=())
         search = Search(mapping._replace(platforms=None, artifacts=without_filters), source)
         artifacts = await self._artifacts_of(search, subjects, deep=True)
@@ -485,7 +485,7 @@ class Referrers:
                 break
             if not level:
                 return list(by_reference.values())
-            self.lists.expect(source, len(level))
+            self.lists.expect_subjects(source, len(level))
 
         raise too_many_artifacts().with_place(source.side, "list referrers in", str(source))
 
