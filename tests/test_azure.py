@@ -344,30 +344,10 @@ async def test_a_service_without_its_header_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [
-        pytest.param(
-            "secret",
-            {"secret": "another"},
-            "invalid_client: AADSTS7000215: Invalid client secret",
-            id="secret",
-        ),
-        pytest.param(
-            "file",
-            {"assertion": "another"},
-            "AADSTS700213: No matching federated identity",
-            id="file",
-        ),
-        pytest.param(
-            "command-line",
-            {"refresh_tokens": set()},
-            "invalid_grant: AADSTS700082: The refresh",
-            id="session",
-        ),
-        pytest.param(
-            "secret",
-            {"client_id": "another"},
-            "AADSTS700016: Application was not found",
-            id="application",
-        ),
+        ("secret", {"secret": "another"}, "invalid_client: AADSTS7000215: Invalid client secret"),
+        ("secret", {"client_id": "another"}, "AADSTS700016: Application was not found"),
+        ("file", {"assertion": "another"}, "AADSTS700213: No matching federated identity"),
+        ("command-line", {"refresh_tokens": set()}, "invalid_grant: AADSTS700082: The refresh"),
     ],
 )
 async def test_a_proof_that_is_refused_is_told_in_one_line(

@@ -347,20 +347,11 @@ DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "a changed MAC": (change("module-mac = ", "module-mac = 00:"), "self test post failure"),
     "no MAC": (change("module-mac", "module"), "self test post failure"),
     "no settings": (lambda copy: (copy / "fipsmodule.cnf").unlink(), "no fipsmodule.cnf in "),
-    "settings that do not parse": (
-        change("[fips_sect]", "[fips_sect"),
-        "missing close square bracket",
-    ),
+    "settings that do not parse": (change("[fips_sect]", "[fips_sect"), "missing close square bracket"),
     "another section": (change("[fips_sect]", "[other]"), "self test post failure"),
-    "no library": (
-        lambda copy: (copy / "fips.so").write_text("text"),
-        "could not load the shared library",
-    ),
-    "a directory": (
-        lambda copy: [(copy / "fips.so").unlink(), (copy / "fips.so").mkdir()],
-        "no fips.so in ",
-    ),
-}
+    "no library": (lambda copy: (copy / "fips.so").write_text("text"), "could not load the shared library"),
+    "a directory": (lambda copy: [(copy / "fips.so").unlink(), (copy / "fips.so").mkdir()], "no fips.so in "),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -457,17 +448,11 @@ class _SSLContext(real._SSLContext):
 @pytest.mark.parametrize(
     ("extension", "instead", "words"),
     [
-        pytest.param(
-            _hashlib,
-            "openssl_md5 = real.openssl_sha256",
-            "is not the only provider: OpenSSL still computes MD5",
-            id="MD5",
-        ),
-        pytest.param(
-            _ssl, CHACHA, "is not the only provider: TLS still offers ChaCha20", id="ChaCha20"
-        ),
+        pytest.param(_hashlib, "openssl_md5 = real.openssl_sha256",
+            "is not the only provider: OpenSSL still computes MD5", id="MD5"),
+        pytest.param(_ssl, CHACHA, "is not the only provider: TLS still offers ChaCha20", id="ChaCha20"),
     ],
-)
+)  # fmt: skip
 def test_an_extension_that_computes_elsewhere_is_refused(
     run: Run, modules: Path, tmp_path: Path, extension: ModuleType, instead: str, words: str
 ) -> None:

@@ -193,28 +193,14 @@ def challenge(value: str) -> bytes:
     ("script", "ending", "remedy"),
     [
         pytest.param(says(b"HTTP/1.1 403 No\r\n" + LENGTH + NASTY), "(403)", NAMED, id="403"),
-        pytest.param(
-            says(challenge(f'{basic(GATE, GATE_SECRET)} realm="\x1b[31mx", NTLM')),
-            "(407), it accepts NTLM",
-            "accepts Basic",
-            id="repeats-the-login",
-        ),
-        pytest.param(
-            says(challenge(f"{GATE_SECRET} realm=x")),
-            "(407)",
-            "accepts Basic",
-            id="repeats-the-password",
-        ),
+        pytest.param(says(challenge(f'{basic(GATE, GATE_SECRET)} realm="\x1b[31mx", NTLM')),
+            "(407), it accepts NTLM", "accepts Basic", id="repeats-the-login"),
+        pytest.param(says(challenge(f"{GATE_SECRET} realm=x")), "(407)", "accepts Basic", id="repeats-the-password"),
         pytest.param(hangs, "within 0.05 s (waited for 0.4s)", NAMED, id="hangs"),
         pytest.param(says(OPEN + NASTY), "was used", None, id="speaks-out-of-turn"),
-        pytest.param(
-            leads_nowhere,
-            "TLS handshake (waited for 0.4s)",
-            "plain HTTP",
-            id="tunnel-leads-nowhere",
-        ),
+        pytest.param(leads_nowhere, "TLS handshake (waited for 0.4s)", "plain HTTP", id="tunnel-leads-nowhere"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.in_process
 def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
     scene: Scene, script: Callable[[socket.socket], None], ending: str, remedy: str | None
