@@ -376,7 +376,7 @@ KEYS = {
     "token": "token",
     "password": "credentials.password",
     "proxy": "proxy",
-    "client_key": "a file, which test_canary_processes has",
+    "client_key": "a file, which test_canary_failures has",
     "credentials": "of password",
 }
 # As above, by variable: what its value, or the file that it names, has.
@@ -447,7 +447,7 @@ async def test_each_variable_with_a_secret_has_its_canary(tmp_path, clean_env):
         async with virtual() as world:
             places |= arranged(world, tmp_path, clean_env, variant).canaries.places.keys()
     assert {*VARIABLES.values(), *KEYS.values()} - places == {
-        *("a name, as a user's", "a file, which test_canary_processes has", "of password")
+        *("a name, as a user's", "a file, which test_canary_failures has", "of password")
     }
 
 

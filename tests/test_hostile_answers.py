@@ -503,13 +503,8 @@ def test_an_error_stays_that_error_in_whatever_coding(source, target):
 
 
 OK = b"HTTP/1.1 200 OK\r\n"
-
-
 PAGE = b'{"tags":["v1"]}'
-
-
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\nf\r\n" + PAGE + b"\r\n0\r\n"
-
 
 SHAPES: dict[str, tuple[bytes, str]] = {
     "both framings": (OK + b"Content-Length: 3\r\n" + CHUNKED + b"\r\n", ""),
@@ -577,7 +572,6 @@ SHAPES: dict[str, tuple[bytes, str]] = {
     ),
     "HTTP/1.0": (b"HTTP/1.0 200 OK\r\nContent-Length: 15\r\n\r\n" + PAGE, ""),
 }
-
 
 # Nothing of these is doubtful: the connection may serve again.
 CLEAR = {

@@ -25,8 +25,6 @@ from tests.ends import basic, document, held, only, run_regsync, sync, tags
 
 USER, SECRET = "captain", "Xyzzy-0pen-Sesame"
 LOGIN = {"auth_type": "basic", "credentials": {"username": USER, "password": SECRET}}
-
-
 PUBLIC, PRIVATE = Origin("https", "registry.example", 443), Origin("http", "127.0.0.1", 5000)
 
 

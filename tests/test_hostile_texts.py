@@ -19,13 +19,8 @@ from conformance.registry.tokens import BasicAuth, TokenService
 from tests.ends import Ran, basic, document, only, run_regsync, tags
 
 USER, SECRET = "captain", "Xyzzy-0pen-Sesame-" + "q" * 60
-
-
 PAIR = basic(USER, SECRET)
-
-
 LOGIN = {"auth_type": "basic", "credentials": {"username": USER, "password": SECRET}}
-
 
 # Colours, a title, a bell, a line that begins anew, C1's CSI, bidirectional marks, what has no
 # width, line ends.
