@@ -326,6 +326,7 @@ class _CredentialFile(NamedTuple):
         client = Credential(
             str(self.fields.get("client_id") or ""), str(self.fields.get("client_secret") or "")
         )
+        # Of the other kinds, one has the client in the form, and one needs none.
         is_client_in_header = kind.startswith("external")
         if client.basic and is_client_in_header:
             headers.append(("Authorization", client.basic))

@@ -148,6 +148,7 @@ class TokenCache:
 
     def add(self, new_token: Token) -> None:
         """Keep a new token; drop the old token of the same scopes, and all that have ended."""
+        # A run of many days would collect ended tokens without bound.
         key = frozenset(new_token.scopes.items())
         outdated = [
             old_key

@@ -199,7 +199,7 @@ class Authenticator:
         """Begin another run: it declares its repositories anew, and is challenged anew."""
         self._planned_scopes = {}
         self._challenged_in_this_run = False
-        self.refused.clear()
+        self.refused.clear()  # somebody may have given the account its rights back
 
     def plan_scope(self, repository: str, actions: str) -> None:
         """Declare that this run will use a repository, so that the next token covers it too (rule 2:
@@ -314,6 +314,7 @@ class Authenticator:
         self.is_proven = True
         token = self._tokens.sent_in(header)
         if token is not None:
+            # A later 401 to the same use means that the token has ended, and not that it lacks a right.
             token.worked_for.add(use_of(repository, method))
 
     async def on_unauthorized(
