@@ -1,12 +1,15 @@
-"""Configurations as hypothesis makes them: right ones, and trees of anything."""
+"""Configurations: of plain mappings, and as hypothesis makes them, right ones and trees of anything."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from hypothesis import strategies as st
 
+from _regsync.config import reader
 from _regsync.config.fields import SECTIONS
+from _regsync.config.model import Config
 
 # Right configurations; their secrets begin with "S3-".
 TEXTS = st.text("ab$'\"#: {}[]-*&!.,~é0129", min_size=1, max_size=12).filter(str.strip)
@@ -106,3 +109,25 @@ TREES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(NAMES, inner, max_size=5)),
     max_leaves=20,
 )
+
+
+REGISTRIES = {
+    "a": "a.test",
+    "b": "b.test:5000",
+    "c": "c.test",
+    "again": "a.test",
+    "hub": "docker.io",
+}
+
+
+def read_mappings(*mappings: dict[str, Any], cache_dir: str = "/cache") -> Config:
+    """Read mappings, which go from a to b where they say nothing else."""
+    whole = {
+        "registries": {name: {"url": url} for name, url in REGISTRIES.items()},
+        "defaults": {"source": "a", "targets": ["b"]},
+        "mappings": mappings,
+        "global": {"cache_dir": cache_dir},
+    }
+    return reader.load(
+        reader.ConfigFile(json.dumps(whole).encode(), name="x", environ={}, base_dir="/", home=None)
+    )

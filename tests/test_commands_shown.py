@@ -29,7 +29,7 @@ from conformance.providers.personas import imitate
 from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth
 from tests.ends import ROOT, Ran, Virtual, stopped_at
-from tests.test_readme import PAGES as PAGES_FOR_USERS
+from tests.pages import PAGES_FOR_USERS
 
 # Pages for developers are read for blocks alone: their sentences name commands in part.
 OTHER_PAGES = [page for page in sorted((ROOT / "docs").glob("*.md")) if page not in PAGES_FOR_USERS]

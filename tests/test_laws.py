@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,14 @@ MODULES = [
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_keeps_the_laws(path: Path) -> None:
     assert breaches(path.read_text(encoding="utf-8"), path.stem) == []
+
+
+def test_no_file_of_tests_imports_another() -> None:
+    """What two of them share has a module that says what it is."""
+    importing = [
+        path.name
+        for path in sorted((ROOT / "tests").glob("*.py"))
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("tests.test_")
+    ]
+    assert importing == []

@@ -25,8 +25,8 @@ from _regsync.sync.lockfile import (
     locked_mapping,
     read_lock,
 )
+from tests.configs import read_mappings
 from tests.fuzzing import fuzz, scraps, trees
-from tests.test_shard import load
 
 NOON = 1_795_348_800  # 2026-11-22T12:00:00Z
 RULES = "0123456789abcdef" * 4
@@ -264,7 +264,7 @@ def test_whatever_is_in_the_file_is_a_lock_or_an_error_that_can_be_shown(
 
 def test_a_lock_is_for_the_rules_it_was_made_under() -> None:
     mapping = {"from": "alpine", "source": "hub", "tags": {"glob": "3.*"}}
-    (made,) = load(mapping).mappings
+    (made,) = read_mappings(mapping).mappings
     found = Lock([locked_mapping(made)])
     found.check([made])
     for same in (
@@ -272,7 +272,7 @@ def test_a_lock_is_for_the_rules_it_was_made_under() -> None:
         {**mapping, "from": "library/alpine"},
         {**mapping, "targets": ["c"]},
     ):
-        found.check(load(same).mappings)
+        found.check(read_mappings(same).mappings)
 
     for other, text in (
         (
@@ -284,16 +284,16 @@ def test_a_lock_is_for_the_rules_it_was_made_under() -> None:
         ({**mapping, "source": "a"}, "is not in the lock"),
     ):
         with pytest.raises(ConfigError, match=text) as refused:
-            found.check(load(mapping, other).mappings)
+            found.check(read_mappings(mapping, other).mappings)
         assert refused.value.message.startswith("mappings[1], from ")
         assert "regsync lock" in str(refused.value.hint)
     with pytest.raises(ConfigError, match=r"mappings\[0\].* is not in the lock \(and 1 more\)"):
-        Lock().check(load(mapping, {**mapping, "to": "elsewhere"}).mappings)
+        Lock().check(read_mappings(mapping, {**mapping, "to": "elsewhere"}).mappings)
 
 
 def test_a_mapping_is_named_by_host_repository_and_platforms() -> None:
     platforms = ["linux/arm64", "linux/amd64", "linux/arm64"]
-    first, second = load(
+    first, second = read_mappings(
         {"from": "alpine", "source": "hub"},
         {"from": "x", "source": "b", "targets": ["a"], "platforms": platforms},
     ).mappings
@@ -306,7 +306,7 @@ def test_a_mapping_is_named_by_host_repository_and_platforms() -> None:
 
 def test_what_artifacts_are_taken_is_told_apart_from_the_tags() -> None:
     """Whether one is required decides nothing about which are taken."""
-    plain, required, disabled, other = load(
+    plain, required, disabled, other = read_mappings(
         {"from": "x", "to": "1"},
         {"from": "x", "to": "2", "artifacts": {"require_artifacts": True}},
         {"from": "x", "to": "3", "artifacts": {"enabled": False}},
@@ -322,8 +322,8 @@ def test_what_artifacts_are_taken_is_told_apart_from_the_tags() -> None:
 
 def test_the_hash_of_rules_stays_what_it_is() -> None:
     """Another hash would make every lock that was written useless."""
-    (plain,) = load({"from": "x"}).mappings
-    (rich,) = load(
+    (plain,) = read_mappings({"from": "x"}).mappings
+    (rich,) = read_mappings(
         {
             "from": "x",
             "tags": {"glob": ["1.*", "2.*"], "semver": ">=1", "latest": 3, "immutable_tags": "v*"},

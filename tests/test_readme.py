@@ -34,26 +34,13 @@ from conformance.registry.app import App
 from conformance.registry.tokens import BasicAuth
 from tests.ends import held, run_regsync
 from tests.layouts import make_layout
+from tests.pages import PAGES_FOR_USERS
 from tools import build_zipapp
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 LONGEST = 200
-FOR_USERS = (
-    "install",
-    "glossary",
-    "configuration",
-    "tags",
-    "recipes",
-    "operations",
-    "comparison",
-    "security",
-    "verify",
-    "contributing",
-    "changes",
-)
-PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in FOR_USERS)]
-TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES_FOR_USERS)
 # Without the tables that a program makes.
 OWN_WORDS = re.sub(r"(?s)<!-- (reference|measured): begin -->.*?<!-- \1: end -->", "", TEXT)
 

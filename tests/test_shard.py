@@ -4,7 +4,6 @@ stays together.
 
 from __future__ import annotations
 
-import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -14,36 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.config import reader
 from _regsync.config.model import Config, MappingRule
 from _regsync.errors import ConfigError
 from _regsync.sync.mappings import parse_shard as parse
 from _regsync.sync.mappings import share
 from conformance.content.images import Seed
 from conformance.server.sockets import Server
+from tests.configs import read_mappings
 from tests.ends import Start, document, run_regsync, tags
 from tests.fuzzing import fuzz
-
-REGISTRIES = {
-    "a": "a.test",
-    "b": "b.test:5000",
-    "c": "c.test",
-    "again": "a.test",
-    "hub": "docker.io",
-}
-
-
-def load(*mappings: dict[str, Any], cache_dir: str = "/cache") -> Config:
-    """Read mappings, which go from a to b where they say nothing else."""
-    whole = {
-        "registries": {name: {"url": url} for name, url in REGISTRIES.items()},
-        "defaults": {"source": "a", "targets": ["b"]},
-        "mappings": mappings,
-        "global": {"cache_dir": cache_dir},
-    }
-    return reader.load(
-        reader.ConfigFile(json.dumps(whole).encode(), name="x", environ={}, base_dir="/", home=None)
-    )
 
 
 def shares(found: Config, total: int) -> list[list[int]]:
@@ -59,7 +37,9 @@ def sizes(found: Config, total: int) -> list[int]:
 
 def below(*paths: str) -> Config:
     """Mappings of sources of their own to these repositories."""
-    return load(*({"from": f"from/{number}", "to": path} for number, path in enumerate(paths)))
+    return read_mappings(
+        *({"from": f"from/{number}", "to": path} for number, path in enumerate(paths))
+    )
 
 
 # --- the grammar
@@ -111,7 +91,7 @@ def test_the_variable_is_named_when_it_is_wrong(environ: dict[str, str], shown: 
 
 
 def test_one_target_repository_stays_together_under_all_its_names() -> None:
-    found = load(
+    found = read_mappings(
         {"from": "x", "to": "one"},
         {"from": "y", "to": "other"},
         {"from": "z", "to": "one", "source": "c"},
@@ -122,7 +102,7 @@ def test_one_target_repository_stays_together_under_all_its_names() -> None:
 
 
 def test_one_source_repository_stays_together_under_all_its_names() -> None:
-    found = load(
+    found = read_mappings(
         {"from": "x", "to": "1"},
         {"from": "y", "to": "2"},
         {"from": "x", "to": "3", "source": "again"},
@@ -131,14 +111,14 @@ def test_one_source_repository_stays_together_under_all_its_names() -> None:
 
 
 def test_what_one_mapping_writes_and_another_reads_stays_together() -> None:
-    found = load(
+    found = read_mappings(
         {"from": "x"}, {"from": "y"}, {"from": "x", "to": "z", "source": "b", "targets": ["c"]}
     )
     assert shares(found, 2) == [[0, 2], [1]]
 
 
 def test_one_of_several_targets_ties() -> None:
-    found = load(
+    found = read_mappings(
         {"from": "1", "to": "x", "targets": ["b", "c"]},
         {"from": "2", "to": "x", "targets": ["c"]},
         {"from": "3", "to": "x", "targets": ["hub"]},
@@ -157,7 +137,7 @@ def test_the_largest_group_goes_first_to_the_shard_with_least() -> None:
 
 def test_a_shard_may_be_empty_and_a_configuration_too() -> None:
     assert shares(below("a", "b"), 4) == [[0], [1], [], []]
-    assert shares(load(), 2) == [[], []]
+    assert shares(read_mappings(), 2) == [[], []]
 
 
 def test_each_shard_has_a_cache_of_its_own() -> None:
@@ -192,7 +172,7 @@ def places(rule: MappingRule) -> set[object]:
 def test_shares_are_disjoint_and_together_the_whole(
     mappings: list[dict[str, Any]], total: int
 ) -> None:
-    found = load(*mappings)
+    found = read_mappings(*mappings)
     dealt = shares(found, total)
     assert sorted(index for share in dealt for index in share) == [*range(len(mappings))]
     assert all(share == sorted(share) for share in dealt)
@@ -224,9 +204,12 @@ def test_the_order_of_registries_and_the_content_of_other_fields_are_nothing() -
     mappings: list[dict[str, Any]] = [
         {"from": f"x/{number}", "to": f"y{number % 7}/{number}"} for number in range(50)
     ]
-    plain = shares(load(*mappings), 4)
+    plain = shares(read_mappings(*mappings), 4)
     random.Random(1).shuffle(chosen := ["v1", "v2", "*"])
-    assert shares(load(*({**each, "tags": {"glob": chosen}} for each in mappings)), 4) == plain
+    assert (
+        shares(read_mappings(*({**each, "tags": {"glob": chosen}} for each in mappings)), 4)
+        == plain
+    )
 
 
 # --- the command
