@@ -485,27 +485,18 @@ class Scheduler:
         raise lack
 
     async def _copy_blob(self, promoted: _Promoted, step: Step) -> None:
-        """Copy one blob, by mount or upload. A failure fails the image, but stops none of its steps
-        that are under way.
+        """Copy one blob, and let go on what has waited for it. A failure fails the image, but stops none
+        of its steps that are under way.
         """
         image = promoted.image
-        blob = step.blob
-        holder = promoted.elsewhere.get(blob.digest, image.source)
-        if holder is not image.source and holder is not image.target:
-            # The source lacks the blob, but another repository of the target's host holds it.
-            step = step._replace(mount_from=holder.api_name)
-        step = self._with_mount_source(step)
-
+        step = self._with_mount_source(promoted, step)
         result = None
         try:
-            if holder is image.target:
-                result = BlobResult.PRESENT
-            else:
-                keep = self._where_to_keep(image, blob)
-                result = await self._transfer.copy(step, holder, image.target, keep)
+            result = await self._bring_blob(promoted, step)
         except SyncError as error:
             image.error = image.error or error
         else:
+            blob = step.blob
             image.copy.record_blob(blob, result)
             self.traffic.record(step.claims.where, blob, result)
             is_confirmed = result is not BlobResult.BELIEVED
@@ -513,7 +504,7 @@ class Scheduler:
             self._wake_ready(ready)
 
         if step.mount_from is not None:
-            # Other claims may have waited to see whether the host mounts.
+            # Other claims may wait to see whether the host mounts, also where no mount was needed.
             is_mounted = result is BlobResult.MOUNTED
             steps = self._claims.mount_ended(image.target.host.key, mounted=is_mounted)
             self._give_steps(steps)
@@ -528,10 +519,23 @@ class Scheduler:
         promoted.wake()
         self.advance()
 
-    def _with_mount_source(self, step: Step) -> Step:
-        """Turn an upload into a mount when another repository of the host has committed the blob since
-        the claims gave the step.
+    async def _bring_blob(self, promoted: _Promoted, step: Step) -> BlobResult:
+        """Bring a blob to its repository by mount or upload, unless `_prepare` has found it there."""
+        image = promoted.image
+        holder = promoted.elsewhere.get(step.blob.digest, image.source)
+        if holder is image.target:
+            return BlobResult.PRESENT
+        keep = self._where_to_keep(image, step.blob)
+        return await self._transfer.copy(step, holder, image.target, keep)
+
+    def _with_mount_source(self, promoted: _Promoted, step: Step) -> Step:
+        """Turn an upload into a mount where another repository of the host holds the blob: one that
+        `_prepare` has found, because the source lacks the blob, or one that has committed it since the
+        claims gave the step.
         """
+        holder = promoted.elsewhere.get(step.blob.digest)
+        if holder is not None and holder is not promoted.image.target:
+            return step._replace(mount_from=holder.api_name)
         if step.mount_from is not None or not self._knowledge.mounts(step.claims.where.host):
             return step
         source = self._knowledge.mount_source(step.claims.where, step.blob.digest)
