@@ -85,7 +85,7 @@ def synced(number: int) -> Outcome:
 @pytest.mark.parametrize("terminal", [60, 80, 120], indirect=True)
 def test_the_display_stands_below_what_stays_and_wraps_nowhere(terminal):
     console = console_on(terminal)
-    console.begin({("s", "t")})
+    console.omit_shared_hosts({("s", "t")})
     for number in range(5):
         console.progress(NOW._replace(done=number, elapsed=float(number)))
         console.outcome(synced(number))
