@@ -280,7 +280,11 @@ class Authenticator:
         if challenge is None:
             return None
         if challenge.scheme == "basic":
-            return await self._basic_header()
+            await self._renew_cloud_login()
+            basic = self.credential.basic
+            if basic in self.refused:  # the cloud has given the same password again
+                raise self._refused_error(self._authority)
+            return basic
 
         needed = {repository: actions}
         for name, rights in extra:
@@ -296,16 +300,6 @@ class Authenticator:
         # a login is answered with the present one.
         self._challenge = None
         return None
-
-    async def _basic_header(self) -> str | None:
-        """Return the header of the Basic scheme, None without a password; AuthError where the registry
-        has refused it.
-        """
-        await self._renew_cloud_login()
-        basic = self.credential.basic
-        if basic in self.refused:  # the cloud has given the same password again
-            raise self._refused_error(self._authority)
-        return basic
 
     def record_success(self, header: str | None, repository: str, method: str) -> None:
         """Note that a request with an Authorization header, None for none, was let in."""
