@@ -2,9 +2,9 @@
 what it must not.
 
 Rules 1 (no ping, one bare request), 2 (tokens) and 3 (pages) have their files: test_tokens,
-test_sync, test_hostile_answers. What a broken body and a lost answer cost (rule 16) is in test_resume, a
-full disk in test_errors_told. Every run is audited besides (`tests.ends`), so that no request of a
-kind that was known to be unnecessary goes unnoticed.
+test_sync, test_hostile_answers. What a broken body and a lost answer cost (rule 16) is in
+test_resume, a full disk in test_errors_told. Every run is audited besides (`tests.ends`), so that
+no request of a kind that was known to be unnecessary goes unnoticed.
 """
 
 from __future__ import annotations
