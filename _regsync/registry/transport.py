@@ -193,6 +193,10 @@ class _ClientKey(NamedTuple):
     client_key: str | None
     proxy: str | None
 
+    def __repr__(self) -> str:
+        # A proxy's URL may hold a login.
+        return f"_ClientKey(authority={self.authority!r})"
+
 
 class _Hop(NamedTuple):
     """One request of a chain of redirects."""
