@@ -121,11 +121,12 @@ class TokenCache:
 
         None where a token has to be asked for. `before_body` is that of `is_live`.
         """
-        given = [*self._tokens.values()]
         if self.needs_exact:
             # Only one token can serve: there is no need to look at thousands.
             exact = self._tokens.get(frozenset(needed.items()))
             given = [exact] if exact else []
+        else:
+            given = [*self._tokens.values()]
         for tokens in (given, self.pending):
             serving = [
                 token
