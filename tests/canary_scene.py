@@ -322,9 +322,9 @@ class Scene:
             for module, name in (
                 (running, "run"),
                 (running, "list_tags"),
-                (access, "check"),
+                (access, "check_access"),
                 (auditing, "audit"),
-                (locking, "renew"),
+                (locking, "update_lock"),
                 (watch, "run"),
             ):
                 patched.enter_context(mock.patch.object(module, name, _told(getattr(module, name))))
