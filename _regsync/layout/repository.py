@@ -87,7 +87,6 @@ class LayoutHost:
         # A disk has no outages and asks for no pause.
         self.peer = self.layout
         self.stopped: SyncError | None = None
-        self.reopens = -math.inf
         self.resumes = True
 
         # By digest, a repository at the far side that holds the blob.
@@ -102,6 +101,9 @@ class LayoutHost:
 
     def redact(self, text: str) -> str:
         return text
+
+    def stop(self, error: SyncError, until: float = -math.inf) -> None:
+        self.stopped = error.without_place()
 
     def assume(self, paths: Iterable[str], log: Callable[..., None]) -> None:
         """Read what the far side holds from receipts and layouts; ConfigError where one of them

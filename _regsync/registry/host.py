@@ -25,7 +25,7 @@ from _regsync.auth.cloud import Answer, CloudLogin
 from _regsync.auth.credentials import Credential
 from _regsync.auth.tokens import Authenticator
 from _regsync.config.model import Registry
-from _regsync.errors import AuthError, ConfigError, ConnectFailed, RegistryError, SyncError
+from _regsync.errors import ConfigError, ConnectFailed, RegistryError, SyncError
 from _regsync.net.http1 import Response, parse_retry_after
 from _regsync.net.pool import open_stream
 from _regsync.net.proxy import Proxy, proxy_for
@@ -42,9 +42,8 @@ _QUERY = r"\?\S+"
 class Host(Protocol):
     """Where repositories are, as this run knows it: a registry or a layout."""
 
-    # What it asks no more for in this run, and when a later run may ask again.
+    # Why it is asked nothing more in this run.
     stopped: SyncError | None
-    reopens: float
 
     # Whether it can be asked how much of a broken upload it has (rule 16).
     resumes: bool
@@ -69,6 +68,11 @@ class Host(Protocol):
 
     def redact(self, text: str) -> str:
         """Return a text on one line without its secrets."""
+
+    def stop(self, error: SyncError, until: float = -math.inf) -> None:
+        """Let all further requests of this run fail with an error. A later run asks again, after a
+        time on the clock of `anyio.current_time`.
+        """
 
 
 class RegistryClient:
@@ -102,10 +106,10 @@ class RegistryClient:
         # Whether this run has asked for it.
         self.is_used = True
 
-        # Why it is asked nothing more in this run (docs/design.md section 9), and when a later run
-        # may ask again.
+        # Why it is asked nothing more in this run (docs/design.md section 9), and until when later
+        # runs ask nothing either.
         self.stopped: SyncError | None = None
-        self.reopens = -math.inf
+        self._stopped_until = -math.inf
 
         # Rule 1: one request goes first, and the others wait for its outcome. The host is met when
         # that is known.
@@ -131,12 +135,12 @@ class RegistryClient:
         """Return a text on one line without its secrets."""
         return self.authenticator.redact(text)
 
-    def stop_if_fatal(self, error: AuthError) -> None:
-        """Stop this registry at once when an error says that its login is beyond use: accounts get
-        locked.
+    def stop(self, error: SyncError, until: float = -math.inf) -> None:
+        """Let all further requests of this run fail with an error. A later run asks again, after a
+        time on the clock of `anyio.current_time`.
         """
-        if error.fatal:
-            self.stopped = error.without_place()
+        self.stopped = error.without_place()
+        self._stopped_until = until
 
     def begin_run(self, now: float) -> None:
         """Let another run begin. A registry that was stopped is tried again, by a first contact, where
@@ -145,7 +149,7 @@ class RegistryClient:
         self.is_used = False
         self.authenticator.begin()
         is_stopped = self.stopped is not None or self.peer.outage.is_stopped
-        if is_stopped and self.reopens <= now:
+        if is_stopped and self._stopped_until <= now:
             self.stopped = None
             self.has_answered = False
             self.is_met = False

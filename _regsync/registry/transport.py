@@ -260,8 +260,9 @@ class Transport:
             on_back=self._on_back,
         )
 
-        # Refused requests of discovery: when they may be sent again, and the error until then.
-        self._closed: dict[Demand, tuple[float, SyncError]] = {}
+        # By the demand of a refused request of discovery: the error of all that are like it, and
+        # the time until which it holds.
+        self._refused_discovery: dict[Demand, tuple[SyncError, float]] = {}
 
         self._dialer = Dialer(
             environ=machine.environ,
@@ -363,7 +364,7 @@ class Transport:
             self._add_client(key, client)
         client.is_used = True
         if failure is not None:
-            client.stopped = failure
+            client.stop(failure)
         self._limit_permits(registry)
         return client
 
@@ -454,7 +455,7 @@ class Transport:
         rank = _FIRST if call.action == "manifest_put" else None
         refusals = LoginRefusals()
         while True:
-            self._check_open(host, want)
+            self._check_not_stopped(host, want)
             if host.peer.outage.reach is not Reach.UP:
                 self._check_reach(host, host.peer, can_repeat=body is None)
             authorization = await self.login(host, call, before_body=body is not None)
@@ -595,8 +596,8 @@ class Transport:
         try:
             self.recovery.check(peer, can_repeat=can_repeat)
         except SyncError as error:
-            if not error.retryable:
-                host.stopped = host.stopped or error.without_place()
+            if not error.retryable and host.stopped is None:
+                host.stop(error)
             raise
 
     def _record_reach(
@@ -669,7 +670,7 @@ class Transport:
         """Raise why a request that has waited is not sent with its login: that was refused meanwhile,
         or the registry has stopped.
         """
-        self._check_open(host, want)
+        self._check_not_stopped(host, want)
         if authorization in host.authenticator.refused:
             raise LoginExpired("the login was refused to another request")
 
@@ -686,7 +687,8 @@ class Transport:
                 call.repository, call.rights, call.also, before_body
             )
         except AuthError as error:
-            host.stop_if_fatal(error)
+            if error.fatal:
+                host.stop(error)  # one more attempt could lock the account
             raise
         except RegistryError as error:
             peer = host.token_peer
@@ -721,7 +723,8 @@ class Transport:
             else:
                 refusal = authenticator.on_forbidden(used)
         except AuthError as error:
-            host.stop_if_fatal(error)
+            if error.fatal:
+                host.stop(error)  # one more attempt could lock the account
             raise
         if not refusals.may_repeat(refusal):
             raise self.error_from(host, refused)
@@ -827,7 +830,7 @@ class Transport:
         turn.meter.end(turn.number, status, now, retry_after, chance)
         if now - turn.meter.window.refused_since > THROTTLED_FOR:
             refused = RegistryError("status 429 to every request for 10 minutes", status=429)
-            self._close(host, self.demand_of(host, call), refused, LONGEST_WAIT)
+            self._ask_no_more(host, self.demand_of(host, call), refused, LONGEST_WAIT)
 
         remaining = parse_quota(header, wall)
         if remaining is not None:
@@ -844,7 +847,7 @@ class Transport:
         number = turn.number if meter is turn.meter else 0
         if not meter.update_quota(response.came_at, number, remaining):
             used_up = RegistryError("the quota is used up", status=429)
-            self._close(host, want, used_up, remaining.seconds)
+            self._ask_no_more(host, want, used_up, remaining.seconds)
 
     # Errors, and what is done about them.
 
@@ -875,31 +878,34 @@ class Transport:
         if answer is not None and answer.retryable and asked > LONGEST_WAIT:
             host = hosts[-1] if error.side is Side.TARGET else hosts[0]
             want = None if call is None else self.demand_of(host, call)
-            self._close(host, want, answer, asked)
+            self._ask_no_more(host, want, answer, asked)
         if pause is None or not error.retryable or is_stopped:
             raise error
         return pause
 
-    def _close(self, host: Host, want: Demand | None, error: RegistryError, seconds: float) -> None:
-        """Ask for nothing more before a time. Where only discovery is refused, what was begun may
-        go on.
+    def _ask_no_more(
+        self, host: Host, want: Demand | None, error: RegistryError, seconds: float
+    ) -> None:
+        """Make an error final that asks for a longer wait than a run makes, and send nothing more
+        until that time. Where a listing or a HEAD was refused, only those end: images whose copying
+        has begun are finished.
         """
-        error.final = True
         moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.machine.wall() + seconds))
         error.message += (
             f" (asks to wait {duration_text(seconds)}, until {moment}: longer than a run waits)"
         )
-        reopens = anyio.current_time() + seconds
-        if want is not None and want.discovers:
-            self._closed[want] = (reopens, error.without_place())
-        else:
-            host.stopped = error.without_place()
-            host.reopens = reopens
+        error.final = True
 
-    def _check_open(self, host: RegistryClient, want: Demand) -> None:
+        until = anyio.current_time() + seconds
+        if want is not None and want.discovers:
+            self._refused_discovery[want] = (error.without_place(), until)
+        else:
+            host.stop(error, until)
+
+    def _check_not_stopped(self, host: RegistryClient, want: Demand) -> None:
         """Raise the error for which nothing more is asked of a registry, or of discovery there."""
-        if want in self._closed:
-            until, error = self._closed[want]
+        if want in self._refused_discovery:
+            error, until = self._refused_discovery[want]
             if anyio.current_time() < until:
                 raise error.without_place()
         if host.stopped is not None:
