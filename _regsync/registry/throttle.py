@@ -202,7 +202,8 @@ class GrantedRate:
         # No more than this is let in; None: nothing was learnt.
         self.limit: Stretch | None = None
 
-        # The last requests that were let in and not refused, in their order.
+        # After a first refusal, the last requests that were let in and not refused, in their order.
+        self._has_refused = False
         self._entries = deque[_Entry](maxlen=_MOST_SEEN)
 
         # After a refusal: the first request that was let in since, which shows by its answer whether
@@ -223,6 +224,8 @@ class GrantedRate:
         return self._entries[-limit.requests].time + limit.seconds
 
     def enter(self, number: int, now: float) -> None:
+        if not self._has_refused:
+            return
         entry = _Entry(number, now)
         self._entries.append(entry)
         if self._is_refused and self._probe is None:
@@ -237,6 +240,7 @@ class GrantedRate:
 
     def record_refusal(self, number: int) -> None:
         """Take in a 429."""
+        self._has_refused = True
         self.forget(number)
 
         # A request that entered before the probe belongs to the refusal that is known.
