@@ -490,7 +490,9 @@ async def test_a_thousand_cycles_leave_nothing_behind(stage, cycles):
     assert len(lines(ran)) == 4, ran.err
     early, late = counts
     # How many connections there are is the schedule's: not one for each of 140 cycles.
-    assert all(late[kind] - early[kind] <= 5 for kind in late if kind != "items"), late - early
+    # Of requests that were let in, a limit keeps the last 1,000 (`GrantedRate`).
+    growing = late.keys() - {"items", "_Entry"}
+    assert all(late[kind] - early[kind] <= 5 for kind in growing), late - early
     assert late["items"] - early["items"] < 100
     assert (late["Transport"], late["Run"], late["Knowledge"]) == (1, 0, 0)
 
