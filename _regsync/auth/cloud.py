@@ -183,20 +183,22 @@ class CloudLogin:
         self._error = None
         try:
             login = await self._log_in()
+            if login is not None:
+                self._set_login(login, began)
+            else:
+                # All logins that only probe this cloud take that for an answer.
+                self._clouds.absent.add(self._cloud)
         except (ConfigError, SyncError) as error:
             still_serves = began < self._valid_until
             if still_serves:
                 self._renew_at = began + _RETRY_SECONDS
             elif isinstance(error, ConfigError):
+                # What is wrong with the host's settings will not pass by itself.
                 self._error = AuthError(error.message, hint=error.hint, fatal=True)
             else:
                 self._error = error
-        else:
-            if login is None:
-                self._clouds.absent.add(self._cloud)
-            else:
-                self._set_login(login, began)
 
+        # Whoever waits sees that there was an answer, whether or not it was a login.
         self._renewals += 1
 
     async def _log_in(self) -> Login | None:

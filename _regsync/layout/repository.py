@@ -29,7 +29,7 @@ from _regsync.layout.index import Entry, Index, image_entry, unnamed_entry
 from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
-from _regsync.oci.reference import check_digest, image_name
+from _regsync.oci.reference import check_digest, image_name, is_digest
 from _regsync.providers import Pace, Row, UploadStyle
 from _regsync.registry.throttle import Demand, RegistryLimits
 from _regsync.registry.transport import Transport
@@ -181,7 +181,7 @@ class LayoutRepository:
     def _find(self, reference: str) -> Entry | None:
         """Return the entry of a tag or digest, None where `index.json` has none."""
         index = self._index()
-        if ":" not in reference:
+        if not is_digest(reference):
             return index.find(self.name, reference)
         entries = index.entries_of(reference)
         return entries[0] if entries else None
@@ -229,7 +229,7 @@ class LayoutRepository:
                 return entry.descriptor.digest
             # `index.json` does not name it, but another index may. At a target such a manifest counts as
             # absent: a killed run may have written it without that index.
-            if self.side is Side.SOURCE and ":" in reference:
+            if self.side is Side.SOURCE and is_digest(reference):
                 is_on_disk = self._layout.size_of(check_digest(reference)) is not None
                 return reference if is_on_disk else None
             return None
@@ -244,7 +244,7 @@ class LayoutRepository:
             if entry is not None:
                 return self._read_manifest(entry.descriptor.digest, expected or entry.descriptor)
             # `index.json` does not name it, but another index may.
-            if ":" in reference:
+            if is_digest(reference):
                 return self._read_manifest(reference, expected)
             raise RegistryError("no such tag or manifest", status=404)
 
@@ -262,7 +262,7 @@ class LayoutRepository:
         self, reference: str, manifest: Manifest, *, full_name: str = ""
     ) -> None:
         """Put a manifest under a tag or digest; `full_name` is what it is called at its source."""
-        if ":" in reference:
+        if is_digest(reference):
             entry = unnamed_entry(manifest, self.name)
         else:
             entry = image_entry(manifest, self.name, reference, full_name)

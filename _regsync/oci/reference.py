@@ -43,6 +43,11 @@ def is_tag(text: str) -> bool:
     return re.fullmatch(_TAG, text) is not None
 
 
+def is_digest(reference: str) -> bool:
+    """Say whether a reference, which is a tag or a digest, is a digest. No tag has a colon."""
+    return ":" in reference
+
+
 def check_digest(text: str) -> str:
     """Return `text` when it is a digest that this program can verify; ContentError otherwise."""
     algorithm, _, encoded = text.partition(":")
@@ -90,7 +95,7 @@ def full_name(host: str, repository: str) -> str:
 
 def image_name(repository: str, reference: str) -> str:
     """Return the name of what a repository has under a tag or digest."""
-    separator = "@" if ":" in reference else ":"
+    separator = "@" if is_digest(reference) else ":"
     return f"{repository}{separator}{reference}"
 
 
@@ -144,9 +149,9 @@ def parse_reference(text: str) -> Reference:
     if text.startswith(f"{LAYOUT_SCHEME}:"):
         return _parse_in_layout(text)
     name, at, digest = text.partition("@")
-    is_digest = digest.startswith(("sha256:", "sha512:"))
+    ends_in_digest = digest.startswith(("sha256:", "sha512:"))
     # `USER:PASSWORD@HOST/REPO` has an `@` too.
-    may_have_password = "/" in digest or (at and ":" in name and not is_digest)
+    may_have_password = "/" in digest or (at and ":" in name and not ends_in_digest)
     if may_have_password:  # the text is not shown
         raise ConfigError(
             "a reference cannot hold a user name or password: put them into the configuration; "

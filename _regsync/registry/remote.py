@@ -27,7 +27,7 @@ from _regsync.errors import (
 from _regsync.net.http1 import Header, Response
 from _regsync.net.pool import Lease
 from _regsync.oci.manifest import ACCEPT_MANIFESTS, Descriptor, Manifest, parse_manifest
-from _regsync.oci.reference import check_digest, image_name, is_tag
+from _regsync.oci.reference import check_digest, image_name, is_digest, is_tag
 from _regsync.providers import ROWS, api_repository
 from _regsync.registry.host import RegistryClient
 from _regsync.registry.redirects import resolve_location
@@ -315,7 +315,7 @@ class RemoteRepository:
         self, call: Call, reference: str, expected: Descriptor | None
     ) -> Manifest:
         answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
-        digest = reference if ":" in reference else answer.headers.get("docker-content-digest")
+        digest = reference if is_digest(reference) else answer.headers.get("docker-content-digest")
         content_type = answer.headers.get("content-type")
         return parse_manifest(
             answer.body, content_type=content_type, digest=digest, expected=expected

@@ -31,7 +31,7 @@ from _regsync.config.model import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError
 from _regsync.layout.layouts import Layouts
 from _regsync.oci.manifest import MAX_INDEX_DEPTH, TRIM_RULE, Descriptor, Manifest, trim_index
-from _regsync.oci.reference import is_referrer_tag
+from _regsync.oci.reference import is_digest, is_referrer_tag
 from _regsync.registry.host import Host, RegistryClient
 from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.repository import Repository
@@ -336,12 +336,13 @@ class _Manifests:
     def record_use(self, where: RepositoryKey, digest: str, manifest: Manifest) -> None:
         """Keep a manifest as the one used last; drop the least recently used above the budget."""
         key = (where, digest)
-        if not self.once(where, digest).answer:
+        if self.at_hand(where, digest) is None:
             self._by_key[key] = Once(manifest)
 
-        weight = max(manifest.size, _LIGHTEST_MANIFEST)
-        self._total_weight += weight - self._weights.pop(key, 0)
-        self._weights[key] = weight
+        # The order of the weights is that of use: whatever is used again goes to the end.
+        self._total_weight -= self._weights.pop(key, 0)
+        self._weights[key] = max(manifest.size, _LIGHTEST_MANIFEST)
+        self._total_weight += self._weights[key]
 
         while self._total_weight > _MANIFEST_BUDGET:
             oldest = next(iter(self._weights))
@@ -640,7 +641,7 @@ class Discovery:
 
         Without `by_head` a tag's manifest is fetched and kept: it is probably needed.
         """
-        if ":" in reference:
+        if is_digest(reference):
             return reference
         ask = self._head_tag if by_head else self._get_tag
         return await self._source_tag(source, reference).get(partial(ask, source, reference))
@@ -708,11 +709,10 @@ class Discovery:
             return
 
         self._settle(tag)
-        is_digest = ":" in reference
         if tag.was_copied:
             # The state says that the tag was copied: whatever it says of this repository is in doubt.
             self._knowledge.contradict(target.pool)
-        elif is_digest and self._knowledge.is_committed(target.pool, reference):
+        elif is_digest(reference) and self._knowledge.is_committed(target.pool, reference):
             # It says that the target holds this manifest.
             self._knowledge.forget(target.pool, reference)
 
@@ -720,7 +720,7 @@ class Discovery:
         """Return the digest that a target holds under a tag, by its listing or a HEAD; None where the
         tag is absent or the repository is hidden.
         """
-        is_tag = ":" not in reference
+        is_tag = not is_digest(reference)
         if is_tag and target.key in self._target_tags:  # it is being listed, or was listed
             listed_tags = await self.target_tags(target)
             # Some registries list digests with the tags (rule 5).

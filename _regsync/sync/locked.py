@@ -17,6 +17,7 @@ from _regsync.config.model import MappingRule
 from _regsync.errors import ContentError, RegistryError
 from _regsync.layout.layouts import Layouts
 from _regsync.oci.manifest import Descriptor, Manifest, by_digest_alone, referrer_entry
+from _regsync.oci.reference import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge
@@ -81,7 +82,7 @@ class LockedDiscovery(Discovery):
 
     async def name_at_source(self, mapping: MappingRule, reference: str, *, by_head: bool) -> Named:
         """Return what a tag names in the lock; a digest names itself."""
-        if ":" in reference:
+        if is_digest(reference):
             return await super().name_at_source(mapping, reference, by_head=by_head)
         image = self.locked_image(mapping, reference)
         return Named(digest=image.digest, pushed=image.digest_at_target, manifest=None)
@@ -96,7 +97,7 @@ class LockedDiscovery(Discovery):
             return await self.manifest(source, digest, expected)
         except RegistryError as error:
             if error.status == 404:
-                is_artifact = ":" in reference
+                is_artifact = is_digest(reference)
                 remedy = _REMEDY_FOR_LINE if is_artifact else _REMEDY
                 error.hint = f"{remedy}: the source has removed what the lock names"
             raise
@@ -113,7 +114,7 @@ class LockedDiscovery(Discovery):
         the image fails.
         """
         lookup = await super()._compare(mapping, source, reference, top, tags)
-        if ":" in reference:
+        if is_digest(reference):
             return lookup
         locked_digest = self.locked_image(mapping, reference).digest_at_target
         if lookup.digest != locked_digest:

@@ -233,22 +233,23 @@ class Locking:
         """Return the line of a tag. It costs one HEAD where the old lock has the digest."""
         source = source_key(rule)
         old = self._old.images_of(source).get(tag)
-        # A tag that the lock has usually names the same digest, so that its manifest is not needed.
-        by_head = old is not None or not self._needs_manifest(rule)
+
+        # A tag that the lock has usually names the same digest still, whose content is in the lock.
+        needs_manifest = old is None and self._needs_manifest(rule)
         digest = await self._discovery.source_digest(
-            self._discovery.source_of(rule), tag, by_head=by_head
+            self._discovery.source_of(rule), tag, by_head=not needs_manifest
         )
 
-        # The old line of the digest: this tag's, or another tag's.
-        same = self._old_lines.get((source, digest))
-        if old is not None and old.digest == digest:
-            same = old
-        if same is not None and self._keeps_line(rule, same):
-            content = _Content(digest, pushed=same.pushed, artifacts=same.artifacts)
+        # A line of the old lock says what the digest holds: this tag's, or else another tag's.
+        is_unmoved = old is not None and old.digest == digest
+        same_digest = old if is_unmoved else self._old_lines.get((source, digest))
+        if same_digest is not None and self._holds_still(rule, same_digest):
+            content = _Content(digest, pushed=same_digest.pushed, artifacts=same_digest.artifacts)
         else:
             ask = partial(self._ask_content, rule, tag, digest)
             content = await self._contents[source, digest].get(ask)
 
+        # The tag may have moved since the first answer: the content says of which digest it is.
         if old is not None and old.digest == content.digest:
             first_seen = old.first_seen  # unchanged, so that the line has the same bytes
         else:
@@ -275,8 +276,10 @@ class Locking:
         artifact_rules = self._mappings_by_artifacts[source_key(rule)]
         return rule.platforms is not None or any(each.enabled for each in artifact_rules)
 
-    def _keeps_line(self, rule: MappingRule, line: LockedImage) -> bool:
-        """Say whether the new lock takes over the old line of a digest without a request."""
+    def _holds_still(self, rule: MappingRule, line: LockedImage) -> bool:
+        """Say whether an old line is still all that there is of its digest, as far as is known without a
+        request.
+        """
         if self._recheck or line.source not in self._unchanged_sources:
             return False
 

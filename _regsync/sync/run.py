@@ -22,7 +22,7 @@ import anyio.abc
 from _regsync.config.model import Config, MappingRule
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.layout.layouts import Layouts
-from _regsync.oci.reference import split_full_name
+from _regsync.oci.reference import is_digest, split_full_name
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.archive import COPIED, key_of
@@ -824,19 +824,23 @@ def _missing_artifact(copy: ImageCopy, artifact: Artifact, tag: TargetTag) -> Im
 
 def _copies_of(lookup: TagLookup, source_name: str, began: float) -> list[ImageCopy]:
     """Return the copies of an image, one for each target that was looked at."""
-    return [
-        ImageCopy(
-            source=lookup.source,
-            target=tag.target,
-            source_name=source_name,
-            source_reference=lookup.reference,
-            # A trimmed index has a digest of its own.
-            reference=lookup.digest if ":" in tag.reference else tag.reference,
-            digest=lookup.digest,
-            source_digest=lookup.source_digest,
-            began=began,
-            already_at_target=tag.digest == lookup.digest,
-            error=tag.error,
+    copies = []
+    for tag in lookup.targets:
+        # An image that is asked for by its digest is put by the digest of what is pushed, which is
+        # another one where an index is trimmed to the wanted platforms.
+        reference = lookup.digest if is_digest(tag.reference) else tag.reference
+        copies.append(
+            ImageCopy(
+                source=lookup.source,
+                target=tag.target,
+                source_name=source_name,
+                source_reference=lookup.reference,
+                reference=reference,
+                digest=lookup.digest,
+                source_digest=lookup.source_digest,
+                began=began,
+                already_at_target=tag.digest == lookup.digest,
+                error=tag.error,
+            )
         )
-        for tag in lookup.targets
-    ]
+    return copies
