@@ -363,7 +363,7 @@ async def test_a_watch_converges_when_all_is_well(number, tmp_path, ended):
         assert {each["status"] for each in last["images"]} <= {"skipped"}
         transport = ended[-1]._transport
         assert len(transport._clients) <= len(places)
-        assert len(transport._closed) <= 3 * len(places)
+        assert len(transport._refused_discovery) <= 3 * len(places)
         for older, newer in itertools.pairwise(ended):
             assert older._transport is newer._transport
 
