@@ -102,10 +102,11 @@ class Turn:
                 await self.connection.settle()
         finally:
             self._permit.requests_in_flight -= 1
-            self.meter.end(self.number)  # nothing, where its answer has ended it
+            was_in_window = self.is_in_window()  # not where its answer has ended it
+            self.meter.end(self.number)
             if self._owns_permit:
                 self._gate.give_back(self._permit)
-            else:
+            elif was_in_window:
                 self._gate.wake()
 
 
@@ -145,6 +146,9 @@ class Gate:
         # Those whose needs are the same fit or do not fit together: of each heap only the first is
         # ever looked at.
         self._queues: dict[tuple[Demand, ...], list[_Waiter]] = {}
+        # The earliest time at which one of these fits by time alone. Until then none does, unless
+        # something is given back: `wake` follows that.
+        self._next_opening = math.inf
         self._arrivals = count()
 
     @asynccontextmanager
@@ -228,6 +232,7 @@ class Gate:
     def _serve_queues(self, now: float) -> None:
         heads = [queue[0] for queue in self._queues.values()]
         heapq.heapify(heads)
+        self._next_opening = math.inf
         while heads:
             waiter = heapq.heappop(heads)
             # Who gives a permit back wakes the waiters; windows may open by time alone.
@@ -243,8 +248,10 @@ class Gate:
                     heapq.heappush(heads, queue[0])
                 else:
                     del self._queues[waiter.needs]
-            elif opens != waiter.scope.deadline:  # to set it costs a timer
-                waiter.scope.deadline = opens
+            else:
+                self._next_opening = min(self._next_opening, opens)
+                if opens != waiter.scope.deadline:  # to set it costs a timer
+                    waiter.scope.deadline = opens
 
     def _rank(self, rank: float | None) -> float:
         if rank is None:
@@ -263,8 +270,8 @@ class Gate:
         return (*permit.wants, *(want for want in (*held, *needs) if want.place not in first))
 
     def _admits_at_once(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> bool:
-        if self._queues:
-            self._serve_queues(now)  # others came first; they may fit by now, by time alone
+        if now >= self._next_opening:
+            self._serve_queues(now)  # others came first, and one of them may fit by now
         if not has_permits(self.limits, needs) or next_opening(self.limits, needs, now) > now:
             return False
         self._take(permit, needs, now)

@@ -12,6 +12,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from _regsync.providers import Pace
@@ -88,6 +89,32 @@ class Demand(NamedTuple):
     def place(self) -> tuple[str, ...]:
         """The window and buckets that it draws on; two demands of one place need it once."""
         return (self.host, *self.meters)
+
+
+class PermitNeed(NamedTuple):
+    """What one piece of work takes of the permits of one registry."""
+
+    host: str
+    permits: int
+    bodies: int  # how many of them are for bodies
+    large: tuple[Literal["read", "write"], ...]  # the ways of those that are large
+
+
+@lru_cache(maxsize=1024)
+def permit_needs(wants: tuple[Demand, ...]) -> tuple[PermitNeed, ...]:
+    """Return what `wants` take of permits, for each registry. The same few are asked for at every
+    request.
+    """
+    by_host: dict[str, list[Demand]] = {}
+    for want in wants:
+        if not want.within:
+            by_host.setdefault(want.host, []).append(want)
+    needs = []
+    for host, group in by_host.items():
+        bodies = [want.body for want in group if want.body is not None]
+        large = tuple(want.body for want in group if want.body is not None and want.large)
+        needs.append(PermitNeed(host, len(group), len(bodies), large))
+    return tuple(needs)
 
 
 class CongestionWindow:
@@ -470,23 +497,20 @@ class RegistryLimits:
         for meter in self.meters.values():
             meter.window.width = max(1.0, meter.window.width / 4)
 
-    def has_permits_for(self, wants: Sequence[Demand]) -> bool:
-        """Say whether all of `wants`, of this registry, can be taken now."""
-        if self.in_use + len(wants) > self.cap:
+    def has_permits_for(self, need: PermitNeed) -> bool:
+        """Say whether the permits that one piece of work needs here can be taken now."""
+        if self.in_use + need.permits > self.cap:
             return False
-        bodies = [want for want in wants if want.body is not None]
-        if not bodies:
+        if need.bodies == 0:
             return True
 
         # A fifth stays for short requests, and at least two, or one of three at most. A transfer
         # inside one registry, of two bodies, fits when nothing else is under way.
         least_kept = 2 if self.cap > 3 else 1
         most_bodies = max(1, self.cap - max(least_kept, self.cap // 5))
-        if self.bodies and self.bodies + len(bodies) > most_bodies:
+        if self.bodies and self.bodies + need.bodies > most_bodies:
             return False
-        return all(
-            self.large[want.body] < _LARGE_STREAMS for want in bodies if want.body and want.large
-        )
+        return all(self.large[way] < _LARGE_STREAMS for way in need.large)
 
     def count_permit(self, want: Demand, step: int) -> None:
         """Take a permit (1), or give it back (-1)."""
@@ -505,13 +529,9 @@ class Slot(NamedTuple):
     number: int
 
 
-def has_permits(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand]) -> bool:
+def has_permits(limits: Mapping[str, RegistryLimits], wants: tuple[Demand, ...]) -> bool:
     """Say whether the permits are there that `wants` take."""
-    permits: dict[str, list[Demand]] = {}  # by host
-    for want in wants:
-        if not want.within:
-            permits.setdefault(want.host, []).append(want)
-    return all(limits[host].has_permits_for(group) for host, group in permits.items())
+    return all(limits[need.host].has_permits_for(need) for need in permit_needs(wants))
 
 
 def take(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: float) -> list[Slot]:
