@@ -354,6 +354,29 @@ async def test_work_whose_requests_share_a_window_leaves_every_place() -> None:
 
 
 @pytest.mark.virtual_time
+async def test_a_request_without_an_answer_leaves_its_place_to_who_waits() -> None:
+    """Its work goes on, and gives no permit back."""
+    gate, want = windowed(8, Pace("upload_body", start=1))
+    chunk = want["upload_body"]
+    entered = list[float]()
+
+    async def wait() -> None:
+        turn = await gate.enter(chunk, None, None)
+        entered.append(anyio.current_time() - began)
+        await turn.end()
+
+    began = anyio.current_time()
+    async with anyio.create_task_group() as group, gate.admitted((WRITE_A,)):
+        broken = await gate.enter(chunk, None, None)
+        group.start_soon(wait)
+        await anyio.sleep(5)
+        await broken.end()
+        await anyio.sleep(60)
+    assert entered == [5.0]
+    assert is_idle(gate)
+
+
+@pytest.mark.virtual_time
 async def test_work_that_gives_back_its_place_to_wait_takes_one_again() -> None:
     """The next chunk of an upload waits for a window that was halved meanwhile."""
     gate, want = windowed(8, Pace("upload_body", start=1))
