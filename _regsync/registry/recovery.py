@@ -206,12 +206,12 @@ class Recovery:
             self.end_attempt()
 
     async def wait(self, error: SyncError, *, can_repeat: bool = True) -> None:
-        """Wait while the host is away at which `error` came about.
+        """Wait until the host that an error came from is back. Raise the error when it is given up.
 
-        Returns when it is back, or when this task's next request is to probe it, which it can only
-        if that can be repeated. Raises `error` when the host is given up.
+        One of those who wait returns earlier: its next request is the probe of the host. That is one
+        whose request can be repeated, where there is such a one.
         """
-        peer = error.outage
+        peer = error.outage  # the host; `Peer.outage` is its state
         assert isinstance(peer, Peer)
         self.end_attempt()
         waiter = _Waiter(can_repeat)

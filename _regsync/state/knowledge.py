@@ -274,7 +274,9 @@ class Knowledge:
         self._repositories[where].archive.put_blob(where, key_of(digest), entry)
 
     def forget(self, where: RepositoryKey, digest: str) -> None:
-        """Drop what was believed of a digest and of what it names: a registry said otherwise."""
+        """Drop what was believed of a digest: a registry said otherwise. Of what its manifest names, drop
+        what was believed only because of the manifest or of an earlier run.
+        """
         repository = self._repositories[where]
         repository.blobs.discard(digest)
         repository.manifests.discard(digest)
@@ -284,6 +286,7 @@ class Knowledge:
 
         key = key_of(digest)
         repository.committed.discard(key)
+
         entry = repository.archive.manifest(where, key)
         named_keys = () if entry is None else (*entry.blobs, *entry.children)
         keys = (key, *named_keys)

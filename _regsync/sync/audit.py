@@ -359,7 +359,7 @@ class Audit:
         if is_held:
             # Whatever the target has is right, so nothing is fetched to find out the digest.
             return _Expected(digest="", source_digest=named.digest, is_held=is_held)
-        lookup = await self._discovery.name_whole(mapping, tag, named.digest)
+        lookup = await self._discovery.look_up_source(mapping, tag, named.digest)
         return _Expected(digest=lookup.digest, source_digest=lookup.source_digest, is_held=is_held)
 
     def _is_held(self, image: _AuditedImage, digest: str) -> bool:

@@ -902,12 +902,14 @@ class Discovery:
             source, top.digest, root, trimmed, lambda entry: entry.digest not in nested
         )
 
-    async def name_whole(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
-        """Return what targets are to hold of the digest that a tag named a moment ago. No target is
-        asked, and no tree is made.
+    async def look_up_source(self, mapping: MappingRule, tag: str, digest: str) -> TagLookup:
+        """Look up an image at its source alone. `digest` is what the tag named a moment ago.
+
+        The answer has the digest at the source and the digest that targets get, which is another one
+        where platforms are left out; it has no tree.
         """
         source = self.source_of(mapping)
-        top = await self.top_manifest(source, tag, digest, None)
+        top = await self.top_manifest(source, tag, digest, expected=None)
         root, _ = await self._filter_platforms(mapping, source, tag, top)
         return TagLookup(
             source, tag, tree=None, digest=root.digest, source_digest=top.digest, targets=()

@@ -302,7 +302,7 @@ class Locking:
         if not self._needs_manifest(rule):
             return _Content(digest, pushed=None, artifacts=())
 
-        lookup = await self._discovery.name_whole(rule, tag, digest)
+        lookup = await self._discovery.look_up_source(rule, tag, digest)
         artifacts = dict[str, LockedArtifact]()
         for mapping in self._mappings_by_artifacts[source_key(rule)].values():
             if mapping.artifacts.enabled:

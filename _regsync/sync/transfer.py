@@ -210,15 +210,22 @@ class BlobTransfer:
         self._knowledge = knowledge
         self._staging = staging
         self._admitted = transport.gate.admitted
-        self._disk_works = True
         self._feeds = Feeds(transport.gate, staging)
+
+        # False once a blob could not be staged: the disk is not tried again in this run.
+        self._disk_works = True
+
+        # By target, the first upload of the run, for which the others wait.
         self._first_starts = dict[RepositoryKey, _FirstStart]()
-        # For rule 11. By area, the POST that asks once for a blob that is known to be there.
+
+        # By area, the POST that asks for a blob which is known to be there. Its answer shows whether a
+        # POST finds such blobs, so that no HEAD is needed (rule 11).
         self._probes = defaultdict[str, Once[None]](Once)
+
         # The areas where a blob was looked for by HEAD.
         self._searched = set[str]()
-        # By source repository and digest, the errors of the readings that gave wrong bytes: after the
-        # first one a blob is read once more, over a fresh connection, and never again.
+
+        # By source repository and digest, the errors of the readings that gave wrong bytes.
         self._wrong_readings = defaultdict[tuple[RepositoryKey, str], list[WrongBytes]](list)
 
     async def copy(
@@ -625,9 +632,9 @@ class BlobTransfer:
         upload = copy.upload
         upload.style = self._style_for(copy)
         try:
-            last = await self._send_all_but_last(copy, body)
-            with _noticing_a_lost_answer(last):
-                if await upload.send(last):
+            closing_body = await self._send_by_patches(copy, body)
+            with _noticing_a_lost_answer(closing_body):
+                if await upload.send(closing_body):
                     return BlobResult.UPLOADED
         except RegistryError as error:
             is_refused_rest = upload.offset and upload.style != "patch"
@@ -641,17 +648,20 @@ class BlobTransfer:
             raise Disconnected(message) from error
         raise _AnswerLost(WireError("the registry answered before the blob was sent"))
 
-    async def _send_all_but_last(self, copy: _Copy, body: Body) -> Body:
-        """Send what goes by PATCH; return the body of the PUT, which closes the session."""
-        if copy.upload.style == "patch":  # one PATCH for all
+    async def _send_by_patches(self, copy: _Copy, body: Body) -> Body:
+        """Send the body by PATCH if this upload does so. Return the body of the PUT that closes the
+        session: nothing after a PATCH, else the whole blob.
+        """
+        if copy.upload.style == "patch":  # one for all
             await self._send_part(copy, body)
             return MemoryPieces(b"")
         if copy.upload.style == "chunks":
             await self._send_in_chunks(copy, body)
             return MemoryPieces(b"")
+
+        # A registry of chunks gets a blob that is no larger than one in a PUT. As a chunk, it is read
+        # into memory and verified before its first byte goes (docs/design.md section 9).
         if isinstance(body, Relay | FeedBody) and copy.target.row.put_limit:
-            # It fits in one chunk, so it is verified before its first byte goes (docs/design.md
-            # section 9).
             room = bytearray(copy.blob.size - copy.upload.offset)
             return MemoryPieces(await body.read_until(copy.blob.size, room))
         return body
