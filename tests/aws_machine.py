@@ -90,7 +90,7 @@ class World:
         await anyio.lowlevel.checkpoint()
         self.patience.append(seconds)
         if urlsplit(url).hostname in self.down:
-            raise ConnectFailed(f"no connection to {urlsplit(url).hostname}")
+            raise ConnectFailed(f"{urlsplit(url).hostname} is down")
         answer = self.answer(method, url, [("Accept", "application/json"), *headers], body)
         heads = {name.lower(): value for name, value in answer.headers}
         return Answer(answer.status, heads, answer.data)

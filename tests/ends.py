@@ -318,12 +318,12 @@ class Virtual:
                 return MemoryWire(await self.network.connect(host, port))
         except TimeoutError as error:
             within = f"within {timeouts.connect:g} s"
-            message = f"no connection to {where} {within}"
+            message = f"{where}: silent {within}"
             brief = f"no connection {within}"
             raise ConnectFailed(message, address=(host, port), brief=brief) from error
         except OSError as error:
             brief = error.strerror or ""
-            message = f"no connection to {where}: {brief}"
+            message = f"{where}: no connection: {brief}"
             failure = ConnectFailed(message, address=(host, port), brief=brief)
             failure.is_unknown_name = isinstance(error, socket.gaierror)
             raise failure from error

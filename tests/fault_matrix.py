@@ -369,12 +369,12 @@ def _unreachable(side: str, how: str) -> Strike:
         async def refusing(name: str, port: int, timeouts: Any) -> Any:
             if how != "tls" and strikes(name):
                 await anyio.sleep(timeouts.connect if how == "silent" else 0)
-                raise ConnectFailed(f"no connection to {name}: {how}")
+                raise ConnectFailed(f"{name}: no connection: {how}")
             return await connect(name, port, timeouts)
 
         async def failing(below: Any, context: object, name: str, timeouts: Any) -> Any:
             if how == "tls" and strikes(name):
-                error = ConnectFailed(f"the certificate of {name} is not trusted")
+                error = ConnectFailed(f"{name}: bad certificate")
                 error.retryable = False
                 raise error
             return await start_tls(below, context, name, timeouts)

@@ -744,7 +744,7 @@ async def test_a_service_that_cannot_be_reached_is_asked_twice_more(world: World
     web_identity(world)
     world.down.add("sts.eu-west-1.amazonaws.com")
     error = await refused(world)
-    assert "sts.eu-west-1.amazonaws.com: no connection to sts.eu-west-1.amazonaws.com" in str(error)
+    assert "sts.eu-west-1.amazonaws.com: sts.eu-west-1.amazonaws.com is down" in str(error)
     assert len(world.patience) == 3
     assert error.hint is None, "no permission is missing"
     assert error.code == "NETWORK_ERROR", "nobody has refused the identity"

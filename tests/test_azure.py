@@ -154,7 +154,7 @@ class World:
         self.forms.append(dict(parse_qsl(parts.query or body.decode())))
         site = self.sites.get(parts.netloc)
         if site is None:
-            raise ConnectFailed(f"no connection to {parts.netloc}")
+            raise ConnectFailed(f"{parts.netloc} is down")
         secure = parts.netloc not in ("169.254.169.254", "localhost:42356")
         assert parts.scheme == ("https" if secure else "http")
         given = site.request(

@@ -142,7 +142,7 @@ def test_a_configuration_that_is_not_there_is_status_3(tmp_path):
     for name in ("missing.yaml", ".", "a\nb"):
         ran = call("sync", "-c", str(tmp_path / name), "--json")
         assert ran.status == 3
-        assert "cannot be read" in only(ran.err.splitlines())
+        assert "CONFIG_ERROR" in only(ran.err.splitlines())
         assert ran.report["error"]["code"] == "CONFIG_ERROR"
 
 

@@ -285,9 +285,9 @@ def test_a_broken_file_is_an_error_that_names_it_and_shows_nothing_of_it(
 
 def test_an_unreadable_file_is_an_error_that_names_it() -> None:
     def read(path: str) -> bytes | None:
-        raise ConfigError(f"{path} cannot be read: Permission denied")
+        raise ConfigError(f"{path}: Permission denied")
 
-    with pytest.raises(AuthError, match=r"config\.json cannot be read: Permission denied"):
+    with pytest.raises(AuthError, match=r"config\.json: Permission denied"):
         find_credential(registry(), {}, HOME, read)
 
 
@@ -315,13 +315,7 @@ def test_a_credential_helper_is_named_and_never_run(
         return
     with pytest.raises(AuthError) as caught:
         find(registry(auth_type=method), {DOCKER: document})
-    for part in (
-        DOCKER,
-        "registry.example",
-        "docker-credential-pass",
-        section,
-        "starts no other programs",
-    ):
+    for part in (DOCKER, "registry.example", "docker-credential-pass", section, "other programs"):
         assert part in caught.value.message
     assert "auth_type: basic" in (caught.value.hint or "")
     assert caught.value.fatal
@@ -441,7 +435,7 @@ def test_who_uses_no_clouds_identity_imports_none(host: str) -> None:
     )
     command = [sys.executable, "-c", code, "tags", f"{host}/app", "-c", "-"]
     ran = subprocess.run(command, input=config, capture_output=True, text=True, check=True)
-    assert (ran.stdout, "no credentials for" in ran.stderr) == ("4\n", True), ran.stderr
+    assert (ran.stdout, "no credentials" in ran.stderr) == ("4\n", True), ran.stderr
 
 
 NAMES = ["auths", "credHelpers", "credsStore", "registry.example", "auth", "identitytoken"]

@@ -70,12 +70,13 @@ def test_the_build_with_the_gate_is_shown_where_it_holds(monkeypatch, pyz, tmp_p
     monkeypatch.setenv("OPENSSL_MODULES", str(tmp_path))
     program, why = demo.choose()
     assert str(program) == "dist/regsync-nofips.pyz"
-    assert why == f"FIPS gate closed: the FIPS provider is not found: no fips.so in ['{tmp_path}']"
+    assert "gate closed: " in why
+    assert why.endswith(f": no fips.so in ['{tmp_path}']")
     if there := fips_provider.find():
         monkeypatch.setenv("OPENSSL_MODULES", there)
         program, why = demo.choose()
         assert str(program) == "dist/regsync.pyz"
-        assert why.startswith("FIPS gate holds: ")
+        assert "gate holds: " in why
 
 
 def test_demo_fails_when_the_program_does(monkeypatch, capsys, tmp_path):

@@ -189,7 +189,7 @@ def test_a_second_run_beside_the_first_says_so_and_spoils_nothing(tmp_path, serv
     second = started("sync", "--json", "--no-progress", "-c", file)
     _, told = second.communicate()
     assert second.returncode == 0
-    assert told.count("another run uses") == 1
+    assert told.count("another run") == 1
     held_up.release()
     _, complaints = first.communicate()
     assert (first.returncode, complaints) == (0, "")

@@ -291,7 +291,7 @@ def test_a_blob_of_another_size_is_not_opened(seed, tmp_path):
     layout = make_layout(tmp_path / "disk", {"app:v1": image})
     with blob_path(layout, image.top).open("ab") as stream:
         stream.write(b"more")
-    with pytest.raises(SyncError, match=r"its descriptor says"):
+    with pytest.raises(SyncError, match="descriptor says"):
         open_layout(layout).open(image.top, len(image.body))
     with pytest.raises(ContentError, match="more than 10"):
         open_layout(layout).read(image.top, 10)
@@ -491,7 +491,7 @@ async def test_a_blob_for_which_there_is_no_room_is_refused_before_its_first_byt
     monkeypatch.setattr(layout, "free_bytes", lambda: 1000)
     under_way = await layout.begin_blob(blob_of(b"a" * 600))
     try:
-        with pytest.raises(LayoutError, match="room for 400 B, the blob needs 500 B") as caught:
+        with pytest.raises(LayoutError, match=r"room for 400 B, .* 500 B") as caught:
             await layout.begin_blob(blob_of(b"b" * 500))
     finally:
         under_way.remove()

@@ -65,7 +65,7 @@ async def test_a_watch_reads_the_lock_before_each_cycle(stage):
     assert kept == still_kept == quiet
     assert back[1]["PUT manifest"] == 1
     assert lines(ran, "images added, removed or changed in the lock: 1")
-    assert lines(ran, "CONFIG_ERROR", "conflict marks", "stays in force")
+    assert lines(ran, "CONFIG_ERROR", "conflict marks", "in force")
     assert lines(ran, "mirror.lock does not exist")
     for source, _ in stage.asked:
         assert source.keys() <= {"GET manifest", "GET blob"}
@@ -81,7 +81,7 @@ async def test_a_configuration_that_the_lock_is_not_for_leaves_the_last_good_one
         stage.write({"from": "app", "tags": tags("*")}, **{"global": {}})
 
     ran = await stage.watch(change, more=("--locked",))
-    assert lines(ran, "has changed since the lock was written", "stays in force")
+    assert lines(ran, "has changed", "in force")
     assert stage.asked[1] == ({}, {"HEAD manifest": 2})
 
 
@@ -109,7 +109,7 @@ async def test_a_lock_tells_ages_where_nothing_is_kept(world, tmp_path):
         "source.test/app:v2": "skipped",
     }
     assert mirror.held() == {"v1": old.top}
-    with pytest.raises(ConfigError, match="this run keeps nothing"):
+    with pytest.raises(ConfigError, match="keeps nothing"):
         await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
 
 

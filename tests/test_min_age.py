@@ -515,7 +515,7 @@ async def test_watch_goes_on_with_what_it_knows_when_the_file_cannot_be_read(sta
     ran = await stage.watch(spoil, None, interval=HOUR, more=("--json",))
     cycles = [json.loads(line)["images"][0]["status"] for line in ran.out.splitlines()]
     assert cycles == ["skipped", "skipped", "synced"]
-    assert len(lines(ran, "seen.jsonl was written by a newer version")) == 1
+    assert len(lines(ran, "seen.jsonl", "newer version")) == 1
     assert seen.read_text() == '{"seen": 9}\n'
 
 
@@ -531,4 +531,4 @@ async def test_watch_keeps_the_configuration_whose_times_can_be_kept(stage, tmp_
         )
 
     ran = await stage.watch(change, None)
-    assert len(lines(ran, "error:", "File exists", "stays in force")) == 1
+    assert len(lines(ran, "error:", "File exists", "in force")) == 1

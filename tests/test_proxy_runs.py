@@ -113,8 +113,8 @@ def test_both_logins_go_to_whom_they_are_for(scene: Scene, secure: bool, by: str
         entry for entry in scene.app.journal.entries if "proxy-authorization" in entry.headers
     ]
     assert {entry.headers["host"] for entry in scene.app.journal.entries} == {NAME}
-    decided = "HTTPS_PROXY" if by == "environment" else "proxy in the configuration"
-    assert f"connecting to https://{NAME} through {where.replace('@', '')} ({decided})" in ran.err
+    decided = "(HTTPS_PROXY)" if by == "environment" else "(proxy in"
+    assert f"connecting to https://{NAME} through {where.replace('@', '')} {decided}" in ran.err
     assert f"connecting to http://{scene.target.address} (http_proxy is not set)" in ran.err
 
 
@@ -223,7 +223,7 @@ def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
 
 def test_no_proxy_is_no_remedy_where_the_configuration_names_the_proxy(scene: Scene) -> None:
     ran = scene.copy(proxy=f"http://{scene.speaker(says(b'HTTP/1.1 403 No' + LENGTH))}")
-    assert "proxy in the configuration" in ran.err
+    assert "proxy in" in ran.err
     assert "NO_PROXY" not in ran.err
 
 

@@ -207,7 +207,7 @@ INCLUDE = """
 """
 
 PRE = "a pre-release in a range opens those of the same M.m.p only, as in node-semver"
-PARTIAL = "a pre-release needs all three numbers"
+PARTIAL = "a pre-release stands after three numbers"
 TRIPLE = "`include` compares M.m.p, so that a release candidate comes with its release"
 LOOSE = "no loose mode: 1.2.3pre is no version"
 
@@ -283,7 +283,7 @@ def test_what_differs_differs_as_documented(
 ) -> None:
     assert theirs is not ours
     if ours is None:
-        with pytest.raises(ValueError, match=r"not a comparator|all three numbers"):
+        with pytest.raises(ValueError, match=r"comparator|three numbers"):
             parse_range(text)
     else:
         assert takes(text, version, rule) is ours

@@ -440,4 +440,5 @@ def test_what_is_no_report_is_refused_in_one_line(text: str, said: str) -> None:
 def test_a_file_that_is_not_there_is_named() -> None:
     ran = run_regsync("report", "/nowhere/run.json")
     assert ran.status == 3
-    assert "/nowhere/run.json cannot be read" in ran.err
+    assert "/nowhere/run.json" in ran.err
+    assert "No such file" in ran.err

@@ -35,10 +35,11 @@ def test_a_report_that_is_too_large_or_not_there_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("_regsync.app.report_file.LARGEST_REPORT", 1000)
-    assert "is larger than 1000 bytes" in refused(tmp_path, b" " * 1001)
+    assert "1000 bytes" in refused(tmp_path, b" " * 1001)
     config = tmp_path / "mirror.yaml"
     ran = run_regsync("sync", "-c", str(config), "--retry-from", str(tmp_path / "none.json"))
-    assert (ran.status, "none.json cannot be read: No such file" in ran.err) == (3, True)
+    assert (ran.status, "No such file" in ran.err) == (3, True)
+    assert str(tmp_path / "none.json") in ran.err
     ran = run_regsync("sync", "-c", "-", "--retry-from", "-", stdin=config.read_text())
     assert "configuration and report cannot both come from standard input" in ran.err
 

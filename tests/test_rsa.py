@@ -113,13 +113,13 @@ def test_a_python_that_does_not_show_its_library_says_so(monkeypatch: pytest.Mon
         raise OSError(f"cannot open {name}")
 
     monkeypatch.setattr(ctypes, "CDLL", nowhere)
-    with pytest.raises(ValueError, match="does not expose its libcrypto"):
+    with pytest.raises(ValueError, match="libcrypto"):
         sign_rs256(make_key().pem, b"x")
 
 
 def test_another_copy_of_the_library_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_ssl, "OPENSSL_VERSION_NUMBER", _ssl.OPENSSL_VERSION_NUMBER + 16)
-    with pytest.raises(ValueError, match="does not expose its libcrypto"):
+    with pytest.raises(ValueError, match="libcrypto"):
         sign_rs256(make_key().pem, b"x")
 
 

@@ -481,7 +481,8 @@ def test_nor_does_it_delay_the_end_of_a_run_that_gave_up():
     with program(script + _RUN, "tags", "r.test/app") as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, "")
-    assert "no connection to r.test" in err
+    assert "NETWORK_ERROR" in err
+    assert "r.test:443 within 0.05 s" in err
 
 
 def test_a_manifest_that_is_being_put_is_waited_for(source, target):

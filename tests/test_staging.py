@@ -409,7 +409,7 @@ async def test_a_link_that_takes_the_place_of_what_was_verified_is_not_sent(tmp_
     place = tmp_path / "cache" / "staged" / "sha256" / blob.digest[7:]
     place.unlink()
     place.symlink_to(victim)
-    with pytest.raises(StagingFailed, match="cannot be staged"), staging.opened(blob):
+    with pytest.raises(StagingFailed, match="staged"), staging.opened(blob):
         pass
     staging.close()
     assert victim.exists()

@@ -354,4 +354,4 @@ def test_the_program_runs_behind_the_runtime_that_was_compiled(tmp_path):
         [path, "version", "--json"], capture_output=True, text=True, env=environment, check=True
     )
     told = json.loads(shown.stdout)
-    assert (told["build"], told["gate"]) == ("static", "static file, no FIPS gate")
+    assert (told["build"], "no FIPS" in told["gate"]) == ("static", True)

@@ -199,7 +199,7 @@ async def test_peer_that_leaves_while_a_file_is_sent_is_a_broken_connection(tmp_
     with serving(script) as port, staged(tmp_path, bytes(9_000_000)) as pieces:
         stream = await opened(port)
         wire = connection(stream)
-        with pytest.raises(Disconnected, match="the connection broke"):
+        with pytest.raises(Disconnected, match="broke"):
             await wire.exchange(PUT, await pieces.next(), pieces, 300)
         assert not wire.can_repeat()  # a part of the file is gone already
         stream.close()
@@ -414,9 +414,9 @@ def leave(accepted: socket.socket) -> None:
     ("script", "words", "retryable"),
     [
         (plain_http, "speak TLS", False),
-        (leave, "the TLS handshake", True),
+        (leave, "closed .* TLS handshake", True),
         (reset, "reset|TLS handshake", True),
-        (silent, "the TLS handshake with 127.0.0.1 took longer than 0.05 s", True),
+        (silent, "TLS handshake with 127.0.0.1 took longer than 0.05 s", True),
     ],
 )
 async def test_failed_handshake_has_words(
@@ -586,7 +586,7 @@ async def test_silent_proxy_is_given_up(
     script = silent if proxied == "http" else tls_server(server_context, read_rest)
     with (
         serving(script) as port,
-        pytest.raises(ConnectFailed, match=r"tunnel: no answer from .* within 0\.05 s"),
+        pytest.raises(ConnectFailed, match=r"tunnel: no answer .* within 0\.05 s"),
     ):
         await through(
             proxy_on(port, proxied), timeouts=SHORT._replace(tls=10), proxy_context=client_context
@@ -821,7 +821,7 @@ async def test_name_that_cannot_be_resolved_is_one_error_with_a_hint(
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
         monkeypatch.setattr(socket, "getaddrinfo", missing)
-    with pytest.raises(ConnectFailed, match="could not be resolved") as caught:
+    with pytest.raises(ConnectFailed, match="resolved") as caught:
         await opened(80, host=host)
     assert caught.value.hint
     assert "\0" not in str(caught.value)
@@ -853,7 +853,7 @@ async def test_what_only_looks_like_an_address_is_asked_as_a_name(
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    with pytest.raises(ConnectFailed, match="could not be resolved"):
+    with pytest.raises(ConnectFailed, match="resolved"):
         await streams._resolve(host, 80)
     assert asked == [host]
 
@@ -863,16 +863,14 @@ async def test_name_without_a_usable_address_is_one_error(monkeypatch: pytest.Mo
         return [info(1, "x")]
 
     monkeypatch.setattr(socket, "getaddrinfo", strange)
-    with pytest.raises(ConnectFailed, match=r"no connection to a\.test:81: .*no address"):
+    with pytest.raises(ConnectFailed, match=r"a\.test:81: .*no address"):
         await opened(81, host="a.test")
 
 
 async def test_refused_connection_names_host_port_and_cause() -> None:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(
-        ConnectFailed, match=f"no connection to 127.0.0.1:{port}: connection refused"
-    ) as caught:
+    with pytest.raises(ConnectFailed, match=f"127.0.0.1:{port}: connection refused") as caught:
         await opened(port)
     assert caught.value.retryable
     assert (caught.value.address, caught.value.brief) == ((HOST, port), "connection refused")
@@ -1127,7 +1125,7 @@ async def test_connecting_takes_ten_seconds_over_all_addresses(
         return racing.addresses
 
     monkeypatch.setattr(streams, "_resolve", resolve)
-    with pytest.raises(ConnectFailed, match=r"no connection to a\.test:81 within 10 s") as caught:
+    with pytest.raises(ConnectFailed, match=r"a\.test:81 within 10 s") as caught:
         await streams.connect("a.test", 81, Timeouts())
     assert caught.value.address == ("a.test", 81)
     assert caught.value.brief == "no connection within 10 s"

@@ -725,7 +725,7 @@ def test_a_private_repository_spoils_no_anonymous_token_of_the_public_ones(serve
     )
     assert ran.statuses() == ["synced", "failed", "synced"], ran.err
     assert f"{source.address}/private:v1" in only(ran.failed)
-    assert "no token for private (pull)" in only(ran.failed)
+    assert "private (pull)" in only(ran.failed)
     assert held(target, "one", images["one"])
     assert held(target, "two", images["two"])
     # The wide one was refused once; then each repository has its own.

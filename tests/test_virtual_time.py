@@ -128,7 +128,7 @@ async def test_a_line_slower_than_1_kib_a_second_is_given_up(world, seed):
     assert ran.status != 0
     assert only(ran.images)["status"] == "failed"
     # 500 bytes a second, and what has come with the head.
-    assert re.search(r"only 150\d\d\d bytes of the body moved in 300 s", ran.err)
+    assert re.search(r"only 150\d\d\d bytes .* in 300 s", ran.err)
     assert source.journal.count("GET", "blob") <= 2 * 5, "as often as anything is repeated"
     assert target.app.tags("app") == {}
 
@@ -165,7 +165,7 @@ async def test_a_dead_line_is_noticed_by_the_connect_time_out(world, seed):
     source.fail("silent")
     ran = await world.copy(source, target)
     assert ran.status != 0
-    assert "no connection to source.test within 10 s" in ran.err
+    assert "source.test: silent within 10 s" in ran.err
     assert "waited for 15s" in ran.err
     assert ran.seconds == pytest.approx(15.0, abs=0.1), "the first contact is a part of it"
 

@@ -135,7 +135,7 @@ class Wire(Stream):
                 self.incoming.appendleft(item[count:])
             return count
         if item is End.RESET:
-            raise Disconnected("the connection broke: reset")
+            raise Disconnected("reset")
         if item is End.EOF:
             return 0
         if isinstance(item, int) and self.incoming:
@@ -149,7 +149,7 @@ class Wire(Stream):
             self.offers.append(data)
         step = self.sends[0] if self.sends else len(data)
         if step is End.RESET:
-            raise Disconnected("the connection broke: broken pipe")
+            raise Disconnected("broken pipe")
         if isinstance(step, Pause):
             return WANT_WRITE
         assert isinstance(step, int)
@@ -279,14 +279,14 @@ class MemoryWire(Stream):
         try:
             count = self._end.read_into(buffer)
         except ConnectionError as error:
-            raise Disconnected(f"the connection broke: {error}") from error
+            raise Disconnected(str(error)) from error
         return WANT_READ if count is None else count
 
     def send(self, data: memoryview) -> int:
         try:
             count = self._end.write(data)
         except ConnectionError as error:
-            raise Disconnected(f"the connection broke: {error}") from error
+            raise Disconnected(str(error)) from error
         return WANT_WRITE if count is None else count
 
     async def wait(self, want: int) -> None:
