@@ -23,7 +23,7 @@ HOME = "/home/someone"
 DOCKER = f"{HOME}/.docker/config.json"
 PODMAN = f"{HOME}/.config/containers/auth.json"
 LEGACY = f"{HOME}/.dockercfg"
-VARIABLE = "the environment variable DOCKER_AUTH_CONFIG"
+VARIABLE = "variable DOCKER_AUTH_CONFIG"
 
 
 def pair(username: str, password: str) -> dict[str, str]:

@@ -183,7 +183,7 @@ async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(stag
     told = [body["reload_error"] for body in bodies]
     assert told[0] is None
     assert "mirror.yaml:3:3" in told[1]
-    assert "mirror.yaml:3:3" in told[2], "also where nothing has changed since"
+    assert "mirror.yaml:3:3" in told[2], "also where nothing has changed"
     assert "No such file" in told[3]
     assert told[4] is None
     assert all(body["status"] == "ready" for body in bodies)
