@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from _regsync.addresses import Origin
-from _regsync.errors import ProtocolBroken
+from _regsync.errors import AuthError, ProtocolBroken, RegistryError
 from _regsync.registry.transport import Call
 from tests.wires import End, Wire, answer, plain_registry, transport_of
 
@@ -103,3 +103,13 @@ async def test_of_two_aliases_of_a_registry_the_smaller_bound_holds():
     for alias, most in (("one", 7), ("two", 3), ("three", 5)):
         transport.host(plain_registry()._replace(alias=alias, max_concurrent=most))
     assert transport.gate.limits["registry.test"].cap == 3
+
+
+async def test_a_later_failure_does_not_shorten_the_wait_that_a_registry_has_asked_for():
+    client = transport_of({}).host(plain_registry())
+    client.stop(RegistryError("the quota is used up", status=429), until=100.0)
+    client.stop(AuthError("refused", fatal=True))
+    client.begin_run(99.0)
+    assert client.stopped is not None
+    client.begin_run(100.0)
+    assert client.stopped is None

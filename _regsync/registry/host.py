@@ -140,7 +140,8 @@ class RegistryClient:
         time on the clock of `anyio.current_time`.
         """
         self.stopped = error.without_place()
-        self._stopped_until = until
+        # A failure of what was under way does not shorten the time that the registry has asked for.
+        self._stopped_until = max(self._stopped_until, until)
 
     def begin_run(self, now: float) -> None:
         """Let another run begin. A registry that was stopped is tried again, by a first contact, where
