@@ -504,3 +504,70 @@ async def test_who_waits_for_a_moment_goes_before_who_asks_when_it_has_come(
         await crowd.ask("asking", want)
         assert crowd.order == ["first", "waiting"]
         group.cancel_scope.cancel()
+
+
+async def test_an_answer_looks_at_nobody_who_waits_for_a_permit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nearly all who wait in a cold run do so for permits, and answers give none back."""
+    looks = Counter[str]()
+
+    def counted(*args: object) -> bool:
+        looks["looks"] += 1
+        return throttle.has_permits(*args)  # type: ignore[arg-type]
+
+    async def script(crowd: Crowd) -> None:
+        await crowd.ask("holder", A)
+        await crowd.ask("body", READ_A)
+        await crowd.ask("short", A)
+        monkeypatch.setattr(admission, "has_permits", counted)
+        for _ in range(10):
+            crowd.gate.on_window_change()
+        assert looks["looks"] == 0
+        await crowd.leave("holder")
+        assert crowd.inside == {"body"}
+        assert looks["looks"] == 2  # the first of both queues; the second one still has to wait
+
+    await crowded(gate_of(a=1), script)
+
+
+async def test_who_begins_to_wait_is_the_only_one_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked_at: list[tuple[Demand, ...]] = []
+
+    def counted(limits: dict[str, RegistryLimits], wants: tuple[Demand, ...]) -> bool:
+        looked_at.append(wants)
+        return throttle.has_permits(limits, wants)
+
+    async def script(crowd: Crowd) -> None:
+        await crowd.ask("holder", A)
+        await crowd.ask("body", READ_A)
+        monkeypatch.setattr(admission, "has_permits", counted)
+        await crowd.ask("short", A)
+        assert set(looked_at) == {(A,)}
+
+    await crowded(gate_of(a=1), script)
+
+
+async def test_an_answer_lets_in_who_has_permits_and_waits_for_a_window() -> None:
+    gate = Gate()
+    limit = gate.limits["a"] = RegistryLimits(50, (Pace("upload_start", start=1),))
+    want = Demand("a", meters=limit.meters_of("repository", "upload_start"))
+    first = await gate.enter(want, None, None)
+    entered: list[Turn] = []
+
+    async def ask() -> None:
+        entered.append(await gate.enter(want, None, None))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask)
+        await anyio.wait_all_tasks_blocked()
+        assert entered == []
+        first.meter.end(first.number, 200)
+        gate.on_window_change()  # an answer has come; its turn has not ended
+        await anyio.wait_all_tasks_blocked()
+        assert len(entered) == 1
+    for turn in (first, *entered):
+        await turn.end()
+    assert is_idle(gate)

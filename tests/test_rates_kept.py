@@ -443,7 +443,7 @@ async def test_a_body_well_under_way_wakes_those_who_wait_once(monkeypatch):
         turn = await transport.gate.enter(transport.demand_of(host, body), None, None)
         with monkeypatch.context() as patch:
             wakes: list[None] = []
-            patch.setattr(transport.gate, "wake", lambda: wakes.append(None))
+            patch.setattr(transport.gate, "on_window_change", lambda: wakes.append(None))
             for moment in (1.0, 2.0, 3.0):
                 await anyio.sleep_until(moment)
                 transport._record_under_way(turn)

@@ -808,7 +808,7 @@ class Transport:
         self.last_progress = anyio.current_time()
         if turn.is_in_window():
             turn.meter.end(turn.number, 200)
-            self.gate.wake()
+            self.gate.on_window_change()
 
     def _record_pace(
         self, host: RegistryClient, call: Call, turn: Turn, response: Response
@@ -835,7 +835,7 @@ class Transport:
         remaining = parse_quota(header, wall)
         if remaining is not None:
             self._record_quota(host, call, turn, response, remaining)
-        self.gate.wake()
+        self.gate.on_window_change()
 
     def _record_quota(
         self, host: RegistryClient, call: Call, turn: Turn, response: Response, remaining: Remaining
