@@ -25,6 +25,7 @@ from _regsync.net.streams import Timeouts
 from _regsync.oci.manifest import Manifest
 from _regsync.state.archive import RepositoryKey
 from _regsync.sync import discovery
+from _regsync.sync.once import Once
 from conformance.content.images import Image, Seed
 from conformance.messages import Request
 from conformance.server.sockets import Server
@@ -162,7 +163,7 @@ def test_a_run_keeps_a_bounded_number_of_manifests(source, target, monkeypatch):
 
 
 async def test_what_fails_is_asked_once_by_all_that_want_it():
-    once = discovery.Once[int]()
+    once = Once[int]()
     asked: list[str] = []
     errors: list[SyncError] = []
 

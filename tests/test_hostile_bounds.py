@@ -30,6 +30,7 @@ from _regsync.registry import host, remote
 from _regsync.registry.transport import Call
 from _regsync.sync import discovery, referrers
 from _regsync.sync import image as sync_image
+from _regsync.sync.once import gather
 from conformance.content.images import Seed, encode
 from conformance.messages import Answer, Request, Response, digest_of
 from conformance.registry.storage import OCI_MANIFEST
@@ -403,7 +404,7 @@ async def test_thousands_of_questions_are_no_thousands_of_tasks():
         return number
 
     began = anyio.current_time()
-    assert await discovery.gather(partial(ask, number) for number in range(1000)) == [*range(1000)]
+    assert await gather(partial(ask, number) for number in range(1000)) == [*range(1000)]
     assert most == 64
     assert anyio.current_time() - began == 16
 

@@ -143,7 +143,7 @@ PROGRAM_CALLS = {
 POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "readline", "resource", "syslog", "termios", "tty"}
 TASK_GROUPS = {
     *("net.streams", "net.http1", "net.pool"),
-    *("sync.discovery", "sync.feed", "sync.schedule", "sync.run"),
+    *("sync.once", "sync.discovery", "sync.feed", "sync.schedule", "sync.run"),
     *("app.environment", "app.locking", "app.watch", "app.health"),
 }
 SCOPES = {

@@ -28,7 +28,8 @@ from _regsync.registry.remote import RemoteRepository
 from _regsync.registry.transport import Transport
 from _regsync.registry.upload import Upload
 from _regsync.state.knowledge import Knowledge
-from _regsync.sync.discovery import Discovery, Once, gather
+from _regsync.sync.discovery import Discovery
+from _regsync.sync.once import Once, gather
 from _regsync.sync.report import error_json
 from _regsync.text import printable, time_text
 

@@ -35,12 +35,13 @@ from _regsync.state.archive import RepositoryKey, digest_like, key_of
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import FirstSeen
-from _regsync.sync.discovery import Discovery, Once, check_tree_size, gather
+from _regsync.sync.discovery import Discovery, check_tree_size
 from _regsync.sync.findings import AuditReport, Finding, Flaw, corrupt, differs, incomplete, missing
 from _regsync.sync.image import Traffic
 from _regsync.sync.locked import LockedDiscovery, LockedReferrers
 from _regsync.sync.lockfile import Lock
 from _regsync.sync.mappings import WantedTag, assign, grouped
+from _regsync.sync.once import Once, gather
 from _regsync.sync.referrers import (
     MOST_ARTIFACTS,
     MOST_LEVELS,

@@ -21,7 +21,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from functools import cache, partial
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import anyio
 import anyio.abc
@@ -40,13 +40,11 @@ from _regsync.state.archive import RepositoryKey, SnapshotEntry, hashed_key, key
 from _regsync.state.knowledge import Knowledge
 from _regsync.state.seen import FirstSeen
 from _regsync.sync.image import Tree, build_tree
+from _regsync.sync.once import LazyEvent, Once, gather
 from _regsync.tags import Selection, TagRule
 from _regsync.text import printable
 
 _T = TypeVar("_T")
-
-# Tasks of one asker: more than a registry has permits by default.
-_MOST_TASKS = 64
 
 # Bytes of manifests that are kept (docs/design.md section 6, rule 13).
 _MANIFEST_BUDGET = 32 * 1024 * 1024
@@ -66,113 +64,6 @@ _HIDING_STATUSES = (401, 403)
 _MOST_MANIFESTS = 10_000
 # Bytes of these manifests: an entry may name an index of 4 MiB.
 _LARGEST_TREE = 32 * 1024 * 1024
-
-
-class Once(Generic[_T]):
-    """An answer that is asked for once: later askers wait until the first has it.
-
-    When the first asker is cancelled, the next one asks. A SyncError is an answer too.
-    """
-
-    # A run has a Once for each tag, so its size counts.
-    __slots__ = ("_end", "_error", "_is_under_way", "answer")
-
-    def __init__(self, *answer: _T) -> None:
-        # Empty until there is an answer, then of one element.
-        self.answer = answer
-        self._error: SyncError | None = None
-        # Whether the `ask` of an asker is running.
-        self._is_under_way = False
-        # Set when that `ask` ends. The first asker who has to wait makes it; most have no such asker.
-        self._end: anyio.Event | None = None
-
-    async def get(self, ask: Callable[[], Awaitable[_T]]) -> _T:
-        """Return the answer, or raise the SyncError. `ask` is called unless another asker's has been."""
-        # An asker may wait several times: each time the one who asks may be cancelled.
-        while len(self.answer) == 0 and self._error is None:
-            if self._is_under_way:
-                await self._wait_for_end()
-            else:
-                await self._ask(ask)
-
-        if self._error is not None:
-            raise self._error
-        return self.answer[0]
-
-    async def _wait_for_end(self) -> None:
-        if self._end is None:
-            self._end = anyio.Event()
-        await self._end.wait()
-
-    async def _ask(self, ask: Callable[[], Awaitable[_T]]) -> None:
-        self._is_under_way = True
-        try:
-            self.answer = (await ask(),)
-        except SyncError as error:
-            error.drop_frames()  # they would keep alive what the request held
-            self._error = error
-        finally:
-            self._is_under_way = False
-            if self._end is not None:
-                self._end.set()
-                self._end = None
-
-
-class LateEvent:
-    """An event that is made when somebody has to wait for it, because most have no waiter."""
-
-    __slots__ = ("_event", "_is_set")
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._event: anyio.Event | None = None
-
-    def set(self) -> None:
-        """Let all waiters go on, those who come later too."""
-        self._is_set = True
-        if self._event is not None:
-            self._event.set()
-
-    async def wait(self) -> None:
-        """Wait until `set` is called."""
-        if self._is_set:
-            return
-        if self._event is None:
-            self._event = anyio.Event()
-        await self._event.wait()
-
-
-async def gather(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
-    """Call all of `asks`, up to 64 at the same time; return their answers in the same order.
-
-    Of several SyncErrors the one that came first is raised, when all calls have ended. Any other
-    exception cancels the calls that have not ended.
-    """
-    calls = list(asks)
-    if len(calls) <= 1:
-        return [await ask() for ask in calls]
-    answers = dict[int, _T]()
-    errors = list[SyncError]()
-
-    # All workers, the caller among them, take from one iterator, so each call is made once.
-    queue = iter(enumerate(calls))
-
-    async def work() -> None:
-        for number, ask in queue:
-            try:
-                answers[number] = await ask()
-            except SyncError as error:
-                errors.append(error)
-
-    other_workers = min(len(calls), _MOST_TASKS) - 1
-    async with anyio.create_task_group() as group:
-        for _ in range(other_workers):
-            group.start_soon(work)
-        await work()
-
-    if errors:
-        raise errors[0]
-    return [answers[number] for number in range(len(calls))]
 
 
 class Named(NamedTuple):
@@ -212,9 +103,9 @@ class TargetTag:
         self.digest: str | None = None
         self.error: SyncError | None = None
         # Set when the target has answered.
-        self.answered = LateEvent()
+        self.answered = LazyEvent()
         # Set when no other look-up has to wait for what the answer shows.
-        self.settled = LateEvent()
+        self.settled = LazyEvent()
 
     def is_up_to_date(self, named: Named) -> bool:
         """Say whether nothing has to be copied to the target, as far as digests alone can tell.

@@ -22,9 +22,10 @@ from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import Look, hash_of_list, is_due_without_state
-from _regsync.sync.discovery import Discovery, Named, TagLookup, TargetTag, gather
+from _regsync.sync.discovery import Discovery, Named, TagLookup, TargetTag
 from _regsync.sync.image import ImageCopy
 from _regsync.sync.lockfile import Lock, LockedArtifact, LockedImage, source_key
+from _regsync.sync.once import gather
 from _regsync.sync.referrers import (
     Artifact,
     FoundArtifacts,

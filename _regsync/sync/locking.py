@@ -19,7 +19,7 @@ from _regsync.config.model import ArtifactRule, MappingRule
 from _regsync.errors import ContentError, RegistryError, SyncError
 from _regsync.registry.transport import Transport
 from _regsync.state.seen import FirstSeen
-from _regsync.sync.discovery import Discovery, Once, gather
+from _regsync.sync.discovery import Discovery
 from _regsync.sync.image import Traffic
 from _regsync.sync.lockfile import (
     Lock,
@@ -32,6 +32,7 @@ from _regsync.sync.lockfile import (
     source_key,
 )
 from _regsync.sync.mappings import grouped
+from _regsync.sync.once import Once, gather
 from _regsync.sync.referrers import Artifact, Referrers
 
 

@@ -23,7 +23,8 @@ from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository, is_immutable
 from _regsync.state.archive import RepositoryKey
 from _regsync.state.knowledge import Knowledge
-from _regsync.sync.discovery import Discovery, Once
+from _regsync.sync.discovery import Discovery
+from _regsync.sync.once import Once
 
 # Other writers may replace a fallback list that we put. After so many puts that is an error.
 _MOST_PUTS = 5

@@ -32,8 +32,9 @@ from _regsync.sync.artifact_checks import (
     is_due_without_state,
     look_for_news,
 )
-from _regsync.sync.discovery import Discovery, Once, TagLookup, TargetTag, gather
+from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import ArtifactLook, ImageCopy
+from _regsync.sync.once import Once, gather
 from _regsync.sync.referrer_lists import ReferrerLists
 
 _COSIGN_SUFFIXES = (".sig", ".att", ".sbom")

@@ -29,9 +29,10 @@ from _regsync.state.archive import COPIED, key_of
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import Look, flags_after
-from _regsync.sync.discovery import Discovery, TagLookup, TargetTag, gather
+from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
 from _regsync.sync.image import NO_LOOK, Image, ImageCopy
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign, grouped
+from _regsync.sync.once import gather
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers
 from _regsync.sync.report import MappingSelection, Outcome, Report, Room, Undone
 from _regsync.sync.schedule import Scheduler

@@ -32,9 +32,10 @@ from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey, key_of
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Claims, ImageClaims, Step
-from _regsync.sync.discovery import Discovery, gather
+from _regsync.sync.discovery import Discovery
 from _regsync.sync.election import Pending
 from _regsync.sync.image import BlobResult, Image, ImageCopy, NotAtHand, Traffic
+from _regsync.sync.once import gather
 from _regsync.sync.referrer_lists import ReferrerLists
 from _regsync.sync.staging import SMALL_BLOB
 from _regsync.sync.transfer import BlobTransfer, Keep

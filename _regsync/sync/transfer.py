@@ -37,9 +37,9 @@ from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Step
-from _regsync.sync.discovery import Once, gather
 from _regsync.sync.feed import FeedBody, Feeds, LeftBehind, Needs, Subscriber, copy_of
 from _regsync.sync.image import BlobResult, Image
+from _regsync.sync.once import Once, gather
 from _regsync.sync.relay import SOURCE_GRACE, Relay
 from _regsync.sync.staging import (
     SMALL_BLOB,
