@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from _regsync.providers import Pace
-from _regsync.registry.throttle import GrantedRate, RegistryLimits, Stretch, densest
+from _regsync.registry.throttle import GrantedRate, RegistryLimits, Stretch, densest_stretch
 from conformance.content.fleets import Fleet
 from conformance.messages import Answer, Request, error
 from conformance.server.memory import Link
@@ -125,15 +125,15 @@ def test_two_refusals_far_apart_are_two_strays() -> None:
 
 
 def test_a_beginning_in_which_little_was_asked_for_is_left_out() -> None:
-    assert densest([0.0, 5.0, 5.0, 5.0, 5.0], 6.0) == (4, 1.0)
-    assert densest([0.0, 0.0, 0.0, 0.0], 1.0) == (4, 1.0)
-    assert densest([0.0, 1.0, 2.0, 3.0], 4.5) == (4, 4.5)
+    assert densest_stretch([0.0, 5.0, 5.0, 5.0, 5.0], 6.0) == (4, 1.0)
+    assert densest_stretch([0.0, 0.0, 0.0, 0.0], 1.0) == (4, 1.0)
+    assert densest_stretch([0.0, 1.0, 2.0, 3.0], 4.5) == (4, 4.5)
 
 
 def test_the_last_few_requests_alone_say_nothing() -> None:
-    assert densest([0.0, 0.5, 0.5, 0.5, 1.0, 1.0], 1.25) == (5, 0.75)
-    assert densest([0.0, 0.0, 0.0, 0.0, 0.0, 1.0], 1.01) == (6, 1.01)
-    assert densest([3.0], 4.0) == (1, 1.0)
+    assert densest_stretch([0.0, 0.5, 0.5, 0.5, 1.0, 1.0], 1.25) == (5, 0.75)
+    assert densest_stretch([0.0, 0.0, 0.0, 0.0, 0.0, 1.0], 1.01) == (6, 1.01)
+    assert densest_stretch([3.0], 4.0) == (1, 1.0)
 
 
 def test_a_limit_grows_by_leaps_and_is_forgotten() -> None:
@@ -161,12 +161,12 @@ def test_what_was_never_sent_counts_for_nothing() -> None:
     meter = limits.meters["x"]
     for moment, status in ((0.0, 429), (1.0, 200), (1.0, 200), (1.0, 429), (3.0, 200)):
         meter.end(meter.enter(moment), status, moment)
-    assert meter.next_opening(3.0, discovers=False) <= 3.0
+    assert meter.next_opening(is_discovery=False) <= 3.0
     for _ in range(10):
         meter.end(meter.enter(3.0))
-    assert meter.next_opening(3.0, discovers=False) <= 3.0
+    assert meter.next_opening(is_discovery=False) <= 3.0
     meter.end(meter.enter(3.0), 200, 3.0)
-    assert meter.next_opening(3.0, discovers=False) == 3.0 + 2.0
+    assert meter.next_opening(is_discovery=False) == 3.0 + 2.0
 
 
 # On the wire.

@@ -23,8 +23,8 @@ from _regsync.registry.throttle import (
     Slot,
     backoff,
     has_permits,
-    next_opening,
     parse_quota,
+    refresh_next_opening,
     release,
     take,
 )
@@ -48,7 +48,7 @@ def places(
     held: dict[str, RegistryLimits], wants: tuple[Demand, ...], now: float
 ) -> list[Slot] | None:
     """Take all that `wants` name, as the gate does, and return the places in windows."""
-    if not has_permits(held, wants) or next_opening(held, wants, now) > now:
+    if not has_permits(held, wants) or refresh_next_opening(held, wants, now) > now:
         return None
     return take(held, wants, now)
 
@@ -218,7 +218,7 @@ BUCKETS = sorted(
 def metered(pace: Pace, cap: int = 50) -> tuple[dict[str, RegistryLimits], Demand]:
     held = {"a": RegistryLimits(cap, (pace,))}
     return held, Demand(
-        "a", meters=held["a"].meters_of("app", pace.actions.split()[0]), within=True
+        "a", meters=held["a"].meters_of("app", pace.actions.split()[0]), has_permit=True
     )
 
 
@@ -238,7 +238,7 @@ def test_no_second_has_more_than_rate_and_burst(
         now += wait
         for _ in range(burst + 5):
             if not admit(held, (want,), now):
-                now = next_opening(held, (want,), now)
+                now = refresh_next_opening(held, (want,), now)
                 assert admit(held, (want,), now), "it said when"
             taken.append(now)
     for first, at in enumerate(taken):
@@ -254,7 +254,7 @@ def test_a_bucket_gives_its_burst_at_once_then_its_rate(rate: int, burst: int) -
         if admit(held, (want,), now):
             taken.append(now)
         else:
-            now = next_opening(held, (want,), now)
+            now = refresh_next_opening(held, (want,), now)
     assert taken[:burst] == pytest.approx([100.0] * burst, abs=1e-5)
     assert taken[-1] == pytest.approx(100 + 3, abs=1e-3)
 
@@ -279,7 +279,7 @@ def test_handshakes_that_delay_requests_leave_ecrs_caps_alone(
             arrived.append(now + delay)
             heapq.heappush(answers, (now + delay + seconds, slots[0].number))
             continue
-        opens = next_opening(held, (want,), now)
+        opens = refresh_next_opening(held, (want,), now)
         times = [at for at, _ in answers[:1]]
         now = min([opens, *times] if opens > now else times)
         while answers and answers[0][0] <= now:
@@ -299,9 +299,9 @@ def test_a_request_draws_a_token_of_every_step_it_does() -> None:
         False
     ]
     assert held["a"].in_use == 18, "nothing was taken for the one that lacks a token"
-    assert next_opening(held, (whole,), 0.0) == pytest.approx(1 / 80, abs=1e-5)
+    assert refresh_next_opening(held, (whole,), 0.0) == pytest.approx(1 / 80, abs=1e-5)
     body = Demand("a", meters=held["a"].meters_of("app", "upload_body"))
-    assert next_opening(held, (body,), 0.0) <= 0.0, "the other bucket has more"
+    assert refresh_next_opening(held, (body,), 0.0) <= 0.0, "the other bucket has more"
 
 
 # Windows.
@@ -314,8 +314,8 @@ class Window:
         self.held, self.want = metered(Pace("x", start), cap)
         self.meter = self.held["a"].meters["x"]
 
-    def enter(self, now: float, *, discovers: bool = False) -> int | None:
-        want = self.want._replace(discovers=discovers)
+    def enter(self, now: float, *, is_discovery: bool = False) -> int | None:
+        want = self.want._replace(is_discovery=is_discovery)
         slots = places(self.held, (want,), now)
         return None if slots is None else slots[0].number
 
@@ -415,9 +415,9 @@ def test_what_is_asked_for_pauses_the_window_unless_nobody_waits_so_long(
 def test_a_body_holds_its_place_for_a_second_and_then_counts_as_a_success() -> None:
     window = Window(1, 50)
     number = window.entered(5.0)
-    window.meter.window.presumed[number] = 5.5 + UNDER_WAY
+    window.meter.window.presumed_success_at[number] = 5.5 + UNDER_WAY
     assert window.enter(6.49) is None
-    assert next_opening(window.held, (window.want,), 6.0) == 6.5
+    assert refresh_next_opening(window.held, (window.want,), 6.0) == 6.5
     assert window.enter(6.5) is not None
     assert window.meter.width == 2
     window.meter.end(number, 201, 9.0)
@@ -436,7 +436,7 @@ def test_a_server_error_leaves_the_window_as_it_is(status: int) -> None:
 def test_a_short_request_holds_its_place_until_it_is_answered() -> None:
     window = Window(1, 50)
     window.entered(0.0)
-    assert next_opening(window.held, (window.want,), 0.0) == math.inf
+    assert refresh_next_opening(window.held, (window.want,), 0.0) == math.inf
     assert window.enter(1e9) is None
 
 
@@ -500,13 +500,13 @@ def test_no_quota_is_a_crash(headers: dict[str, str]) -> None:
 
 def test_discovery_rests_when_a_quota_is_used_up_and_execution_does_not() -> None:
     window = Window(16, 50)
-    discovering = window.want._replace(discovers=True)
+    discovering = window.want._replace(is_discovery=True)
     for step, (left, pause) in enumerate(((100, 0), (1, 0), (0, 60), (0, 60), (50, 0))):
         now = 1000.0 * step
         number = window.entered(now)
         window.meter.end(number, 200, now)
         assert window.meter.update_quota(now, number, Remaining(left, 60.0))
-        assert max(now, next_opening(window.held, (discovering,), now)) == now + pause
+        assert max(now, refresh_next_opening(window.held, (discovering,), now)) == now + pause
         window.meter.end(window.entered(now))  # execution goes on
 
 
@@ -514,12 +514,12 @@ def test_after_a_rest_one_request_asks_whether_there_is_room_again() -> None:
     window = Window(16, 50)
     window.meter.update_quota(0.0, window.entered(0.0), Remaining(0, 60.0))
     window.meter.end(1, 200, 0.0)
-    number = window.enter(60.0, discovers=True)
+    number = window.enter(60.0, is_discovery=True)
     assert number is not None
-    assert window.enter(60.0, discovers=True) is None
+    assert window.enter(60.0, is_discovery=True) is None
     window.meter.end(number, 200, 61.0)
     assert window.meter.update_quota(61.0, number, Remaining(3, 60.0))
-    asked = [window.enter(61.0, discovers=True) for _ in range(4)]
+    asked = [window.enter(61.0, is_discovery=True) for _ in range(4)]
     assert [number is not None for number in asked] == [True, True, True, False]
 
 
@@ -530,11 +530,11 @@ def test_no_more_are_sent_than_the_quota_has_left_whatever_answers_overtake() ->
         window.meter.end(number, 200, 1.0)
         assert window.meter.update_quota(1.0, number, Remaining(left, 21600.0))
     # Of those that were inside when 4 were left all three may have come after that.
-    assert [window.enter(1.0, discovers=True) for _ in range(2)] == [5, None]
+    assert [window.enter(1.0, is_discovery=True) for _ in range(2)] == [5, None]
     assert window.enter(1.0) == 6, "execution goes on"
     window.meter.end(5, 200, 2.0)
     assert window.meter.update_quota(2.0, 5, Remaining(3, 21600.0))
-    assert [window.enter(2.0, discovers=True) for _ in range(3)] == [7, 8, None]
+    assert [window.enter(2.0, is_discovery=True) for _ in range(3)] == [7, 8, None]
 
 
 def test_answers_that_never_come_do_not_block_a_quota_for_ever() -> None:
@@ -542,12 +542,12 @@ def test_answers_that_never_come_do_not_block_a_quota_for_ever() -> None:
     first, lost = window.entered(0.0), window.entered(0.0)
     window.meter.end(first, 200, 1.0)
     assert window.meter.update_quota(1.0, first, Remaining(2, 21600.0))
-    number = window.enter(1.0, discovers=True)
+    number = window.enter(1.0, is_discovery=True)
     assert number is not None
-    assert window.enter(1.0, discovers=True) is None
+    assert window.enter(1.0, is_discovery=True) is None
     for each in (lost, number):
         window.meter.end(each)
-    assert window.enter(1.0, discovers=True) is not None
+    assert window.enter(1.0, is_discovery=True) is not None
 
 
 @pytest.mark.parametrize(
@@ -574,11 +574,13 @@ def test_a_request_with_two_meters_takes_a_token_of_each() -> None:
     limit = RegistryLimits(50, (Pace("upload_finish", rate=100), Pace("upload_body", rate=1)))
     want = Demand("a", meters=limit.meters_of("repository", "upload_finish", "upload_body"))
     assert admit({"a": limit}, (want,), 10.0)
-    assert next_opening({"a": limit}, (want,), 10.0) == pytest.approx(11.0, abs=0.001)
+    assert refresh_next_opening({"a": limit}, (want,), 10.0) == pytest.approx(11.0, abs=0.001)
 
 
 def test_a_registry_that_throttles_for_ten_minutes_is_given_up() -> None:
     budget = RetryBudget(5)
     for moment in range(0, 601, 30):
-        assert budget.pause(float(moment), 0.5, throttled=True, asked=0.0) is not None
-    assert budget.pause(601.0, 0.5, throttled=True, asked=0.0) is None
+        assert (
+            budget.take_attempt(float(moment), 0.5, is_throttled=True, retry_after=0.0) is not None
+        )
+    assert budget.take_attempt(601.0, 0.5, is_throttled=True, retry_after=0.0) is None

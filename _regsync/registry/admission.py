@@ -26,7 +26,7 @@ from _regsync.registry.throttle import (
     RegistryLimits,
     Slot,
     has_permits,
-    next_opening,
+    refresh_next_opening,
     release,
     take,
 )
@@ -86,11 +86,11 @@ class Turn:
 
     def is_in_window(self) -> bool:
         """Say whether the request still takes a place in its window."""
-        return self.number in self.meter.window.inside
+        return self.number in self.meter.window.occupants
 
     def succeed_at(self, moment: float) -> None:
         """Give the window back at a time when nothing is heard until then: a body is under way."""
-        self.meter.window.presumed[self.number] = moment
+        self.meter.window.presumed_success_at[self.number] = moment
         self._gate.on_window_change()
 
     async def end(self) -> None:
@@ -204,7 +204,7 @@ class Gate:
         connection too, unless a request of the work is under way.
         """
         entered = {slot.want.place for slot in permit.slots}
-        needs = tuple(want._replace(within=True) for want in wants if want.place not in entered)
+        needs = tuple(want._replace(has_permit=True) for want in wants if want.place not in entered)
         if not needs or self._admits_at_once(permit, needs, anyio.current_time()):
             return
         if permit.requests_in_flight == 0:
@@ -250,7 +250,7 @@ class Gate:
             opens = math.inf
             has_its_permits = has_permits(self.limits, waiter.needs)
             if has_its_permits:
-                opens = next_opening(self.limits, waiter.needs, now)
+                opens = refresh_next_opening(self.limits, waiter.needs, now)
             if opens <= now:
                 self._take(waiter.permit, waiter.needs, now)
                 queue = self._queues[waiter.needs]
@@ -279,13 +279,16 @@ class Gate:
         and the window would stay one place narrower.
         """
         first = {want.place for want in permit.wants}
-        held = (slot.want._replace(within=True) for slot in permit.slots)
+        held = (slot.want._replace(has_permit=True) for slot in permit.slots)
         return (*permit.wants, *(want for want in (*held, *needs) if want.place not in first))
 
     def _admits_at_once(self, permit: Permit, needs: tuple[Demand, ...], now: float) -> bool:
         if now >= self._next_opening:
             self._serve_queues(now)  # others came first, and one of them may fit by now
-        if not has_permits(self.limits, needs) or next_opening(self.limits, needs, now) > now:
+        if (
+            not has_permits(self.limits, needs)
+            or refresh_next_opening(self.limits, needs, now) > now
+        ):
             return False
         self._take(permit, needs, now)
         return True

@@ -82,8 +82,8 @@ class Demand(NamedTuple):
     body: Literal["read", "write"] | None = None  # None: a short request
     large: bool = False  # a body of LARGE_BODY bytes or more
     meters: tuple[str, ...] = ()
-    discovers: bool = False
-    within: bool = False  # part of work that has a permit, so that it takes none
+    is_discovery: bool = False
+    has_permit: bool = False  # part of work that has a permit, so that it takes none
 
     @property
     def place(self) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ def permit_needs(wants: tuple[Demand, ...]) -> tuple[PermitNeed, ...]:
     """
     by_host: dict[str, list[Demand]] = {}
     for want in wants:
-        if not want.within:
+        if not want.has_permit:
             by_host.setdefault(want.host, []).append(want)
     needs = []
     for host, group in by_host.items():
@@ -125,33 +125,33 @@ class CongestionWindow:
 
         # The numbers of the requests that are under way, and those of bodies: when each counts as a
         # success if nothing is heard of it until then.
-        self.inside: set[int] = set()
-        self.presumed: dict[int, float] = {}
+        self.occupants: set[int] = set()
+        self.presumed_success_at: dict[int, float] = {}
 
         # The number of the last request that was let in.
-        self.entered = 0
+        self.last_number = 0
 
         # When the first of the 429s came that no success has followed.
         self.refused_since = math.inf
 
         self._halvings = 0  # since the last success
-        self._entered_at_halving = 0
+        self._last_number_at_halving = 0
         self._epoch_end = -math.inf
 
     def is_full(self, cap: int) -> bool:
-        return len(self.inside) + 1 > min(self.width, cap)
+        return len(self.occupants) + 1 > min(self.width, cap)
 
     def enter(self) -> int:
-        self.entered += 1
-        self.inside.add(self.entered)
-        return self.entered
+        self.last_number += 1
+        self.occupants.add(self.last_number)
+        return self.last_number
 
     def leave(self, number: int) -> bool:
         """Take a request out; return whether it was still inside."""
-        if number not in self.inside:
+        if number not in self.occupants:
             return False
-        self.inside.remove(number)
-        self.presumed.pop(number, None)
+        self.occupants.remove(number)
+        self.presumed_success_at.pop(number, None)
         return True
 
     def record_success(self, cap: int) -> None:
@@ -166,13 +166,13 @@ class CongestionWindow:
         that entered after the halving, and lasts at least _EPOCH seconds.
         """
         self.refused_since = min(self.refused_since, now)
-        if number <= self._entered_at_halving:
+        if number <= self._last_number_at_halving:
             return 0.0
         if now < self._epoch_end:
             return self._epoch_end - now
 
         self.width = max(1.0, self.width / 2)
-        self._entered_at_halving = self.entered
+        self._last_number_at_halving = self.last_number
         self._epoch_end = now + _EPOCH
         self._halvings += 1
         return backoff(self._halvings, chance)
@@ -258,7 +258,7 @@ class GrantedRate:
         if self._is_refused and self._probe is None:
             self._probe = entry
 
-    def forget(self, number: int) -> None:
+    def discard(self, number: int) -> None:
         """Take out a request that the registry has not counted."""
         for index in reversed(range(len(self._entries))):
             if self._entries[index].number == number:
@@ -268,7 +268,7 @@ class GrantedRate:
     def record_refusal(self, number: int) -> None:
         """Take in a 429."""
         self._has_refused = True
-        self.forget(number)
+        self.discard(number)
 
         # A request that entered before the probe belongs to the refusal that is known.
         if self._probe is None or number >= self._probe.number:
@@ -294,7 +294,7 @@ class GrantedRate:
             return
         granted = [entry.time for entry in self._entries if since <= entry.time < until]
         if granted:
-            self.limit = densest(granted, until)
+            self.limit = densest_stretch(granted, until)
             self._until_growth = self.limit.requests
             self._growth = 1
 
@@ -307,7 +307,7 @@ class GrantedRate:
         self._growth *= 4
 
 
-def densest(times: Sequence[float], until: float) -> Stretch:
+def densest_stretch(times: Sequence[float], until: float) -> Stretch:
     """Return the stretch of the highest rate: from one of the requests, let in at `times`, to the last
     of them, in the time from the first of these until `until`.
 
@@ -355,8 +355,8 @@ class Quota:
         if number <= self._sent_by_then and remaining.requests >= self._left:
             return True
         self._left = remaining.requests
-        self._sent_by_then = window.entered
-        self._last_covered = window.entered - len(window.inside) + remaining.requests
+        self._sent_by_then = window.last_number
+        self._last_covered = window.last_number - len(window.occupants) + remaining.requests
 
         if remaining.requests > 0:
             return True
@@ -375,7 +375,7 @@ class Meter:
         self.window = CongestionWindow(pace.start)
         self.paused_until = -math.inf
         self._bucket = TokenBucket(pace.rate, pace.burst)
-        self._granted = GrantedRate()
+        self._granted_rate = GrantedRate()
         self._quota = Quota()
         self._limit = limit
 
@@ -383,32 +383,34 @@ class Meter:
     def width(self) -> float:
         return self.window.width
 
-    def next_opening(self, now: float, discovers: bool) -> float:
-        """Return when one more request may enter: a time that has come, a time to wait for, or inf
-        when that depends on answers.
+    def next_opening(self, *, is_discovery: bool) -> float:
+        """Return the time from which one more request may enter the window.
+
+        Returns inf if only an answer can make room. Due presumed successes must have been ended
+        with `end_presumed_successes` before.
         """
         window = self.window
-        if window.presumed:
-            self._end_presumed_successes(now)
-        opens = max(self.paused_until, self._bucket.next_token(), self._granted.next_opening())
+        opens_at = max(
+            self.paused_until, self._bucket.next_token(), self._granted_rate.next_opening()
+        )
         is_full = window.is_full(self._limit.cap)
-        if discovers:
-            opens = max(opens, self._quota.paused_until)
-            is_full = is_full or not self._quota.covers(window.entered + 1)
+        if is_discovery:
+            opens_at = max(opens_at, self._quota.paused_until)
+            is_full = is_full or not self._quota.covers(window.last_number + 1)
 
-        # With no request under way one may go even when the quota's count is used up: no answer
-        # would ever renew it otherwise.
-        if not is_full or not window.inside:
-            return opens
-        if not window.presumed:
-            return math.inf  # only an answer frees a place
+        # If no request is under way, one request is admitted even without remaining quota, because
+        # only its answer can report a new quota.
+        if not is_full or not window.occupants:
+            return opens_at
+        if not window.presumed_success_at:
+            return math.inf
 
-        # A place comes free when the first request counts as a success.
-        return max(opens, min(window.presumed.values()))
+        # The first presumed success makes room.
+        return max(opens_at, min(window.presumed_success_at.values()))
 
-    def _end_presumed_successes(self, now: float) -> None:
+    def end_presumed_successes(self, now: float) -> None:
         """Let uploads leave that the registry has taken for so long that they count as accepted."""
-        presumed = self.window.presumed
+        presumed = self.window.presumed_success_at
         for number in [number for number, moment in presumed.items() if moment <= now]:
             self.end(number, 200)
 
@@ -416,7 +418,7 @@ class Meter:
         """Take a token and a place in the window; return the request's number."""
         self._bucket.take(now)
         number = self.window.enter()
-        self._granted.enter(number, now)
+        self._granted_rate.enter(number, now)
         return number
 
     def take_token(self, now: float) -> None:
@@ -439,16 +441,16 @@ class Meter:
         was_inside = self.window.leave(number)
         pause = retry_after
         if status == 429:
-            self._granted.record_refusal(number)
+            self._granted_rate.record_refusal(number)
             back_off = self.window.record_refusal(number, now, chance)
             pause = max(pause, back_off)
         elif was_inside and 0 < status < 500:
             # Any answer but a failure of the server says that it keeps up. One that came when its
             # request had left, as an upload that counts as accepted does, says nothing new.
             self.window.record_success(self._limit.cap)
-            self._granted.record_grant(number)
+            self._granted_rate.record_grant(number)
         elif was_inside and status == 0:
-            self._granted.forget(number)  # it was not sent, or got no answer
+            self._granted_rate.discard(number)  # it was not sent, or got no answer
 
         # Who asks for a longer pause is not waited for: its requests fail (`LONGEST_WAIT`).
         if 0 < pause <= LONGEST_WAIT:
@@ -492,7 +494,7 @@ class RegistryLimits:
             self._names[key] = tuple(paces)
         return self._names[key]
 
-    def begin_again(self) -> None:
+    def narrow_windows(self) -> None:
         """Narrow all windows to a quarter: the registry is back from an outage."""
         for meter in self.meters.values():
             meter.window.width = max(1.0, meter.window.width / 4)
@@ -540,7 +542,7 @@ def take(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: flo
     """
     slots: list[Slot] = []
     for want in wants:
-        if not want.within:
+        if not want.has_permit:
             limits[want.host].count_permit(want, 1)
         if want.meters:
             meters = [limits[want.host].meters[name] for name in want.meters]
@@ -550,16 +552,23 @@ def take(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: flo
     return slots
 
 
-def next_opening(
+def refresh_next_opening(
     limits: Mapping[str, RegistryLimits], wants: Sequence[Demand], now: float
 ) -> float:
-    """Return when windows and buckets have what `wants` draw, as `Meter.next_opening` does."""
-    opens = -math.inf
+    """End the presumed successes that are due, and return the time from which all windows and
+    buckets of `wants` have room.
+
+    Returns inf if only an answer can make room.
+    """
+    opens_at = -math.inf
     for want in wants:
         meters = limits[want.host].meters
         for name in want.meters:
-            opens = max(opens, meters[name].next_opening(now, want.discovers))
-    return opens
+            meter = meters[name]
+            if meter.window.presumed_success_at:
+                meter.end_presumed_successes(now)
+            opens_at = max(opens_at, meter.next_opening(is_discovery=want.is_discovery))
+    return opens_at
 
 
 def release(limits: Mapping[str, RegistryLimits], wants: Sequence[Demand]) -> None:
@@ -572,25 +581,28 @@ class RetryBudget:
     """How often one piece of work may be repeated: so many attempts, and besides 429s for so long."""
 
     def __init__(self, attempts: int) -> None:
-        self.repeated = 0
+        self.retries = 0
         self._left = attempts
         self._throttled_since: float | None = None
 
-    def pause(self, now: float, chance: float, *, throttled: bool, asked: float) -> float | None:
-        """Return the seconds before the next attempt, at least what the peer asked for; None to
-        give up.
+    def take_attempt(
+        self, now: float, chance: float, *, is_throttled: bool, retry_after: float
+    ) -> float | None:
+        """Use up one attempt, unless `is_throttled`, and return the pause before it in seconds.
+
+        The pause is at least `retry_after`. Returns None if the budget is exhausted.
         """
-        if throttled:
+        if is_throttled:
             if self._throttled_since is None:
                 self._throttled_since = now
             if now - self._throttled_since > THROTTLED_FOR:
                 return None
         else:
             self._left -= 1
-        if self._left < 1 or asked > LONGEST_WAIT:
+        if self._left < 1 or retry_after > LONGEST_WAIT:
             return None
-        self.repeated += 1
-        return max(asked, backoff(self.repeated, chance))
+        self.retries += 1
+        return max(retry_after, backoff(self.retries, chance))
 
 
 def backoff(attempt: int, chance: float) -> float:

@@ -636,7 +636,7 @@ class Transport:
         """Let the windows of a registry that is back begin again small."""
         client = self._first_at.get(peer.origin.address)
         if client is not None:
-            self.gate.limits[client.key].begin_again()
+            self.gate.limits[client.key].narrow_windows()
             self.gate.wake()
 
     async def rest(self, error: SyncError, seconds: float, *, can_repeat: bool = True) -> None:
@@ -655,7 +655,7 @@ class Transport:
         is_whole_body = call.action == "upload_body" and call.method == "PUT"
         steps = ("upload_finish", "upload_body") if is_whole_body else (call.action,)
         meters = self.gate.limits[host.key].meters_of(call.repository, *steps)
-        return Demand(host.key, meters=meters, discovers=call.action in DISCOVERY)
+        return Demand(host.key, meters=meters, is_discovery=call.action in DISCOVERY)
 
     def _watch_body(self, call: Call, turn: Turn, body: Body, authorization: str | None) -> None:
         """Give a body's window back when it is well under way (docs/design.md section 9)."""
@@ -842,7 +842,7 @@ class Transport:
     ) -> None:
         """Obey a quota. It is about discovery, and at some registries about one action of it."""
         action = ROWS[host.registry.kind].quota or call.action
-        want = self.demand_of(host, call._replace(action=action))._replace(discovers=True)
+        want = self.demand_of(host, call._replace(action=action))._replace(is_discovery=True)
         meter = self.gate.limits[host.key].meters[want.meters[0]]
         number = turn.number if meter is turn.meter else 0
         if not meter.update_quota(response.came_at, number, remaining):
@@ -861,19 +861,19 @@ class Transport:
         if isinstance(error, LoginExpired) and not is_stopped:
             return 0.0  # the upload bounds how often its login is renewed
         if error.outage is not None and error.retryable and not is_stopped:
-            error.retries = budget.repeated
+            error.retries = budget.retries
             return 0.0
         answer = error if isinstance(error, RegistryError) else None
         asked = 0.0
         if answer is not None and answer.retry_after is not None:
             asked = answer.retry_after
 
-        error.retries = budget.repeated
-        pause = budget.pause(
+        error.retries = budget.retries
+        pause = budget.take_attempt(
             anyio.current_time(),
             self.machine.chance(),
-            throttled=answer is not None and answer.status == 429,
-            asked=0.0 if answer is not None and answer.paced else asked,
+            is_throttled=answer is not None and answer.status == 429,
+            retry_after=0.0 if answer is not None and answer.paced else asked,
         )
         if answer is not None and answer.retryable and asked > LONGEST_WAIT:
             host = hosts[-1] if error.side is Side.TARGET else hosts[0]
@@ -897,7 +897,7 @@ class Transport:
         error.final = True
 
         until = anyio.current_time() + seconds
-        if want is not None and want.discovers:
+        if want is not None and want.is_discovery:
             self._refused_discovery[want] = (error.without_place(), until)
         else:
             host.stop(error, until)

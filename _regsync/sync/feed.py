@@ -23,7 +23,7 @@ from _regsync.errors import SyncError
 from _regsync.net.http1 import Pieces
 from _regsync.net.pool import Lease
 from _regsync.registry.admission import Gate
-from _regsync.registry.throttle import Demand, next_opening
+from _regsync.registry.throttle import Demand, refresh_next_opening
 from _regsync.state.archive import RepositoryKey
 from _regsync.sync.image import BlobResult
 from _regsync.sync.relay import Relay
@@ -350,7 +350,7 @@ class Feeds:
     def _is_paused(self, subscriber: Subscriber) -> bool:
         """Say whether a target's host has asked for a pause of more than PATIENCE seconds."""
         now = anyio.current_time()
-        opens = next_opening(self._gate.limits, (subscriber.needs.writing,), now)
+        opens = refresh_next_opening(self._gate.limits, (subscriber.needs.writing,), now)
         # Infinite where all its permits are in use: an answer frees one.
         return now + PATIENCE < opens < math.inf
 
