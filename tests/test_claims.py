@@ -83,7 +83,7 @@ class World:
         for each in blobs:
             self.blobs.add((where, each))
             self.mountable.add((where, each))
-        self.knowledge.commit(where, digest, blobs)
+        self.knowledge.confirm_manifest(where, digest, blobs)
 
     # --- events -------------------------------------------------------------------------------
 
@@ -91,7 +91,9 @@ class World:
         self, where: RepositoryKey, layers: tuple[str, ...], children: tuple[str, ...]
     ) -> None:
         """As the conductor does: what is committed is left out together with what it names."""
-        lacking = tuple(each for each in children if not self.knowledge.is_committed(where, each))
+        lacking = tuple(
+            each for each in children if not self.knowledge.is_manifest_believed(where, each)
+        )
         named = dict.fromkeys(
             (*layers, *(digest for child in lacking for digest in CHILDREN[child]))
         )
@@ -163,9 +165,9 @@ class World:
                 self.refused_pairs.add(pair)
             mounted = rule_ != NEVER and pair not in self.refused_pairs
             if mounted:
-                self.knowledge.accept_mount(where[0])
+                self.knowledge.record_mount(where[0])
             else:
-                self.knowledge.refuse_mount(where, step.mount_from)
+                self.knowledge.record_refused_mount(where, step.mount_from)
         if fails and not mounted:
             image.broken = True
             self.failures += 1
@@ -385,7 +387,9 @@ def finish(claims: Claims, done: ImageClaims) -> list[Step]:
             claims.manifest_arrived(done, digest)
         else:
             claims.blob_arrived(done, digest)
-    claims.knowledge.commit(done.where, f"sha256:{'f':0<32}{done.order:032x}", list(done.blobs))
+    claims.knowledge.confirm_manifest(
+        done.where, f"sha256:{'f':0<32}{done.order:032x}", list(done.blobs)
+    )
     return claims.complete(done)
 
 
@@ -475,14 +479,14 @@ def test_a_failed_leaders_earliest_follower_leads_and_the_others_follow_it():
 def test_an_heir_uploads_rather_than_wait_for_a_younger_image():
     """Two images that wait for each other would wait for ever (rule 9)."""
     claims = Claims(Knowledge())
-    claims.knowledge.commit(A, ROOT, [BLOBS[0]])
-    claims.knowledge.accept_mount(A[0])
-    claims.knowledge.refuse_mount(C, A[1])
+    claims.knowledge.confirm_manifest(A, ROOT, [BLOBS[0]])
+    claims.knowledge.record_mount(A[0])
+    claims.knowledge.record_refused_mount(C, A[1])
     mounting, heir, younger = work(B, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
     assert shown(claims.promote(mounting)) == [(B, BLOBS[0], A[1])]
     assert claims.promote(heir) == []
     assert shown(claims.promote(younger)) == [(C, BLOBS[0], None)]
-    claims.knowledge.refuse_mount(B, A[1])
+    claims.knowledge.record_refused_mount(B, A[1])
     steps, _ = claims.pass_on(mounting)
     assert shown(steps) == [(B, BLOBS[0], None)]
 
@@ -506,7 +510,7 @@ def test_an_image_that_inherits_its_last_missing_child_is_ready():
 
 def test_nobody_waits_at_a_host_that_refused_its_only_mount():
     claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
-    claims.knowledge.refuse_mount(B, "x/other")
+    claims.knowledge.record_refused_mount(B, "x/other")
     assert [step.claims.where for step in claims.mount_ended(A[0], mounted=False)] == [B, C]
     assert finish(claims, leader) == []
     assert shown(claims.promote(work(D, BLOBS[0]))) == [(D, BLOBS[0], None)]
@@ -517,8 +521,8 @@ D = RepositoryKey(HOSTS[0], REPOSITORIES[3])
 
 def test_only_the_refused_pair_stops_waiting_at_a_host_that_mounts():
     claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
-    claims.knowledge.accept_mount(A[0])
-    claims.knowledge.refuse_mount(B, A[1])
+    claims.knowledge.record_mount(A[0])
+    claims.knowledge.record_refused_mount(B, A[1])
     assert shown(claims.mount_ended(A[0], mounted=False)) == [(B, BLOBS[0], None)]
     assert shown(finish(claims, leader)) == [(C, BLOBS[0], A[1])]
 
@@ -538,10 +542,10 @@ def test_a_blob_is_covered_while_it_is_led_and_once_it_is_committed():
 
 def test_a_blob_in_an_uncommitted_repository_is_not_a_mount_source():
     knowledge = Knowledge()
-    knowledge.add_blob(A, BLOBS[0])
-    assert knowledge.has_blob(A, BLOBS[0])
+    knowledge.confirm_blob(A, BLOBS[0])
+    assert knowledge.is_blob_believed(A, BLOBS[0])
     assert knowledge.mount_source(B, BLOBS[0]) is None
-    knowledge.commit(A, ROOT, [BLOBS[0]])
+    knowledge.confirm_manifest(A, ROOT, [BLOBS[0]])
     assert knowledge.mount_source(B, BLOBS[0]) == A[1]
     assert knowledge.mount_source(A, BLOBS[0]) is None
     assert knowledge.mount_source(RepositoryKey(HOSTS[1], B[1]), BLOBS[0]) is None
@@ -549,20 +553,20 @@ def test_a_blob_in_an_uncommitted_repository_is_not_a_mount_source():
 
 def test_a_refused_pair_leaves_the_next_repository_to_mount_from():
     knowledge = Knowledge()
-    knowledge.commit(A, ROOT, [BLOBS[0]])
-    knowledge.commit(C, ROOT, [BLOBS[0]])
-    knowledge.accept_mount(A[0])
-    knowledge.refuse_mount(B, A[1])
+    knowledge.confirm_manifest(A, ROOT, [BLOBS[0]])
+    knowledge.confirm_manifest(C, ROOT, [BLOBS[0]])
+    knowledge.record_mount(A[0])
+    knowledge.record_refused_mount(B, A[1])
     assert knowledge.mount_source(B, BLOBS[0]) == C[1]
 
 
 def test_a_mount_that_holds_outweighs_a_refusal_that_came_first():
     """Two first mounts are in flight together; the one that is refused may be answered first."""
     knowledge = Knowledge()
-    knowledge.commit(A, ROOT, [BLOBS[0]])
-    knowledge.refuse_mount(B, A[1])
+    knowledge.confirm_manifest(A, ROOT, [BLOBS[0]])
+    knowledge.record_refused_mount(B, A[1])
     assert knowledge.mount_source(C, BLOBS[0]) is None
-    knowledge.accept_mount(A[0])
+    knowledge.record_mount(A[0])
     assert knowledge.mount_source(C, BLOBS[0]) == A[1]
     assert knowledge.mount_source(B, BLOBS[0]) is None
 
@@ -584,35 +588,35 @@ def test_an_unknown_blob_is_asked_for_by_rule_11(populated, learnt, expected):
     knowledge = Knowledge()
     if populated:
         knowledge.set_populated(A)
-    knowledge.learn_probe(RepositoryKey(A[0], "a/sibling"), **learnt)
+    knowledge.record_probe_answer(RepositoryKey(A[0], "a/sibling"), **learnt)
     assert knowledge.needs_head(A, BLOBS[0]) is expected
 
 
 def test_a_blob_that_was_forgotten_is_asked_for_by_head():
     """Its registry may have said 201 to it, and refused the manifest that names it."""
     knowledge = Knowledge()
-    knowledge.learn_probe(A, absent=True, present=True)
-    knowledge.believe_blob(A, BLOBS[0])
-    assert knowledge.has_blob(A, BLOBS[0])
+    knowledge.record_probe_answer(A, absent=True, present=True)
+    knowledge.record_probed_blob(A, BLOBS[0])
+    assert knowledge.is_blob_believed(A, BLOBS[0])
     assert not knowledge.is_confirmed(A, BLOBS[0])
     knowledge.forget(A, BLOBS[0])
-    assert not knowledge.has_blob(A, BLOBS[0])
+    assert not knowledge.is_blob_believed(A, BLOBS[0])
     assert knowledge.needs_head(A, BLOBS[0])
     assert not knowledge.needs_head(A, BLOBS[1])
 
 
 def test_what_a_probe_taught_holds_for_one_first_segment_of_one_host():
     knowledge = Knowledge()
-    knowledge.learn_probe(A, absent=True, present=True)
-    assert knowledge.probed(RepositoryKey(A[0], "a"))[1]
-    assert not knowledge.probed(B)[1]
-    assert not knowledge.probed(RepositoryKey(HOSTS[1], A[1]))[1]
+    knowledge.record_probe_answer(A, absent=True, present=True)
+    assert knowledge.probe_answers(RepositoryKey(A[0], "a"))[1]
+    assert not knowledge.probe_answers(B)[1]
+    assert not knowledge.probe_answers(RepositoryKey(HOSTS[1], A[1]))[1]
 
 
 def test_our_own_commits_do_not_make_an_empty_repository_a_populated_one():
     """Else every further tag of a first sync would pay a HEAD for each of its new blobs."""
     knowledge = Knowledge()
-    knowledge.commit(A, ROOT, [BLOBS[0]])
+    knowledge.confirm_manifest(A, ROOT, [BLOBS[0]])
     assert not knowledge.needs_head(A, BLOBS[1])
 
 
@@ -624,7 +628,7 @@ def test_the_first_mount_on_a_host_is_of_the_smallest_blob_and_the_others_wait_f
     assert shown(finish(claims, lead)) == [(B, BLOBS[1], A[1])]
     # A mount that broke off says nothing of the host: the next one is the first then.
     assert shown(claims.mount_ended(A[0], mounted=False)) == [(B, BLOBS[2], A[1])]
-    claims.knowledge.accept_mount(A[0])
+    claims.knowledge.record_mount(A[0])
     assert shown(claims.mount_ended(A[0], mounted=False)) == [(B, BLOBS[0], A[1])]
 
 
@@ -632,7 +636,7 @@ def test_who_waits_for_the_first_mount_uploads_where_it_was_refused():
     lead, follower = work(A, *BLOBS[:3]), work(B, *BLOBS[:3])
     claims, _ = claims_of(lead, follower)
     assert len(finish(claims, lead)) == 1
-    claims.knowledge.refuse_mount(B, A[1])
+    claims.knowledge.record_refused_mount(B, A[1])
     assert shown(claims.mount_ended(A[0], mounted=False)) == [
         (B, BLOBS[1], None),
         (B, BLOBS[2], None),

@@ -24,6 +24,7 @@ from _regsync.state.archive import (
     Archive,
     BlobEntry,
     RepositoryKey,
+    Snapshot,
     digest_like,
     hashed_key,
     key_of,
@@ -86,11 +87,11 @@ def use(archive: Archive, ttl: float) -> None:
     known = Knowledge(archive, now=lambda: float(NOW), ttl=ttl)
     for where in WHERES:
         for digest in DIGESTS:
-            known.has_blob(where, digest, careful=True)
-            known.is_committed(where, digest)
+            known.is_blob_believed(where, digest, must_be_recent=True)
+            known.is_manifest_believed(where, digest)
             known.mount_source(where, digest)
-            known.record_miss(where, digest)
-        known.mounts(where[0])
+            known.record_absent_blob(where, digest)
+        known.supports_mounts(where[0])
         known.needs_head(where, DIGESTS[0])
         known.has_referrers_api(where)
         assert isinstance(known.host(where[0]).smallest_patch, int | None)
@@ -100,15 +101,15 @@ def use(archive: Archive, ttl: float) -> None:
         )
         login.restore(known.host(where[0]).login)
         known.learn_login(where[0], login.snapshot)
-        known.learn_probe(where, absent=True)
+        known.record_probe_answer(where, absent=True)
         known.learn_referrers_api(where, True)
-    known.vouch(WHERES[0], DIGESTS[0])
-    known.contradict(WHERES[1])
+    known.confirm_tagged_manifest(WHERES[0], DIGESTS[0])
+    known.record_contradiction(WHERES[1])
     known.forget(WHERES[0], DIGESTS[1])
-    known.commit(WHERES[1], DIGESTS[2], DIGESTS[3:4], DIGESTS[:1])
+    known.confirm_manifest(WHERES[1], DIGESTS[2], DIGESTS[3:4], DIGESTS[:1])
     for name in (hashed_key("a"), hashed_key("c")):
         entry = known.snapshots([name]).get(name)
-        known.record_snapshot(name, key_of(DIGESTS[0]), key_of(DIGESTS[1]), entry)
+        known.record_snapshot(name, Snapshot(key_of(DIGESTS[0]), key_of(DIGESTS[1])), entry)
         known.artifact_check(name)
         known.record_artifact_check(name, 7, bytes(8))
         for entry in known.snapshots([name]).values():
@@ -132,7 +133,7 @@ def check(directory: str, ttl: float = 0.0) -> None:
     state = StateFile(directory, lambda *said: pytest.fail(str(said)))
     state.load()
     known = Knowledge(state, now=lambda: float(NOW), ttl=ttl)
-    assert known.is_committed(WHERES[1], DIGESTS[2])
+    assert known.is_manifest_believed(WHERES[1], DIGESTS[2])
     (entry,) = known.snapshots([hashed_key("c")]).values()
     assert entry.snapshot == (key_of(DIGESTS[0]), key_of(DIGESTS[1]))
     state.close()

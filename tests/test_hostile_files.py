@@ -60,8 +60,8 @@ def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(moment, beli
     archive.put_snapshot(name, SnapshotEntry(moment, Snapshot(key, key)))
     archive.put_artifact_check(name, ArtifactCheck(moment, moment, 0, bytes(8)))
     known = Knowledge(archive, now=lambda: float(NOW))
-    assert known.has_blob(WHERE, DIGEST) is believed
-    assert known.is_committed(WHERE, DIGEST) is believed
+    assert known.is_blob_believed(WHERE, DIGEST) is believed
+    assert known.is_manifest_believed(WHERE, DIGEST) is believed
     assert (known.mount_source(RepositoryKey(WHERE[0], "else"), DIGEST) == WHERE[1]) is believed
     assert (name in known.snapshots([name])) is believed
     assert (known.artifact_check(name).last == moment) is believed
@@ -73,7 +73,7 @@ def test_a_fact_from_a_clock_that_is_years_ahead_is_not_believed():
     archive.put_fact("a", Fact("mounts", "", True, AHEAD))
     archive.put_fact("b", Fact("mounts", "", True, NOW))
     known = Knowledge(archive, now=lambda: float(NOW))
-    assert [known.mounts(host) for host in "ab"] == [None, True]
+    assert [known.supports_mounts(host) for host in "ab"] == [None, True]
 
 
 @pytest.fixture

@@ -60,11 +60,11 @@ def test_an_entry_is_believed_as_long_as_it_lasts(age: int, ttl: float, believed
     archive = Notes()
     held(archive, NOW - age)
     knowledge = known(archive, ttl=ttl)
-    assert knowledge.has_blob(A, BLOB) is believed
-    assert knowledge.is_committed(A, TOP) is believed
+    assert knowledge.is_blob_believed(A, BLOB) is believed
+    assert knowledge.is_manifest_believed(A, TOP) is believed
     assert (knowledge.mount_source(B, BLOB) == "a") is believed
     assert not knowledge.is_confirmed(A, BLOB)
-    assert not knowledge.has_blob(B, BLOB)
+    assert not knowledge.is_blob_believed(B, BLOB)
     assert knowledge.mount_source(C, BLOB) is None
 
 
@@ -73,35 +73,35 @@ def test_a_careful_look_believes_what_is_fresh_or_vouched_for(age: int, fresh: b
     archive = Notes()
     held(archive, NOW - age)
     knowledge = known(archive)
-    assert knowledge.has_blob(A, BLOB, careful=True) is fresh
-    knowledge.vouch(A, TOP)
-    assert knowledge.has_blob(A, BLOB, careful=True), "whatever its depth"
+    assert knowledge.is_blob_believed(A, BLOB, must_be_recent=True) is fresh
+    knowledge.confirm_tagged_manifest(A, TOP)
+    assert knowledge.is_blob_believed(A, BLOB, must_be_recent=True), "whatever its depth"
 
 
 def test_a_contradicted_repository_is_believed_where_it_is_vouched_for() -> None:
     archive = Notes()
     held(archive)
     knowledge = known(archive)
-    knowledge.vouch(A, TOP)
+    knowledge.confirm_tagged_manifest(A, TOP)
     knowledge.set_populated(A, False)
     assert knowledge.is_empty(A)
-    assert not knowledge.has_blob(A, BLOB)
-    knowledge.vouch(A, TOP)
-    assert knowledge.has_blob(A, BLOB)
+    assert not knowledge.is_blob_believed(A, BLOB)
+    knowledge.confirm_tagged_manifest(A, TOP)
+    assert knowledge.is_blob_believed(A, BLOB)
 
 
 def test_a_host_that_misses_what_it_vouches_for_is_lenient_for_a_day() -> None:
     archive = Notes()
     held(archive)
     knowledge = known(archive)
-    knowledge.record_miss(A, BLOB)
-    assert knowledge.has_blob(A, BLOB)
-    knowledge.vouch(A, TOP)
-    knowledge.record_miss(A, BLOB)
+    knowledge.record_absent_blob(A, BLOB)
+    assert knowledge.is_blob_believed(A, BLOB)
+    knowledge.confirm_tagged_manifest(A, TOP)
+    knowledge.record_absent_blob(A, BLOB)
     assert knowledge.host(HOST).is_lenient
     later = known(archive, NOW + DAY - 1, ttl=0)
-    assert not later.has_blob(A, BLOB)
-    assert known(archive, NOW + DAY + 1, ttl=0).has_blob(A, BLOB)
+    assert not later.is_blob_believed(A, BLOB)
+    assert known(archive, NOW + DAY + 1, ttl=0).is_blob_believed(A, BLOB)
 
 
 def test_what_is_forgotten_goes_with_what_it_names() -> None:
@@ -110,22 +110,22 @@ def test_what_is_forgotten_goes_with_what_it_names() -> None:
     archive.put_blob(B, key_of(BLOB), BlobEntry(NOW, True))
     knowledge = known(archive)
     knowledge.forget(A, CHILD)
-    assert not knowledge.is_committed(A, CHILD)
-    assert not knowledge.has_blob(A, BLOB)
-    assert knowledge.is_committed(A, TOP)
-    assert knowledge.has_blob(B, BLOB)
+    assert not knowledge.is_manifest_believed(A, CHILD)
+    assert not knowledge.is_blob_believed(A, BLOB)
+    assert knowledge.is_manifest_believed(A, TOP)
+    assert knowledge.is_blob_believed(B, BLOB)
     assert list(knowledge.holders(HOST, BLOB)) == ["b/one"]
-    knowledge.commit(A, CHILD, [BLOB])
-    assert known(archive).is_committed(A, CHILD)
-    assert known(archive).has_blob(A, BLOB)
+    knowledge.confirm_manifest(A, CHILD, [BLOB])
+    assert known(archive).is_manifest_believed(A, CHILD)
+    assert known(archive).is_blob_believed(A, BLOB)
 
 
 def test_what_could_be_mounted_from_there_once_still_can() -> None:
     archive = Notes()
     held(archive)
     knowledge = known(archive)
-    knowledge.add_blob(A, BLOB)
-    knowledge.add_blob(A, OTHER)
+    knowledge.confirm_blob(A, BLOB)
+    knowledge.confirm_blob(A, OTHER)
     assert archive.blob(A, key_of(BLOB)) == BlobEntry(NOW, True)
     assert archive.blob(A, key_of(OTHER)) == BlobEntry(NOW, False)
     assert known(archive).mount_source(B, OTHER) is None
@@ -139,7 +139,7 @@ def test_what_a_tag_vouches_for_is_renewed_in_each_quarter_of_its_life(
     held(archive, NOW - age)
     archive.put_blob(A, key_of(OTHER), BlobEntry(NOW - age, True))
     knowledge = known(archive)
-    knowledge.vouch(A, TOP)
+    knowledge.confirm_tagged_manifest(A, TOP)
     knowledge.finish()
     moment = NOW if renewed else NOW - age
     for digest in (TOP, CHILD):
@@ -155,8 +155,8 @@ def test_manifests_that_name_each_other_are_renewed_once() -> None:
     for one, other in ((TOP, CHILD), (CHILD, TOP)):
         archive.put_manifest(A, key_of(one), ManifestEntry(1, (), (key_of(other),)))
     knowledge = known(archive)
-    knowledge.vouch(A, TOP)
-    assert not knowledge.has_blob(A, BLOB)
+    knowledge.confirm_tagged_manifest(A, TOP)
+    assert not knowledge.is_blob_believed(A, BLOB)
     knowledge.finish()
     assert archive.manifest(A, key_of(CHILD)) == ManifestEntry(NOW, (), (key_of(TOP),))
 
@@ -169,8 +169,8 @@ def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
     morning.learn_referrers_api(B, False)
     morning.learn_smallest_patch(HOST, 5)
     noon = known(archive, NOW + DAY // 2)
-    noon.accept_mount(HOST)
-    noon.learn_probe(B, absent=True)
+    noon.record_mount(HOST)
+    noon.record_probe_answer(B, absent=True)
     noon.learn_login(HOST, login)
 
     evening = known(archive, NOW + DAY)
@@ -183,10 +183,12 @@ def test_each_fact_of_a_host_lasts_a_day_from_when_it_was_learnt() -> None:
     assert next_day.host(HOST).login is None
     assert next_day.host(HOST).smallest_patch is None
     assert next_day.has_referrers_api(B) is None
-    assert next_day.mounts(HOST) is True
-    assert next_day.probed(RepositoryKey(HOST, "b/two")) == ProbeAnswers(absent=True, present=None)
-    assert next_day.probed(A) == ProbeAnswers(absent=None, present=None)
-    assert next_day.host("else").mounts is None
+    assert next_day.supports_mounts(HOST) is True
+    assert next_day.probe_answers(RepositoryKey(HOST, "b/two")) == ProbeAnswers(
+        absent=True, present=None
+    )
+    assert next_day.probe_answers(A) == ProbeAnswers(absent=None, present=None)
+    assert next_day.host("else").supports_mounts is None
 
 
 @pytest.mark.parametrize(
@@ -215,9 +217,9 @@ def test_a_fact_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "put_fact", lambda host, fact: written.append(fact))
     knowledge = known(archive)
     for _ in range(3):
-        knowledge.accept_mount(HOST)
+        knowledge.record_mount(HOST)
         knowledge.learn_smallest_patch(HOST, None)
-        knowledge.learn_probe(B, absent=True)
+        knowledge.record_probe_answer(B, absent=True)
         knowledge.learn_referrers_api(B, True)
     assert written == [
         Fact("mounts", "", True, NOW),
@@ -232,11 +234,13 @@ def test_an_unchanged_tag_is_written_anew_in_each_quarter_of_its_life_only() -> 
     keys = Snapshot(key_of(TOP), key_of(CHILD))
     for now, written in ((NOW, NOW), (NOW + 6 * HOUR, NOW), (NOW + 6 * HOUR + 1, None)):
         knowledge = known(archive, now)
-        knowledge.record_snapshot(name, *keys, knowledge.snapshots([name]).get(name))
+        knowledge.record_snapshot(name, keys, knowledge.snapshots([name]).get(name))
         assert knowledge.snapshots([name])[name].snapshot == keys
         assert archive.snapshots_by_name[name].confirmed == (written or now)
     knowledge = known(archive, NOW + 7 * HOUR)
-    knowledge.record_snapshot(name, keys.source, keys.source, knowledge.snapshots([name])[name])
+    knowledge.record_snapshot(
+        name, Snapshot(keys.source, keys.source), knowledge.snapshots([name])[name]
+    )
     assert archive.snapshots_by_name[name].confirmed == NOW + 7 * HOUR
     assert known(archive, NOW + 40 * HOUR).snapshots([name]) == {}
 
@@ -291,11 +295,11 @@ def test_a_blob_in_many_repositories_is_mounted_from_the_oldest_ones() -> None:
     knowledge = known(Nothing())
     names = [f"app-{number}" for number in range(MOST_HOLDERS + 1)]
     for name in names:
-        knowledge.commit(RepositoryKey(HOST, name), TOP, [BLOB])
-        knowledge.commit(RepositoryKey(HOST, name), CHILD, [BLOB])
+        knowledge.confirm_manifest(RepositoryKey(HOST, name), TOP, [BLOB])
+        knowledge.confirm_manifest(RepositoryKey(HOST, name), CHILD, [BLOB])
     assert list(knowledge.holders(HOST, BLOB)) == names[:-1]
     knowledge.forget(RepositoryKey(HOST, names[0]), BLOB)
-    knowledge.commit(RepositoryKey(HOST, names[-1]), OTHER, [BLOB])
+    knowledge.confirm_manifest(RepositoryKey(HOST, names[-1]), OTHER, [BLOB])
     assert list(knowledge.holders(HOST, BLOB)) == names[1:]
     assert list(knowledge.holders("else", BLOB)) == []
 
@@ -313,8 +317,8 @@ def test_what_a_run_knows_of_a_blob_that_it_copies_is_small() -> None:
     tracemalloc.start()
     for top, blobs in images:
         for blob in blobs:
-            knowledge.add_blob(A, blob)
-        knowledge.commit(A, top, blobs)
+            knowledge.confirm_blob(A, blob)
+        knowledge.confirm_manifest(A, top, blobs)
     key_of.cache_clear()
     taken, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -333,7 +337,7 @@ def test_the_archive_is_asked_once_who_holds_a_blob() -> None:
     assert list(knowledge.holders(HOST, BLOB)) == ["b/one"]
     knowledge.set_populated(B, False)
     assert list(knowledge.holders(HOST, BLOB)) == []
-    knowledge.commit(A, CHILD, [BLOB])
+    knowledge.confirm_manifest(A, CHILD, [BLOB])
     assert list(knowledge.holders(HOST, BLOB)) == ["a"]
     assert archive.asked_for_holders == 1
 
@@ -344,16 +348,16 @@ def test_snapshots_are_read_at_once_and_nothing_is_read_when_one_is_recorded() -
     old = Snapshot(key_of(TOP), key_of(TOP))
     new = Snapshot(key_of(CHILD), key_of(CHILD))
     for name in names[:2]:
-        known(archive, NOW - HOUR).record_snapshot(name, *old)
+        known(archive, NOW - HOUR).record_snapshot(name, old)
     archive.asked_for_snapshots.clear()
 
     knowledge = known(archive)
     entries = knowledge.snapshots(names)
     assert [entries[name].snapshot for name in names[:2]] == [old, old]
     assert names[2] not in entries
-    knowledge.record_snapshot(names[0], *old, entries[names[0]])
-    knowledge.record_snapshot(names[1], *new, entries[names[1]])
-    knowledge.record_snapshot(names[2], *new)
+    knowledge.record_snapshot(names[0], old, entries[names[0]])
+    knowledge.record_snapshot(names[1], new, entries[names[1]])
+    knowledge.record_snapshot(names[2], new)
     assert archive.asked_for_snapshots == [names]
     entries = knowledge.snapshots(names)
     assert [entries[name].snapshot for name in names] == [old, new, new]
@@ -379,7 +383,7 @@ ARCHIVES = pytest.mark.parametrize("archive", [Notes, Nothing])
 def shown(archive: type[Notes]) -> Knowledge:
     """Return what is known after a tag of A answered with an index, and both manifests were read."""
     knowledge = known(archive())
-    knowledge.vouch(A, TOP)
+    knowledge.confirm_tagged_manifest(A, TOP)
     knowledge.learn_manifest(HOST, TOP, [], [CHILD])
     knowledge.learn_manifest(HOST, CHILD, [BLOB], [])
     return knowledge
@@ -388,23 +392,23 @@ def shown(archive: type[Notes]) -> Knowledge:
 @ARCHIVES
 def test_what_a_shown_manifest_names_is_believed_and_not_confirmed(archive: type[Notes]) -> None:
     knowledge = shown(archive)
-    assert knowledge.is_committed(A, CHILD)
-    assert knowledge.has_blob(A, BLOB, careful=True)
+    assert knowledge.is_manifest_believed(A, CHILD)
+    assert knowledge.is_blob_believed(A, BLOB, must_be_recent=True)
     assert knowledge.mount_source(B, BLOB) == A[1]
-    assert knowledge.present_blob(A) == BLOB
+    assert knowledge.choose_present_blob(A) == BLOB
     assert knowledge.is_confirmed(A, TOP)
     assert not knowledge.is_confirmed(A, CHILD)
     assert not knowledge.is_confirmed(A, BLOB)
-    assert not knowledge.has_blob(B, BLOB)
+    assert not knowledge.is_blob_believed(B, BLOB)
 
 
 def test_a_manifest_that_no_tag_has_shown_teaches_nothing() -> None:
     knowledge = known(Notes())
     knowledge.learn_manifest(HOST, TOP, [BLOB], [CHILD])
-    knowledge.vouch(RepositoryKey("else.test", A[1]), TOP)
+    knowledge.confirm_tagged_manifest(RepositoryKey("else.test", A[1]), TOP)
     knowledge.learn_manifest(HOST, TOP, [BLOB], [CHILD])
-    assert not knowledge.has_blob(A, BLOB)
-    assert not knowledge.is_committed(A, CHILD)
+    assert not knowledge.is_blob_believed(A, BLOB)
+    assert not knowledge.is_manifest_believed(A, CHILD)
 
 
 @ARCHIVES
@@ -412,47 +416,47 @@ def test_what_was_forgotten_is_not_believed_again(archive: type[Notes]) -> None:
     knowledge = shown(archive)
     for digest in (BLOB, CHILD):
         knowledge.forget(A, digest)
-    knowledge.vouch(A, TOP)
+    knowledge.confirm_tagged_manifest(A, TOP)
     knowledge.learn_manifest(HOST, TOP, [], [CHILD])
     knowledge.learn_manifest(HOST, CHILD, [BLOB], [])
-    assert not knowledge.is_committed(A, CHILD)
-    assert not knowledge.has_blob(A, BLOB)
+    assert not knowledge.is_manifest_believed(A, CHILD)
+    assert not knowledge.is_blob_believed(A, BLOB)
     # Until it is there again.
-    knowledge.commit(A, CHILD, [BLOB])
-    assert knowledge.is_committed(A, CHILD)
-    assert knowledge.has_blob(A, BLOB)
+    knowledge.confirm_manifest(A, CHILD, [BLOB])
+    assert knowledge.is_manifest_believed(A, CHILD)
+    assert knowledge.is_blob_believed(A, BLOB)
 
 
 @ARCHIVES
 def test_a_contradicted_repository_shows_nothing(archive: type[Notes]) -> None:
     knowledge = shown(Nothing)
-    knowledge.contradict(A)
-    assert not knowledge.has_blob(A, BLOB)
+    knowledge.record_contradiction(A)
+    assert not knowledge.is_blob_believed(A, BLOB)
     assert knowledge.mount_source(B, BLOB) is None
     knowledge = known(archive())
-    knowledge.vouch(A, TOP)
-    knowledge.contradict(A)
+    knowledge.confirm_tagged_manifest(A, TOP)
+    knowledge.record_contradiction(A)
     knowledge.learn_manifest(HOST, TOP, [BLOB], [CHILD])
-    assert not knowledge.has_blob(A, BLOB)
-    assert not knowledge.is_committed(A, CHILD)
+    assert not knowledge.is_blob_believed(A, BLOB)
+    assert not knowledge.is_manifest_believed(A, CHILD)
 
 
 def test_what_is_too_old_is_believed_where_a_tag_shows_it() -> None:
     archive = Notes()
-    known(archive, NOW).commit(A, TOP, [BLOB])
+    known(archive, NOW).confirm_manifest(A, TOP, [BLOB])
     later = known(archive, NOW + 2 * DAY, ttl=float(DAY))
-    assert not later.has_blob(A, BLOB)
+    assert not later.is_blob_believed(A, BLOB)
     assert later.mount_source(B, BLOB) is None
-    later.vouch(A, TOP)
-    assert later.has_blob(A, BLOB)
+    later.confirm_tagged_manifest(A, TOP)
+    assert later.is_blob_believed(A, BLOB)
     assert later.mount_source(B, BLOB) == A[1]
 
 
 def test_a_blob_that_a_post_said_to_be_there_is_believed_until_it_is_forgotten() -> None:
     knowledge = known(Nothing())
-    knowledge.believe_blob(A, BLOB)
-    assert knowledge.has_blob(A, BLOB)
+    knowledge.record_probed_blob(A, BLOB)
+    assert knowledge.is_blob_believed(A, BLOB)
     assert not knowledge.is_confirmed(A, BLOB)
     assert knowledge.mount_source(B, BLOB) is None
     knowledge.forget(A, BLOB)
-    assert not knowledge.has_blob(A, BLOB)
+    assert not knowledge.is_blob_believed(A, BLOB)

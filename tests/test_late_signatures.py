@@ -213,7 +213,7 @@ def test_what_is_noted_of_a_look_outlives_every_other_entry(tmp_path):
         before.record_artifact_check(name, COMPLETE | COPIED, b"01234567")
         clock[0] = 5000
         before.record_artifact_check(name, COMPLETE, b"76543210", first=1000)
-        before.add_blob(RepositoryKey("host", "app"), f"sha256:{1:064x}")
+        before.confirm_blob(RepositoryKey("host", "app"), f"sha256:{1:064x}")
 
     clock[0] = 5000 + 300 * DAY
     with opened() as after:

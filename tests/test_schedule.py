@@ -97,7 +97,7 @@ class Stage:
             self.broken.remove(step.blob.digest)
             raise RegistryError("refused", status=400)
         if step.mount_from is not None:
-            self.knowledge.accept_mount(target.host.key)
+            self.knowledge.record_mount(target.host.key)
         self.trace.append(f"{name} {step.blob.digest}{' mounted' if step.mount_from else ''}")
         return BlobResult.UPLOADED if step.mount_from is None else BlobResult.MOUNTED
 
@@ -290,7 +290,7 @@ async def test_the_blob_that_most_images_want_goes_first(monkeypatch):
 
 async def test_of_images_that_want_a_slot_the_oldest_gets_it():
     stage = Stage(slots=2)
-    stage.knowledge.accept_mount("target.test")
+    stage.knowledge.record_mount("target.test")
     followers = [image(name, ("shared", 5)) for name in ("b", "c", "d")]
     await stage.run(image("a", ("shared", 5)), *followers, image("e", ("long", 1000)))
     assert stage.trace[2:-2] == [

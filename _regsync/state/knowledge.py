@@ -62,7 +62,7 @@ class ProbeAnswers(NamedTuple):
 class HostFacts:
     """What was learnt of one registry host; None where it is not known."""
 
-    mounts: bool | None = None
+    supports_mounts: bool | None = None
     # Whether the host accepts manifests that name absent blobs.
     is_lenient: bool | None = None
     # Bodies from this size on, in bytes, go in the kind's other dialect (docs/protocol-facts.md section 7.9).
@@ -78,7 +78,7 @@ class HostFacts:
         """Take a fact from an earlier run; a fact of another form than ours is ignored."""
         match fact.name, fact.value:
             case "mounts", bool(value):
-                self.mounts = value
+                self.supports_mounts = value
             case "is_lenient", bool(value):
                 self.is_lenient = value
             case "smallest_patch", int(value) if not isinstance(value, bool):
@@ -188,10 +188,12 @@ class Knowledge:
 
     # Blobs and manifests.
 
-    def has_blob(self, where: RepositoryKey, digest: str, *, careful: bool = False) -> bool:
+    def is_blob_believed(
+        self, where: RepositoryKey, digest: str, *, must_be_recent: bool = False
+    ) -> bool:
         """Say whether a blob is known to be in a repository.
 
-        `careful` is for blobs whose absence the registry would not notice.
+        `must_be_recent` is for blobs whose absence the registry would not notice.
         """
         repository = self._repositories[where]
         if digest in repository.blobs:
@@ -200,18 +202,18 @@ class Knowledge:
         if key in repository.implied:
             return True
         entry = repository.archive.blob(where, key)
-        return entry is not None and self._is_believed(where, key, entry.confirmed, careful)
+        return entry is not None and self._is_believed(where, key, entry.confirmed, must_be_recent)
 
     def is_confirmed(self, where: RepositoryKey, digest: str) -> bool:
         """Say whether a registry answered in this run that it holds a blob or manifest there."""
         repository = self._repositories[where]
         return digest in repository.blobs or digest in repository.manifests
 
-    def has_manifest(self, where: RepositoryKey, digest: str) -> bool:
+    def is_manifest_confirmed(self, where: RepositoryKey, digest: str) -> bool:
         """Say whether a registry answered in this run that it holds a manifest there."""
         return digest in self._repositories[where].manifests
 
-    def believe_blob(self, where: RepositoryKey, digest: str) -> None:
+    def record_probed_blob(self, where: RepositoryKey, digest: str) -> None:
         """Note a blob that a registry holds by its answer to a POST, unconfirmed by a HEAD. If the blob
         is forgotten, the next request for it is a HEAD (`needs_head`).
         """
@@ -220,14 +222,14 @@ class Knowledge:
         repository.implied.add(key_of(digest))
         self._put_blob(where, digest, is_mountable=False)
 
-    def add_blob(self, where: RepositoryKey, digest: str) -> None:
+    def confirm_blob(self, where: RepositoryKey, digest: str) -> None:
         """Note a blob that a registry holds."""
         blobs = self._repositories[where].blobs
         if digest not in blobs:
             blobs.add(digest)
             self._put_blob(where, digest, is_mountable=False)
 
-    def is_committed(self, where: RepositoryKey, digest: str) -> bool:
+    def is_manifest_believed(self, where: RepositoryKey, digest: str) -> bool:
         """Say whether a manifest is known to be in a repository."""
         repository = self._repositories[where]
         if digest in repository.manifests:
@@ -236,9 +238,9 @@ class Knowledge:
         entry = repository.archive.manifest(where, key)
         if entry is None:
             return self._is_shown_in(where, key)
-        return self._is_believed(where, key, entry.confirmed, careful=False)
+        return self._is_believed(where, key, entry.confirmed, must_be_recent=False)
 
-    def commit(
+    def confirm_manifest(
         self, where: RepositoryKey, digest: str, blobs: Iterable[str], children: Iterable[str] = ()
     ) -> None:
         """Note a manifest that a registry holds; the blobs that it names may be mounted from there."""
@@ -296,7 +298,7 @@ class Knowledge:
 
     # Vouching (docs/design.md section 7).
 
-    def record_miss(self, where: RepositoryKey, digest: str) -> None:
+    def record_absent_blob(self, where: RepositoryKey, digest: str) -> None:
         """Note that a repository lacks a blob. If it is vouched for there, the host has accepted a
         manifest without its blobs: the host is lenient.
         """
@@ -305,7 +307,7 @@ class Knowledge:
             facts.is_lenient = True
             self._keep(where.host, "is_lenient", True)
 
-    def vouch(self, where: RepositoryKey, digest: str) -> None:
+    def confirm_tagged_manifest(self, where: RepositoryKey, digest: str) -> None:
         """Note that a target's tag names this manifest, which vouches for all that it names."""
         key = key_of(digest)
         repository = self._repositories[where]
@@ -367,7 +369,7 @@ class Knowledge:
             return False
         return key in self._vouched_keys(where)
 
-    def contradict(self, where: RepositoryKey) -> None:
+    def record_contradiction(self, where: RepositoryKey) -> None:
         """Note that an answer of this run speaks against the entries of a repository: those that no
         manifest vouches for are not believed any more.
         """
@@ -386,14 +388,16 @@ class Knowledge:
         """Say whether a repository held no manifests when this run listed it."""
         return self._repositories[where].is_populated is False
 
-    def _is_believed(self, where: RepositoryKey, key: bytes, confirmed: int, careful: bool) -> bool:
+    def _is_believed(
+        self, where: RepositoryKey, key: bytes, confirmed: int, must_be_recent: bool
+    ) -> bool:
         """Say whether an entry of the archive is believed, which was `confirmed` at that moment.
 
-        `careful` is for what the registry would not miss: there the entry has to be fresh.
+        `must_be_recent` is for what the registry would not miss: there the entry has to be fresh.
         """
         is_contradicted = self._repositories[where].is_contradicted
         if not is_contradicted and self._is_young(confirmed, self._lifetime):
-            must_be_fresh = careful or self.host(where.host).is_lenient is True
+            must_be_fresh = must_be_recent or self.host(where.host).is_lenient is True
             if not must_be_fresh or self._is_young(confirmed, _FRESH_SECONDS):
                 return True
         # A tag's answer in this run renews what is too old, and outweighs what speaks against it.
@@ -451,7 +455,7 @@ class Knowledge:
         for where, confirmed in self._archived_holders(host, key):
             if where.name in yielded or key in self._repositories[where].forgotten:
                 continue
-            if self._is_believed(where, key, confirmed, careful=False):
+            if self._is_believed(where, key, confirmed, must_be_recent=False):
                 yield where.name
 
     def _read_holders(self, host: str, key: bytes) -> list[tuple[RepositoryKey, int]]:
@@ -464,30 +468,30 @@ class Knowledge:
             if is_repository(holder.repository)
         ]
 
-    def mounts(self, host: str) -> bool | None:
+    def supports_mounts(self, host: str) -> bool | None:
         """Say whether a host mounts, None where no mount has been answered yet."""
-        return self.host(host).mounts
+        return self.host(host).supports_mounts
 
     def may_mount(self, where: RepositoryKey, source: str) -> bool:
         """Say whether a mount from `source` is worth asking for, or waiting for."""
         is_refused = source in self._repositories[where].refused_sources
-        return not is_refused and self.mounts(where.host) is not False
+        return not is_refused and self.supports_mounts(where.host) is not False
 
-    def refuse_mount(self, where: RepositoryKey, source: str) -> None:
+    def record_refused_mount(self, where: RepositoryKey, source: str) -> None:
         """Note a refused mount: that pair is not tried again.
 
         A host that refuses its first mount is taken for one that never mounts.
         """
         self._repositories[where].refused_sources.add(source)
-        if self.mounts(where.host) is None:
-            self.host(where.host).mounts = False
+        if self.supports_mounts(where.host) is None:
+            self.host(where.host).supports_mounts = False
             self._keep(where.host, "mounts", False)
 
-    def accept_mount(self, host: str) -> None:
+    def record_mount(self, host: str) -> None:
         """Note that this host mounts; refusals, also earlier ones, then concern their pair only."""
         facts = self.host(host)
-        if facts.mounts is not True:
-            facts.mounts = True
+        if facts.supports_mounts is not True:
+            facts.supports_mounts = True
             self._keep(host, "mounts", True)
 
     def needs_head(self, where: RepositoryKey, digest: str) -> bool:
@@ -498,16 +502,16 @@ class Knowledge:
         are absent there, and a probing POST costs no more than a plain POST.
         """
         repository = self._repositories[where]
-        answers = self.probed(where)
+        answers = self.probe_answers(where)
         if answers.absent is False or digest in repository.said_present:
             return True
         return bool(repository.is_populated) and not answers.present
 
-    def learn_probe(
+    def record_probe_answer(
         self, where: RepositoryKey, *, absent: bool | None = None, present: bool | None = None
     ) -> None:
         """Note how a repository answers a probing POST: see `ProbeAnswers`; None is no news."""
-        old = self.probed(where)
+        old = self.probe_answers(where)
         answers = ProbeAnswers(
             old.absent if absent is None else absent, old.present if present is None else present
         )
@@ -516,11 +520,11 @@ class Knowledge:
             self.host(where.host).probes[segment] = answers
             self._keep(where.host, "probe_answers", list(answers), segment)
 
-    def probed(self, where: RepositoryKey) -> ProbeAnswers:
+    def probe_answers(self, where: RepositoryKey) -> ProbeAnswers:
         """Return what is known of the answers to probing POSTs."""
         return self.host(where.host).probes.get(where.first_segment, ProbeAnswers(None, None))
 
-    def present_blob(self, where: RepositoryKey) -> str | None:
+    def choose_present_blob(self, where: RepositoryKey) -> str | None:
         """Return a blob that an answer of this run shows to be in a repository, None where none does."""
         repository = self._repositories[where]
         if repository.blobs:
@@ -586,14 +590,13 @@ class Knowledge:
         }
 
     def record_snapshot(
-        self, name: bytes, source: bytes, pushed: bytes, old: SnapshotEntry | None = None
+        self, name: bytes, snapshot: Snapshot, old: SnapshotEntry | None = None
     ) -> None:
         """Note what a tag names at its source, and what at its target: the keys of both digests. Nothing
         is noted under an empty name. `old` is the entry that was there.
         """
         if not name:
             return
-        snapshot = Snapshot(source, pushed)
         # An unchanged tag is written again only after a quarter of `ttl`, so that most runs without
         # changes write nothing.
         is_recent = (

@@ -151,7 +151,7 @@ class Claims:
         image.order = next(self._order)
         claimed = list[Claim]()
         for digest, blob in image.blobs.items():
-            if self.knowledge.has_blob(image.where, digest, careful=image.careful):
+            if self.knowledge.is_blob_believed(image.where, digest, must_be_recent=image.careful):
                 image.present.append(blob)
                 continue
             image.missing += 1
@@ -179,9 +179,9 @@ class Claims:
         ready now. Without `is_confirmed`, no HEAD has shown that it is there.
         """
         if is_confirmed:
-            self.knowledge.add_blob(image.where, digest)
+            self.knowledge.confirm_blob(image.where, digest)
         else:
-            self.knowledge.believe_blob(image.where, digest)
+            self.knowledge.record_probed_blob(image.where, digest)
         waiters = self._end_claim(image, ClaimKey(image.where, digest, is_manifest=False))
         for waiter in waiters:
             waiter.present.append(waiter.blobs[digest])
@@ -323,7 +323,7 @@ class Claims:
         others have waited for the shortest upload (rule 10).
         """
         for claim in sorted(claims, key=lambda claim: claim.blob.size):
-            is_host_unknown = self.knowledge.mounts(claim.host) is None
+            is_host_unknown = self.knowledge.supports_mounts(claim.host) is None
             if is_host_unknown and self.knowledge.mount_source(claim.key.where, claim.key.digest):
                 self._first_mounts.setdefault(claim.host, FirstMount(claim, []))
 
@@ -340,7 +340,7 @@ class Claims:
         """Let a claim wait until the first mount has shown whether the host mounts. Returns False where
         that is known, or the claim makes the first mount itself: it does not wait then.
         """
-        if self.knowledge.mounts(claim.host) is not None:
+        if self.knowledge.supports_mounts(claim.host) is not None:
             return False
         first = self._first_mounts.setdefault(claim.host, FirstMount(claim, []))
         if first.tried is claim:

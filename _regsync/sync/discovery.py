@@ -596,14 +596,14 @@ class Discovery:
 
         if tag.digest is not None:
             # `look_up` settles the tag, when it has noted what the manifest names.
-            self._knowledge.vouch(target.pool, tag.digest)
+            self._knowledge.confirm_tagged_manifest(target.pool, tag.digest)
             return
 
         self._settle(tag)
         if tag.was_copied:
             # The state says that the tag was copied: whatever it says of this repository is in doubt.
-            self._knowledge.contradict(target.pool)
-        elif is_digest(reference) and self._knowledge.is_committed(target.pool, reference):
+            self._knowledge.record_contradiction(target.pool)
+        elif is_digest(reference) and self._knowledge.is_manifest_believed(target.pool, reference):
             # It says that the target holds this manifest.
             self._knowledge.forget(target.pool, reference)
 
@@ -688,7 +688,9 @@ class Discovery:
         def is_there(manifest: Descriptor | Manifest) -> bool:
             if self._wants_all_trees:
                 return False
-            return all(self._knowledge.is_committed(where, manifest.digest) for where in lacking)
+            return all(
+                self._knowledge.is_manifest_believed(where, manifest.digest) for where in lacking
+            )
 
         if not is_there(root):
             return await self._fetch_tree(source, top.digest, root, trimmed, is_there)
@@ -724,7 +726,7 @@ class Discovery:
         An answer that takes too long is settled, so that no other look-up waits for it.
         """
         # Where a host never mounts, the answers show nothing of use.
-        mounting = [host for host in hosts if self._knowledge.mounts(host) is not False]
+        mounting = [host for host in hosts if self._knowledge.supports_mounts(host) is not False]
         under_way = [tag for host in mounting for tag in self._awaited[host]]
         with anyio.move_on_after(_ANSWER_PATIENCE):
             for tag in under_way:

@@ -129,7 +129,7 @@ class DryRun:
         forecast = self._forecasts[host]
         if step.mount_from is not None:
             # A mount is a POST that starts no upload. The forecast is that the host accepts it.
-            self._knowledge.accept_mount(host)
+            self._knowledge.record_mount(host)
             forecast.upload_starts += 1
             return BlobResult.MOUNTED
 

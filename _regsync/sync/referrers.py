@@ -253,7 +253,7 @@ class Referrers:
         for copy in usable:
             keys = (key_of(copy.source_digest), key_of(copy.digest))
             key = name_of_check(mapping, copy.source, copy.target, *keys)
-            is_in_state = self._knowledge.is_committed(copy.target.pool, copy.digest)
+            is_in_state = self._knowledge.is_manifest_believed(copy.target.pool, copy.digest)
             # A look at an image that the target has lost since does not count.
             counts = copy.already_at_target or is_in_state
             last = self._knowledge.artifact_check(key) if counts else NO_CHECK
@@ -639,7 +639,7 @@ class Referrers:
             repository
             for repository in targets
             if repository in known_to_lack
-            and not self._knowledge.is_committed(repository.pool, digest)
+            and not self._knowledge.is_manifest_believed(repository.pool, digest)
         ]
         # The state keeps no snapshot of what is put by its digest.
         tags = [TargetTag(target, digest, snapshot_key=b"") for target in targets]
@@ -656,7 +656,7 @@ class Referrers:
             return True
         # An earlier run has put or seen it there. Somebody may have removed it since, unless the last
         # look found all artifacts there.
-        return target.is_complete and self._knowledge.is_committed(pool, digest)
+        return target.is_complete and self._knowledge.is_manifest_believed(pool, digest)
 
     async def _examine_tag(self, search: Search, subject: str, tag: str) -> Artifact | None:
         """Find out which targets lack what a tag of cosign's names; None where the filters refuse it."""

@@ -25,7 +25,7 @@ from _regsync.layout.layouts import Layouts
 from _regsync.oci.reference import is_digest, split_full_name
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import COPIED, key_of
+from _regsync.state.archive import COPIED, Snapshot, key_of
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import Look, flags_after
@@ -604,7 +604,7 @@ class Run:
         entry = tag.snapshot_entry
         if not mapping.artifacts.enabled or entry is None:
             return False
-        self._knowledge.record_snapshot(tag.snapshot_key, *entry.snapshot, entry)
+        self._knowledge.record_snapshot(tag.snapshot_key, entry.snapshot, entry)
         source = self._discovery.source_of(mapping)
         return self._referrers.has_news(mapping, source, tag.target, *entry.snapshot)
 
@@ -663,8 +663,8 @@ class Run:
     ) -> None:
         """Give the scheduler what one target lacks; `advance` follows."""
         if copy.already_at_target:
-            keys = (key_of(copy.source_digest), key_of(copy.digest))
-            self._knowledge.record_snapshot(tag.snapshot_key, *keys, tag.snapshot_entry)
+            snapshot = Snapshot(key_of(copy.source_digest), key_of(copy.digest))
+            self._knowledge.record_snapshot(tag.snapshot_key, snapshot, tag.snapshot_entry)
 
         missing = list[Image]()
         if artifacts and copy.error is None:

@@ -29,7 +29,7 @@ from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.oci.manifest import Descriptor, Manifest
 from _regsync.registry.repository import Repository, is_immutable, may_be_stale
 from _regsync.registry.transport import Transport
-from _regsync.state.archive import RepositoryKey, key_of
+from _regsync.state.archive import RepositoryKey, Snapshot, key_of
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Claims, ImageClaims, Step
 from _regsync.sync.discovery import Discovery
@@ -272,7 +272,7 @@ class Scheduler:
         """Note that a repository holds a manifest and all blobs and children that it names."""
         blobs = [blob.digest for blob in manifest.blobs]
         children = [child.digest for child in manifest.children]
-        self._knowledge.commit(where, manifest.digest, blobs, children)
+        self._knowledge.confirm_manifest(where, manifest.digest, blobs, children)
 
     def hurry(self) -> None:
         """Let images upload the blobs that they have waited too long to mount."""
@@ -340,7 +340,7 @@ class Scheduler:
         where = image.target.pool
         try:
             blobs, children = image.tree.missing_at(
-                lambda digest: self._knowledge.is_committed(where, digest)
+                lambda digest: self._knowledge.is_manifest_believed(where, digest)
             )
         except NotAtHand:  # when the image was looked up, the target seemed to hold the child
             self._start_again(image)
@@ -455,7 +455,7 @@ class Scheduler:
             blob
             for blob in claims.blobs.values()
             if image.source.lack_of(blob) is not None
-            and not self._knowledge.has_blob(claims.where, blob.digest)
+            and not self._knowledge.is_blob_believed(claims.where, blob.digest)
         ]
         try:
             holders = await gather(partial(self._find_elsewhere, image, blob) for blob in lacking)
@@ -479,7 +479,7 @@ class Scheduler:
         if name is not None and name != target.name:
             other = self._discovery.repository(target.host.registry, name, Side.SOURCE)
             if await other.has_blob(blob, with_retries=True):
-                self._knowledge.add_blob(other.pool, blob.digest)
+                self._knowledge.confirm_blob(other.pool, blob.digest)
                 return other
         lack = image.source.lack_of(blob)
         assert lack is not None
@@ -537,7 +537,9 @@ class Scheduler:
         holder = promoted.elsewhere.get(step.blob.digest)
         if holder is not None and holder is not promoted.image.target:
             return step._replace(mount_from=holder.api_name)
-        if step.mount_from is not None or not self._knowledge.mounts(step.claims.where.host):
+        if step.mount_from is not None or not self._knowledge.supports_mounts(
+            step.claims.where.host
+        ):
             return step
         source = self._knowledge.mount_source(step.claims.where, step.blob.digest)
         return step._replace(mount_from=source)
@@ -552,7 +554,7 @@ class Scheduler:
         if image.copy.has_several_targets:
             return "disk"
         # On a host that mounts, a blob is uploaded once, however many images name it.
-        never_mounts = self._knowledge.mounts(image.target.host.key) is False
+        never_mounts = self._knowledge.supports_mounts(image.target.host.key) is False
         is_shared = self.manifests_by_blob[blob.digest] > 1
         is_uploaded_again = is_shared and (never_mounts or len(self._target_hosts) > 1)
         if is_uploaded_again and blob.size <= SMALL_BLOB:
@@ -582,8 +584,8 @@ class Scheduler:
 
         self._record_put(claims, root)
         if image.snapshot_key:
-            source_key = key_of(image.tree.source_digest)
-            self._knowledge.record_snapshot(image.snapshot_key, source_key, key_of(root.digest))
+            snapshot = Snapshot(key_of(image.tree.source_digest), key_of(root.digest))
+            self._knowledge.record_snapshot(image.snapshot_key, snapshot)
         return True
 
     def _is_put_already(self, image: Image) -> bool:
@@ -595,7 +597,7 @@ class Scheduler:
         # In a layout an artifact has an entry of its own, which its index does not make.
         if not image.artifact or image.target.is_local:
             return False
-        return self._knowledge.has_manifest(image.target.pool, image.reference)
+        return self._knowledge.is_manifest_confirmed(image.target.pool, image.reference)
 
     async def _try_to_put(self, image: Image, claims: ImageClaims) -> RegistryError | None:
         """Put the manifests, if need be again after a pause; None when the root is at the target.

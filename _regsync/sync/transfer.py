@@ -503,10 +503,10 @@ class BlobTransfer:
         host = copy.target.host.key
         is_mounted = await copy.upload.start(mount_from)
         if is_mounted:
-            self._knowledge.accept_mount(host)
+            self._knowledge.record_mount(host)
             return BlobResult.MOUNTED
 
-        self._knowledge.refuse_mount(copy.target.pool, mount_from)
+        self._knowledge.record_refused_mount(copy.target.pool, mount_from)
         holder = RepositoryKey(host, mount_from)
         if self._knowledge.is_confirmed(holder, digest):
             # An answer of this run has shown the blob there, so the host refuses the mount itself.
@@ -540,7 +540,7 @@ class BlobTransfer:
             copy.has_probe_session = False  # the blob is absent, so the session is used for it
             return None
 
-        answers = self._knowledge.probed(where)
+        answers = self._knowledge.probe_answers(where)
         if False in answers:
             probe_from = None  # this registry's answers say nothing: the POST only opens a session
         says_present = await upload.start(probe_from)
@@ -548,17 +548,17 @@ class BlobTransfer:
             # The blob is absent: a HEAD has shown that, or the registry is known to answer 201 for a
             # blob that it has. So its answer for an absent blob is known now.
             if probe_from is not None and (needs_head or answers.present):
-                self._knowledge.learn_probe(where, absent=True)
+                self._knowledge.record_probe_answer(where, absent=True)
             return None
 
         if answers.absent and not needs_head:
             # The registry answers 202 for absent blobs, so its 201 is believed.
             return BlobResult.BELIEVED
         if await target.has_blob(copy.blob):
-            self._knowledge.learn_probe(where, present=True)
+            self._knowledge.record_probe_answer(where, present=True)
             return BlobResult.PRESENT
         # It answers 201 for absent blobs too. That has opened no session.
-        self._knowledge.learn_probe(where, absent=False)
+        self._knowledge.record_probe_answer(where, absent=False)
         await upload.start()
         return None
 
@@ -574,7 +574,7 @@ class BlobTransfer:
         probe = self._probes[where.area]
         if probe.answer or copy.upload.session or target.probe_from is None:
             return
-        is_known = self._knowledge.probed(where).present is not None
+        is_known = self._knowledge.probe_answers(where).present is not None
         if is_known or not self._knowledge.needs_head(where, copy.blob.digest):
             return
         if self._mount_from(copy):
@@ -590,9 +590,9 @@ class BlobTransfer:
         """Return a blob that is known to be in the repository: first one of the same image."""
         where = copy.target.pool
         for digest in copy.claims.blobs:
-            if digest != copy.blob.digest and self._knowledge.has_blob(where, digest):
+            if digest != copy.blob.digest and self._knowledge.is_blob_believed(where, digest):
                 return digest
-        return self._knowledge.present_blob(where)
+        return self._knowledge.choose_present_blob(where)
 
     async def _ask_for_known(self, copy: _Copy, present: str, probe_from: str) -> None:
         """Ask by POST for `present`, a blob that is known to be there. Any answer but 201 means that the
@@ -607,11 +607,11 @@ class BlobTransfer:
                 is_present = await copy.upload.ask_for(present, probe_from)
         except RegistryError as error:
             if not error.retryable:
-                self._knowledge.learn_probe(where, present=False)
+                self._knowledge.record_probe_answer(where, present=False)
         except SyncError:
             pass  # nothing is learnt, and nobody asks again in this run
         else:
-            self._knowledge.learn_probe(where, present=is_present)
+            self._knowledge.record_probe_answer(where, present=is_present)
             copy.has_probe_session = not is_present
 
     async def _is_present(self, copy: _Copy) -> bool:
@@ -619,7 +619,7 @@ class BlobTransfer:
         if not copy.is_absent:
             copy.is_absent = not await copy.target.has_blob(copy.blob)
             if copy.is_absent:
-                self._knowledge.record_miss(copy.target.pool, copy.blob.digest)
+                self._knowledge.record_absent_blob(copy.target.pool, copy.blob.digest)
         return not copy.is_absent
 
     # The body.

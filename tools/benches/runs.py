@@ -256,7 +256,7 @@ def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
 
     It holds manifests of 30 blobs in 200 repositories, and a tag for each.
     """
-    from _regsync.state.archive import RepositoryKey, hashed_key, key_of
+    from _regsync.state.archive import RepositoryKey, Snapshot, hashed_key, key_of
     from _regsync.state.database import StateFile
     from _regsync.state.knowledge import Knowledge
 
@@ -268,8 +268,10 @@ def write_state(directory: Path, hosts: Sequence[str], count: int) -> None:
     for number in range(count // 62):  # 1 manifest, 30 blobs, 30 names, 1 tag
         where = RepositoryKey(hosts[number % len(hosts)], f"held/app-{number % 200}")
         root = f"sha256:{number:064x}"
-        known.commit(where, root, [f"sha256:{number * 30 + blob:064x}" for blob in range(1, 31)])
+        known.confirm_manifest(
+            where, root, [f"sha256:{number * 30 + blob:064x}" for blob in range(1, 31)]
+        )
         snapshot = hashed_key("source", "held", str(number), *where)
-        known.record_snapshot(snapshot, key_of(root), key_of(root))
+        known.record_snapshot(snapshot, Snapshot(key_of(root), key_of(root)))
     known.finish()
     file.close()
