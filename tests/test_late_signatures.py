@@ -17,8 +17,13 @@ from _regsync.errors import ContentError
 from _regsync.state.archive import COMPLETE, COPIED, ArtifactCheck, RepositoryKey, hashed_key
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
-from _regsync.sync.artifact_checks import Look, decide_look, flags_after, is_due_without_state
-from _regsync.sync.image import ArtifactLook, ImageCopy
+from _regsync.sync.artifact_checks import (
+    SearchDepth,
+    decide_depth,
+    flags_after,
+    is_due_without_state,
+)
+from _regsync.sync.image import ArtifactSearch, ImageCopy
 from _regsync.sync.referrers import Search, SearchedTarget
 from conformance.client.attachments import fallback_lists
 from conformance.content.images import encode
@@ -35,46 +40,46 @@ def check(last: float, first: float, flags: int) -> ArtifactCheck:
 
 
 @pytest.mark.parametrize(
-    ("last", "first", "flags", "shown", "now", "look"),
+    ("last", "first", "flags", "shown", "now", "depth"),
     [
-        (0, 0, 0, 0, 0, Look.DEEP),
-        (0, 0, COPIED, 0, 10, Look.DEEP),
-        (0, 0, COMPLETE, 0, 10, Look.NONE),
-        (0, 0, COMPLETE | 1, 1, 10, Look.NONE),
-        (0, 0, COMPLETE | 1, 3, 10, Look.TOP),
-        (0, 0, COMPLETE, 0, HOUR - 1, Look.NONE),
-        (0, 0, COMPLETE, 0, HOUR, Look.TOP),
-        (4 * DAY, 0, COMPLETE, 0, 5 * DAY - 1, Look.NONE),
-        (4 * DAY, 0, COMPLETE, 0, 5 * DAY + 8 * HOUR - 1, Look.NONE),
-        (4 * DAY, 0, COMPLETE, 0, 5 * DAY + 8 * HOUR, Look.TOP),
-        (100 * DAY, 0, COMPLETE, 0, 107 * DAY - 1, Look.NONE),
-        (100 * DAY, 0, COMPLETE, 0, 107 * DAY, Look.TOP),
+        (0, 0, 0, 0, 0, SearchDepth.DEEP),
+        (0, 0, COPIED, 0, 10, SearchDepth.DEEP),
+        (0, 0, COMPLETE, 0, 10, SearchDepth.NONE),
+        (0, 0, COMPLETE | 1, 1, 10, SearchDepth.NONE),
+        (0, 0, COMPLETE | 1, 3, 10, SearchDepth.TOP),
+        (0, 0, COMPLETE, 0, HOUR - 1, SearchDepth.NONE),
+        (0, 0, COMPLETE, 0, HOUR, SearchDepth.TOP),
+        (4 * DAY, 0, COMPLETE, 0, 5 * DAY - 1, SearchDepth.NONE),
+        (4 * DAY, 0, COMPLETE, 0, 5 * DAY + 8 * HOUR - 1, SearchDepth.NONE),
+        (4 * DAY, 0, COMPLETE, 0, 5 * DAY + 8 * HOUR, SearchDepth.TOP),
+        (100 * DAY, 0, COMPLETE, 0, 107 * DAY - 1, SearchDepth.NONE),
+        (100 * DAY, 0, COMPLETE, 0, 107 * DAY, SearchDepth.TOP),
         # Copied: after 5, 15 and 30 minutes, unless somebody has looked since.
-        (0, 0, COMPLETE | COPIED, 0, 5 * MINUTE - 1, Look.NONE),
-        (0, 0, COMPLETE | COPIED, 0, 5 * MINUTE, Look.TOP),
-        (5 * MINUTE - 1, 0, COMPLETE | COPIED, 0, 5 * MINUTE, Look.TOP),
-        (5 * MINUTE, 0, COMPLETE | COPIED, 0, 15 * MINUTE - 1, Look.NONE),
-        (5 * MINUTE, 0, COMPLETE | COPIED, 0, 15 * MINUTE, Look.TOP),
-        (15 * MINUTE, 0, COMPLETE | COPIED, 0, 30 * MINUTE - 1, Look.NONE),
-        (15 * MINUTE, 0, COMPLETE | COPIED, 0, 30 * MINUTE, Look.TOP),
-        (30 * MINUTE, 0, COMPLETE | COPIED, 0, 90 * MINUTE - 1, Look.NONE),
-        (30 * MINUTE, 0, COMPLETE | COPIED, 0, 90 * MINUTE, Look.TOP),
-        (20 * MINUTE, 0, COMPLETE | COPIED, 0, 29 * MINUTE, Look.NONE),
-        (40 * MINUTE, 0, COMPLETE | COPIED, 0, 99 * MINUTE, Look.NONE),
+        (0, 0, COMPLETE | COPIED, 0, 5 * MINUTE - 1, SearchDepth.NONE),
+        (0, 0, COMPLETE | COPIED, 0, 5 * MINUTE, SearchDepth.TOP),
+        (5 * MINUTE - 1, 0, COMPLETE | COPIED, 0, 5 * MINUTE, SearchDepth.TOP),
+        (5 * MINUTE, 0, COMPLETE | COPIED, 0, 15 * MINUTE - 1, SearchDepth.NONE),
+        (5 * MINUTE, 0, COMPLETE | COPIED, 0, 15 * MINUTE, SearchDepth.TOP),
+        (15 * MINUTE, 0, COMPLETE | COPIED, 0, 30 * MINUTE - 1, SearchDepth.NONE),
+        (15 * MINUTE, 0, COMPLETE | COPIED, 0, 30 * MINUTE, SearchDepth.TOP),
+        (30 * MINUTE, 0, COMPLETE | COPIED, 0, 90 * MINUTE - 1, SearchDepth.NONE),
+        (30 * MINUTE, 0, COMPLETE | COPIED, 0, 90 * MINUTE, SearchDepth.TOP),
+        (20 * MINUTE, 0, COMPLETE | COPIED, 0, 29 * MINUTE, SearchDepth.NONE),
+        (40 * MINUTE, 0, COMPLETE | COPIED, 0, 99 * MINUTE, SearchDepth.NONE),
         # A clock that went back.
-        (40 * MINUTE, 40 * MINUTE, COMPLETE | COPIED, 0, 0, Look.NONE),
+        (40 * MINUTE, 40 * MINUTE, COMPLETE | COPIED, 0, 0, SearchDepth.NONE),
     ],
 )
-def test_when_an_unchanged_image_is_looked_at_again(last, first, flags, shown, now, look):
+def test_when_an_unchanged_image_is_looked_at_again(last, first, flags, shown, now, depth):
     one = check(last, first, flags)
-    assert decide_look([one], shown, now) is look
+    assert decide_depth([one], shown, now) is depth
 
 
 def looks(checks: list[ArtifactCheck], runs: Iterable[int]) -> list[int]:
     """Return at which of these runs an image is looked at, for all its targets at once."""
     times = []
     for now in runs:
-        if decide_look(checks, 0, now):
+        if decide_depth(checks, 0, now):
             times.append(now)
             checks = [each._replace(last=now + number) for number, each in enumerate(checks)]
     return times
@@ -103,13 +108,13 @@ def test_a_target_that_comes_later_has_early_looks_and_one_that_had_it_has_none(
     copied = [old, check(DAY, DAY, COMPLETE | COPIED)]
     assert looks(copied, runs) == [DAY + 5 * MINUTE, DAY + 15 * MINUTE]
     assert looks([old, check(DAY, DAY, COMPLETE)], runs) == []
-    assert decide_look([old, check(0, 0, 0)], 0, DAY) is Look.DEEP
+    assert decide_depth([old, check(0, 0, 0)], 0, DAY) is SearchDepth.DEEP
 
 
 def test_of_several_targets_the_one_whose_look_is_oldest_decides():
     checks = [check(DAY - 60, 0, COMPLETE), check(0, 0, COMPLETE)]
-    assert decide_look(checks, 0, DAY) is Look.TOP
-    assert decide_look(checks[:1], 0, DAY) is Look.NONE
+    assert decide_depth(checks, 0, DAY) is SearchDepth.TOP
+    assert decide_depth(checks[:1], 0, DAY) is SearchDepth.NONE
 
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(48)]
@@ -175,18 +180,26 @@ def copied(**fields: Any) -> ImageCopy:
         ({"already_at_target": True}, COMPLETE),
         ({"immutable_digest": "sha256:b"}, COMPLETE),
         (
-            {"already_at_target": True, "look": ArtifactLook(last=check(1, 1, COMPLETE | COPIED))},
+            {
+                "already_at_target": True,
+                "artifact_search": ArtifactSearch(last_check=check(1, 1, COMPLETE | COPIED)),
+            },
             COMPLETE | COPIED,
         ),
         ({"already_at_target": True, "artifacts_skipped": 1}, COMPLETE),
         ({"already_at_target": True, "artifacts_copied": {"x"}}, COMPLETE),
-        ({"already_at_target": True, "look": ArtifactLook(listed_tags=3)}, COMPLETE | 3),
+        (
+            {"already_at_target": True, "artifact_search": ArtifactSearch(listed_tag_bits=3)},
+            COMPLETE | 3,
+        ),
         ({"already_at_target": True, "error": ContentError("x")}, 0),
         (
             {
                 "already_at_target": True,
                 "error": ContentError("x"),
-                "look": ArtifactLook(last=check(1, 1, COMPLETE | COPIED), listed_tags=3),
+                "artifact_search": ArtifactSearch(
+                    last_check=check(1, 1, COMPLETE | COPIED), listed_tag_bits=3
+                ),
             },
             COPIED,
         ),

@@ -407,10 +407,10 @@ async def test_what_is_put_is_there_after_a_commit_and_names_nothing_before(seed
     layout = open_layout(tmp_path / "disk")
     await put_image(layout, image)
     assert not (tmp_path / "disk" / "index.json").exists()
-    assert layout.has_unsafe()
+    assert layout.has_unsaved()
     assert layout.read(image.top, 10_000) == image.body, "the run finds it again at once"
     await layout.commit()
-    assert not layout.has_unsafe()
+    assert not layout.has_unsaved()
     layout.close()
     assert check_layout(tmp_path / "disk") == set(image.contents())
     assert names_of(tmp_path / "disk") == {"app:v1": image.top}
@@ -611,7 +611,7 @@ async def test_a_commit_that_fails_leaves_the_index_as_it_was_and_nothing_is_wri
 
             async def waits() -> None:
                 with pytest.raises(LayoutError, match=os.strerror(trouble)):
-                    await layout.wait_until_safe()
+                    await layout.wait_until_saved()
 
             group.start_soon(waits)
             await anyio.lowlevel.checkpoint()
@@ -637,7 +637,7 @@ async def test_a_directory_that_is_another_one_by_now_is_not_written(seed, tmp_p
     (tmp_path / "disk").mkdir()
     await layout.commit()
     with pytest.raises(LayoutError, match="removed"):
-        await layout.wait_until_safe()
+        await layout.wait_until_saved()
     layout.close()
     assert files_of(tmp_path / "disk") == set()
     assert names_of(tmp_path / "away").keys() == {"app:v1"}
@@ -664,7 +664,7 @@ async def test_what_is_put_while_a_group_fails_fails_with_it(seed, tmp_path, mon
             has_put.set()
     await layout.commit()
     with pytest.raises(LayoutError, match="Input/output error"):
-        await layout.wait_until_safe()
+        await layout.wait_until_saved()
     layout.close()
     assert not (tmp_path / "disk" / "index.json").exists()
 

@@ -112,7 +112,7 @@ class Layout:
         add_blob, add_manifest   it joins the pending group, and reads as if it were in the layout
         commit                   the group's files are synced and get their names, then `index.json`
                                  is replaced; a new group is pending meanwhile
-        wait_until_safe          returns when the groups with all earlier puts are on the disk
+        wait_until_saved         returns when the groups with all earlier puts are on the disk
     """
 
     def __init__(
@@ -511,11 +511,11 @@ class Layout:
             self._pending.changes_index = True
             self._on_put()
 
-    def has_unsafe(self) -> bool:
+    def has_unsaved(self) -> bool:
         """Say whether something was put that `index.json` does not name yet."""
         return bool(self._pending) or self._in_commit is not None
 
-    async def wait_until_safe(self) -> None:
+    async def wait_until_saved(self) -> None:
         """Wait until what was put is on the disk and in `index.json`; LayoutError where it failed."""
         for group in list(self._groups()):
             if group:
@@ -527,7 +527,7 @@ class Layout:
 
     async def commit(self) -> None:
         """Bring what was put to the disk: blobs and manifests get their names, then `index.json` is
-        replaced. An error is not raised here, but by `wait_until_safe`.
+        replaced. An error is not raised here, but by `wait_until_saved`.
         """
         async with self._committing:
             if not self._pending:

@@ -338,14 +338,14 @@ class LayoutRepository:
                 index.add_subject(entry, manifest.subject.digest)
         self._layout.warn_of_unreadable(unreadable)
 
-    def has_unsafe(self) -> bool:
+    def has_unsaved(self) -> bool:
         """Say whether something was put that is not on the disk yet."""
-        return self._layout.has_unsafe()
+        return self._layout.has_unsaved()
 
-    async def wait_until_safe(self) -> None:
+    async def wait_until_saved(self) -> None:
         """Wait until what was put is on the disk; LayoutError where that failed."""
         with self.adding_place("write", str(self)):
-            await self._layout.wait_until_safe()
+            await self._layout.wait_until_saved()
 
     # Blobs.
 

@@ -414,11 +414,11 @@ class RemoteRepository:
                     )
                 call = call._replace(path=following)
 
-    def has_unsafe(self) -> bool:
+    def has_unsaved(self) -> bool:
         """Say whether something was put that is not safe yet: what a registry has answered is."""
         return False
 
-    async def wait_until_safe(self) -> None:
+    async def wait_until_saved(self) -> None:
         """Return at once."""
 
     # Blobs.

@@ -144,10 +144,10 @@ class Repository(Protocol):
     async def list_referrers(self, digest: str) -> tuple[Descriptor, ...]:
         """Return what refers to a digest."""
 
-    def has_unsafe(self) -> bool:
+    def has_unsaved(self) -> bool:
         """Say whether something was put that a power cut could still take away."""
 
-    async def wait_until_safe(self) -> None:
+    async def wait_until_saved(self) -> None:
         """Return when all that was put is there for good; raise why it will not be."""
 
     async def has_blob(self, blob: Descriptor, *, with_retries: bool = False) -> bool:

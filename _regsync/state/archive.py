@@ -26,7 +26,7 @@ DIGEST_BYTES = 33
 MOST_HOLDERS = 32
 
 # The flags of an artifact check. Its bits 1 to 8 say which tags with artifacts the source's listing
-# showed (`Referrers.listed_tags`).
+# showed (`Referrers.listed_tag_bits`).
 
 # All artifacts are at the target.
 COMPLETE = 32

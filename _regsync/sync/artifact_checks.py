@@ -26,7 +26,7 @@ LONGEST_PAUSE = 7 * 86400
 _QUARTER_OF_A_DAY = 6 * 3600  # seconds
 
 
-class Look(enum.IntEnum):
+class SearchDepth(enum.IntEnum):
     """How much of an image is looked at for artifacts."""
 
     NONE = 0
@@ -34,23 +34,23 @@ class Look(enum.IntEnum):
     DEEP = 2  # also what refers to the manifests below it
 
 
-def decide_look(checks: Sequence[ArtifactCheck], listed_tags: int, now: float) -> Look:
+def decide_depth(checks: Sequence[ArtifactCheck], listed_tag_bits: int, now: float) -> SearchDepth:
     """Decide on an image that all targets hold; the one look serves all of them.
 
-    `checks` has one entry for each target. `listed_tags` are bits (`Referrers.listed_tags`).
+    `checks` has one entry for each target. `listed_tag_bits` are bits (`Referrers.listed_tag_bits`).
     """
-    look = max(look_for_news(check, listed_tags) for check in checks)
-    if look is Look.NONE and is_due(checks, now):
-        return Look.TOP
-    return look
+    depth = max(depth_without_schedule(check, listed_tag_bits) for check in checks)
+    if depth is SearchDepth.NONE and is_due(checks, now):
+        return SearchDepth.TOP
+    return depth
 
 
-def look_for_news(check: ArtifactCheck, listed_tags: int) -> Look:
+def depth_without_schedule(check: ArtifactCheck, listed_tag_bits: int) -> SearchDepth:
     """Decide by what is known of one target, whatever the time."""
     if not check.is_complete:
-        return Look.DEEP
-    has_new_tags = listed_tags & ~check.flags != 0
-    return Look.TOP if has_new_tags else Look.NONE
+        return SearchDepth.DEEP
+    has_new_tags = listed_tag_bits & ~check.flags != 0
+    return SearchDepth.TOP if has_new_tags else SearchDepth.NONE
 
 
 def is_due(checks: Sequence[ArtifactCheck], now: float) -> bool:
@@ -91,14 +91,14 @@ def found_no_referrers(check: ArtifactCheck) -> bool:
     return check.listing_hash == hash_of_list(())
 
 
-def found_no_tags(check: ArtifactCheck, listed_tags: int) -> bool:
+def found_no_tags(check: ArtifactCheck, listed_tag_bits: int) -> bool:
     """Say whether tags with artifacts have come to the source since the last look.
 
-    `listed_tags` are those that its listing shows now (`Referrers.listed_tags`). Where it shows none,
+    `listed_tag_bits` are those that its listing shows now (`Referrers.listed_tag_bits`). Where it shows none,
     it may not have been listed at the last look either, and that look may have found some.
     """
     showed_some = check.flags & ~(COMPLETE | COPIED) != 0
-    return listed_tags != 0 and not showed_some
+    return listed_tag_bits != 0 and not showed_some
 
 
 def flags_after(copy: ImageCopy) -> int:
@@ -106,7 +106,7 @@ def flags_after(copy: ImageCopy) -> int:
 
     After a failure they are without COMPLETE, so that the next run looks at all artifacts.
     """
-    flags = COPIED if copy.is_copied or copy.look.last.was_copied else 0
+    flags = COPIED if copy.is_copied or copy.artifact_search.last_check.was_copied else 0
     if copy.error is not None:
         return flags
-    return flags | copy.look.listed_tags | COMPLETE
+    return flags | copy.artifact_search.listed_tag_bits | COMPLETE

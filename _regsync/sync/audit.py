@@ -528,7 +528,7 @@ class Audit:
         with check.catching_errors("list of referrers of", subject.digest):
             required = list[Artifact]()
             if subject.is_at_source:
-                required = await self._referrers.of_subject(
+                required = await self._referrers.find_for_subject(
                     image.wanted.mapping, image.wanted.tag, subject.digest
                 )
             entries = (await self._referrers.lists.read(image.target, subject.digest)).entries
@@ -577,7 +577,7 @@ class Audit:
                 # The source lists what it does not hold itself. No run can bring that.
                 return []
 
-        if not self._referrers.is_subject(image.wanted.mapping, image.wanted.tag, artifact):
+        if not self._referrers.may_be_subject(image.wanted.mapping, image.wanted.tag, artifact):
             return []
         return [_Subject(each, is_at_source=True) for each in below]
 

@@ -204,20 +204,20 @@ def build_tree(root: Manifest, fetched: Mapping[str, Manifest], source_digest: s
     return Tree(root, tuple(ordered.values()), source_digest)
 
 
-class ArtifactLook(NamedTuple):
-    """This run's look at the artifacts of one copy, of which the state remembers the last one."""
+class ArtifactSearch(NamedTuple):
+    """This run's search for the artifacts of one copy. The state keeps one record of it."""
 
-    # The key under which the state keeps it; empty where this run records no look.
+    # The key of that record in the state. Empty if this run records no search.
     key: bytes = b""
-    # What the state said of the last look.
-    last: ArtifactCheck = NO_CHECK
-    # Which tags with artifacts the source's listing shows (`Referrers.listed_tags`).
-    listed_tags: int = 0
+    # The record of the last search by an earlier run.
+    last_check: ArtifactCheck = NO_CHECK
+    # A bit for each tag with artifacts that the source's listing shows (`Referrers.listed_tag_bits`).
+    listed_tag_bits: int = 0
     # The hash of the digests that the source lists now (`ArtifactCheck.listing_hash`).
     listing_hash: bytes = bytes(8)
 
 
-NO_LOOK = ArtifactLook()
+NO_SEARCH = ArtifactSearch()
 
 
 @dataclass(eq=False)
@@ -247,7 +247,7 @@ class ImageCopy:
     # Whether this run has put the image itself.
     is_copied: bool = False
 
-    look: ArtifactLook = NO_LOOK
+    artifact_search: ArtifactSearch = NO_SEARCH
     # By subject, the artifacts that a target without the referrers API is to list.
     listing: dict[str, list[Descriptor]] = field(default_factory=dict)
 

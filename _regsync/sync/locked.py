@@ -21,7 +21,7 @@ from _regsync.oci.reference import is_digest
 from _regsync.registry.repository import Repository
 from _regsync.registry.transport import Transport
 from _regsync.state.knowledge import Knowledge
-from _regsync.sync.artifact_checks import Look, hash_of_list, is_due_without_state
+from _regsync.sync.artifact_checks import SearchDepth, hash_of_list, is_due_without_state
 from _regsync.sync.discovery import Discovery, Named, TagLookup, TargetTag
 from _regsync.sync.image import ImageCopy
 from _regsync.sync.lockfile import Lock, LockedArtifact, LockedImage, source_key
@@ -131,7 +131,9 @@ class LockedReferrers(Referrers):
     # The base class takes any Discovery; this one needs the lock.
     _discovery: LockedDiscovery
 
-    def decide(self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]) -> Look:
+    def plan_search(
+        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
+    ) -> SearchDepth:
         """Decide whether targets are asked for an image's artifacts. A target that had all of them
         after an earlier run is not asked again.
         """
@@ -139,23 +141,27 @@ class LockedReferrers(Referrers):
         is_at_all_targets = all(copy.already_at_target for copy in usable)
         artifacts = self._locked_artifacts(mapping, lookup)
         if is_at_all_targets and not artifacts:
-            return Look.NONE
+            return SearchDepth.NONE
 
         # The lock's list of artifacts takes the place of a source's, for the state too.
         listing_hash = hash_of_list(artifact.digest for artifact in artifacts)
         for copy in usable:
-            copy.look = copy.look._replace(listing_hash=listing_hash)
+            copy.artifact_search = copy.artifact_search._replace(listing_hash=listing_hash)
         if self._recheck or not is_at_all_targets:
-            return Look.DEEP
+            return SearchDepth.DEEP
         if not self._has_state:
             is_due = is_due_without_state(lookup.source_digest, self._wall())
-            return Look.DEEP if is_due else Look.NONE
-        checks = [copy.look.last for copy in usable]
+            return SearchDepth.DEEP if is_due else SearchDepth.NONE
+        checks = [copy.artifact_search.last_check for copy in usable]
         had_all = all(check.is_complete and check.listing_hash == listing_hash for check in checks)
-        return Look.NONE if had_all else Look.DEEP
+        return SearchDepth.NONE if had_all else SearchDepth.DEEP
 
     async def find(
-        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look
+        self,
+        mapping: MappingRule,
+        lookup: TagLookup,
+        copies: Sequence[ImageCopy],
+        depth: SearchDepth,
     ) -> FoundArtifacts:
         """Return the artifacts of an image that its targets are to hold. Raises SyncError for one
         that is gone from the source and lacking at a target.
@@ -183,7 +189,9 @@ class LockedReferrers(Referrers):
             if artifact not in wanted
         )
 
-    async def of_subject(self, mapping: MappingRule, tag: str, subject: str) -> list[Artifact]:
+    async def find_for_subject(
+        self, mapping: MappingRule, tag: str, subject: str
+    ) -> list[Artifact]:
         """Return the artifacts of one subject that are in an image's line."""
         source = self._discovery.source_of(mapping)
         image = self._discovery.locked_image(mapping, tag)
@@ -202,7 +210,7 @@ class LockedReferrers(Referrers):
                 found.append(_found_artifact(artifact, lookup))
         return found
 
-    def is_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
+    def may_be_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
         """Say whether an artifact is asked about as a subject. What cosign's tag names is one only where
         the image's line has artifacts of it.
         """

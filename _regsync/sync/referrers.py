@@ -24,16 +24,16 @@ from _regsync.registry.repository import Repository
 from _regsync.state.archive import NO_CHECK, digest_like, hashed_key, key_of
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.artifact_checks import (
-    Look,
-    decide_look,
+    SearchDepth,
+    decide_depth,
+    depth_without_schedule,
     found_no_referrers,
     found_no_tags,
     hash_of_list,
     is_due_without_state,
-    look_for_news,
 )
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
-from _regsync.sync.image import ArtifactLook, ImageCopy
+from _regsync.sync.image import ArtifactSearch, ImageCopy
 from _regsync.sync.once import Once, gather
 from _regsync.sync.referrer_lists import ReferrerLists
 
@@ -176,18 +176,18 @@ class Referrers:
         *,
         has_state: bool,
         recheck: bool = False,
-        lists_nothing: bool = False,
+        never_lists_tags: bool = False,
     ) -> None:
         """`wall` gives the time in seconds since 1970; `has_state` says whether this run knows what
         earlier runs left. With `recheck` all images are looked at, whatever the state says. In a run
-        that `lists_nothing` an image's tags of cosign's are asked for one by one.
+        that `never_lists_tags` an image's tags of cosign's are asked for one by one.
         """
         self._discovery = discovery
         self._knowledge = knowledge
         self._wall = wall
         self._has_state = has_state
         self._recheck = recheck
-        self._lists_nothing = lists_nothing
+        self._never_lists_tags = never_lists_tags
         self.lists = ReferrerLists(discovery, knowledge)
 
         # The artifacts of one subject, for all tags of its image (rule 7). The key has all that the
@@ -202,7 +202,7 @@ class Referrers:
         listed = self._discovery.names(source) or ()
         return [tag for tag in _cosign_tags(digest) if tag in listed]
 
-    def listed_tags(self, source: Repository, digest: str) -> int:
+    def listed_tag_bits(self, source: Repository, digest: str) -> int:
         """Return which tags with artifacts of a digest the source's listing shows, as the bits that the
         state keeps: 1 for the fallback tag, 2, 4 and 8 for cosign's. 0 where nothing was listed.
         """
@@ -213,39 +213,41 @@ class Referrers:
                 bits |= 1 << number
         return bits
 
-    def decide(self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]) -> Look:
+    def plan_search(
+        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
+    ) -> SearchDepth:
         """Decide how much of an image is looked at for artifacts, for all its targets.
 
-        Sets `look` of each copy without an error.
+        Sets `artifact_search` of each copy without an error.
         """
         usable = self.recall_looks(mapping, copies)
         if not usable:
-            return Look.NONE
-        listed_tags = self.listed_tags(lookup.source, lookup.source_digest)
+            return SearchDepth.NONE
+        listed_tag_bits = self.listed_tag_bits(lookup.source, lookup.source_digest)
         for copy in usable:
-            copy.look = copy.look._replace(listed_tags=listed_tags)
+            copy.artifact_search = copy.artifact_search._replace(listed_tag_bits=listed_tag_bits)
         if self._recheck or not all(copy.already_at_target for copy in usable):
-            return Look.DEEP
+            return SearchDepth.DEEP
 
-        look = self._decide_by_schedule(usable)
-        was_looked_at = any(copy.look.last.last for copy in usable)
+        depth = self._decide_by_schedule(usable)
+        was_looked_at = any(copy.artifact_search.last_check.last for copy in usable)
         was_copied = any(tag.was_copied for tag in lookup.targets)
         is_from_others = not (was_looked_at or was_copied)
         if is_from_others and lookup.is_by_digest:
             # Whoever copied the image is believed to have copied what refers to the manifests below
             # it. Only the image's digest is at hand, and a deep look would cost a GET (rule 4).
-            return min(look, Look.TOP)
-        return look
+            return min(depth, SearchDepth.TOP)
+        return depth
 
-    def _decide_by_schedule(self, copies: Sequence[ImageCopy]) -> Look:
+    def _decide_by_schedule(self, copies: Sequence[ImageCopy]) -> SearchDepth:
         """Decide on an image that all targets hold, by what the state says of the last looks at it."""
         now = self._wall()
         # The state knows nothing of directories.
-        checks = [copy.look.last for copy in copies if not copy.target.is_local]
+        checks = [copy.artifact_search.last_check for copy in copies if not copy.target.is_local]
         if self._has_state and checks:
-            return decide_look(checks, copies[0].look.listed_tags, now)
+            return decide_depth(checks, copies[0].artifact_search.listed_tag_bits, now)
         is_due = is_due_without_state(copies[0].source_digest, now)
-        return Look.DEEP if is_due else Look.NONE
+        return SearchDepth.DEEP if is_due else SearchDepth.NONE
 
     def recall_looks(self, mapping: MappingRule, copies: Sequence[ImageCopy]) -> list[ImageCopy]:
         """Return the copies without an error, each with what the state says of the last look at it."""
@@ -257,23 +259,27 @@ class Referrers:
             # A look at an image that the target has lost since does not count.
             counts = copy.already_at_target or is_in_state
             last = self._knowledge.artifact_check(key) if counts else NO_CHECK
-            copy.look = ArtifactLook(key, last)
+            copy.artifact_search = ArtifactSearch(key, last)
         return usable
 
-    def has_news(
+    def may_have_new_artifacts(
         self, mapping: MappingRule, source: Repository, target: Repository, *keys: bytes
     ) -> bool:
         """Say whether a tag that never moves may have artifacts that the target lacks. No request is
         made. `keys` are the keys of the tag's digests at source and target.
         """
         check = self._knowledge.artifact_check(name_of_check(mapping, source, target, *keys))
-        listed_tags = self.listed_tags(source, digest_like(keys[0]))
-        return look_for_news(check, listed_tags) is not Look.NONE
+        listed_tag_bits = self.listed_tag_bits(source, digest_like(keys[0]))
+        return depth_without_schedule(check, listed_tag_bits) is not SearchDepth.NONE
 
     # What is there.
 
     async def find(
-        self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy], look: Look
+        self,
+        mapping: MappingRule,
+        lookup: TagLookup,
+        copies: Sequence[ImageCopy],
+        depth: SearchDepth,
     ) -> FoundArtifacts:
         """Return the artifacts of an image. Raises SyncError when one may be missed.
 
@@ -281,7 +287,7 @@ class Referrers:
         copies whose targets do not hold the image yet.
         """
         source = lookup.source
-        is_deep = look is Look.DEEP
+        is_deep = depth is SearchDepth.DEEP
         # A trimmed image has another top than the source's index.
         is_trimmed = lookup.digest != lookup.source_digest
         subjects = list[str]()
@@ -298,7 +304,7 @@ class Referrers:
             listed += [entry.digest for entry in referrers.entries]
         listing_hash = hash_of_list(listed)
         for copy in copies:
-            copy.look = copy.look._replace(listing_hash=listing_hash)
+            copy.artifact_search = copy.artifact_search._replace(listing_hash=listing_hash)
         # A look is deep where the last one does not count (`decide`).
         listed_before = frozenset[str]() if is_deep else frozenset(listed)
 
@@ -323,7 +329,9 @@ class Referrers:
             self._discovery.say("warning", "artifacts_stripped", f"{place}: {text}")
         return stripped
 
-    async def of_subject(self, mapping: MappingRule, tag: str, subject: str) -> list[Artifact]:
+    async def find_for_subject(
+        self, mapping: MappingRule, tag: str, subject: str
+    ) -> list[Artifact]:
         """Return the artifacts of one subject that a mapping takes; no target is asked.
 
         The tag does not matter here, only in a lock, where each tag's image has its own artifacts.
@@ -331,13 +339,15 @@ class Referrers:
         search = Search(mapping._replace(platforms=None), self._discovery.source_of(mapping))
         return await self._direct_artifacts(search, subject)
 
-    def is_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
+    def may_be_subject(self, mapping: MappingRule, tag: str, artifact: Artifact) -> bool:
         """Say whether an artifact in an image may have artifacts itself, so that it is asked about.
 
         What cosign's tag names may have some only where a listing shows their tags.
         """
         source = self._discovery.source_of(mapping)
-        return artifact.entry is not None or bool(self.listed_tags(source, artifact.source_digest))
+        return artifact.entry is not None or bool(
+            self.listed_tag_bits(source, artifact.source_digest)
+        )
 
     async def is_at_source(self, mapping: MappingRule, artifact: Artifact) -> bool:
         """Say whether the source holds an artifact that it lists."""
@@ -432,16 +442,17 @@ class Referrers:
         for copy in copies:
             if copy.error is not None:
                 continue
-            check = copy.look.last
+            check = copy.artifact_search.last_check
             # With --recheck the state is believed of no artifact: targets are asked.
             is_complete = copy.already_at_target and check.is_complete and not self._recheck
-            is_same_list = check.listing_hash == copy.look.listing_hash
+            is_same_list = check.listing_hash == copy.artifact_search.listing_hash
             target = SearchedTarget(
                 copy.target,
                 is_new=not copy.already_at_target,
                 is_complete=is_complete,
                 had_no_referrers=is_complete and found_no_referrers(check),
-                had_no_tags=is_complete and found_no_tags(check, copy.look.listed_tags),
+                had_no_tags=is_complete
+                and found_no_tags(check, copy.artifact_search.listed_tag_bits),
                 listed_before=listed_before if is_same_list else frozenset(),
             )
             targets.append(target)
@@ -498,7 +509,7 @@ class Referrers:
         """
         if artifact.entry is None:
             # What cosign's tag names is asked about only where a listing shows artifacts of it.
-            has_tags = self.listed_tags(source, artifact.source_digest) != 0
+            has_tags = self.listed_tag_bits(source, artifact.source_digest) != 0
             return [artifact.source_digest] if has_tags else []
         is_at_all_targets = artifact.lookup is None
         if is_at_all_targets and not deep:
@@ -544,7 +555,7 @@ class Referrers:
             return [tag for tag in cosign_tags if tag in listed]
         if self.lists.has_api(source) is False:
             return cosign_tags  # each may be there, and is asked for
-        if self._lists_nothing and subject == search.top:
+        if self._never_lists_tags and subject == search.top:
             return await self._existing_tags(source, cosign_tags)
         # A source with the API may have them as well. They are left to the runs that list it.
         return []
@@ -625,7 +636,7 @@ class Referrers:
         *,
         known_to_lack: Collection[Repository] = (),
     ) -> TagLookup | None:
-        """Look up an artifact by its digest; None where all targets hold it and none has to be asked.
+        """SearchDepth up an artifact by its digest; None where all targets hold it and none has to be asked.
 
         `expected` is its entry in a list of referrers. A target in `known_to_lack` is not asked either,
         unless the state says that it holds the artifact.

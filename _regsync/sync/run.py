@@ -28,9 +28,9 @@ from _regsync.registry.transport import Transport
 from _regsync.state.archive import COPIED, Snapshot, key_of
 from _regsync.state.database import StateFile
 from _regsync.state.knowledge import Knowledge
-from _regsync.sync.artifact_checks import Look, flags_after
+from _regsync.sync.artifact_checks import SearchDepth, flags_after
 from _regsync.sync.discovery import Discovery, TagLookup, TargetTag
-from _regsync.sync.image import NO_LOOK, Image, ImageCopy
+from _regsync.sync.image import NO_SEARCH, Image, ImageCopy
 from _regsync.sync.mappings import ALL_TAGS, WantedTag, assign, grouped
 from _regsync.sync.once import gather
 from _regsync.sync.referrers import Artifact, FoundArtifacts, Referrers
@@ -131,7 +131,7 @@ class Run:
             machine.wall,
             has_state=self._state.is_used,
             recheck=recheck,
-            lists_nothing=kind == "copy",
+            never_lists_tags=kind == "copy",
         )
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         self.dry_run: DryRun | None = None
@@ -606,7 +606,7 @@ class Run:
             return False
         self._knowledge.record_snapshot(tag.snapshot_key, entry.snapshot, entry)
         source = self._discovery.source_of(mapping)
-        return self._referrers.has_news(mapping, source, tag.target, *entry.snapshot)
+        return self._referrers.may_have_new_artifacts(mapping, source, tag.target, *entry.snapshot)
 
     async def _find_artifacts(
         self, mapping: MappingRule, lookup: TagLookup, copies: Sequence[ImageCopy]
@@ -618,14 +618,14 @@ class Run:
         """
         artifacts = FoundArtifacts()
         try:
-            look = Look.NONE
+            depth = SearchDepth.NONE
             if mapping.artifacts.enabled:
-                look = self._referrers.decide(mapping, lookup, copies)
-            if look is Look.NONE:
+                depth = self._referrers.plan_search(mapping, lookup, copies)
+            if depth is SearchDepth.NONE:
                 for copy in copies:
-                    copy.look = NO_LOOK
+                    copy.artifact_search = NO_SEARCH
             else:
-                artifacts = await self._referrers.find(mapping, lookup, copies, look)
+                artifacts = await self._referrers.find(mapping, lookup, copies, depth)
 
             if self._is_plan:
                 left_behind = await self._referrers.find_left_behind(mapping, lookup)
@@ -671,9 +671,13 @@ class Run:
             missing = self._missing_artifacts(copy, artifacts)
         if missing:
             # If this run is killed before the artifacts are copied, the next run looks at them all.
-            look = copy.look
-            flags = look.last.flags & COPIED
-            self._knowledge.record_artifact_check(look.key, flags, bytes(8), first=look.last.first)
+            search = copy.artifact_search
+            self._knowledge.record_artifact_check(
+                search.key,
+                search.last_check.flags & COPIED,
+                bytes(8),
+                first=search.last_check.first,
+            )
 
         tree = None if copy.already_at_target else lookup.tree
         if tree is not None and copy.error is None:
@@ -748,7 +752,7 @@ class Run:
     def _end_copy(self, copy: ImageCopy) -> None:
         """End a copy; what was put into a layout is reported when it is safe there."""
         has_put = copy.is_copied or bool(copy.artifacts_copied)
-        may_be_lost = copy.error is None and has_put and copy.target.has_unsafe()
+        may_be_lost = copy.error is None and has_put and copy.target.has_unsaved()
         if may_be_lost and self._endings is not None:
             self._endings.start_soon(self._end_when_safe, copy)
         else:
@@ -756,20 +760,20 @@ class Run:
 
     async def _end_when_safe(self, copy: ImageCopy) -> None:
         try:
-            await copy.target.wait_until_safe()
+            await copy.target.wait_until_saved()
         except SyncError as error:
             copy.error = error
         self._record_end(copy)
 
     def _record_end(self, copy: ImageCopy) -> None:
-        """Remember the look at a copy's artifacts, and report how it ended."""
+        """Record the search for a copy's artifacts in the state, and report how the copy ended."""
         # After a failure the artifacts are not complete. If the state says that already, the only news
         # can be that the image itself was copied.
-        look = copy.look
-        has_news = copy.error is None or look.last.is_complete or copy.is_copied
-        if look.key and has_news:
+        search = copy.artifact_search
+        has_news = copy.error is None or search.last_check.is_complete or copy.is_copied
+        if search.key and has_news:
             self._knowledge.record_artifact_check(
-                look.key, flags_after(copy), look.listing_hash, first=look.last.first
+                search.key, flags_after(copy), search.listing_hash, first=search.last_check.first
             )
         outcome = copy.outcome(
             started=copy.began - self._began,
