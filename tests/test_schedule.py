@@ -85,8 +85,8 @@ class Stage:
     def _end(self, delivery: ImageCopy) -> None:
         self.ended[delivery.reference] = delivery
 
-    async def copy(self, step: Step, source: Any, target: Any, keep: object) -> str:
-        """Stand for `BlobTransfer.copy`."""
+    async def copy_blob(self, step: Step, source: Any, target: Any, stage_in: object) -> str:
+        """Stand for `BlobTransfer.copy_blob`."""
         _, name = step.claims.where
         self.copying[name] += 1
         self.most_copying[name] = max(self.most_copying[name], self.copying[name])

@@ -242,7 +242,7 @@ async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_
     await bring(staging, kept, Source(bytes(SMALL_BLOB)), disk=False)
     async with staging.keeping(used, Source(bytes([1]) * SMALL_BLOB), disk=False):
         staging.memory.reserved = staging.memory.size - SMALL_BLOB
-        staging.make_way()
+        staging.make_room_for_chunks()
         with pytest.raises(NoRoom):
             await bring(staging, described(b"x"), Source(b"x"), disk=False)
         with pytest.raises(NoRoom):
@@ -266,19 +266,19 @@ async def test_what_is_held_for_one_sender_is_read_nowhere_and_given_back(
     blobs = [described(body) for body in bodies]
     for _ in range(5):  # each time all of the room comes back
         for blob, body in zip(blobs, bodies, strict=True):
-            assert staging.hold(blob, memoryview(body))
-            assert staging.hold(blob, memoryview(body)), "for another sender too"
+            assert staging.retain(blob, memoryview(body))
+            assert staging.retain(blob, memoryview(body)), "for another sender too"
         source = Source(bodies[0])
         async with staging.keeping(blobs[0], source, disk=False):
-            staging.let_go(blobs[0])
-            assert staging.hold(blobs[0], memoryview(bodies[0])), "the other sender has it in use"
+            staging.release(blobs[0])
+            assert staging.retain(blobs[0], memoryview(bodies[0])), "the other sender has it in use"
             with staging.opened(blobs[0]) as pieces:
                 assert await content(pieces) == bodies[0]
         assert source.reads == 0
         for blob in blobs:
-            staging.let_go(blob)
+            staging.release(blob)
     staging.memory.reserved = 2000
-    assert not staging.hold(blobs[0], memoryview(bodies[0])), "chunks have the room"
+    assert not staging.retain(blobs[0], memoryview(bodies[0])), "chunks have the room"
     assert files(tmp_path) == []
 
 
@@ -290,11 +290,11 @@ async def test_what_somebody_reads_from_its_source_is_not_held_twice(staging: St
     async with anyio.create_task_group() as group:
         group.start_soon(lambda: bring(staging, described(SMALL), source, disk=False))
         await source.half_way.wait()
-        assert staging.hold(described(SMALL), memoryview(SMALL))
+        assert staging.retain(described(SMALL), memoryview(SMALL))
         source.may_go_on.set()
-    staging.let_go(described(SMALL))
+    staging.release(described(SMALL))
     other = bytes(len(SMALL))
-    assert staging.hold(described(other), memoryview(other))
+    assert staging.retain(described(other), memoryview(other))
 
 
 async def test_memory_is_reserved_by_rank_and_never_beyond_the_budget() -> None:

@@ -23,7 +23,7 @@ from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Step
 from _regsync.sync.discovery import TagLookup
 from _regsync.sync.image import BlobResult, Image, ImageCopy, Tree
-from _regsync.sync.transfer import Keep, known_body
+from _regsync.sync.transfer import StageIn, known_body
 
 # Images and layers of which an analysis names the largest.
 _MOST_NAMED = 10
@@ -118,8 +118,8 @@ class DryRun:
         for digest in sizes:
             self._places[digest].add(where)
 
-    async def copy(
-        self, step: Step, source: Repository, target: Repository, keep: Keep
+    async def copy_blob(
+        self, step: Step, source: Repository, target: Repository, stage_in: StageIn
     ) -> BlobResult:
         """Say how a run would copy a blob, and count what it would send. A repository that may hold
         the blob is asked by HEAD.
@@ -144,15 +144,15 @@ class DryRun:
             if is_present:
                 return BlobResult.PRESENT
 
-        self._forecast_read(_SourceBlob(source.host.key, blob.digest), step, keep)
+        self._forecast_read(_SourceBlob(source.host.key, blob.digest), step, stage_in)
         forecast.upload_starts += 1
         forecast.upload_bodies += 1
         forecast.bytes_to_move += blob.size
         return BlobResult.UPLOADED
 
-    def _forecast_read(self, read: _SourceBlob, step: Step, keep: Keep) -> None:
+    def _forecast_read(self, read: _SourceBlob, step: Step, stage_in: StageIn) -> None:
         """Count the GET of a blob, unless its body is known or was kept when it was read before."""
-        is_kept = keep is not None and read in self._blobs_read
+        is_kept = stage_in is not None and read in self._blobs_read
         if known_body(step.blob) is None and not is_kept:
             self._forecasts[read.host].blob_gets += 1
         self._blobs_read.add(read)

@@ -178,7 +178,7 @@ class Feed:
     def fail(self, error: SyncError) -> None:
         """End all requests with a failure of the source."""
         for body in self._bodies:
-            body.fail(copy_of(error))
+            body.fail(copy_error(error))
 
     async def _wait_until_all_ask(self) -> None:
         """Wait for the slowest target. One that takes nothing for PATIENCE seconds is left behind,
@@ -369,7 +369,7 @@ class Feeds:
                 self._gate.admitted(demands, rank),
                 anyio.create_task_group() as requests,
             ):
-                self._staging.make_way()  # the chunks take the room of blobs that are kept in memory
+                self._staging.make_room_for_chunks()  # the chunks take the room of blobs that are kept in memory
                 try:
                     async with relay.opened(offset):
                         for subscriber in subscribers:
@@ -378,7 +378,7 @@ class Feeds:
                         await feed.pump()
                 except SyncError as error:
                     for subscriber in subscribers:
-                        subscriber.error = subscriber.error or copy_of(error)
+                        subscriber.error = subscriber.error or copy_error(error)
                     feed.fail(error)
         finally:
             for subscriber in subscribers:
@@ -404,7 +404,7 @@ class Feeds:
         subscriber.has_ended.set()
 
 
-def copy_of(error: SyncError) -> SyncError:
+def copy_error(error: SyncError) -> SyncError:
     """Return an error for another target, about the same place at the source."""
     copy = error.without_place()
     return copy.with_place(error.side, error.operation or "", error.reference or "")

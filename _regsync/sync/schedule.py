@@ -38,7 +38,7 @@ from _regsync.sync.image import BlobResult, Image, ImageCopy, NotAtHand, Traffic
 from _regsync.sync.once import gather
 from _regsync.sync.referrer_lists import ReferrerLists
 from _regsync.sync.staging import SMALL_BLOB
-from _regsync.sync.transfer import BlobTransfer, Keep
+from _regsync.sync.transfer import BlobTransfer, StageIn
 
 if TYPE_CHECKING:
     from _regsync.sync.dry_run import DryRun
@@ -526,8 +526,8 @@ class Scheduler:
         holder = promoted.elsewhere.get(step.blob.digest, image.source)
         if holder is image.target:
             return BlobResult.PRESENT
-        keep = self._where_to_keep(image, step.blob)
-        return await self._transfer.copy(step, holder, image.target, keep)
+        stage_in = self._where_to_stage(image, step.blob)
+        return await self._transfer.copy_blob(step, holder, image.target, stage_in)
 
     def _with_mount_source(self, promoted: _Promoted, step: Step) -> Step:
         """Turn an upload into a mount where another repository of the host holds the blob: one that
@@ -544,7 +544,7 @@ class Scheduler:
         source = self._knowledge.mount_source(step.claims.where, step.blob.digest)
         return step._replace(mount_from=source)
 
-    def _where_to_keep(self, image: Image, blob: Descriptor) -> Keep:
+    def _where_to_stage(self, image: Image, blob: Descriptor) -> StageIn:
         """Say where a blob's bytes are kept for later uploads (rule 13): on disk when other targets
         need the blob, in memory when it is small and will be uploaded again for another image.
         """

@@ -414,8 +414,8 @@ class Staging:
         finally:
             self._readers[digest] -= 1
 
-    def hold(self, blob: Descriptor, body: memoryview) -> bool:
-        """Keep a small blob's verified bytes in memory for one who has yet to send them; `let_go` ends
+    def retain(self, blob: Descriptor, body: memoryview) -> bool:
+        """Keep a small blob's verified bytes in memory for one who has yet to send them; `release` ends
         that. False where there is no room.
         """
         digest = blob.digest
@@ -427,12 +427,12 @@ class Staging:
         self._memory[digest] = bytes(body)
         return True
 
-    def let_go(self, blob: Descriptor) -> None:
-        """Drop what `hold` has kept, unless somebody uses it."""
+    def release(self, blob: Descriptor) -> None:
+        """Drop what `retain` has kept, unless somebody uses it."""
         if blob.digest in self._memory and not self._users[blob.digest]:
             self._memory_size -= len(self._memory.pop(blob.digest))
 
-    def make_way(self) -> None:
+    def make_room_for_chunks(self) -> None:
         """Let go of bodies in memory for chunks that have reserved it."""
         self._make_room_in_memory(0, evict=True)
 

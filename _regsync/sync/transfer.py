@@ -37,7 +37,7 @@ from _regsync.registry.transport import Transport
 from _regsync.state.archive import RepositoryKey
 from _regsync.state.knowledge import Knowledge
 from _regsync.sync.claims import Step
-from _regsync.sync.feed import FeedBody, Feeds, LeftBehind, Needs, Subscriber, copy_of
+from _regsync.sync.feed import FeedBody, Feeds, LeftBehind, Needs, Subscriber, copy_error
 from _regsync.sync.image import BlobResult, Image
 from _regsync.sync.once import Once, gather
 from _regsync.sync.relay import SOURCE_GRACE, Relay
@@ -72,7 +72,7 @@ _TOO_LARGE_STATUSES = (413, 416)
 
 # Where a blob is kept for other repositories that need it: on disk (a small one in memory while
 # there is room), in memory only, or nowhere.
-Keep = Literal["disk", "memory"] | None
+StageIn = Literal["disk", "memory"] | None
 
 Body = Relay | FeedBody | MemoryPieces | FilePieces
 
@@ -113,7 +113,7 @@ class _FirstStart:
         self.refusal: SyncError | None = None
 
 
-class _Copy:
+class _Job:
     """One blob on its way to one repository, over all attempts."""
 
     def __init__(
@@ -122,7 +122,7 @@ class _Copy:
         target: Repository,
         relay: Relay,
         upload: BlobUpload,
-        keep: Keep,
+        stage_in: StageIn,
         subscriber: Subscriber | None,
     ) -> None:
         self.blob = step.blob
@@ -132,7 +132,7 @@ class _Copy:
         self.relay = relay
         self.upload = upload
         self.target = target
-        self.keep = keep
+        self.stage_in = stage_in
         # This copy's part in one reading of the source that several targets share (`feed`). It is used
         # where the blob is not kept. None: this copy reads the source by itself.
         self.subscriber = subscriber
@@ -181,7 +181,7 @@ class _Copy:
             # A body cannot be the probe, because it is sent once; what comes before a body can.
             return not self.upload.session or bool(self.upload.broken_session)
         # Nor can a shared reading: it waits for the other targets, who wait for the source too.
-        return self.subscriber is None or self.keep is not None
+        return self.subscriber is None or self.stage_in is not None
 
     def renew_attempts(self) -> None:
         """Count attempts from 0 again, if the session that goes on now was broken by an outage: the
@@ -228,8 +228,8 @@ class BlobTransfer:
         # By source repository and digest, the errors of the readings that gave wrong bytes.
         self._wrong_readings = defaultdict[tuple[RepositoryKey, str], list[WrongBytes]](list)
 
-    async def copy(
-        self, step: Step, source: Repository, target: Repository, keep: Keep
+    async def copy_blob(
+        self, step: Step, source: Repository, target: Repository, stage_in: StageIn
     ) -> BlobResult:
         """Copy a blob from `source` to `target`. `keep` says where its bytes are kept for later uploads.
 
@@ -240,68 +240,68 @@ class BlobTransfer:
             upload = target.begin_upload(blob, lease)
             relay = Relay(source, blob, self._transport)
             subscriber = None
-            if keep == "disk":
+            if stage_in == "disk":
                 # Other targets need the blob too. If it cannot be staged, all share one reading.
                 subscriber = self._feeds.subscribe(source.key, blob.digest, blob.size)
             if not self._disk_works:
-                keep = None
-            copy = _Copy(step, target, relay, upload, keep, subscriber)
+                stage_in = None
+            job = _Job(step, target, relay, upload, stage_in, subscriber)
             try:
-                return await self._retry(copy)
+                return await self._retry(job)
             finally:
-                self._unsubscribe(copy)
-                if copy.is_held:
-                    self._staging.let_go(blob)
+                self._unsubscribe(job)
+                if job.is_held:
+                    self._staging.release(blob)
                 if upload.session:
                     # The copy has failed, and an open session costs the registry memory. Its answer
                     # is not waited for long; a run that is cancelled does not wait for it at all.
                     with anyio.move_on_after(self._transport.machine.timeouts.head):
                         await upload.cancel_upload()
 
-    async def _retry(self, copy: _Copy) -> BlobResult:
+    async def _retry(self, job: _Job) -> BlobResult:
         """Attempt a copy until it succeeds or fails for good (docs/design.md section 9)."""
-        upload = copy.upload
+        upload = job.upload
         while True:
             upload.has_begun = False
             try:
-                with self._transport.recovery.attempt(), redacting(copy.target.host.secrets):
-                    async with self._after_first_start(copy.target.pool):
-                        return await self._attempt(copy)
+                with self._transport.recovery.attempt(), redacting(job.target.host.secrets):
+                    async with self._after_first_start(job.target.pool):
+                        return await self._attempt(job)
             except _AnswerLost as lost:
                 error = lost.error
                 await upload.lease.settle()
-                if await self._has_arrived(copy):
+                if await self._has_arrived(job):
                     upload.session = ""  # it ended with the body
                     return BlobResult.UPLOADED
             except StagingFailed as failure:
                 self._note_staging_failure(failure)
-                copy.keep = None  # from now on the blob comes from its source
+                job.stage_in = None  # from now on the blob comes from its source
                 # The bytes in the session came from a file that may have been changed.
                 upload.broken_session = ""
                 continue
             except LeftBehind as failure:
                 # The targets that share a reading went on without this one.
-                self._transport.machine.log("debug", "retry", f"{copy.target}: {failure}")
-                self._unsubscribe(copy)
-                copy.subscriber = None
+                self._transport.machine.log("debug", "retry", f"{job.target}: {failure}")
+                self._unsubscribe(job)
+                job.subscriber = None
                 await anyio.sleep(_LEFT_BEHIND_PAUSE)
                 continue
             except WrongBytes as failure:
-                if await self._prepare_second_reading(copy, failure):
+                if await self._prepare_second_reading(job, failure):
                     continue
                 error = failure
             except SyncError as failure:
                 error = failure
 
-            pause = self._pause_before_next(copy, error)
+            pause = self._pause_before_next(job, error)
             is_resumed = upload.broken_session or upload.session
             next_attempt = "it goes on" if is_resumed else "it begins again"
             self._transport.machine.log("debug", "retry", f"{error}; {next_attempt}")
             error.drop_frames()  # its frames hold a part of the blob
             await upload.lease.settle()
-            await self._transport.rest(error, pause, can_repeat=copy.can_probe(error))
+            await self._transport.rest(error, pause, can_repeat=job.can_probe(error))
 
-    async def _attempt(self, copy: _Copy) -> BlobResult:
+    async def _attempt(self, job: _Job) -> BlobResult:
         """Find the blob in its repository, mount it there, or upload it; nothing is repeated.
 
         An upload goes on from what a broken body left at the target. Its bytes come from one of four
@@ -310,137 +310,137 @@ class BlobTransfer:
         kept for others (`_send_staged`). Raises _AnswerLost where only a HEAD can tell whether they
         have arrived.
         """
-        upload = copy.upload
-        short_request = (Demand(copy.target.host.key),)
+        upload = job.upload
+        short_request = (Demand(job.target.host.key),)
         if upload.broken_session:
-            async with self._admitted(short_request, copy.rank):
+            async with self._admitted(short_request, job.rank):
                 await upload.resume()
-            copy.renew_attempts()
-        await self._learn_to_probe(copy)
+            job.renew_attempts()
+        await self._learn_to_probe(job)
 
-        body = known_body(copy.blob)
-        if body is None and copy.keep is None and copy.subscriber is None:
+        body = known_body(job.blob)
+        if body is None and job.stage_in is None and job.subscriber is None:
             # One permit of each side covers the POST, the GET and the PUT.
-            return await self._stream(copy)
+            return await self._stream(job)
 
         # The others wait for something between POST and PUT, and hold no permit meanwhile (I8).
-        async with self._admitted(short_request, copy.rank, upload.lease):
-            result = await self._find_or_start(copy)
+        async with self._admitted(short_request, job.rank, upload.lease):
+            result = await self._find_or_start(job)
         if result is not None:
             return result
         if body is not None:
-            async with self._admitted_to_write(copy):
-                return await self._send(copy, MemoryPieces(body, upload.offset))
-        if copy.keep is None and copy.subscriber is not None:
-            return await self._send_shared(copy, copy.subscriber)
-        return await self._send_staged(copy)
+            async with self._admitted_to_write(job):
+                return await self._send(job, MemoryPieces(body, upload.offset))
+        if job.stage_in is None and job.subscriber is not None:
+            return await self._send_shared(job, job.subscriber)
+        return await self._send_staged(job)
 
-    async def _stream(self, copy: _Copy) -> BlobResult:
+    async def _stream(self, job: _Job) -> BlobResult:
         """Make an attempt whose bytes go from the source straight to the target.
 
         Both ends are admitted in one step: with one permit held, a wait for the other could be for
         ever (I8). So the memory for a chunk is reserved before.
         """
-        upload = copy.upload
+        upload = job.upload
         async with (
-            self._staging.memory.reserving(copy.chunk_size, copy.rank),
-            self._admitted((copy.reading, copy.writing), copy.rank, upload.lease) as permit,
+            self._staging.memory.reserving(job.chunk_size, job.rank),
+            self._admitted((job.reading, job.writing), job.rank, upload.lease) as permit,
         ):
-            result = await self._find_or_start(copy)
+            result = await self._find_or_start(job)
             if result is not None:
                 return result
 
             # The blob is absent, so a GET and a PUT follow. The permit is extended by their share of the
             # registries' rates.
-            self._check_reading(copy)
-            get = copy.relay.source.demand_of_reading()
-            put = copy.target.demand_of_writing()
+            self._check_reading(job)
+            get = job.relay.source.demand_of_reading()
+            put = job.target.demand_of_writing()
             await self._transport.gate.take(permit, get, put, lease=upload.lease)
-            self._staging.make_way()
+            self._staging.make_room_for_chunks()
             if upload.hash is not None:  # an earlier run has sent the first bytes
-                copy.relay.continue_from(upload.offset, upload.hash)
-            async with copy.relay.opened(upload.offset):
+                job.relay.continue_from(upload.offset, upload.hash)
+            async with job.relay.opened(upload.offset):
                 try:
-                    return await self._send(copy, copy.relay)
+                    return await self._send(job, job.relay)
                 except SyncError as error:
-                    self._keep_for_next_attempt(copy, error)
+                    self._keep_for_next_attempt(job, error)
                     raise
 
-    def _keep_for_next_attempt(self, copy: _Copy, error: SyncError) -> None:
+    def _keep_for_next_attempt(self, job: _Job, error: SyncError) -> None:
         """Have the next attempt send a small blob from memory, because this one has failed: its source
         is not read again.
         """
-        if copy.relay.source.is_local or copy.blob.size > SMALL_BLOB:
+        if job.relay.source.is_local or job.blob.size > SMALL_BLOB:
             return
-        body = copy.relay.whole_body()
+        body = job.relay.whole_body()
         if body is not None:
-            copy.is_held = self._staging.hold(copy.blob, body)
+            job.is_held = self._staging.retain(job.blob, body)
         else:
             # A limit may refuse again and again what had not even been read: it is read to its end once.
-            copy.is_held = isinstance(error, RegistryError) and error.status == 429
-        if copy.is_held:
-            copy.keep = "memory"
+            job.is_held = isinstance(error, RegistryError) and error.status == 429
+        if job.is_held:
+            job.stage_in = "memory"
 
-    async def _send_staged(self, copy: _Copy) -> BlobResult:
+    async def _send_staged(self, job: _Job) -> BlobResult:
         """Send a blob that others need too; the first who needs it reads it from its source."""
-        read = partial(self._read, copy)
-        on_disk = copy.keep == "disk"
+        read = partial(self._read, job)
+        on_disk = job.stage_in == "disk"
         while True:
             async with (
-                self._staging.keeping(copy.blob, read, disk=on_disk),
-                self._admitted_to_write(copy),
+                self._staging.keeping(job.blob, read, disk=on_disk),
+                self._admitted_to_write(job),
             ):
-                self._unsubscribe(copy)
-                with self._staging.opened(copy.blob, copy.upload.offset) as body:
+                self._unsubscribe(job)
+                with self._staging.opened(job.blob, job.upload.offset) as body:
                     if body is None:
                         continue  # it had to make way for another blob meanwhile: it is read again
-                    return await self._send(copy, body)
+                    return await self._send(job, body)
 
-    def _admitted_to_write(self, copy: _Copy) -> AbstractAsyncContextManager[object]:
+    def _admitted_to_write(self, job: _Job) -> AbstractAsyncContextManager[object]:
         """Return a block that holds a permit of the target alone, for a body that is at hand."""
-        put = copy.target.demand_of_writing()
-        writing = copy.writing._replace(meters=put.meters)
-        return self._admitted((writing,), copy.rank, copy.upload.lease)
+        put = job.target.demand_of_writing()
+        writing = job.writing._replace(meters=put.meters)
+        return self._admitted((writing,), job.rank, job.upload.lease)
 
-    async def _read(self, copy: _Copy, sink: Sink) -> None:
+    async def _read(self, job: _Job, sink: Sink) -> None:
         """Read the blob from its source into staging: `sink` takes each piece."""
-        self._unsubscribe(copy)
-        self._check_reading(copy)
+        self._unsubscribe(job)
+        self._check_reading(job)
         offset = 0
 
         async def read_on() -> None:
             """Read what is left, after an outage from where the blob broke off."""
             nonlocal offset
-            async with self._admitted((copy.reading,), copy.rank), copy.relay.opened(offset):
-                while not copy.relay.complete:
-                    piece = await copy.relay.next()
+            async with self._admitted((job.reading,), job.rank), job.relay.opened(offset):
+                while not job.relay.complete:
+                    piece = await job.relay.next()
                     await sink(piece)
                     offset += len(piece)
 
         await self._transport.recovery.repeating(read_on)
 
-    async def _send_shared(self, copy: _Copy, subscriber: Subscriber) -> BlobResult:
+    async def _send_shared(self, job: _Job, subscriber: Subscriber) -> BlobResult:
         """Send a blob that others need too and that is not kept, from one reading for all."""
-        self._check_reading(copy)
-        get = copy.relay.source.demand_of_reading()
-        put = copy.target.demand_of_writing()
+        self._check_reading(job)
+        get = job.relay.source.demand_of_reading()
+        put = job.target.demand_of_writing()
         needs = Needs(
-            relay=copy.relay,
-            offset=copy.upload.offset,
-            reading=copy.reading._replace(meters=get.meters),
-            writing=copy.writing._replace(meters=put.meters),
-            chunk=copy.chunk_size,
-            rank=copy.rank,
-            lease=copy.upload.lease,
-            secrets=copy.target.host.secrets,
-            send=partial(self._send, copy),
+            relay=job.relay,
+            offset=job.upload.offset,
+            reading=job.reading._replace(meters=get.meters),
+            writing=job.writing._replace(meters=put.meters),
+            chunk=job.chunk_size,
+            rank=job.rank,
+            lease=job.upload.lease,
+            secrets=job.target.host.secrets,
+            send=partial(self._send, job),
         )
         return await self._feeds.send(subscriber, needs)
 
-    def _unsubscribe(self, copy: _Copy) -> None:
+    def _unsubscribe(self, job: _Job) -> None:
         """Let no shared reading wait for a copy that has ended, or that is sent in another way."""
-        if copy.subscriber is not None:
-            self._feeds.unsubscribe(copy.subscriber)
+        if job.subscriber is not None:
+            self._feeds.unsubscribe(job.subscriber)
 
     # The start: there already, mounted, or a session.
 
@@ -465,20 +465,20 @@ class BlobTransfer:
         finally:
             first.is_over.set()
 
-    async def _find_or_start(self, copy: _Copy) -> BlobResult | None:
+    async def _find_or_start(self, job: _Job) -> BlobResult | None:
         """Find the blob at the target or mount it; None when a session is open for its bytes."""
         result = None
-        first = self._first_starts[copy.target.pool]
+        first = self._first_starts[job.target.pool]
         # An open session is left of an earlier attempt, which has looked for the blob.
-        was_looked_for = bool(copy.upload.session) and not copy.has_probe_session
+        was_looked_for = bool(job.upload.session) and not job.has_probe_session
         try:
             if not was_looked_for:
-                if mount_from := self._mount_from(copy):
-                    result = await self._mount_or_start(copy, mount_from)
+                if mount_from := self._mount_from(job):
+                    result = await self._mount_or_start(job, mount_from)
                 else:
-                    result = await self._check_and_start(copy)
+                    result = await self._check_and_start(job)
         except SyncError as error:
-            if copy.upload.is_refused and not first.is_accepted:
+            if job.upload.is_refused and not first.is_accepted:
                 # The repository refuses every upload: no other blob is tried (rule 14).
                 first.refusal = error.without_place()
             raise
@@ -486,27 +486,27 @@ class BlobTransfer:
         first.is_over.set()
         return result
 
-    def _mount_from(self, copy: _Copy) -> str | None:
+    def _mount_from(self, job: _Job) -> str | None:
         """Return the repository to mount from; None when the blob has to be uploaded."""
-        if not copy.may_mount:
+        if not job.may_mount:
             return None
-        if copy.chosen_mount is not None:
-            return copy.chosen_mount
-        return self._knowledge.mount_source(copy.target.pool, copy.blob.digest)
+        if job.chosen_mount is not None:
+            return job.chosen_mount
+        return self._knowledge.mount_source(job.target.pool, job.blob.digest)
 
-    async def _mount_or_start(self, copy: _Copy, mount_from: str) -> BlobResult | None:
+    async def _mount_or_start(self, job: _Job, mount_from: str) -> BlobResult | None:
         """Mount the blob from another repository of the host; None when it has to be sent. A registry
         that refuses to mount opens a session in the same answer, and the blob is sent in that one
         (rule 10).
         """
-        digest = copy.blob.digest
-        host = copy.target.host.key
-        is_mounted = await copy.upload.start(mount_from)
+        digest = job.blob.digest
+        host = job.target.host.key
+        is_mounted = await job.upload.start(mount_from)
         if is_mounted:
             self._knowledge.record_mount(host)
             return BlobResult.MOUNTED
 
-        self._knowledge.record_refused_mount(copy.target.pool, mount_from)
+        self._knowledge.record_refused_mount(job.target.pool, mount_from)
         holder = RepositoryKey(host, mount_from)
         if self._knowledge.is_confirmed(holder, digest):
             # An answer of this run has shown the blob there, so the host refuses the mount itself.
@@ -515,11 +515,11 @@ class BlobTransfer:
         # An earlier run believed that the blob is there, perhaps wrongly. What it believed of this
         # target may be wrong as well, so a HEAD asks the target (docs/specification.md section 7).
         self._knowledge.forget(holder, digest)
-        if await copy.target.has_blob(copy.blob):
+        if await job.target.has_blob(job.blob):
             return BlobResult.PRESENT
         return None
 
-    async def _check_and_start(self, copy: _Copy) -> BlobResult | None:
+    async def _check_and_start(self, job: _Job) -> BlobResult | None:
         """Find the blob at the target; None when it is absent, and a session is open for it.
 
         One probing POST can do both (rule 11). It asks to mount the blob from a repository that need
@@ -527,17 +527,17 @@ class BlobTransfer:
         is there, else it opens a session by 202. Where the answers are not known to be true, a HEAD
         goes before.
         """
-        target = copy.target
+        target = job.target
         where = target.pool
-        upload = copy.upload
+        upload = job.upload
         probe_from = target.probe_from
-        needs_head = probe_from is None or self._knowledge.needs_head(where, copy.blob.digest)
+        needs_head = probe_from is None or self._knowledge.needs_head(where, job.blob.digest)
         if needs_head:
             self._searched.add(where.area)
-            if await self._is_present(copy):
+            if await self._is_present(job):
                 return BlobResult.PRESENT
-        if copy.has_probe_session:
-            copy.has_probe_session = False  # the blob is absent, so the session is used for it
+        if job.has_probe_session:
+            job.has_probe_session = False  # the blob is absent, so the session is used for it
             return None
 
         answers = self._knowledge.probe_answers(where)
@@ -554,7 +554,7 @@ class BlobTransfer:
         if answers.absent and not needs_head:
             # The registry answers 202 for absent blobs, so its 201 is believed.
             return BlobResult.BELIEVED
-        if await target.has_blob(copy.blob):
+        if await target.has_blob(job.blob):
             self._knowledge.record_probe_answer(where, present=True)
             return BlobResult.PRESENT
         # It answers 201 for absent blobs too. That has opened no session.
@@ -562,49 +562,47 @@ class BlobTransfer:
         await upload.start()
         return None
 
-    async def _learn_to_probe(self, copy: _Copy) -> None:
+    async def _learn_to_probe(self, job: _Job) -> None:
         """Learn whether a probing POST finds a blob that the repository holds (rule 11): then no later
         blob needs a HEAD.
 
         The POST asks for a blob that is known to be there. It is sent once an area, and only where
         two or more blobs would need a HEAD. Other copies wait for its answer without any permit.
         """
-        target = copy.target
+        target = job.target
         where = target.pool
         probe = self._probes[where.area]
-        if probe.answer or copy.upload.session or target.probe_from is None:
+        if probe.answer or job.upload.session or target.probe_from is None:
             return
         is_known = self._knowledge.probe_answers(where).present is not None
-        if is_known or not self._knowledge.needs_head(where, copy.blob.digest):
+        if is_known or not self._knowledge.needs_head(where, job.blob.digest):
             return
-        if self._mount_from(copy):
+        if self._mount_from(job):
             return  # this blob is mounted, so it needs no HEAD
 
         # For one blob alone the HEAD costs no more than the POST.
-        is_one_of_several = copy.claims.own_blobs > 1 or where.area in self._searched
-        present = self._known_blob(copy)
+        is_one_of_several = job.claims.own_blobs > 1 or where.area in self._searched
+        present = self._known_blob(job)
         if is_one_of_several and present is not None:
-            await probe.get(partial(self._ask_for_known, copy, present, target.probe_from))
+            await probe.get(partial(self._ask_for_known, job, present, target.probe_from))
 
-    def _known_blob(self, copy: _Copy) -> str | None:
+    def _known_blob(self, job: _Job) -> str | None:
         """Return a blob that is known to be in the repository: first one of the same image."""
-        where = copy.target.pool
-        for digest in copy.claims.blobs:
-            if digest != copy.blob.digest and self._knowledge.is_blob_believed(where, digest):
+        where = job.target.pool
+        for digest in job.claims.blobs:
+            if digest != job.blob.digest and self._knowledge.is_blob_believed(where, digest):
                 return digest
         return self._knowledge.choose_present_blob(where)
 
-    async def _ask_for_known(self, copy: _Copy, present: str, probe_from: str) -> None:
+    async def _ask_for_known(self, job: _Job, present: str, probe_from: str) -> None:
         """Ask by POST for `present`, a blob that is known to be there. Any answer but 201 means that the
         registry does not look there, so that HEADs are needed. If the POST has opened a session, the
         copy uses it for its own blob.
         """
-        where = copy.target.pool
+        where = job.target.pool
         try:
-            async with self._admitted(
-                (Demand(copy.target.host.key),), copy.rank, copy.upload.lease
-            ):
-                is_present = await copy.upload.ask_for(present, probe_from)
+            async with self._admitted((Demand(job.target.host.key),), job.rank, job.upload.lease):
+                is_present = await job.upload.ask_for(present, probe_from)
         except RegistryError as error:
             if not error.retryable:
                 self._knowledge.record_probe_answer(where, present=False)
@@ -612,27 +610,27 @@ class BlobTransfer:
             pass  # nothing is learnt, and nobody asks again in this run
         else:
             self._knowledge.record_probe_answer(where, present=is_present)
-            copy.has_probe_session = not is_present
+            job.has_probe_session = not is_present
 
-    async def _is_present(self, copy: _Copy) -> bool:
+    async def _is_present(self, job: _Job) -> bool:
         """Ask whether the target has the blob, unless an earlier HEAD has shown that it has not."""
-        if not copy.is_absent:
-            copy.is_absent = not await copy.target.has_blob(copy.blob)
-            if copy.is_absent:
-                self._knowledge.record_absent_blob(copy.target.pool, copy.blob.digest)
-        return not copy.is_absent
+        if not job.is_absent:
+            job.is_absent = not await job.target.has_blob(job.blob)
+            if job.is_absent:
+                self._knowledge.record_absent_blob(job.target.pool, job.blob.digest)
+        return not job.is_absent
 
     # The body.
 
-    async def _send(self, copy: _Copy, body: Body) -> BlobResult:
+    async def _send(self, job: _Job, body: Body) -> BlobResult:
         """Send the blob, or what the target lacks of it, to the open session.
 
         Raises _AnswerLost where all of it was sent and the answer does not tell that it has arrived.
         """
-        upload = copy.upload
-        upload.style = self._style_for(copy)
+        upload = job.upload
+        upload.style = self._style_for(job)
         try:
-            closing_body = await self._send_by_patches(copy, body)
+            closing_body = await self._send_by_patches(job, body)
             with _noticing_a_lost_answer(closing_body):
                 if await upload.send(closing_body):
                     return BlobResult.UPLOADED
@@ -642,56 +640,56 @@ class BlobTransfer:
                 raise  # a login or a busy registry says nothing of the session
             # The session held more, or less, than it said: the blob begins again, and no later upload
             # to this host goes on where it broke.
-            copy.target.host.resumes = False
+            job.target.host.resumes = False
             upload.session = ""
             message = f"the rest of a broken upload was refused: {error.message}"
             raise Disconnected(message) from error
         raise _AnswerLost(WireError("the registry answered before the blob was sent"))
 
-    async def _send_by_patches(self, copy: _Copy, body: Body) -> Body:
+    async def _send_by_patches(self, job: _Job, body: Body) -> Body:
         """Send the body by PATCH if this upload does so. Return the body of the PUT that closes the
         session: nothing after a PATCH, else the whole blob.
         """
-        if copy.upload.style == "patch":  # one for all
-            await self._send_part(copy, body)
+        if job.upload.style == "patch":  # one for all
+            await self._send_part(job, body)
             return MemoryPieces(b"")
-        if copy.upload.style == "chunks":
-            await self._send_in_chunks(copy, body)
+        if job.upload.style == "chunks":
+            await self._send_in_chunks(job, body)
             return MemoryPieces(b"")
 
         # A registry of chunks gets a blob that is no larger than one in a PUT. As a chunk, it is read
         # into memory and verified before its first byte goes (docs/design.md section 9).
-        if isinstance(body, Relay | FeedBody) and copy.target.row.put_limit:
-            room = bytearray(copy.blob.size - copy.upload.offset)
-            return MemoryPieces(await body.read_until(copy.blob.size, room))
+        if isinstance(body, Relay | FeedBody) and job.target.row.put_limit:
+            room = bytearray(job.blob.size - job.upload.offset)
+            return MemoryPieces(await body.read_until(job.blob.size, room))
         return body
 
-    def _style_for(self, copy: _Copy) -> UploadStyle:
+    def _style_for(self, job: _Job) -> UploadStyle:
         """Return the way to upload: the one that is usual for the registry's kind, or the other one, if
         uploads of this size have been refused (`_switch_style`).
         """
-        row = copy.target.row
-        size = copy.blob.size
+        row = job.target.row
+        size = job.blob.size
         if row.put_limit and size > row.put_limit:
             return "chunks"
-        smallest = self._knowledge.host(copy.target.host.key).smallest_patch
+        smallest = self._knowledge.host(job.target.host.key).smallest_patch
         if row.fallback and smallest is not None and size >= smallest:
             return row.fallback
         return row.upload
 
-    async def _send_in_chunks(self, copy: _Copy, body: Body) -> None:
+    async def _send_in_chunks(self, job: _Job, body: Body) -> None:
         """Send the body by a PATCH for each chunk (docs/specification.md section 8.2).
 
         A chunk that breaks goes again from where the target says it stands: what comes from the source
         is held in memory for that, a file is read again.
         """
-        upload = copy.upload
-        size = copy.blob.size
-        limit = copy.target.row.put_limit or size
+        upload = job.upload
+        size = job.blob.size
+        limit = job.target.row.put_limit or size
         if not isinstance(body, Relay | FeedBody):
             while upload.offset < size:
                 end = min(upload.offset + limit, size)
-                await self._send_chunk(copy, end, partial(body.part, end=end))
+                await self._send_chunk(job, end, partial(body.part, end=end))
             return
 
         room = bytearray(limit)  # the same for all chunks
@@ -699,41 +697,41 @@ class BlobTransfer:
             start = upload.offset
             end = min(start + limit, size)
             chunk = await body.read_until(end, room)
-            await self._send_chunk(copy, end, partial(body.chunk, chunk, start))
+            await self._send_chunk(job, end, partial(body.chunk, chunk, start))
 
     async def _send_chunk(
-        self, copy: _Copy, end: int, body_from: Callable[[int], MemoryPieces | FilePieces]
+        self, job: _Job, end: int, body_from: Callable[[int], MemoryPieces | FilePieces]
     ) -> None:
         """Send the blob up to byte `end`, in several parts if it breaks; `body_from` gives the body from
         a byte on.
         """
-        upload = copy.upload
+        upload = job.upload
         while upload.offset < end:
             try:
                 if upload.broken_session:
                     await upload.resume()
                 if not upload.session:
                     raise Disconnected("the registry has forgotten the upload")
-                await self._send_part(copy, body_from(upload.offset))
+                await self._send_part(job, body_from(upload.offset))
             except SyncError as error:
-                await self._pause_before_chunk(copy, error)
+                await self._pause_before_chunk(job, error)
 
-    async def _send_part(self, copy: _Copy, part: Body) -> None:
+    async def _send_part(self, job: _Job, part: Body) -> None:
         """Send a part by PATCH, unless the target has all of it."""
-        if part.length and not await copy.upload.send(part, last=False):
+        if part.length and not await job.upload.send(part, last=False):
             raise Disconnected("the registry answered before what was sent had arrived")
-        copy.retries = RetryBudget(ATTEMPTS)  # each part has all attempts
+        job.retries = RetryBudget(ATTEMPTS)  # each part has all attempts
 
-    async def _pause_before_chunk(self, copy: _Copy, error: SyncError) -> None:
+    async def _pause_before_chunk(self, job: _Job, error: SyncError) -> None:
         """Wait before a chunk goes again. Raises `error` where it cannot, or where the registry asks for a
         long pause: the permits of both ends are held meanwhile.
         """
-        upload = copy.upload
+        upload = job.upload
         if isinstance(error, RegistryError) and error.forgot_session:
             upload.session = ""
         if not upload.session or error.outage is not None:
             raise error
-        pause = self._transport.pause_after(error, copy.retries, copy.target.host)
+        pause = self._transport.pause_after(error, job.retries, job.target.host)
         asked = (error.retry_after or 0.0) if isinstance(error, RegistryError) else 0.0
         if max(pause, asked) > SOURCE_GRACE:
             raise error
@@ -742,19 +740,19 @@ class BlobTransfer:
 
     # After a failure.
 
-    async def _has_arrived(self, copy: _Copy) -> bool:
+    async def _has_arrived(self, job: _Job) -> bool:
         """Ask, a few times, whether a blob whose answer was lost has arrived."""
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
-            ask = partial(copy.target.has_blob, copy.blob)
+            ask = partial(job.target.has_blob, job.blob)
             try:
-                copy.is_absent = not await self._transport.recovery.repeating(ask)
+                job.is_absent = not await self._transport.recovery.repeating(ask)
             except SyncError as error:
                 # The registry has just lost an answer and may still be failing: the next HEAD may do.
                 if not error.retryable:
                     raise
             else:
-                if not copy.is_absent:
+                if not job.is_absent:
                     return True
         return False
 
@@ -769,15 +767,15 @@ class BlobTransfer:
         text = f"{error}; the targets share one download instead, at the pace of the slowest"
         self._transport.machine.log(level, "staging", text)
 
-    async def _prepare_second_reading(self, copy: _Copy, error: WrongBytes) -> bool:
+    async def _prepare_second_reading(self, job: _Job, error: WrongBytes) -> bool:
         """Have a blob read again from its first byte: a cache on the way may have been wrong once.
         Return False when that was tried before, for whichever target.
         """
-        upload = copy.upload
-        wrong = self._wrong_readings[copy.relay.source.key, copy.blob.digest]
+        upload = job.upload
+        wrong = self._wrong_readings[job.relay.source.key, job.blob.digest]
         # Another target's copy may have read the same wrong bytes at the same time: that is no second
         # reading.
-        if not wrong or copy.relay.is_fresh:
+        if not wrong or job.relay.is_fresh:
             wrong.append(error)
         if len(wrong) > 1:
             return False
@@ -791,79 +789,79 @@ class BlobTransfer:
         upload.broken_session = ""
         return True
 
-    def _check_reading(self, copy: _Copy) -> None:
+    def _check_reading(self, job: _Job) -> None:
         """Have a blob that came wrong once read over a fresh connection, from its first byte. Raises the
         error of the second reading if that came wrong too.
         """
-        wrong = self._wrong_readings.get((copy.relay.source.key, copy.blob.digest), [])
+        wrong = self._wrong_readings.get((job.relay.source.key, job.blob.digest), [])
         if len(wrong) > 1:
-            raise copy_of(wrong[-1])
-        if wrong and not copy.relay.is_fresh:
-            copy.relay = Relay(copy.relay.source, copy.blob, self._transport, fresh=True)
+            raise copy_error(wrong[-1])
+        if wrong and not job.relay.is_fresh:
+            job.relay = Relay(job.relay.source, job.blob, self._transport, fresh=True)
 
-    def _pause_before_next(self, copy: _Copy, error: SyncError) -> float:
+    def _pause_before_next(self, job: _Job, error: SyncError) -> float:
         """Draw the consequences of a failed attempt; return the seconds to wait before the next one.
         Raises `error` when there is no next attempt.
         """
-        upload = copy.upload
-        target = copy.target
-        error.with_place(Side.TARGET, "push blob", target.reference(copy.blob.digest))
+        upload = job.upload
+        target = job.target
+        error.with_place(Side.TARGET, "push blob", target.reference(job.blob.digest))
         error.message = target.host.redact(error.message)
 
-        copy.has_met_outage = copy.has_met_outage or error.outage is not None
+        job.has_met_outage = job.has_met_outage or error.outage is not None
         if error.outage is None:
             # The mount may be the reason, and the blob can be uploaded without it. Only a first failure
             # that looks like the beginning of an outage says nothing about the mount.
-            if copy.has_failed_before or not is_outage(error):
-                copy.may_mount = False
-            copy.has_failed_before = True
+            if job.has_failed_before or not is_outage(error):
+                job.may_mount = False
+            job.has_failed_before = True
 
             forgot_session = isinstance(error, RegistryError) and error.forgot_session
             if upload.has_begun and (isinstance(error, WireError) or forgot_session):
-                copy.broken_bodies += 1
+                job.broken_bodies += 1
 
-        if self._switch_style(copy, error):
+        if self._switch_style(job, error):
             pause = 0.0
         else:
-            hosts = (copy.relay.source.host, target.host)
-            pause = self._transport.pause_after(error, copy.retries, *hosts)
-        if copy.broken_bodies == _BLOB_STARTS:
+            hosts = (job.relay.source.host, target.host)
+            pause = self._transport.pause_after(error, job.retries, *hosts)
+        if job.broken_bodies == _BLOB_STARTS:
             raise error
         return pause
 
-    def _switch_style(self, copy: _Copy, error: SyncError) -> bool:
+    def _switch_style(self, job: _Job, error: SyncError) -> bool:
         """Switch to the registry's other way to upload, by PUT or by PATCH, if the error calls for it; say
         whether.
 
         It does when a body was refused, or broke in all attempts but the last
         (docs/protocol-facts.md section 7.9). A copy switches once.
         """
-        upload = copy.upload
-        other = copy.target.row.fallback
-        if other is None or copy.has_switched_style or not upload.has_begun:
+        upload = job.upload
+        other = job.target.row.fallback
+        if other is None or job.has_switched_style or not upload.has_begun:
             return False
         if isinstance(error, RegistryError) and error.forgot_session:
             return False  # that says nothing of the way
 
         is_too_large = isinstance(error, RegistryError) and error.status in _TOO_LARGE_STATUSES
         is_broken = isinstance(error, Disconnected) and error.side is Side.TARGET
-        breaks_always = is_broken and copy.broken_bodies == _BLOB_STARTS - 1
+        breaks_always = is_broken and job.broken_bodies == _BLOB_STARTS - 1
         if _refuses_the_way(error):
             size = 0
         elif is_too_large or breaks_always:
-            size = copy.blob.size  # smaller bodies may still be accepted in the usual way
+            size = job.blob.size  # smaller bodies may still be accepted in the usual way
         else:
             return False
 
         # Blobs from this size on go to this host in the other way; None: none does.
-        host = copy.target.host.key
+        host = job.target.host.key
         smallest = self._knowledge.host(host).smallest_patch
         if upload.style == other:
             smallest = None  # the other way has just failed too
         else:
             smallest = size if smallest is None else min(size, smallest)
         self._knowledge.learn_smallest_patch(host, smallest)
-        copy.has_switched_style = True
+        job.has_switched_style = True
         upload.broken_session = ""
         return True
 
