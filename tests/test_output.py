@@ -54,7 +54,7 @@ class Screen:
         self.record: list[tuple[str, str]] = []
         self.out = Stream("out", self.record, terminal)
         self.err = Stream("err", self.record, terminal)
-        settings = {"as_json": False, "json_log": False, "progress": False, **options}
+        settings = {"writes_json": False, "logs_json": False, "shows_progress": False, **options}
         self.console = Console(self.out, self.err, level=level, **settings)
 
     @property
@@ -81,7 +81,7 @@ FAILED = "failed s/app:1 -> t/app:1: CONTENT_ERROR: fetch blob s/app: wrong dige
 def test_what_was_synced_is_a_result_and_what_failed_is_not() -> None:
     screen = Screen()
     for each in (outcome("synced", bytes=1000), outcome("skipped"), outcome("failed", REFUSED)):
-        screen.console.outcome(each)
+        screen.console.show_outcome(each)
     assert screen.texts == (
         "synced s/app:1 -> t/app:1 (1.0 KB, 0.0s)\n",
         f"{FAILED}hint: look at the source\n",
@@ -89,15 +89,15 @@ def test_what_was_synced_is_a_result_and_what_failed_is_not() -> None:
 
 
 def test_with_json_standard_output_holds_one_document_whatever_is_said() -> None:
-    screen = Screen(as_json=True, level="trace", progress=True)
+    screen = Screen(writes_json=True, level="trace", shows_progress=True)
     report = Report()
     for each in (outcome("synced"), outcome("failed", REFUSED)):
         report.outcomes.append(each)
-        screen.console.outcome(each)
+        screen.console.show_outcome(each)
     screen.console.log("trace", "request", "GET /v2/")
-    screen.console.progress(ONE)
-    screen.console.summary(report, 1.0)
-    screen.console.document({"schema": 1})
+    screen.console.update_progress(ONE)
+    screen.console.print_summary(report, 1.0)
+    screen.console.print_document({"schema": 1})
     assert screen.out.getvalue() == '{"schema": 1}\n'
     assert screen.err.getvalue() == (
         f"{FAILED}hint: look at the source\ntrace: GET /v2/\nstill running: 1 of 2 images, 0 B of 0 B, 0 B/s, 1.0s\n"
@@ -122,9 +122,9 @@ def test_a_line_shows_from_its_level_upwards(level: str, shown: list[str]) -> No
 
 def test_quiet_silences_neither_results_nor_failures() -> None:
     screen = Screen(level="error")
-    screen.console.outcome(outcome("synced"))
-    screen.console.outcome(outcome("failed", REFUSED))
-    screen.console.error(RegsyncError("broken"))
+    screen.console.show_outcome(outcome("synced"))
+    screen.console.show_outcome(outcome("failed", REFUSED))
+    screen.console.show_error(RegsyncError("broken"))
     assert screen.out.getvalue().startswith("synced ")
     assert (
         screen.err.getvalue()
@@ -146,7 +146,7 @@ def test_the_summary_shows_when_there_is_something_or_somebody(
 ) -> None:
     screen, report = Screen(terminal=terminal), Report()
     report.outcomes.append(outcome(status, REFUSED if status == "failed" else None))
-    screen.console.summary(report, 1.0)
+    screen.console.print_summary(report, 1.0)
     assert screen.texts == ("\n".join([*report.summary(1.0), ""]) if shown else "", "")
 
 
@@ -162,8 +162,8 @@ TWO = ConfigError(
 
 
 def test_an_error_with_json_is_the_published_document_and_still_lines_for_people() -> None:
-    screen = Screen(as_json=True)
-    screen.console.error(TWO)
+    screen = Screen(writes_json=True)
+    screen.console.show_error(TWO)
     assert json.loads(screen.out.getvalue()) == {
         "schema": 1,
         "error": {"code": "CONFIG_ERROR", "message": "2 problems", "hint": None},
@@ -192,11 +192,11 @@ def test_json_log_lines_are_objects_with_their_events_fields(
 ) -> None:
     # The last moment of a second: the milliseconds must not round up alone.
     monkeypatch.setattr("_regsync.app.console.time.time_ns", lambda: 1_700_000_000_999_999_999)
-    screen = Screen(json_log=True, progress=True, terminal=True)
+    screen = Screen(logs_json=True, shows_progress=True, terminal=True)
     screen.console.log("warning", "min_tags", "too few", kept=1)
-    screen.console.outcome(outcome("failed", REFUSED))
-    screen.console.error(ConfigError("no such file", hint="give -c a file"))
-    screen.console.progress(Progress(1, 2, 500, 1000, 50.0, 10.0, "copying a"))
+    screen.console.show_outcome(outcome("failed", REFUSED))
+    screen.console.show_error(ConfigError("no such file", hint="give -c a file"))
+    screen.console.update_progress(Progress(1, 2, 500, 1000, 50.0, 10.0, "copying a"))
     assert screen.out.getvalue() == ""
     warning, failed, ended, running = screen.logged()
     assert warning == {
@@ -228,7 +228,7 @@ def test_json_log_lines_are_objects_with_their_events_fields(
 
 
 def test_a_field_that_json_does_not_know_is_shown_as_text() -> None:
-    screen = Screen(json_log=True)
+    screen = Screen(logs_json=True)
     screen.console.log("warning", "event", "text", where=Side.TARGET)
     assert screen.logged()[0]["where"] == "Side.TARGET"
 
@@ -236,17 +236,19 @@ def test_a_field_that_json_does_not_know_is_shown_as_text() -> None:
 # Hostile text and narrow streams.
 
 
-@pytest.mark.parametrize("json_log", [False, True])
-@pytest.mark.parametrize("as_json", [False, True])
-def test_no_control_character_reaches_a_stream(json_log: bool, as_json: bool) -> None:
-    screen = Screen(json_log=json_log, as_json=as_json, level="trace")
+@pytest.mark.parametrize("logs_json", [False, True])
+@pytest.mark.parametrize("writes_json", [False, True])
+def test_no_control_character_reaches_a_stream(logs_json: bool, writes_json: bool) -> None:
+    screen = Screen(logs_json=logs_json, writes_json=writes_json, level="trace")
     error = ConfigError(HOSTILE, hint=HOSTILE, problems=(Problem(HOSTILE, 1, 1, HOSTILE, HOSTILE),))
     screen.console.log("warning", "event", HOSTILE, field=HOSTILE)
-    screen.console.outcome(Outcome(source=HOSTILE, target=HOSTILE, status="failed", error=error))
-    screen.console.outcome(Outcome(source=HOSTILE, target=HOSTILE, status="synced"))
-    screen.console.error(error)
-    screen.console.line(HOSTILE)
-    screen.console.document({"key": HOSTILE})
+    screen.console.show_outcome(
+        Outcome(source=HOSTILE, target=HOSTILE, status="failed", error=error)
+    )
+    screen.console.show_outcome(Outcome(source=HOSTILE, target=HOSTILE, status="synced"))
+    screen.console.show_error(error)
+    screen.console.print_line(HOSTILE)
+    screen.console.print_document({"key": HOSTILE})
     for text in screen.texts:
         assert not set(text) & set("\x1b\x9b\r\u202e\x00\x7f\u2028")
         assert all("a" in line for line in text.splitlines()), (
@@ -266,9 +268,9 @@ def narrow(encoding: str) -> tuple[Console, io.BytesIO, io.BytesIO]:
         io.TextIOWrapper(out, encoding, newline="\n"),
         io.TextIOWrapper(err, encoding, newline="\n"),
         level="warning",
-        as_json=False,
-        json_log=False,
-        progress=False,
+        writes_json=False,
+        logs_json=False,
+        shows_progress=False,
     )
     return console, out, err
 
@@ -276,7 +278,7 @@ def narrow(encoding: str) -> tuple[Console, io.BytesIO, io.BytesIO]:
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
 def test_a_stream_without_utf8_still_gets_every_line(encoding: str) -> None:
     console, out, err = narrow(encoding)
-    console.line("caf\u00e9 \u2192 and so on\u2026")
+    console.print_line("caf\u00e9 \u2192 and so on\u2026")
     console.log("warning", "event", "\u2192")
     assert (out.getvalue(), err.getvalue()) == (
         b"caf\\xe9 \\u2192 and so on...\n",
@@ -288,22 +290,22 @@ def test_a_document_is_json_on_a_stream_of_any_encoding() -> None:
     for encoding in ("ascii", "latin-1", "utf-16"):
         console, out, _ = narrow(encoding)
         value = {"text": "caf\u00e9 \u2192 \U0001f600 \udc80"}
-        console.document(value)
+        console.print_document(value)
         assert json.loads(out.getvalue().decode(encoding)) == value
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_an_iterator_in_a_document_is_an_array(count: int) -> None:
-    screen = Screen(as_json=True)
+    screen = Screen(writes_json=True)
     items = [{"number": number, "text": "\u2192"} for number in range(count)]
-    screen.console.document({"schema": 1, "images": iter(items), "totals": {"images": count}})
+    screen.console.print_document({"schema": 1, "images": iter(items), "totals": {"images": count}})
     whole = {"schema": 1, "images": items, "totals": {"images": count}}
     assert screen.out.getvalue() == json.dumps(whole) + "\n"
 
 
 def test_a_large_report_is_never_whole_in_memory() -> None:
     """Each item is written before many more are asked for."""
-    screen = Screen(as_json=True)
+    screen = Screen(writes_json=True)
     waiting = list[int]()
 
     def items() -> Iterator[str]:
@@ -311,7 +313,7 @@ def test_a_large_report_is_never_whole_in_memory() -> None:
             waiting.append(1000 * number - len(screen.out.getvalue()))
             yield "x" * 1000
 
-    screen.console.document({"schema": 1, "images": items()})
+    screen.console.print_document({"schema": 1, "images": items()})
     assert len(json.loads(screen.out.getvalue())["images"]) == 1000
     assert max(waiting) < 70_000
 
@@ -409,14 +411,14 @@ def at(screen: Screen, monkeypatch: pytest.MonkeyPatch, columns: int, rows: int 
 
 
 def test_the_live_display_is_cleared_before_any_other_line() -> None:
-    screen = Screen(terminal=True, progress=True)
+    screen = Screen(terminal=True, shows_progress=True)
     shown = {each: "\n".join(progress_lines(each, 80)) for each in (ONE, TWO_OF_TWO)}
-    screen.console.progress(ONE)
-    screen.console.outcome(outcome("synced"))
-    screen.console.progress(TWO_OF_TWO)
+    screen.console.update_progress(ONE)
+    screen.console.show_outcome(outcome("synced"))
+    screen.console.update_progress(TWO_OF_TWO)
     screen.console.log("info", "event", "not wanted")
-    screen.console.line("done")
-    screen.console.line("nothing to clear any more")
+    screen.console.print_line("done")
+    screen.console.print_line("nothing to clear any more")
     assert screen.record == [
         ("err", shown[ONE]),
         ("err", CLEAR),
@@ -429,9 +431,9 @@ def test_the_live_display_is_cleared_before_any_other_line() -> None:
 
 
 def test_the_same_progress_is_not_written_twice_and_another_replaces_it() -> None:
-    screen = Screen(terminal=True, progress=True)
+    screen = Screen(terminal=True, shows_progress=True)
     for now in (ONE, ONE, TWO_OF_TWO):
-        screen.console.progress(now)
+        screen.console.update_progress(now)
     _, second = screen.record
     assert second == ("err", CLEAR + "\n".join(progress_lines(TWO_OF_TWO, 80)))
 
@@ -439,11 +441,11 @@ def test_the_same_progress_is_not_written_twice_and_another_replaces_it() -> Non
 def test_a_terminal_made_narrower_has_wrapped_what_is_cleared(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    screen = Screen(terminal=True, progress=True)
+    screen = Screen(terminal=True, shows_progress=True)
     at(screen, monkeypatch, 80)
-    screen.console.progress(BUSY)
+    screen.console.update_progress(BUSY)
     at(screen, monkeypatch, 30)
-    screen.console.clear()
+    screen.console.clear_display()
     # 40, 59 and 43 columns are two rows each now; the cursor stands in the last.
     assert screen.record[-1] == ("err", "\r\x1b[5A\x1b[J")
 
@@ -453,30 +455,30 @@ def test_the_live_display_is_lower_than_the_terminal(
     monkeypatch: pytest.MonkeyPatch, rows: int, lines: int
 ) -> None:
     """What has scrolled away cannot be cleared. Some say that they have neither rows nor columns."""
-    screen = Screen(terminal=True, progress=True)
+    screen = Screen(terminal=True, shows_progress=True)
     at(screen, monkeypatch, 0, rows)
-    screen.console.progress(BUSY)
+    screen.console.update_progress(BUSY)
     assert screen.err.getvalue().split("\n") == progress_lines(BUSY, 80)[:lines]
 
 
 def test_bars_are_blocks_where_the_terminal_takes_them() -> None:
-    screen = Screen(terminal=True, progress=True)
-    screen.console.progress(BUSY)
+    screen = Screen(terminal=True, shows_progress=True)
+    screen.console.update_progress(BUSY)
     assert "####" in screen.err.getvalue()
     err = io.TextIOWrapper(io.BytesIO(), "utf-8")
     err.isatty = lambda: True  # type: ignore[method-assign]
     console = Console(
-        io.StringIO(), err, level="error", as_json=False, json_log=False, progress=True
+        io.StringIO(), err, level="error", writes_json=False, logs_json=False, shows_progress=True
     )
-    console.progress(BUSY)
+    console.update_progress(BUSY)
     assert "████" in err.buffer.getvalue().decode()
 
 
 def test_a_terminal_that_cannot_clear_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    screen = Screen(terminal=True, progress=True)
-    assert (screen.console.live, screen.console.heartbeat) == (False, True)
-    screen.console.progress(BUSY)
+    screen = Screen(terminal=True, shows_progress=True)
+    assert (screen.console.has_display, screen.console.has_heartbeat) == (False, True)
+    screen.console.update_progress(BUSY)
     screen.console.log("warning", "event", "text")
     assert screen.err.getvalue() == (
         "still running: 12 of 40 images, 31.5 MB of 1.2 GB, 5.2 MB/s, 1m05s; "
@@ -485,7 +487,7 @@ def test_a_terminal_that_cannot_clear_gets_lines(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("terminal", "progress", "json_log", "live", "heartbeat"),
+    ("terminal", "progress", "logs_json", "live", "heartbeat"),
     [
         (True, True, False, True, False),
         (True, True, True, False, True),
@@ -495,16 +497,16 @@ def test_a_terminal_that_cannot_clear_gets_lines(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_progress_is_live_on_terminals_and_a_heartbeat_elsewhere(
-    terminal: bool, progress: bool, json_log: bool, live: bool, heartbeat: bool
+    terminal: bool, progress: bool, logs_json: bool, live: bool, heartbeat: bool
 ) -> None:
-    console = Screen(terminal=terminal, progress=progress, json_log=json_log).console
-    assert (console.live, console.heartbeat) == (live, heartbeat)
+    console = Screen(terminal=terminal, shows_progress=progress, logs_json=logs_json).console
+    assert (console.has_display, console.has_heartbeat) == (live, heartbeat)
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_without_a_terminal_a_heartbeat_comes_every_thirty_seconds() -> None:
-    screen = Screen(progress=True)
+    screen = Screen(shows_progress=True)
     with anyio.move_on_after(61):
         await show_progress(screen.console, work())
     assert screen.texts == (
@@ -517,7 +519,7 @@ async def test_without_a_terminal_a_heartbeat_comes_every_thirty_seconds() -> No
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_on_a_terminal_the_live_display_moves_and_is_gone_at_the_end() -> None:
-    screen = Screen(progress=True, terminal=True)
+    screen = Screen(shows_progress=True, terminal=True)
     with anyio.move_on_after(2.6):
         await show_progress(screen.console, work())
     rates = [text.partition("of 90.0 MB, ")[2].partition("\n")[0] for _, text in screen.record]
@@ -528,7 +530,7 @@ async def test_on_a_terminal_the_live_display_moves_and_is_gone_at_the_end() -> 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_the_rate_is_that_of_the_last_seconds() -> None:
-    screen = Screen(progress=True, terminal=True)
+    screen = Screen(shows_progress=True, terminal=True)
     with anyio.move_on_after(6.6):
         await show_progress(screen.console, work())
     assert ", 0 B/s\n" in screen.record[-2][1], "all bytes came in the first quarter of a second"
@@ -546,7 +548,7 @@ async def test_the_rate_is_that_of_the_last_seconds() -> None:
     ],
 )
 async def test_what_a_run_does_is_named(known: int, names: list[str], doing: str) -> None:
-    screen = Screen(progress=True, terminal=True)
+    screen = Screen(shows_progress=True, terminal=True)
     with anyio.move_on_after(0.4):
         await show_progress(screen.console, work(images_known=known, under_way=lambda: names))
     assert screen.record[0][1].splitlines()[-1][7:] == doing
@@ -562,7 +564,7 @@ async def test_each_registry_that_is_away_throttled_slow_or_failing_has_a_line()
     ask(shown, "slow", requests=7, in_use=3)
     ask(shown, "idle", requests=7, in_use=0)
     shown.failures.update({"bad": 2, "hub": 1})
-    screen = Screen(progress=True, terminal=True)
+    screen = Screen(shows_progress=True, terminal=True)
     with anyio.move_on_after(11):
         await show_progress(screen.console, shown)
 
@@ -582,7 +584,7 @@ async def test_each_registry_that_is_away_throttled_slow_or_failing_has_a_line()
 async def test_a_registry_is_not_slow_while_bytes_move() -> None:
     shown = work()
     ask(shown, "slow", requests=7, in_use=3)
-    screen = Screen(progress=True, terminal=True)
+    screen = Screen(shows_progress=True, terminal=True)
     with anyio.move_on_after(30):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(show_progress, screen.console, shown)
@@ -662,11 +664,11 @@ def test_the_time_left_is_told_in_steps(seconds: float, shown: float) -> None:
 def test_a_terminal_shows_hosts_once_where_all_images_have_the_same() -> None:
     screen = Screen(terminal=True)
     screen.console.omit_shared_hosts({("s", "t")})
-    screen.console.outcome(outcome("skipped"))
+    screen.console.show_outcome(outcome("skipped"))
     assert screen.out.getvalue() == ""
-    screen.console.outcome(outcome("synced"))
-    screen.console.outcome(outcome("synced", bytes=1000))
-    screen.console.outcome(outcome("failed", REFUSED))
+    screen.console.show_outcome(outcome("synced"))
+    screen.console.show_outcome(outcome("synced", bytes=1000))
+    screen.console.show_outcome(outcome("failed", REFUSED))
     assert screen.out.getvalue() == (
         "s -> t\nsynced app:1 -> app:1 (0 B, 0.0s)\nsynced app:1 -> app:1 (1.0 KB, 0.0s)\n"
     )
@@ -677,7 +679,7 @@ def test_a_layout_that_all_images_go_to_is_shown_once_too() -> None:
     screen = Screen(terminal=True)
     screen.console.omit_shared_hosts({("s", "oci-layout:./usb")})
     done = Outcome(source="s/team/app:1", target="oci-layout:./usb//team/app:1", status="synced")
-    screen.console.outcome(done)
+    screen.console.show_outcome(done)
     assert screen.out.getvalue() == (
         "s -> oci-layout:./usb\nsynced team/app:1 -> team/app:1 (0 B, 0.0s)\n"
     )
@@ -692,7 +694,7 @@ def test_pipes_and_runs_between_several_hosts_show_them_with_each_image(
 ) -> None:
     screen = Screen(terminal=terminal)
     screen.console.omit_shared_hosts(hosts)
-    screen.console.outcome(outcome("synced"))
+    screen.console.show_outcome(outcome("synced"))
     assert screen.out.getvalue() == "synced s/app:1 -> t/app:1 (0 B, 0.0s)\n"
 
 
@@ -700,7 +702,7 @@ def test_pipes_and_runs_between_several_hosts_show_them_with_each_image(
 
 
 @pytest.mark.parametrize(
-    ("terminal", "term", "no_color", "json_log", "coloured"),
+    ("terminal", "term", "no_color", "logs_json", "coloured"),
     [
         (True, "xterm", None, False, True),
         (True, "xterm", "", False, True),  # no-color.org: empty is as absent
@@ -715,19 +717,19 @@ def test_colours_are_for_terminals_that_want_them(
     terminal: bool,
     term: str,
     no_color: str | None,
-    json_log: bool,
+    logs_json: bool,
     coloured: bool,
 ) -> None:
     monkeypatch.setenv("TERM", term)
     if no_color is not None:
         monkeypatch.setenv("NO_COLOR", no_color)
-    screen = Screen(terminal=terminal, json_log=json_log)
-    screen.console.outcome(outcome("synced"))
-    screen.console.outcome(outcome("failed", REFUSED))
+    screen = Screen(terminal=terminal, logs_json=logs_json)
+    screen.console.show_outcome(outcome("synced"))
+    screen.console.show_outcome(outcome("failed", REFUSED))
     screen.console.log("warning", "event", "text")
     out, err = screen.texts
     assert "\x1b" not in out, "results are for other programs too"
-    if not json_log:
+    if not logs_json:
         expected = f"{FAILED}hint: look at the source\nwarning: text\n"
         for word, number in (("failed", 31), ("warning:", 33)) if coloured else ():
             expected = expected.replace(f"{word} ", f"\x1b[{number}m{word}\x1b[0m ", 1)
@@ -741,8 +743,8 @@ def test_colours_are_for_terminals_that_want_them(
 def test_a_hint_is_given_once_for_all_images_that_it_helps() -> None:
     screen = Screen()
     for _ in range(3):
-        screen.console.outcome(outcome("failed", REFUSED))
-    screen.console.outcome(outcome("failed", ContentError("wrong", hint="another")))
+        screen.console.show_outcome(outcome("failed", REFUSED))
+    screen.console.show_outcome(outcome("failed", ContentError("wrong", hint="another")))
     assert screen.err.getvalue().splitlines() == [
         FAILED.rstrip(),
         "hint: look at the source",
@@ -753,19 +755,19 @@ def test_a_hint_is_given_once_for_all_images_that_it_helps() -> None:
     ]
 
 
-@pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("json_log", [False, True])
+@pytest.mark.parametrize("writes_json", [False, True])
+@pytest.mark.parametrize("logs_json", [False, True])
 def test_causes_that_images_share_are_told_once_more_with_their_number(
-    as_json: bool, json_log: bool
+    writes_json: bool, logs_json: bool
 ) -> None:
-    screen, report = Screen(as_json=as_json, json_log=json_log, level="error"), Report()
+    screen, report = Screen(writes_json=writes_json, logs_json=logs_json, level="error"), Report()
     for _ in range(12):
         report.outcomes.append(outcome("failed", REFUSED))
     report.outcomes.append(outcome("failed", ContentError("only once")))
-    screen.console.summary(report, 1.0)
+    screen.console.print_summary(report, 1.0)
     out, err = screen.texts
-    assert out.splitlines() == ([] if as_json else report.summary(1.0))
-    if json_log:
+    assert out.splitlines() == ([] if writes_json else report.summary(1.0))
+    if logs_json:
         (told,) = screen.logged()
         assert (told["event"], told["level"], told["count"]) == ("failed_alike", "error", 12)
         assert told["cause"] == "CONTENT_ERROR s: wrong digest"

@@ -73,7 +73,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) ->
 
 def console_on(terminal: Terminal) -> Console:
     return Console(
-        terminal, terminal, level="warning", as_json=False, json_log=False, progress=True
+        terminal, terminal, level="warning", writes_json=False, logs_json=False, shows_progress=True
     )
 
 
@@ -87,9 +87,9 @@ def test_the_display_stands_below_what_stays_and_wraps_nowhere(terminal):
     console = console_on(terminal)
     console.omit_shared_hosts({("s", "t")})
     for number in range(5):
-        console.progress(NOW._replace(done=number, elapsed=float(number)))
-        console.outcome(synced(number))
-    console.progress(NOW._replace(done=5))
+        console.update_progress(NOW._replace(done=number, elapsed=float(number)))
+        console.show_outcome(synced(number))
+    console.update_progress(NOW._replace(done=5))
 
     kept = ["s -> t", *(f"synced app:v{n} -> app:v{n} (1.0 KB, 1.0s)" for n in range(5))]
     assert terminal.lines[: len(kept)] == kept
@@ -99,26 +99,26 @@ def test_the_display_stands_below_what_stays_and_wraps_nowhere(terminal):
     assert display[-1] == "and 3 more registries"
     assert [line.split()[0] for line in display[:3]] == ["images", "data", "saved"]
 
-    console.clear()
+    console.clear_display()
     assert terminal.lines == kept
 
 
 def test_a_terminal_that_becomes_wider_keeps_nothing_of_the_display(terminal):
     """A narrower one wraps lines again, which this emulator does not."""
     console = console_on(terminal)
-    console.line("before")
-    console.progress(NOW._replace(waiting="copying a"))
+    console.print_line("before")
+    console.update_progress(NOW._replace(waiting="copying a"))
     terminal.screen.resize(ROWS, 120)
-    console.progress(NOW._replace(waiting="copying b"))
-    console.line("after")
+    console.update_progress(NOW._replace(waiting="copying b"))
+    console.print_line("after")
     assert terminal.lines == ["before", "after"]
 
 
 def test_a_dumb_terminal_gets_lines_and_no_escapes(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     console = console_on(terminal)
-    assert not console.live
-    console.progress(NOW._replace(registries=("registry.example.com: 2 failed",)))
+    assert not console.has_display
+    console.update_progress(NOW._replace(registries=("registry.example.com: 2 failed",)))
     text = " ".join("".join(terminal.screen.display).split())
     assert text.startswith("still running: 12 of 40 images, 31.5 MB of 1.2 GB")
     assert "registry.example.com: 2 failed" in text

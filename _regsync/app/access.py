@@ -57,10 +57,10 @@ async def check_access(config: Config, console: Console) -> int:
             return access
 
         accesses = await gather([partial(check_one, repository) for repository in repositories])
-    if console.as_json:
+    if console.writes_json:
         rows = [access.as_json() for access in accesses]
         rows.sort(key=lambda row: str(row["repository"]))
-        console.document({"schema": 1, "access": rows})
+        console.print_document({"schema": 1, "access": rows})
     return AuthError.exit_status if any(access.error for access in accesses) else 0
 
 
@@ -130,10 +130,10 @@ def print_access(access: Access, console: Console) -> None:
         message = f"{error.code}: {error}"
         console.log("error", "check_failed", message, code=error.code, hint=error.hint)
         return
-    if console.as_json:
+    if console.writes_json:
         return
     rights = ",".join(access.rights) or "-"
-    console.line(f"ok  {access.repository}  {rights}  ({', '.join(remarks_on(access))})")
+    console.print_line(f"ok  {access.repository}  {rights}  ({', '.join(remarks_on(access))})")
 
 
 def remarks_on(access: Access) -> list[str]:

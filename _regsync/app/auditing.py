@@ -41,9 +41,9 @@ async def audit(
 
     def tell(news: Finding | Outcome) -> None:
         if isinstance(news, Outcome):
-            console.outcome(news)
-        elif not console.as_json:
-            console.line(news.line())
+            console.show_outcome(news)
+        elif not console.writes_json:
+            console.print_line(news.line())
 
     report = AuditReport()
     with closing(connect(console)) as transport:
@@ -58,9 +58,9 @@ async def audit(
         console.log("warning", "interrupted", report.undone_text())
     elif receipt is not None:
         write_receipt(receipt, report, console)
-    console.summary(report, elapsed)
-    if console.as_json:
-        console.document(
+    console.print_summary(report, elapsed)
+    if console.writes_json:
+        console.print_document(
             report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
         )
     return 128 + signals[0] if report.interrupted else report.exit_status()

@@ -463,10 +463,12 @@ def main(argv: Sequence[str], closed: str = "") -> int:
     """
     # An error in the command line is shown in the form that it asks for, so these two are found
     # without a parser.
-    as_json = "--json" in argv
-    json_log = "--log-format json" in " ".join(argv).replace("=", " ")
-    make_console = partial(Console, sys.stdout, sys.stderr, as_json=as_json, json_log=json_log)
-    console = make_console(level="warning", progress=False)
+    writes_json = "--json" in argv
+    logs_json = "--log-format json" in " ".join(argv).replace("=", " ")
+    make_console = partial(
+        Console, sys.stdout, sys.stderr, writes_json=writes_json, logs_json=logs_json
+    )
+    console = make_console(level="warning", shows_progress=False)
     verbosity = 0
     try:
         # Help and the schema are shown all the same.
@@ -476,7 +478,7 @@ def main(argv: Sequence[str], closed: str = "") -> int:
         arguments = parse_arguments(argv)
         verbosity = arguments.v or 0
         console = make_console(
-            level=log_level(arguments), progress=not (arguments.q or arguments.no_progress)
+            level=log_level(arguments), shows_progress=not (arguments.q or arguments.no_progress)
         )
         if closed and arguments.command not in ("schema", "version"):
             raise ConfigError(closed, hint=REMEDY)
@@ -489,7 +491,7 @@ def main(argv: Sequence[str], closed: str = "") -> int:
             sys.excepthook(type(error), error, error.__traceback__)
         return report_error(console, error)
     finally:
-        if console.lost:
+        if console.has_lost_output:
             discard_lost_output()
 
 
@@ -520,7 +522,7 @@ def report_error(console: Console, error: BaseException) -> int:
     if isinstance(error, RegsyncError):
         reported = error
     elif isinstance(error, OSError) and error.errno in LOST_OUTPUT:
-        console.lost = True
+        console.has_lost_output = True
         reason = reason_of(error)
         reported = RegsyncError(f"the output of this command cannot be written: {reason}")
     else:
@@ -531,7 +533,7 @@ def report_error(console: Console, error: BaseException) -> int:
     # A broken pipe is not reported: the reader of the output has left.
     if not isinstance(error, BrokenPipeError):
         try:
-            console.error(reported)
+            console.show_error(reported)
         except OSError:
             pass  # standard error cannot be written either: only the exit status is left
 

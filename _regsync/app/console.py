@@ -1,9 +1,9 @@
-"""What the user sees: results, log lines, progress, the JSON document.
+"""Write results, log lines, progress and the JSON document.
 
-Owns: the two output streams, and how values become lines on them.
+Owns: standard output and standard error, and the format of every line on them.
 May not know: what a run does.
-Invariants: standard output holds results only, with `--json` exactly one document; everything else
-goes to standard error; no control character of foreign text reaches either.
+Invariants: standard output holds only results, with `--json` exactly one document. Everything else
+goes to standard error. No control character of foreign text reaches either stream.
 Follows: docs/specification.md section 6, docs/design.md sections 2 and 10.
 """
 
@@ -24,60 +24,78 @@ if TYPE_CHECKING:
     from _regsync.sync.report import Outcome, Report
 
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
-COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
+COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}  # escape sequence of each coloured level
 NO_COLOUR = "\x1b[0m"
-CLEAR_BELOW = "\x1b[J"
+CLEAR_BELOW = "\x1b[J"  # clears the screen from the cursor to the end
 
-LONGEST_LINE = 2000  # characters: room for two references and a cause, which are cut before
+# Characters. A line has room for two references and a cause, each of which has a limit of its own.
+LONGEST_LINE = 2000
 
-DOCUMENT_PIECE = 64 * 1024  # characters of a document that are written at once
+DOCUMENT_PIECE = 64 * 1024  # characters of a JSON document in one write
 
-USUAL_COLUMNS = 80  # of a terminal that does not say
+# The size of a terminal that does not report its size.
+USUAL_COLUMNS = 80
 USUAL_ROWS = 24
 
 
 class Console:
-    """Standard output and standard error, in the form that the command line asks for."""
+    """Standard output and standard error, in the formats that the command line selects."""
 
     def __init__(
-        self, out: TextIO, err: TextIO, *, level: str, as_json: bool, json_log: bool, progress: bool
+        self,
+        out: TextIO,
+        err: TextIO,
+        *,
+        level: str,  # the lowest level that `log` writes, a key of LEVELS
+        writes_json: bool,  # --json
+        logs_json: bool,  # --log-format json
+        shows_progress: bool,  # neither -q nor --no-progress
     ) -> None:
         is_terminal = err.isatty() and os.environ.get("TERM") != "dumb"
-        # Whether escape sequences may be written to it.
-        is_styled = is_terminal and not json_log
+        takes_escapes = (
+            is_terminal and not logs_json
+        )  # whether standard error takes escape sequences
         is_utf8 = (getattr(err, "encoding", None) or "").lower().startswith("utf")
-        self.as_json = as_json
-        self.live = progress and is_styled  # whether a display stands at the terminal's bottom
-        self.heartbeat = progress and not is_styled  # whether a line shows progress now and then
-        self.lost = False  # whether a stream could not take what was written to it
-        self.hinted = set[str]()  # hints that were shown
+        self.writes_json = writes_json
+        # Progress is shown either by a display of several lines that is redrawn at the bottom of the
+        # terminal, or by a log line every 30 seconds.
+        self.has_display = shows_progress and takes_escapes
+        self.has_heartbeat = shows_progress and not takes_escapes
+        self.has_lost_output = False  # whether a write to either stream has failed
+        self.shown_hints = set[str]()  # hints that are not to be shown again
         self._out = out
         self._err = err
         self._threshold = LEVELS[level]
-        self._json_log = json_log
-        self._colours = COLOURS if is_styled and not os.environ.get("NO_COLOR") else {}
-        self._marks = "█░" if is_utf8 else "#-"  # as in `progress_lines`
-        self._display = list[str]()  # the lines of the live display as they stand
-        # The hosts that the lines of images are without, because all have the same; else empty.
-        self._common_hosts = ("", "")
-        self._has_shown_hosts = False
+        self._logs_json = logs_json
+        # The escape sequence of each coloured level.
+        self._colours = COLOURS if takes_escapes and not os.environ.get("NO_COLOR") else {}
+        # The characters for the done and the remaining part of a progress bar.
+        self._marks = "█░" if is_utf8 else "#-"
+        self._display = list[str]()  # the lines of the display that are on the terminal now
+
+        # If all images have the same two hosts, these are printed once, in a heading above the first
+        # image, and the lines of images have no hosts.
+        self._omits_hosts = False
+        self._unprinted_heading = ""  # the heading until it has been printed
 
     def shows(self, level: str) -> bool:
-        """Say whether lines of a level are shown."""
+        """Report whether `log` writes lines of this level."""
         return LEVELS[level] >= self._threshold
 
     def log(self, level: str, event: str, message: str, **fields: object) -> None:
-        """Write a line to standard error, if its level is shown."""
+        """Write a line to standard error, unless its level is below the console's level."""
         if self.shows(level):
             self._log_line(level, event, message, prefix=f"{level}: ", **fields)
 
     def _log_line(
         self, level: str, event: str, message: str, *, prefix: str = "", **fields: object
     ) -> None:
-        """Write a line to standard error, whatever levels are shown: the message behind `prefix`, or
-        with `--log-format json` an object of all other arguments.
+        """Write a line to standard error regardless of its level.
+
+        In the text format the line is `prefix` and `message`, followed by `fields["hint"]` on a line
+        of its own. In the JSON format the line is an object of all arguments except `prefix`.
         """
-        if self._json_log:
+        if self._logs_json:
             entry = {"ts": timestamp(), "level": level, "event": event, "message": message}
             self._write_line(self._err, json.dumps({**entry, **fields}, default=str))
             return
@@ -88,42 +106,49 @@ class Console:
             text = f"{self._colours[level]}{first_word}{NO_COLOUR}{blank}{rest}"
         self._write_line(self._err, text)
         hint = fields.get("hint")
-        # A hint is shown once, for all failures that it helps against.
-        if isinstance(hint, str) and hint not in self.hinted:
-            self.hinted.add(hint)
+        # Many failures may have the same hint. It is shown only once.
+        if isinstance(hint, str) and hint not in self.shown_hints:
+            self.shown_hints.add(hint)
             self._write_line(self._err, one_line(f"hint: {hint}", LONGEST_LINE))
 
-    def outcome(self, outcome: Outcome) -> None:
-        """Show one image: what was done on standard output, what failed on standard error."""
-        if outcome.error is not None:
-            line = outcome.line()
-            fields = {**outcome.as_json(), "hint": outcome.error.hint}
-            self._log_line("error", "image_failed", line, **fields)
-        elif outcome.status == "synced" and not self.as_json:
-            source_host, target_host = self._common_hosts
-            if source_host and not self._has_shown_hosts:
-                self.line(f"{source_host} -> {target_host}")
-                self._has_shown_hosts = True
-            self.line(outcome.line(with_hosts=not source_host))
+    def show_outcome(self, outcome: Outcome) -> None:
+        """Print a synced image to standard output, or log a failed image to standard error.
 
-    def omit_shared_hosts(self, hosts: Collection[tuple[str, str]]) -> None:
-        """Learn from which source hosts to which target hosts a run copies.
-
-        Where there is one of each, a terminal shows them once, and not with each image.
+        Skipped images are not shown. With `--json` synced images are only in the document.
         """
-        if len(hosts) == 1 and self._out.isatty():
-            (self._common_hosts,) = hosts
+        if outcome.error is not None:
+            fields = {**outcome.as_json(), "hint": outcome.error.hint}
+            self._log_line("error", "image_failed", outcome.line(), **fields)
+        elif outcome.status == "synced" and not self.writes_json:
+            if self._unprinted_heading:
+                self.print_line(self._unprinted_heading)
+                self._unprinted_heading = ""
+            self.print_line(outcome.line(with_hosts=not self._omits_hosts))
 
-    def error(self, error: RegsyncError) -> None:
-        """Show the error that ended the command: a line for each problem, with `--json` the document."""
+    def omit_shared_hosts(self, host_pairs: Collection[tuple[str, str]]) -> None:
+        """Print hosts once, instead of in each image's line, if all images have the same two hosts.
+
+        `host_pairs` has a pair (source host, target host) for each direction in which the run copies.
+        Output that does not go to a terminal keeps the hosts in each line.
+        """
+        if len(host_pairs) == 1 and self._out.isatty():
+            ((source_host, target_host),) = host_pairs
+            self._omits_hosts = True
+            self._unprinted_heading = f"{source_host} -> {target_host}"
+
+    def show_error(self, error: RegsyncError) -> None:
+        """Log the error that ended the command, a line for each problem of a configuration.
+
+        With `--json` the error is also printed as the JSON document.
+        """
         code = error.code
         hint = error.hint
         problems = error.problems if isinstance(error, ConfigError) else ()
         for problem in problems or [error]:
             prefix = f"error: {code}: "
             self._log_line("error", "run_failed", str(problem), prefix=prefix, code=code, hint=hint)
-        if self.as_json:
-            self.document(
+        if self.writes_json:
+            self.print_document(
                 {
                     "schema": 1,
                     "error": {"code": code, "message": str(error), "hint": hint},
@@ -131,58 +156,64 @@ class Console:
                 }
             )
 
-    def summary(self, report: Report | AuditReport, elapsed: float) -> None:
-        """Show the causes that several failed images share, then the summary.
+    def print_summary(self, report: Report | AuditReport, elapsed: float) -> None:
+        """Log each cause of several failures with their number, then print the report's summary.
 
-        Silence means success: without a terminal, a run that did nothing has no summary.
+        The summary is not printed with `--json`, nor for a run without changes if standard output is
+        not a terminal. `elapsed` is in seconds.
         """
         for count, cause in report.causes():
             text = f"Failed: {count} x {cause}"
             self._log_line("error", "failed_alike", text, count=count, cause=cause)
-        if self.as_json:
+        if self.writes_json:
             return
         if report.did_something or self._out.isatty():
-            self.lines(report.summary(elapsed))
+            self.print_lines(report.summary(elapsed))
 
-    def document(self, value: Mapping[str, object]) -> None:
-        """Write the one JSON document. It is ASCII: any stream takes it, and no terminal obeys it.
+    def print_document(self, value: Mapping[str, object]) -> None:
+        """Print the JSON document of a command. The document is ASCII, whatever the values contain.
 
-        An iterator in it becomes an array, item by item, so that no report is whole in memory.
+        A value that is an iterator is written as an array, one item at a time, so that a long list of
+        images need not fit in memory.
         """
-        self.clear()
-        text = ""
-        for piece in _pieces_of(value):
-            text += piece
-            if len(text) >= DOCUMENT_PIECE:
-                self._write(self._out, text)
-                text = ""
-        self._write(self._out, text + "\n")
+        self.clear_display()
+        buffer = ""
+        for piece in _json_pieces(value):
+            buffer += piece
+            if len(buffer) >= DOCUMENT_PIECE:
+                self._write(self._out, buffer)
+                buffer = ""
+        self._write(self._out, buffer + "\n")
 
-    def line(self, text: str) -> None:
-        """Write a result."""
+    def print_line(self, text: str) -> None:
+        """Print a result to standard output, on one line and without control characters."""
         self._write_line(self._out, one_line(text, LONGEST_LINE))
 
-    def lines(self, texts: Iterable[str]) -> None:
+    def print_lines(self, texts: Iterable[str]) -> None:
         for text in texts:
-            self.line(text)
+            self.print_line(text)
 
-    def progress(self, now: Progress) -> None:
-        """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""
-        if not self.live:
-            fields = now._asdict()
-            self._log_line("info", "heartbeat", str(now), prefix="still running: ", **fields)
+    def update_progress(self, progress: Progress) -> None:
+        """Redraw the display with `progress`. Without a display, log a line instead."""
+        if not self.has_display:
+            fields = progress._asdict()
+            self._log_line("info", "heartbeat", str(progress), prefix="still running: ", **fields)
             return
         columns, rows = terminal_size(self._err)
-        lines = progress_lines(now, columns, self._marks)[: max(1, rows - 1)]
+        # The cursor can only be moved back to lines that have not scrolled off the screen.
+        lines = progress_lines(progress, columns, self._marks)[: max(1, rows - 1)]
         if lines != self._display:
-            self.clear("\n".join(lines))
+            self.clear_display("\n".join(lines))
             self._display = lines
 
-    def clear(self, replacement: str = "") -> None:
-        """Take the live display away, and write something in its place."""
+    def clear_display(self, replacement: str = "") -> None:
+        """Remove the display from the terminal and write `replacement` in its place.
+
+        Every other write does this first, so that lines do not mix with the display.
+        """
         if self._display:
             columns, _ = terminal_size(self._err)
-            # A terminal that was made narrower has wrapped the lines of the display.
+            # If the terminal has become narrower, it has wrapped the lines of the display.
             height = sum(max(1, -(-len(line) // columns)) for line in self._display)
             up = f"\x1b[{height - 1}A" if height > 1 else ""
             replacement = f"\r{up}{CLEAR_BELOW}{replacement}"
@@ -191,43 +222,44 @@ class Console:
             self._write(self._err, replacement)
 
     def _write_line(self, stream: TextIO, text: str) -> None:
-        self.clear()
+        self.clear_display()
         try:
             self._write(stream, text + "\n")
-        except UnicodeEncodeError:  # a terminal or pipe without UTF-8 still gets its line
+        except UnicodeEncodeError:  # the stream's encoding lacks a character of the text
             text = text.replace("…", "...").encode("ascii", "backslashreplace").decode("ascii")
             self._write(stream, text + "\n")
 
     def _write(self, stream: TextIO, text: str) -> None:
+        """Write to a stream. Raises OSError only if the stream is standard output."""
         try:
             stream.write(text)
             stream.flush()
         except OSError:
-            self.lost = True
-            # A full disk with the log on it must not stop a mirror; lost results must.
+            self.has_lost_output = True
+            # A log on a full disk must not stop a mirror, but lost results must stop it.
             if stream is not self._err:
                 raise
 
 
 def terminal_size(stream: TextIO) -> tuple[int, int]:
-    """Return the columns and rows of the terminal that a stream writes to."""
+    """Return the columns and rows of a stream's terminal, or 80 and 24 if they are unknown."""
     try:
         columns, rows = os.get_terminal_size(stream.fileno())
     except (OSError, ValueError):
         return USUAL_COLUMNS, USUAL_ROWS
-    # Some terminals say that they have no columns and rows.
+    # Some terminals report a size of 0 by 0.
     return columns or USUAL_COLUMNS, rows or USUAL_ROWS
 
 
 def timestamp() -> str:
-    """Return the time in UTC with milliseconds, as RFC 3339 has it."""
+    """Return the current time in UTC with milliseconds, in the format of RFC 3339."""
     seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{whole}.{nanoseconds // 1_000_000:03d}Z"
 
 
-def _pieces_of(document: Mapping[str, object]) -> Iterator[str]:
-    """Yield the text of a JSON object in pieces; the items of an iterator in it one by one."""
+def _json_pieces(document: Mapping[str, object]) -> Iterator[str]:
+    """Yield a JSON object in pieces of text. A value that is an iterator becomes an array."""
     separator = "{"
     for key, value in document.items():
         yield f"{separator}{json.dumps(key)}: "

@@ -132,7 +132,7 @@ async def carry_out(
                 tasks.cancel_scope.cancel()
 
         tasks.start_soon(listen_for_signals, on_signal, (signal.SIGINT, signal.SIGTERM))
-        if console.live or console.heartbeat:
+        if console.has_display or console.has_heartbeat:
             tasks.start_soon(show_progress, console, work)
         await act()
         tasks.cancel_scope.cancel()

@@ -130,8 +130,8 @@ async def update_lock(
     log_failures(file, new, console)
     if is_written:
         replace_lock(file, new.lock)
-    if console.as_json:
-        console.document(lock_document(file, new, transport.requests, is_written=is_written))
+    if console.writes_json:
+        console.print_document(lock_document(file, new, transport.requests, is_written=is_written))
     else:
         print_changes(file, new, console, as_table=options.as_table)
     return exit_status(new)
@@ -165,7 +165,7 @@ async def resolve_lock(
             first_seen=first_seen_for(config, wall, transport.machine.log, keep=False, known={}),
         )
         async with anyio.create_task_group() as tasks:
-            if console.live or console.heartbeat:
+            if console.has_display or console.has_heartbeat:
                 tasks.start_soon(show_progress, console, locking)
             new = await locking.resolve()
             tasks.cancel_scope.cancel()
@@ -217,11 +217,11 @@ def print_changes(file: LockFile, new: NewLock, console: Console, *, as_table: b
     """Show how a new lock differs; nothing where it does not."""
     changes = compare(file.lock, new.lock)
     if as_table:
-        console.lines(markdown_table(changes))
+        console.print_lines(markdown_table(changes))
         return
-    console.lines(map(change_line, changes))
+    console.print_lines(map(change_line, changes))
     if file.lock.mappings != new.lock.mappings:
-        console.line("changed the mappings, or their rules")
+        console.print_line("changed the mappings, or their rules")
 
 
 def lock_document(

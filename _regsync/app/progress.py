@@ -72,14 +72,14 @@ async def show_progress(console: Console, work: Work) -> None:
     began = anyio.current_time()
     pace = Pace(began)
     silences = Silences()
-    pause = DISPLAY_SECONDS if console.live else HEARTBEAT_SECONDS
+    pause = DISPLAY_SECONDS if console.has_display else HEARTBEAT_SECONDS
     try:
         while True:
             await anyio.sleep(pause)
             now = anyio.current_time()
             pace.record(now, work.bytes_moved, work.traffic.expected)
             silences.record(now, work)
-            console.progress(
+            console.update_progress(
                 Progress(
                     done=work.images_done,
                     known=work.images_known,
@@ -95,7 +95,7 @@ async def show_progress(console: Console, work: Work) -> None:
                 )
             )
     finally:
-        console.clear()
+        console.clear_display()
 
 
 class _Sample(NamedTuple):

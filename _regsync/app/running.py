@@ -75,7 +75,7 @@ async def run(
         work = Run(
             transport,
             config,
-            console.outcome,
+            console.show_outcome,
             report,
             kind if image is None else "copy",
             recheck=recheck or image is not None,
@@ -93,16 +93,16 @@ async def run(
     if report.interrupted:
         console.log("warning", "interrupted", report.undone_text())
     if is_sync_of_mappings:
-        console.summary(report, elapsed)
+        console.print_summary(report, elapsed)
     if kind == "analysis":
         assert work.dry_run is not None  # the run has made one for this kind
         _show_analysis(work.dry_run.analysis(), console)
-    elif console.as_json:
-        console.document(
+    elif console.writes_json:
+        console.print_document(
             report.as_json(run_id, started_at, elapsed, transport.requests, transport.throttled)
         )
     elif kind == "plan":
-        console.lines(report.plan())
+        console.print_lines(report.plan())
 
     if report.interrupted:
         return 128 + signals[0]
@@ -110,10 +110,10 @@ async def run(
 
 
 def _show_analysis(analysis: dict[str, Any], console: Console) -> None:
-    if console.as_json:
-        console.document(analysis)
+    if console.writes_json:
+        console.print_document(analysis)
     else:
-        console.lines(analysis_lines(analysis))
+        console.print_lines(analysis_lines(analysis))
 
 
 def _hosts_of(config: Config) -> set[tuple[str, str]]:
@@ -148,8 +148,8 @@ async def list_tags(
         if shortfall is not None:
             console.log("warning", "min_tags", shortfall)
 
-    if console.as_json:
-        console.document(
+    if console.writes_json:
+        console.print_document(
             {
                 "schema": 1,
                 "repository": str(source),
@@ -159,7 +159,7 @@ async def list_tags(
             }
         )
     else:
-        console.lines(kept)
+        console.print_lines(kept)
     return 0
 
 

@@ -128,7 +128,7 @@ class CycleLog:
         self.failures = {}
         self.has_news = False
         # Hints are shown once; the next failure may come months later, and needs its hint then.
-        self._console.hinted.clear()
+        self._console.shown_hints.clear()
 
     def log(self, level: str, event: str, message: str, **fields: object) -> None:
         """Log a line, unless this cycle or the one before had the same; debugging sees all lines."""
@@ -149,7 +149,7 @@ class CycleLog:
         has_changed = self._failures_before.get(key) != self.failures.get(key)
         if outcome.status == "synced" or has_changed:
             self.has_news = True
-            self._console.outcome(outcome)
+            self._console.show_outcome(outcome)
 
     def end_cycle(self) -> None:
         """Say which images no longer fail, a line for each pair of repositories."""
@@ -278,7 +278,7 @@ class Watch:
         )
         async with anyio.create_task_group() as tasks:
             self._cycle_scope = tasks.cancel_scope
-            if self._console.live:
+            if self._console.has_display:
                 tasks.start_soon(show_progress, self._console, work.scheduler)
             await work.sync(self._stop)
             tasks.cancel_scope.cancel()
@@ -286,10 +286,10 @@ class Watch:
         if not report.interrupted:
             self._log.end_cycle()
         duration = anyio.current_time() - began
-        if self._console.as_json:
+        if self._console.writes_json:
             run_id = os.urandom(8).hex()
             transport = self.transport
-            self._console.document(
+            self._console.print_document(
                 report.as_json(
                     run_id, started_at, duration, transport.requests, transport.throttled
                 )
