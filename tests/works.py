@@ -31,7 +31,7 @@ def work(**fields: Any) -> Any:
         "traffic": traffic,
         "failures": Counter(),
         "drain_ends": None,
-        "doing": "copying",
+        "verb": "copying",
         "under_way": lambda: ["s/app:1", "s/app:2"],
     }
     return SimpleNamespace(**{**usual, **fields})

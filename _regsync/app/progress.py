@@ -60,7 +60,7 @@ class Work(Protocol):
         """When what is under way is cut off; None while there is no drain."""
 
     @property
-    def doing(self) -> str:
+    def verb(self) -> str:
         """What is done to an image at work, in a word or two: "copying"."""
 
     def under_way(self) -> list[str]:
@@ -199,7 +199,7 @@ def describe_work(work: Work, now: float) -> str:
         all_done = work.images_done == work.images_known
         return "listing tags" if all_done else "comparing tags"
     if len(names) == 1:
-        return f"{work.doing} {names[0]}"
+        return f"{work.verb} {names[0]}"
     return f"{len(names)} under way, first {names[0]}"
 
 

@@ -157,7 +157,7 @@ class Audit:
     """
 
     # What the progress display says of an image at work.
-    doing = "looking at"
+    verb = "looking at"
     # A signal ends an audit at once.
     drain_ends = None
     # Findings are told as they come.

@@ -94,7 +94,7 @@ class Locking:
     """The making of one new lock."""
 
     # What the progress display asks of any work. Nothing is copied here, and a signal ends it at once.
-    doing = "asking for"
+    verb = "asking for"
     bytes_moved = 0
     traffic = Traffic()
     failures: Mapping[str, int] = MappingProxyType({})

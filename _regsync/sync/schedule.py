@@ -160,7 +160,7 @@ class Scheduler:
     """
 
     # What the progress display says of an image at work.
-    doing = "copying"
+    verb = "copying"
 
     def __init__(
         self,
